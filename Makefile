@@ -1,0 +1,47 @@
+# Two commands: `make chat` talks to the embedded pair, `make test` runs every test.
+# CUDA=1 builds llama.cpp for NVIDIA GPUs (needs the CUDA toolkit).
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+WHEEL_FLAGS := $(if $(CUDA),--cuda)
+KIND := $(if $(CUDA),cuda,cpu)
+INPUTS := pyproject.toml constraints.txt tools/llama_wheel.py
+
+.PHONY: chat test check env dev clean
+.DELETE_ON_ERROR:
+
+chat: env
+	@$(VENV)/bin/specrun chat --demo
+
+test: dev
+	@$(VENV)/bin/python -m pytest
+
+check: dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	cd $(VENV) && bin/mypy --config-file ../pyproject.toml -p specrun
+	$(VENV)/bin/python -m pytest -q tests/test_layout.py
+
+env: $(VENV)/.env-$(KIND)
+dev: $(VENV)/.dev-$(KIND)
+
+$(VENV)/bin/python:
+	@echo "== creating the environment in $(VENV)"
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "specrun needs Python 3.11 or newer, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.env-$(KIND): $(INPUTS) | $(VENV)/bin/python
+	@echo "== llama.cpp"
+	wheel=$$($(VENV)/bin/python tools/llama_wheel.py $(WHEEL_FLAGS)) && $(PIP) install -q --force-reinstall --no-deps "$$wheel"
+	@echo "== specrun"
+	$(PIP) install -q -c constraints.txt -e .
+	@rm -f $(VENV)/.env-* && touch $@
+
+$(VENV)/.dev-$(KIND): $(VENV)/.env-$(KIND)
+	@echo "== what the tests, the converter and the training need"
+	$(PIP) install -q -c constraints.txt -e ".[dev]"
+	@rm -f $(VENV)/.dev-* && touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

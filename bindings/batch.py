@@ -1,0 +1,128 @@
+"""A batch of tokens for one evaluation, filled through numpy views of memory that llama.cpp reads."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import OptionError
+from specrun.bindings.library import llama
+
+__all__ = ["Batch", "IntArray"]
+
+IntArray = npt.NDArray[np.int32]
+
+
+class Batch:
+    """Tokens, positions, sequence ids and output flags of up to `capacity` tokens.
+
+    A token may carry several sequence ids: it is then seen by all of them. That is how a tree of guesses
+    becomes one evaluation (each root-to-leaf path is a sequence).
+    """
+
+    def __init__(self, capacity: int, max_ids_per_token: int) -> None:
+        if capacity < 1 or max_ids_per_token < 1:
+            raise OptionError("a batch needs room for at least one token and one sequence id")
+        self.capacity = capacity
+        self.max_ids = capacity * max_ids_per_token
+        self.tokens = np.zeros(capacity, np.int32)
+        self.positions = np.zeros(capacity, np.int32)
+        self.id_counts = np.zeros(capacity, np.int32)
+        self.outputs = np.zeros(capacity, np.int8)
+        self.ids = np.zeros(self.max_ids, np.int32)
+        self._offsets = np.zeros(capacity, np.int64)
+        # llama_batch.seq_id is an array of pointers into `ids`, kept as plain integers.
+        self._pointers = np.zeros(capacity + 1, np.uintp)
+        self._ids_address = self.ids.ctypes.data
+        self.n_tokens = 0
+        self.n_outputs = 0
+        # Bounds of what was filled in, so that the context can check a batch without walking it again.
+        self.token_bounds = (0, 0)
+        self.id_bounds = (0, 0)
+        self._struct = self._make_struct()
+
+    def _make_struct(self) -> Any:  # noqa: ANN401 - a ctypes structure
+        native = llama()
+        struct = native.llama_batch()
+        fields = dict(struct._fields_)
+        views = {
+            "token": self.tokens,
+            "pos": self.positions,
+            "n_seq_id": self.id_counts,
+            "seq_id": self._pointers,
+            "logits": self.outputs,
+        }
+        for name, view in views.items():
+            setattr(struct, name, ctypes.cast(view.ctypes.data, fields[name]))
+        return struct
+
+    @property
+    def struct(self) -> Any:  # noqa: ANN401 - a ctypes structure
+        """The native `llama_batch`, describing the first `n_tokens` entries."""
+        self._struct.n_tokens = self.n_tokens
+        return self._struct
+
+    def fill(
+        self,
+        tokens: Sequence[int] | IntArray,
+        positions: Sequence[int] | IntArray,
+        id_counts: Sequence[int] | IntArray,
+        ids: Sequence[int] | IntArray,
+        outputs: Sequence[int] | npt.NDArray[np.int8],
+    ) -> None:
+        """Write n tokens: `id_counts[n]` says how many of the flat `ids` belong to each token in turn."""
+        n = len(tokens)
+        if not 0 < n <= self.capacity:
+            raise OptionError(f"{n} tokens in a batch for 1 to {self.capacity}")
+        if not (len(positions) == len(id_counts) == len(outputs) == n):
+            raise OptionError("tokens, positions, id counts and outputs of a batch differ in length")
+        if len(ids) > self.max_ids:
+            raise OptionError(f"{len(ids)} sequence ids in a batch for {self.max_ids}")
+        self.tokens[:n] = tokens
+        self.positions[:n] = positions
+        self.id_counts[:n] = id_counts
+        self.outputs[:n] = outputs
+        self.ids[: len(ids)] = ids
+        counts = self.id_counts[:n]
+        if counts.min() < 1 or int(counts.sum()) != len(ids):
+            raise OptionError(
+                "every token of a batch needs at least one sequence id, and no id may be left over"
+            )
+        offsets = self._offsets[:n]
+        np.cumsum(counts, out=offsets)
+        offsets -= counts
+        offsets *= 4
+        offsets += self._ids_address
+        self._pointers[:n] = offsets
+        self.n_tokens = n
+        self.n_outputs = int(np.count_nonzero(self.outputs[:n]))
+        self.token_bounds = (int(self.tokens[:n].min()), int(self.tokens[:n].max()))
+        self.id_bounds = (int(self.ids[: len(ids)].min()), int(self.ids[: len(ids)].max()))
+
+    def fill_one(self, token: int, position: int, sequence: int = 0) -> None:
+        """Write a single token with output: the step a draft model takes most."""
+        self.tokens[0] = token
+        self.positions[0] = position
+        self.id_counts[0] = 1
+        self.outputs[0] = 1
+        self.ids[0] = sequence
+        self._pointers[0] = self._ids_address
+        self.n_tokens = self.n_outputs = 1
+        self.token_bounds = (token, token)
+        self.id_bounds = (sequence, sequence)
+
+    def fill_chain(
+        self, tokens: Sequence[int] | IntArray, start: int, ids: Sequence[int] | IntArray, n_outputs: int
+    ) -> None:
+        """Write consecutive tokens from position `start` on, all in `ids`; the last `n_outputs` give rows."""
+        n = len(tokens)
+        outputs = np.zeros(n, np.int8)
+        if n_outputs:
+            outputs[n - n_outputs :] = 1
+        positions = np.arange(start, start + n, dtype=np.int32)
+        counts = np.full(n, len(ids), np.int32)
+        self.fill(tokens, positions, counts, np.tile(np.asarray(ids, np.int32), n), outputs)

@@ -1,0 +1,169 @@
+"""The error tree of specrun: every message says what went wrong, with which value, and what to do.
+
+SpecrunError                    anything specrun raises on purpose (exit code 1)
+├── OptionError                 an option or argument is out of range or unknown (2)
+├── ModelError                  a model or another file cannot be used (3)
+│   ├── FileMissingError        there is no such file
+│   ├── MalformedFileError      not a GGUF file, truncated, or hostile
+│   ├── ModelLoadError          llama.cpp refused the file
+│   ├── UnsupportedModelError   the file is sound, but this cannot be done with its architecture
+│   └── TemplateError           the chat template cannot be rendered
+├── PairError                   a drafter that does not fit its target (4)
+├── OutOfMemoryError            memory for a model or a context could not be had (5)
+├── ContextFullError            a prompt larger than the context (5)
+├── DecodeError                 llama.cpp could not evaluate a batch (1)
+│   ├── NoCacheSlotError        no room for the batch in the KV cache (llama_decode = 1)
+│   ├── DecodeAbortedError      the abort callback stopped it (2)
+│   ├── InvalidBatchError       the batch was refused (-1)
+│   ├── DecodeMemoryError       an allocation failed while decoding (-2)
+│   └── DecodeFailedError       the backend failed (-3 and below)
+├── StaleViewError              logits or features were read after the next evaluation
+├── ClosedError                 a closed object was used
+└── BusyError                   a second call while an answer is being streamed
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BusyError",
+    "ClosedError",
+    "ContextFullError",
+    "DecodeAbortedError",
+    "DecodeError",
+    "DecodeFailedError",
+    "DecodeMemoryError",
+    "FileMissingError",
+    "InvalidBatchError",
+    "MalformedFileError",
+    "ModelError",
+    "ModelLoadError",
+    "NoCacheSlotError",
+    "OptionError",
+    "OutOfMemoryError",
+    "PairError",
+    "SpecrunError",
+    "StaleViewError",
+    "TemplateError",
+    "UnsupportedModelError",
+    "decode_error",
+]
+
+
+class SpecrunError(Exception):
+    """Anything specrun raises on purpose; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class OptionError(SpecrunError, ValueError):
+    """An option or argument is out of range, of the wrong kind, or unknown."""
+
+    exit_code = 2
+
+
+class ModelError(SpecrunError):
+    """A model or another input file cannot be used."""
+
+    exit_code = 3
+
+
+class FileMissingError(ModelError, FileNotFoundError):
+    """There is no such file, or it cannot be read."""
+
+    def __str__(self) -> str:
+        # FileNotFoundError would print an errno pair; the message alone is what a user needs.
+        return str(self.args[0]) if self.args else ""
+
+
+class MalformedFileError(ModelError):
+    """The file is not GGUF, is truncated, or contradicts itself."""
+
+
+class ModelLoadError(ModelError):
+    """llama.cpp refused the file; the message carries its last words."""
+
+
+class UnsupportedModelError(ModelError):
+    """The file is sound, but what was asked cannot be done with its architecture."""
+
+
+class TemplateError(ModelError):
+    """The chat template is missing, broken, or tried to leave its sandbox."""
+
+
+class PairError(SpecrunError):
+    """The drafter does not fit the target; the message names the first difference."""
+
+    exit_code = 4
+
+
+class OutOfMemoryError(SpecrunError):
+    """Memory for a model or a context could not be had."""
+
+    exit_code = 5
+
+
+class ContextFullError(SpecrunError):
+    """The prompt does not fit into the context."""
+
+    exit_code = 5
+
+
+class DecodeError(SpecrunError):
+    """llama.cpp could not evaluate a batch; the cache was restored to what it was before."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class NoCacheSlotError(DecodeError):
+    """The KV cache has no room for the batch (llama_decode returned 1)."""
+
+
+class DecodeAbortedError(DecodeError):
+    """The abort callback stopped the evaluation (llama_decode returned 2)."""
+
+
+class InvalidBatchError(DecodeError):
+    """The batch was refused (llama_decode returned -1)."""
+
+
+class DecodeMemoryError(DecodeError):
+    """An allocation failed while decoding (llama_decode returned -2)."""
+
+    exit_code = 5
+
+
+class DecodeFailedError(DecodeError):
+    """The backend failed (llama_decode returned -3 or an unknown code)."""
+
+
+class StaleViewError(SpecrunError):
+    """A view of logits or features was used after the next evaluation had overwritten it."""
+
+
+class ClosedError(SpecrunError):
+    """A closed object was used."""
+
+
+class BusyError(SpecrunError):
+    """A second call was made while an answer is being streamed."""
+
+
+_DECODE_ERRORS: dict[int, tuple[type[DecodeError], str]] = {
+    1: (NoCacheSlotError, "the KV cache has no room for {n} more tokens: raise the context size (-c)"),
+    2: (DecodeAbortedError, "the evaluation of {n} tokens was aborted"),
+    -1: (
+        InvalidBatchError,
+        "llama.cpp refused a batch of {n} tokens: its positions do not continue the cache",
+    ),
+    -2: (DecodeMemoryError, "no memory to evaluate {n} tokens: lower the context (-c) or batch size (-b)"),
+    -3: (DecodeFailedError, "the backend failed to evaluate {n} tokens: run `specrun doctor`, try -ngl 0"),
+}
+
+
+def decode_error(code: int, n_tokens: int) -> DecodeError:
+    """Return the named error for a non-zero return code of `llama_decode` over `n_tokens` tokens."""
+    kind, text = _DECODE_ERRORS.get(code, (DecodeFailedError, _DECODE_ERRORS[-3][1]))
+    return kind(f"{text.format(n=n_tokens)} (llama_decode returned {code})", code)

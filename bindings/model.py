@@ -1,0 +1,197 @@
+"""A GGUF model: loaded by mmap after its header was checked, with metadata and vocabulary."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from specrun.bindings.errors import (
+    ClosedError,
+    ModelLoadError,
+    OptionError,
+    OutOfMemoryError,
+    UnsupportedModelError,
+)
+from specrun.bindings.gguf_header import GGUFHeader, read_header
+from specrun.bindings.library import last_native_errors, llama
+from specrun.bindings.vocabulary import Vocabulary
+
+__all__ = ["Model"]
+
+# llama_load_mode
+_MMAP, _COPY, _MMAP_LOCKED = 1, 0, 3
+
+
+class Model:
+    """A target or draft model. Owns native memory: use it as a context manager or call `close()`.
+
+    Parameters: `n_gpu_layers` is how many layers go to the GPU (-1 all); `use_mmap` maps the file instead
+    of reading it; `use_mlock` keeps it in RAM; `progress` is called with 0.0..1.0 and may return False to
+    stop loading. Raises `FileMissingError`, `MalformedFileError`, `ModelLoadError`, `OutOfMemoryError`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        n_gpu_layers: int = 0,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        progress: Callable[[float], bool] | None = None,
+    ) -> None:
+        self._handle: Any = None
+        self._children = 0
+        if n_gpu_layers < -1:
+            raise OptionError(f"n_gpu_layers is {n_gpu_layers}: give -1 (all) or a count of layers")
+        self.path = Path(path)
+        self.header: GGUFHeader = read_header(self.path)
+        self._native = llama()
+        self._handle = self._load(n_gpu_layers, use_mmap, use_mlock, progress)
+        self.n_gpu_layers = n_gpu_layers
+        self.vocabulary = Vocabulary(self._native.llama_model_get_vocab(self._handle))
+        # Before any context exists, so that a context cannot be asked of a vocabulary-only file.
+        if self.vocabulary.kind == "none" or self.vocabulary.size <= 0:
+            self.close()
+            raise UnsupportedModelError(f"{self.path} has no vocabulary: it cannot read or write text")
+
+    def _load(
+        self, n_gpu_layers: int, use_mmap: bool, use_mlock: bool, progress: Callable[[float], bool] | None
+    ) -> Any:  # noqa: ANN401 - a ctypes pointer
+        params = self._native.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        params.load_mode = (_MMAP_LOCKED if use_mlock else _MMAP) if use_mmap else _COPY
+        if progress is not None:
+            report = progress
+            params.progress_callback = self._native.llama_progress_callback(
+                lambda fraction, _data: bool(report(fraction))
+            )
+        last_native_errors()
+        handle = self._native.llama_model_load_from_file(os.fsencode(self.path), params)
+        if handle:
+            return handle
+        reason = last_native_errors() or "llama.cpp gave no reason"
+        if "alloc" in reason or "out of memory" in reason.lower():
+            raise OutOfMemoryError(
+                f"no memory to load {self.path}: {reason}. Use a smaller quantization or fewer GPU layers (-ngl)"
+            )
+        raise ModelLoadError(f"llama.cpp cannot load {self.path}: {reason}")
+
+    @property
+    def handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer
+        """The native pointer; raises `ClosedError` after `close()`."""
+        if self._handle is None:
+            raise ClosedError(f"the model {self.path} is closed")
+        return self._handle
+
+    def close(self) -> None:
+        """Free the native memory; calling it again does nothing. Contexts must be closed first."""
+        if self._handle is not None:
+            if self._children:
+                raise ClosedError(f"close the {self._children} contexts of {self.path} before the model")
+            handle, self._handle = self._handle, None
+            self._native.llama_model_free(handle)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # A context that still lives would read freed memory, so a forgotten model leaks rather than crashes.
+        if getattr(self, "_handle", None) is not None and not self._children:
+            self.close()
+
+    # -- what the model is -------------------------------------------------------------------------------
+
+    @property
+    def architecture(self) -> str:
+        """`general.architecture` of the file, such as "llama" or "qwen3"."""
+        return self.header.architecture
+
+    @property
+    def description(self) -> str:
+        """llama.cpp's one-line description, such as "llama 1B Q8_0"."""
+        buffer = ctypes.create_string_buffer(256)
+        self._native.llama_model_desc(self.handle, buffer, 256)
+        return buffer.value.decode("utf-8", "replace")
+
+    @property
+    def n_ctx_train(self) -> int:
+        """The context length the model was trained with."""
+        return int(self._native.llama_model_n_ctx_train(self.handle))
+
+    @property
+    def n_embd(self) -> int:
+        """The width of the hidden states."""
+        return int(self._native.llama_model_n_embd(self.handle))
+
+    @property
+    def n_layer(self) -> int:
+        """The number of layers."""
+        return int(self._native.llama_model_n_layer(self.handle))
+
+    @property
+    def n_params(self) -> int:
+        """The number of parameters."""
+        return int(self._native.llama_model_n_params(self.handle))
+
+    @property
+    def n_bytes(self) -> int:
+        """The size of all tensors in bytes."""
+        return int(self._native.llama_model_size(self.handle))
+
+    @property
+    def n_swa(self) -> int:
+        """The sliding-window size, 0 for none."""
+        return int(self._native.llama_model_n_swa(self.handle))
+
+    @property
+    def can_branch(self) -> bool:
+        """Whether the memory can drop and share positions: recurrent and hybrid models cannot."""
+        native, handle = self._native, self.handle
+        return not (native.llama_model_is_recurrent(handle) or native.llama_model_is_hybrid(handle))
+
+    @property
+    def can_generate(self) -> bool:
+        """Whether this is a left-to-right decoder: encoders, encoder-decoders and diffusion models are not."""
+        native, handle = self._native, self.handle
+        encodes = native.llama_model_has_encoder(handle) or native.llama_model_is_diffusion(handle)
+        return bool(native.llama_model_has_decoder(handle)) and not encodes
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja text of the file's chat template, or None."""
+        text: bytes | None = self._native.llama_model_chat_template(self.handle, None)
+        return text.decode("utf-8", "replace") if text else None
+
+    def metadata(self) -> dict[str, str]:
+        """Return the scalar metadata as llama.cpp prints it, key by key."""
+        return dict(self._metadata_items())
+
+    def _metadata_items(self) -> Iterator[tuple[str, str]]:
+        native, handle = self._native, self.handle
+        for index in range(native.llama_model_meta_count(handle)):
+            texts = []
+            for read in (native.llama_model_meta_key_by_index, native.llama_model_meta_val_str_by_index):
+                size = max(read(handle, index, ctypes.create_string_buffer(1), 1), 0) + 1
+                buffer = ctypes.create_string_buffer(size)
+                read(handle, index, buffer, size)
+                texts.append(buffer.value.decode("utf-8", "replace"))
+            yield texts[0], texts[1]
+
+    # -- children ----------------------------------------------------------------------------------------
+
+    def adopt(self) -> None:
+        """Count a context that reads this model, so that the model outlives it."""
+        self._children += 1
+
+    def release(self) -> None:
+        """Uncount a closed context."""
+        self._children -= 1

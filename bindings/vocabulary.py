@@ -1,0 +1,127 @@
+"""A model's vocabulary: text to tokens and back, special tokens, and comparison with another."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+from specrun.bindings.errors import OptionError
+from specrun.bindings.library import llama
+
+__all__ = ["Vocabulary"]
+
+# llama_vocab_type
+_KIND_NAMES = {0: "none", 1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLAMO2"}
+_ATTRIBUTE_CONTROL = 1 << 3
+_ATTRIBUTE_USER_DEFINED = 1 << 4
+
+
+class Vocabulary:
+    """The words of one model. It lives as long as its `Model`, which owns the native memory."""
+
+    def __init__(self, handle: Any) -> None:  # noqa: ANN401 - a ctypes pointer
+        self._native = llama()
+        self._handle = handle
+        self.size: int = self._native.llama_vocab_n_tokens(handle)
+        self.kind: str = _KIND_NAMES.get(self._native.llama_vocab_type(handle), "unknown")
+        self.adds_bos: bool = bool(self._native.llama_vocab_get_add_bos(handle))
+        self.adds_eos: bool = bool(self._native.llama_vocab_get_add_eos(handle))
+        self._pieces: dict[int, bytes] = {}
+
+    def _special(self, name: str) -> int | None:
+        token = int(getattr(self._native, f"llama_vocab_{name}")(self._handle))
+        return token if token >= 0 else None
+
+    @functools.cached_property
+    def bos(self) -> int | None:
+        """The beginning-of-sequence token, or None."""
+        return self._special("bos")
+
+    @functools.cached_property
+    def eos(self) -> int | None:
+        """The end-of-sequence token, or None."""
+        return self._special("eos")
+
+    @functools.cached_property
+    def end_of_generation(self) -> frozenset[int]:
+        """Every token that ends an answer (eos, end of turn, end of message, ...)."""
+        is_end = self._native.llama_vocab_is_eog
+        return frozenset(token for token in range(self.size) if is_end(self._handle, token))
+
+    @functools.cached_property
+    def special_texts(self) -> tuple[str, ...]:
+        """Texts that tokenization with `parse_special` would turn into control or user-defined tokens."""
+        wanted = _ATTRIBUTE_CONTROL | _ATTRIBUTE_USER_DEFINED
+        attribute = self._native.llama_vocab_get_attr
+        found = (token for token in range(self.size) if attribute(self._handle, token) & wanted)
+        texts = (self.text(token) for token in found)
+        return tuple(sorted({text for text in texts if text}, key=len, reverse=True))
+
+    def text(self, token: int) -> str:
+        """Return the token's text as the file stores it (byte-level words stay encoded)."""
+        self._check(token)
+        raw: bytes | None = self._native.llama_vocab_get_text(self._handle, token)
+        return (raw or b"").decode("utf-8", "replace")
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Return the tokens of `text`.
+
+        `add_special` adds the bos and eos tokens that the model asks for; `parse_special` reads texts
+        such as `<|end|>` as control tokens, which is never right for what a user typed.
+        """
+        if not text and not add_special:
+            return []
+        data = text.encode("utf-8", "replace")
+        capacity = len(data) + 8
+        for _ in range(2):
+            buffer = (ctypes.c_int32 * capacity)()
+            count = self._native.llama_tokenize(
+                self._handle, data, len(data), buffer, capacity, add_special, parse_special
+            )
+            if count >= 0:
+                return list(buffer[:count])
+            capacity = -count
+        raise OptionError(f"a text of {len(data)} bytes is too long to tokenize: split it")
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes the token stands for; control tokens stand for nothing.
+
+        A character may be split over several tokens, so bytes are joined before they are decoded.
+        """
+        known = self._pieces.get(token)
+        if known is None:
+            self._check(token)
+            known = self._pieces[token] = self._render(token, special=False)
+        return known
+
+    def label(self, token: int) -> str:
+        """Return the token's text for messages: control tokens are shown by name."""
+        self._check(token)
+        return self._render(token, special=True).decode("utf-8", "replace")
+
+    def detokenize(self, tokens: list[int]) -> str:
+        """Return the text of `tokens`, control tokens left out, invalid UTF-8 replaced."""
+        return b"".join(self.piece(token) for token in tokens).decode("utf-8", "replace")
+
+    def first_difference(self, other: Vocabulary, start: int) -> int | None:
+        """Return the first id from `start` on whose stored text differs, over the common size, or None."""
+        get = self._native.llama_vocab_get_text
+        mine, theirs = self._handle, other._handle
+        for token in range(start, min(self.size, other.size)):
+            if get(mine, token) != get(theirs, token):
+                return token
+        return None
+
+    def _render(self, token: int, *, special: bool) -> bytes:
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            count = self._native.llama_token_to_piece(self._handle, token, buffer, size, 0, special)
+            if count >= 0:
+                return buffer.raw[:count]
+            size = -count
+
+    def _check(self, token: int) -> None:
+        if not 0 <= token < self.size:
+            raise OptionError(f"token {token} is outside the vocabulary of {self.size} words")

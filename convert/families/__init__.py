@@ -1,0 +1,35 @@
+"""The model families that can be converted, one file each, found by the architecture in config.json."""
+
+from __future__ import annotations
+
+from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.convert.families import llama
+from specrun.convert.families.family import Family
+from specrun.convert.json_file import JsonObject
+
+__all__ = ["family_of", "known_architectures"]
+
+_FAMILIES = (llama.FAMILY,)
+_BY_ARCHITECTURE = {name: family for family in _FAMILIES for name in family.architectures}
+
+
+def known_architectures() -> tuple[str, ...]:
+    """Return the names of config.json's `architectures` that can be converted, sorted."""
+    return tuple(sorted(_BY_ARCHITECTURE))
+
+
+def family_of(config: JsonObject) -> Family:
+    """Return the family of a checkpoint.
+
+    Raises UnsupportedModelError, naming the known ones, if there is none.
+    """
+    names = config.items("architectures")
+    if not names or not isinstance(names[0], str):
+        raise MalformedFileError(f"{config.shown} does not name the model's class in 'architectures'")
+    family = _BY_ARCHITECTURE.get(names[0])
+    if family is None:
+        known = ", ".join(known_architectures())
+        raise UnsupportedModelError(
+            f"{config.shown} is a {names[0][:80]!r}, and these can be converted: {known}"
+        )
+    return family

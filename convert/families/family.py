@@ -1,0 +1,63 @@
+"""What a model family must say so that its checkpoints can be converted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from specrun.convert.json_file import JsonObject
+from specrun.convert.metadata import Metadata
+
+__all__ = ["Array", "Family", "TensorRule", "unchanged"]
+
+Array = npt.NDArray[Any]
+
+
+def unchanged(array: Array) -> Array:
+    """Return the array as it is."""
+    return array
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRule:
+    """How one tensor of the GGUF file is made: from which `sources`, of which `shape` each, and how.
+
+    Shapes are numpy's (rows first). `change` gets the sources' arrays, in their own number type, and returns
+    an array of `result_shape`, which is `shape` unless given. `keep_f32` is for tensors that llama.cpp reads
+    as float32 whatever the rest is stored as; those of one dimension always are. A rule without sources
+    computes its tensor.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    shape: tuple[int, ...]
+    change: Callable[..., Array] = unchanged
+    result_shape: tuple[int, ...] | None = None
+    keep_f32: bool = False
+
+    @property
+    def written_shape(self) -> tuple[int, ...]:
+        """The shape in the GGUF file."""
+        return self.shape if self.result_shape is None else self.result_shape
+
+    @property
+    def is_f32(self) -> bool:
+        """Whether the tensor is float32 in every file."""
+        return self.keep_f32 or len(self.written_shape) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family: the `architectures` of config.json it serves, and llama.cpp's name for it.
+
+    `describe` writes the architecture's keys from the config, `rules` yields its tensors in the file's order;
+    both raise UnsupportedModelError for what llama.cpp could not run as the checkpoint means it.
+    """
+
+    architectures: tuple[str, ...]
+    gguf_architecture: str
+    describe: Callable[[JsonObject, Metadata], None]
+    rules: Callable[[JsonObject], Iterable[TensorRule]]

@@ -1,0 +1,154 @@
+"""Llama models with random weights: real files for tests, and for measuring what a model's size costs."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import OptionError
+from specrun.convert.metadata import Metadata
+from specrun.convert.synthetic_vocabulary import synthetic_vocabulary
+from specrun.convert.vocabulary import BytePairVocabulary
+from specrun.convert.writer import PlannedTensor, write_gguf
+
+__all__ = ["RandomLlama", "write_random_llama"]
+
+_FILE_TYPES = {"F32": 0, "F16": 1}  # llama_ftype
+_LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RandomLlama:
+    """The shape and the randomness of a model for `write_random_llama`.
+
+    `scale` is the standard deviation of the logits, in nats: 0 makes every word equally likely, 1 leaves
+    about ln(vocab_size) - 1/2 nats of entropy, 5 and more gives nearly certain words. Two models of one shape
+    and seed with different scales have the same most likely words: a target with a flatter drafter.
+
+    `width` is the hidden size (divisible by `heads`), `ffn` the width between, `context` the context length.
+    `tied` leaves out the output matrix, so that the embeddings are used. `controls`, the last words, are
+    control tokens, among them `eos`; `vocabulary` replaces the synthetic one (see `synthetic_vocabulary`) and
+    then decides size, control words and template. Quantizing needs widths divisible by 32, or by 256.
+    """
+
+    vocab_size: int = 64
+    width: int = 32
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    ffn: int = 64
+    context: int = 512
+    seed: int = 0
+    scale: float = 1.0
+    architecture: Literal["llama"] = "llama"
+    file_type: Literal["F32", "F16"] = "F32"
+    tied: bool = False
+    controls: tuple[str, ...] = ("<|end|>",)
+    eos: str = "<|end|>"
+    chat_template: str | None = None
+    vocabulary: BytePairVocabulary | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "ffn", "context"):
+            if not 1 <= getattr(self, name) <= _LARGEST:
+                raise OptionError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if self.architecture != "llama":
+            raise OptionError(f"architecture is {self.architecture!r}: random models exist for 'llama' only")
+        if self.file_type not in _FILE_TYPES:
+            raise OptionError(f"file_type is {self.file_type!r}: use F32 or F16, and quantize the file after")
+        if self.seed < 0:
+            raise OptionError(f"seed is {self.seed}: give 0 or more")
+        if not 0 <= self.scale < float("inf"):
+            raise OptionError(f"scale is {self.scale}: give 0 (equally likely words) or more")
+        if self.width % self.heads or self.width // self.heads % 2:
+            raise OptionError(f"width {self.width} is not {self.heads} heads of an even width")
+        if self.heads % self.kv_heads:
+            raise OptionError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
+
+    @property
+    def head_width(self) -> int:
+        """The width of one attention head."""
+        return self.width // self.heads
+
+
+def write_random_llama(path: str | os.PathLike[str], spec: RandomLlama, *, force: bool = False) -> None:
+    """Write a GGUF model with the shape of `spec` and weights from its seed; same spec, same bytes.
+
+    Raises OptionError if `path` exists and `force` is not given.
+    """
+    vocabulary = spec.vocabulary or synthetic_vocabulary(
+        spec.vocab_size, controls=spec.controls, eos=spec.eos, chat_template=spec.chat_template
+    )
+    metadata = _describe(spec, len(vocabulary.words))
+    vocabulary.describe(metadata)
+    write_gguf(path, spec.architecture, metadata, list(_tensors(spec, len(vocabulary.words))), force=force)
+
+
+def _describe(spec: RandomLlama, vocab_size: int) -> Metadata:
+    metadata = Metadata()
+    metadata.text("general.name", f"random {spec.architecture} {spec.seed}")
+    metadata.count("general.file_type", _FILE_TYPES[spec.file_type])
+    prefix = spec.architecture
+    metadata.count(f"{prefix}.vocab_size", vocab_size)
+    metadata.count(f"{prefix}.context_length", spec.context)
+    metadata.count(f"{prefix}.embedding_length", spec.width)
+    metadata.count(f"{prefix}.block_count", spec.layers)
+    metadata.count(f"{prefix}.feed_forward_length", spec.ffn)
+    metadata.count(f"{prefix}.attention.head_count", spec.heads)
+    metadata.count(f"{prefix}.attention.head_count_kv", spec.kv_heads)
+    metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon", 1e-5)
+    metadata.count(f"{prefix}.rope.dimension_count", spec.head_width)
+    metadata.number(f"{prefix}.rope.freq_base", 10000.0)
+    return metadata
+
+
+def _tensors(spec: RandomLlama, vocab_size: int) -> Iterator[PlannedTensor]:
+    width, ffn, kv_width = spec.width, spec.ffn, spec.kv_heads * spec.head_width
+    # Every hidden state is normed to 1 before the output matrix: its rows alone decide the logits' spread.
+    spread = spec.scale / width**0.5
+    yield _matrix(spec, "token_embd", (vocab_size, width), spread if spec.tied else 1.0)
+    yield _norm(spec, "output_norm", 0.0)
+    if not spec.tied:
+        yield _matrix(spec, "output", (vocab_size, width), spread)
+    for layer in range(spec.layers):
+        block = f"blk.{layer}"
+        yield _norm(spec, f"{block}.attn_norm", 0.1)
+        yield _matrix(spec, f"{block}.attn_q", (width, width))
+        yield _matrix(spec, f"{block}.attn_k", (kv_width, width))
+        yield _matrix(spec, f"{block}.attn_v", (kv_width, width))
+        yield _matrix(spec, f"{block}.attn_output", (width, width))
+        yield _norm(spec, f"{block}.ffn_norm", 0.1)
+        yield _matrix(spec, f"{block}.ffn_gate", (ffn, width))
+        yield _matrix(spec, f"{block}.ffn_up", (ffn, width))
+        yield _matrix(spec, f"{block}.ffn_down", (width, ffn))
+
+
+def _normal(spec: RandomLlama, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    # Seeded by name too, so that a tensor does not depend on which were drawn before it.
+    source = np.random.default_rng([spec.seed, zlib.crc32(name.encode())])
+    return source.standard_normal(shape, dtype=np.float32)
+
+
+def _matrix(
+    spec: RandomLlama, name: str, shape: tuple[int, int], spread: float | None = None
+) -> PlannedTensor:
+    factor = np.float32(shape[1] ** -0.5 if spread is None else spread)
+    kind = np.float16 if spec.file_type == "F16" else np.float32
+
+    def load() -> npt.NDArray[Any]:
+        return (_normal(spec, name, shape) * factor).astype(kind)
+
+    return PlannedTensor(f"{name}.weight", shape, spec.file_type, load)
+
+
+def _norm(spec: RandomLlama, name: str, spread: float) -> PlannedTensor:
+    def load() -> npt.NDArray[Any]:
+        return np.float32(1.0) + np.float32(spread) * _normal(spec, name, (spec.width,))
+
+    return PlannedTensor(f"{name}.weight", (spec.width,), "F32", load)

@@ -1,0 +1,104 @@
+"""Safetensors files: the header checked, the numbers memory-mapped and read one tensor at a time.
+
+The format: a length of 8 bytes (little-endian), a JSON object of that length with type, shape and extent of
+each tensor, and the data. Read here because numpy has no bfloat16, which the safetensors package needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import FileMissingError, MalformedFileError, UnsupportedModelError
+from specrun.convert.json_file import JsonObject, parse_json_object
+
+__all__ = ["StoredTensor", "read_safetensors"]
+
+_LARGEST_HEADER = 100_000_000  # the format's own limit
+_TYPES: dict[str, npt.DTypeLike] = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "BOOL": "|b1",
+}
+_AGAIN = "download it again"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a safetensors file; `offset` counts from the start of the file, in bytes."""
+
+    path: Path
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    def read(self) -> npt.NDArray[Any]:
+        """Return the numbers, a view of the mapped file; BF16 is widened to float32, so copied.
+
+        Raises MalformedFileError if the file has become shorter, FileMissingError if it is gone.
+        """
+        try:
+            mapped = np.memmap(self.path, _TYPES[self.type_name], "r", self.offset, self.shape or (1,))
+        except ValueError as error:
+            raise MalformedFileError(f"{self.path} became shorter while it was read; {_AGAIN}") from error
+        except OSError as error:
+            raise FileMissingError(f"{self.path} cannot be read ({error.strerror})") from error
+        array: npt.NDArray[Any] = np.asarray(mapped).reshape(self.shape)
+        if self.type_name == "BF16":
+            # A bfloat16 is the upper half of a float32.
+            return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return array
+
+
+def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """Read and check the header of a safetensors file and return its tensors by name.
+
+    Raises FileMissingError if it cannot be read, MalformedFileError if it is truncated or contradicts
+    itself, UnsupportedModelError if it has numbers of an unknown type.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= min(_LARGEST_HEADER, size - 8):
+                raise MalformedFileError(f"{path} is truncated, or not a safetensors file; {_AGAIN}")
+            header = parse_json_object(file.read(length), f"the header of {path}")
+    except FileNotFoundError as error:
+        raise FileMissingError(f"there is no file {path}; is the checkpoint complete?") from error
+    except OSError as error:
+        raise FileMissingError(f"{path} cannot be read ({error.strerror}); check its permissions") from error
+    names = [name for name in header.values if name != "__metadata__"]
+    return {name: _stored(path, header, name, 8 + length, size) for name in names}
+
+
+def _stored(path: Path, header: JsonObject, name: str, start: int, size: int) -> StoredTensor:
+    entry = header.object(name)
+    type_name, shape, extent = entry.text("dtype"), entry.items("shape"), entry.items("data_offsets")
+    if type_name not in _TYPES:
+        raise UnsupportedModelError(
+            f"{path} stores {name} as {type_name}: only {', '.join(_TYPES)} can be read"
+        )
+    if not all(type(n) is int and 0 <= n < 2**48 for n in (*shape, *extent)) or len(extent) != 2:
+        raise MalformedFileError(
+            f"{path} is damaged: the place of the tensor {name} makes no sense; {_AGAIN}"
+        )
+    begin, end = extent
+    n_bytes = prod(shape) * np.dtype(_TYPES[type_name]).itemsize
+    if end - begin != n_bytes or n_bytes == 0:
+        problem = f"{name} of shape {tuple(shape)} takes {end - begin:,} bytes instead of {n_bytes:,}"
+        raise MalformedFileError(f"{path} is damaged: {problem}; {_AGAIN}")
+    if start + end > size:
+        raise MalformedFileError(
+            f"{path} is truncated: {name} ends {start + end - size:,} bytes behind it; {_AGAIN}"
+        )
+    return StoredTensor(path, name, type_name, tuple(shape), start + begin)

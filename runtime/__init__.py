@@ -1,0 +1,53 @@
+"""The decoding engine: sessions, draft trees, drafters, acceptance rules, sampling, and the `Runtime` API.
+
+    from specrun.runtime import Runtime, SamplingParams
+
+Importing it loads neither llama.cpp nor torch; the first `Runtime` does.
+"""
+
+from specrun.bindings.errors import (
+    BusyError,
+    ClosedError,
+    ContextFullError,
+    DecodeError,
+    FileMissingError,
+    MalformedFileError,
+    ModelError,
+    ModelLoadError,
+    OptionError,
+    OutOfMemoryError,
+    PairError,
+    SpecrunError,
+    TemplateError,
+    UnsupportedModelError,
+)
+from specrun.runtime.results import GenerationResult, TokenEvent, Usage
+from specrun.runtime.runtime import Runtime, RuntimeOptions
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.session import GenerationStream
+from specrun.runtime.statistics import SpecStats
+
+__all__ = [
+    "BusyError",
+    "ClosedError",
+    "ContextFullError",
+    "DecodeError",
+    "FileMissingError",
+    "GenerationResult",
+    "GenerationStream",
+    "MalformedFileError",
+    "ModelError",
+    "ModelLoadError",
+    "OptionError",
+    "OutOfMemoryError",
+    "PairError",
+    "Runtime",
+    "RuntimeOptions",
+    "SamplingParams",
+    "SpecStats",
+    "SpecrunError",
+    "TemplateError",
+    "TokenEvent",
+    "UnsupportedModelError",
+    "Usage",
+]

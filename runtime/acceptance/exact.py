@@ -1,0 +1,78 @@
+"""The exact rule for any tree: recursive rejection sampling over the draws of each node.
+
+At a node with target law P and draws x_1..x_k made in this order, x_i from Q_i given everything before it:
+start with R = P; accept x_i with probability min(1, R(x_i) / Q_i(x_i)); on rejection R becomes
+norm(max(0, R - Q_i)); after the last rejection the token is drawn from R. A point mass is accepted with
+probability R(x_i) and then removed from R.
+
+One formula covers the literature: a chain is Leviathan et al. (2023, algorithm 1) and Chen et al. (2023);
+i.i.d. siblings are SpecInfer's multi-step speculative sampling (Miao et al. 2023, algorithm 2); siblings
+without replacement are Sequoia (Chen et al. 2024, algorithm 2); point masses are greedy trees, n-grams and
+Medusa or EAGLE-2 drafts. Greedy decoding is P a point mass.
+"""
+
+from __future__ import annotations
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.acceptance.rule import Acceptance, LawAt
+from specrun.runtime.law import Law
+from specrun.runtime.noise import NoiseSource
+from specrun.runtime.tree import ROOT, DraftTree, Draw
+
+__all__ = ["ExactRule"]
+
+
+class ExactRule:
+    """Keeps the target's distribution exactly, for any tree of draws and point masses."""
+
+    name = "exact"
+    exact = True
+
+    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+        """Walk down from the root, deciding one token per node (see the module's formula)."""
+        path: list[int] = []
+        node = ROOT
+        while True:
+            noise.seek(position + len(path))
+            draws = tree.draws.get(node, ())
+            child, token = _decide(tree, draws, law_at(node), noise)
+            if child is None:
+                return Acceptance(tuple(path), token, rejected=bool(draws))
+            path.append(child)
+            node = child
+
+
+def _decide(tree: DraftTree, draws: tuple[Draw, ...], law: Law, noise: NoiseSource) -> tuple[int | None, int]:
+    """Return the accepted child (None after rejecting all) and the token that comes next."""
+    remaining = law
+    n_sampled = _sampled_prefix(draws)
+    for draw in draws[:n_sampled]:
+        token = tree.tokens[draw.node]
+        target_prob = remaining.probability(token)
+        if draw.law is None:
+            if target_prob > 0.0 and noise.accept(target_prob):
+                return draw.node, token
+            remaining = remaining.without(token)
+            continue
+        draft_prob = draw.law.probability(token)
+        if draft_prob <= 0.0:
+            raise OptionError(f"token {token} was drafted from a law that gives it probability 0")
+        if target_prob > 0.0 and noise.accept(target_prob / draft_prob):
+            return draw.node, token
+        remaining = remaining.residual(draw.law)
+    # Only point masses are left: testing them one by one and then drawing from what remains is the same as
+    # drawing once and descending if the token was drafted. That single draw is plain decoding's own, so
+    # deterministic drafters repeat plain decoding's text at every temperature.
+    token = noise.choose(remaining)
+    for draw in draws[n_sampled:]:
+        if tree.tokens[draw.node] == token:
+            return draw.node, token
+    return None, token
+
+
+def _sampled_prefix(draws: tuple[Draw, ...]) -> int:
+    """Return how many draws to test in turn: all up to the last one that was sampled."""
+    count = len(draws)
+    while count and draws[count - 1].law is None:
+        count -= 1
+    return count

@@ -1,0 +1,24 @@
+"""The embedded demo family: a target and its drafters, trained by this project on the standard library's docstrings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["demo_drafters", "demo_questions", "demo_target"]
+
+_FOLDER = Path(__file__).parent
+
+
+def demo_target() -> Path:
+    """Return the path of the embedded target."""
+    return _FOLDER / "target.gguf"
+
+
+def demo_drafters() -> dict[str, Path]:
+    """Return the embedded drafter files by the name their drafter has in the drafter language."""
+    return {"draft": _FOLDER / "drafter.gguf"}
+
+
+def demo_questions() -> Path:
+    """Return the file of questions with their answers, a JSON object a line."""
+    return _FOLDER / "questions.jsonl"

@@ -1,0 +1,1 @@
+"""Drafters: each proposes a tree of tokens that the target then verifies."""

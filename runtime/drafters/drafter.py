@@ -1,0 +1,89 @@
+"""What every drafter is: propose a tree, then learn what became of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specrun.runtime.noise import NoiseSource
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.tree import DraftTree
+
+__all__ = ["DraftRequest", "Drafter", "NoDrafter", "RoundOutcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What a drafter may know: the committed tokens, the settings, its own noise, and how much to draft.
+
+    `tokens` is the live list of all committed tokens (do not keep or change it); the first drafted token
+    will stand at position len(tokens). Trees deeper than `max_depth` or larger than `max_nodes` are an
+    error: their tokens would not fit the context or the answer.
+    """
+
+    tokens: Sequence[int]
+    params: SamplingParams
+    noise: NoiseSource
+    max_depth: int
+    max_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """What became of a round: the tree, the accepted path and the target's own token after it.
+
+    `tokens` is the live list of all committed tokens, the new ones included. `next_token` is None when the
+    path ended with an end-of-generation token. `rows` are views that die with the next evaluation: copy.
+    """
+
+    tokens: Sequence[int]
+    tree: DraftTree
+    path: tuple[int, ...]
+    next_token: int | None
+    rows: EvaluatedRows
+
+
+class Drafter(ABC):
+    """Proposes draft trees. Owns its native memory: `close()` it before the target's model."""
+
+    name: str
+    """The expression that made it, such as "draft(a.gguf, n=5)"."""
+
+    max_leaves: int = 1
+    """The most root-to-leaf paths a proposal has: how many sequence ids the target's context needs."""
+
+    max_nodes: int = 0
+    """The most nodes a proposal has: how many output rows the target's context needs beside the root."""
+
+    def begin(self, tokens: Sequence[int]) -> None:  # noqa: B027 - most drafters keep no state
+        """Start an answer: `tokens` is the whole prompt, which may continue or contradict earlier ones."""
+
+    @abstractmethod
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return a tree of guesses below the last committed token; empty to propose nothing."""
+
+    def observe(self, outcome: RoundOutcome) -> None:  # noqa: B027
+        """Learn what was accepted, and what the target said at every node."""
+
+    @property
+    def native_seconds(self) -> float:
+        """Time spent inside native evaluation of the drafter's own models so far."""
+        return 0.0
+
+    def close(self) -> None:  # noqa: B027
+        """Free native memory; calling it again does nothing."""
+
+
+class NoDrafter(Drafter):
+    """Proposes nothing: plain decoding is the same loop with empty trees."""
+
+    name = "none"
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return the empty tree."""
+        return _EMPTY
+
+
+_EMPTY = DraftTree()

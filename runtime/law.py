@@ -1,0 +1,110 @@
+"""A probability law over tokens, dense or on a small support, and the arithmetic acceptance needs.
+
+Laws are in float64: they come from float32 logits, but residuals subtract nearly equal numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import OptionError
+
+__all__ = ["FloatArray", "IdArray", "Law"]
+
+FloatArray = npt.NDArray[np.float64]
+IdArray = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Law:
+    """Token i of `ids` has probability `probs[i]`; with `ids` None, token i has `probs[i]` (dense).
+
+    `ids` is ascending, so that a draw by inverse cumulative probability runs in token order and one
+    uniform number picks the same token whichever way the support was found.
+    """
+
+    probs: FloatArray
+    ids: IdArray | None = None
+
+    @staticmethod
+    def point(token: int) -> Law:
+        """Return the law that is sure of `token`."""
+        return Law(np.ones(1), np.array([token], np.intp))
+
+    @staticmethod
+    def normalised(weights: FloatArray, ids: IdArray | None = None) -> Law:
+        """Return the law proportional to non-negative `weights`, which must have positive mass."""
+        total = float(weights.sum())
+        if not total > 0.0 or not np.isfinite(total):
+            raise OptionError(f"weights with total mass {total} are not a law")
+        return Law(weights / total, ids)
+
+    def probability(self, token: int) -> float:
+        """Return the probability of `token`, 0.0 outside the support."""
+        if self.ids is None:
+            return float(self.probs[token]) if token < len(self.probs) else 0.0
+        index = int(self.ids.searchsorted(token))
+        if index < len(self.ids) and self.ids[index] == token:
+            return float(self.probs[index])
+        return 0.0
+
+    def token_at(self, uniform: float) -> int:
+        """Return the token at `uniform` (in [0, 1)) of the cumulative law; never one of zero mass."""
+        if len(self.probs) == 1:
+            return 0 if self.ids is None else int(self.ids[0])
+        cumulative = self.probs.cumsum()
+        # Scaling by the last sum absorbs rounding; side "right" steps over entries of zero mass.
+        index = int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
+        if index >= len(cumulative):
+            index = int(np.flatnonzero(self.probs)[-1])
+        return index if self.ids is None else int(self.ids[index])
+
+    @property
+    def most_likely(self) -> tuple[int, float]:
+        """The token of highest probability (lowest id among equals) and that probability."""
+        index = int(self.probs.argmax())
+        return (index if self.ids is None else int(self.ids[index])), float(self.probs[index])
+
+    def residual(self, draft: Law) -> Law:
+        """Return norm(max(0, P - Q)), the law after a draw from `draft` was rejected.
+
+        (Leviathan et al. 2023, section 2.3; Chen et al. 2023, equation 2.) If nothing is left, P equals Q
+        and a rejection has probability zero: it can only come from rounding, and P itself is returned.
+        """
+        left = self.probs - draft.aligned_to(self)
+        np.maximum(left, 0.0, out=left)
+        total = float(left.sum())
+        return Law(left / total, self.ids) if total > 0.0 else self
+
+    def without(self, token: int) -> Law:
+        """Return the law given that the token is not `token`: the residual of a rejected point mass.
+
+        A law that is sure of `token` is returned as it is: rejecting it then had probability zero.
+        """
+        index = token if self.ids is None else int(self.ids.searchsorted(token))
+        if index >= len(self.probs) or (self.ids is not None and self.ids[index] != token):
+            return self
+        left = self.probs.copy()
+        left[index] = 0.0
+        total = float(left.sum())
+        return Law(left / total, self.ids) if total > 0.0 else self
+
+    def aligned_to(self, other: Law) -> FloatArray:
+        """Return this law's probabilities of the tokens on which `other` is defined, in its order."""
+        if other.ids is None:
+            dense = np.zeros(len(other.probs))
+            if self.ids is None:
+                n = min(len(dense), len(self.probs))
+                dense[:n] = self.probs[:n]
+            else:
+                inside = self.ids < len(dense)
+                dense[self.ids[inside]] = self.probs[inside]
+            return dense
+        if self.ids is None:
+            inside = other.ids < len(self.probs)
+            return np.where(inside, self.probs[np.where(inside, other.ids, 0)], 0.0)
+        slots = np.minimum(self.ids.searchsorted(other.ids), len(self.ids) - 1)
+        return np.where(self.ids[slots] == other.ids, self.probs[slots], 0.0)

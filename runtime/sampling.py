@@ -1,0 +1,102 @@
+"""How the target's logits become the law that is sampled from: settings with llama.cpp's defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specrun.bindings.errors import OptionError
+
+__all__ = ["SamplingParams", "unknown_option"]
+
+
+def unknown_option(name: str, known: list[str], where: str) -> OptionError:
+    """Return the error for an option that does not exist, with the nearest one that does."""
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+    return OptionError(f"{where} has no option {name!r}: {hint}")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling settings, applied in llama.cpp's order: bias, penalties, top-k, top-p, min-p, temperature.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch a truncation off. Penalties look at
+    the last `repeat_last_n` tokens (0: none, -1: all). `logit_bias` maps token ids to what is added to their
+    logit (-inf forbids). `stop` strings end the answer and are not part of it; they may span tokens.
+    `seed` None takes the runtime's. Out-of-range values raise `OptionError`.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repeat_last_n: int = 64
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        elif not isinstance(self.stop, tuple):
+            object.__setattr__(self, "stop", tuple(self.stop))
+        self._require_finite()
+        self._require(self.temperature >= 0.0, "temperature", "0 (greedy) or more")
+        self._require(self.top_k >= 0, "top_k", "0 (off) or more")
+        self._require(0.0 <= self.top_p <= 1.0, "top_p", "between 0 and 1")
+        self._require(0.0 <= self.min_p <= 1.0, "min_p", "between 0 and 1")
+        self._require(self.repeat_penalty > 0.0, "repeat_penalty", "above 0 (1 is off)")
+        self._require(self.repeat_last_n >= -1, "repeat_last_n", "-1 (all), 0 (off) or a count")
+        self._require(all(self.stop), "stop", "made of strings that are not empty")
+        self._require(not any(map(math.isnan, self.logit_bias.values())), "logit_bias", "made of numbers")
+        self._require(all(token >= 0 for token in self.logit_bias), "logit_bias", "keyed by token ids")
+
+    def _require_finite(self) -> None:
+        names = ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+        for name in names:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise OptionError(f"{name} is {value!r}: it must be a finite number")
+        for name in ("top_k", "repeat_last_n"):
+            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int):
+                raise OptionError(f"{name} is {getattr(self, name)!r}: it must be a whole number")
+
+    def _require(self, holds: bool, name: str, wanted: str) -> None:
+        if not holds:
+            raise OptionError(f"{name} is {getattr(self, name)!r}: it must be {wanted}")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the law is always a point mass."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the law depends on the tokens before it other than through the model."""
+        changes = (self.repeat_penalty != 1.0, self.presence_penalty != 0.0, self.frequency_penalty != 0.0)
+        return self.repeat_last_n != 0 and any(changes)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Return settings from a mapping; unknown names raise with the nearest known one."""
+        known = [one.name for one in dataclasses.fields(cls)]
+        for name in values:
+            if name not in known:
+                raise unknown_option(name, known, "SamplingParams")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as a mapping that `from_dict` reads."""
+        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+
+    def replace(self, **changes: Any) -> SamplingParams:  # noqa: ANN401 - values of any field
+        """Return a copy with some settings changed; unknown names raise."""
+        return SamplingParams.from_dict({**self.to_dict(), **changes})

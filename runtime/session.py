@@ -1,0 +1,256 @@
+"""A session: one target, one drafter, one cache. Turns prompts into streams of tokens, reusing prefixes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+from specrun.bindings.errors import BusyError, ContextFullError, OptionError
+from specrun.bindings.vocabulary import Vocabulary
+from specrun.runtime.acceptance.rule import AcceptanceRule
+from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.loop import Round, decode_rounds
+from specrun.runtime.noise import SeededNoise
+from specrun.runtime.planning.limits import RoundLimits
+from specrun.runtime.prefix import common_prefix
+from specrun.runtime.results import FinishReason, GenerationResult, LogprobKeeper, TokenEvent, Usage
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.statistics import RoundCounter, SpecStats
+from specrun.runtime.target import TargetModel
+from specrun.runtime.text import TextAssembler
+
+__all__ = ["GenerationStream", "Session"]
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Wall time inside the runtime, without what the consumer of a stream does between tokens."""
+
+    started: float
+    native_before: tuple[float, float]
+    elsewhere: float = 0.0
+    prompt_s: float = 0.0
+    first_token_s: float | None = None
+
+    def elapsed(self) -> float:
+        return time.perf_counter() - self.started - self.elsewhere
+
+
+class Session:
+    """Decodes one answer at a time over a cache that persists between answers."""
+
+    def __init__(
+        self, target: TargetModel, drafter: Drafter, rule: AcceptanceRule, vocabulary: Vocabulary
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.rule = rule
+        self.vocabulary = vocabulary
+        self._busy = False
+
+    def stream(
+        self, prompt: Sequence[int], params: SamplingParams, *, seed: int, max_tokens: int | None = None
+    ) -> GenerationStream:
+        """Return a stream that answers the prompt, given as tokens; nothing runs until it is iterated.
+
+        `max_tokens` None goes on until the model ends or the context is full. Raises `ContextFullError`
+        for a prompt that does not fit, `OptionError` for an empty one or a negative limit.
+        """
+        n_ctx = self.target.context.n_ctx
+        if not prompt:
+            raise OptionError("the prompt is empty: this model needs at least one token to continue from")
+        if len(prompt) > n_ctx:
+            raise ContextFullError(
+                f"the prompt has {len(prompt)} tokens and the context {n_ctx}: "
+                f"shorten it or raise the context size (-c) to more than {len(prompt)}"
+            )
+        if max_tokens is not None and max_tokens < 0:
+            raise OptionError(f"max_tokens is {max_tokens}: give 0 or more, or None for no limit")
+        return GenerationStream(self, list(prompt), params, seed, max_tokens)
+
+    def native_seconds(self) -> tuple[float, float]:
+        """Return the native evaluation time of target and drafter so far."""
+        return self.target.context.native_seconds, self.drafter.native_seconds
+
+    def acquire(self) -> None:
+        """Mark the session as answering; raises `BusyError` if it already is."""
+        if self._busy:
+            raise BusyError("an answer is still being streamed: finish it or close() the stream first")
+        self._busy = True
+
+    def release(self) -> None:
+        """Mark the session as free."""
+        self._busy = False
+
+    def load_prompt(self, prompt: list[int]) -> int:
+        """Bring target and drafter to the prompt; return how many tokens the cache already held."""
+        # The last token is left for the first round, whose root needs its row.
+        shared = min(common_prefix(self.target.tokens, prompt), len(prompt) - 1)
+        shared = self.target.rewind(shared)
+        self.drafter.begin(prompt)
+        self.target.prefill(prompt[shared:-1])
+        return shared
+
+
+class GenerationStream(Iterator[TokenEvent]):
+    """An answer in the making: iterate over its tokens; afterwards `result` holds the whole.
+
+    Closing it early (or Ctrl-C while it runs) leaves the session usable; `result` then says "cancelled".
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prompt: list[int],
+        params: SamplingParams,
+        seed: int,
+        max_tokens: int | None,
+    ) -> None:
+        self.seed = seed
+        self._session = session
+        self._prompt = prompt
+        self._params = params
+        self._max_tokens = max_tokens
+        self._counter = RoundCounter()
+        self._assembler = TextAssembler(params.stop)
+        self._keeper = LogprobKeeper()
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._cached = 0
+        self._finish: FinishReason = "cancelled"
+        self._clock = _Clock(0.0, (0.0, 0.0))
+        self._stats: SpecStats | None = None
+        self._events = self._run()
+
+    def __iter__(self) -> GenerationStream:
+        return self
+
+    def __next__(self) -> TokenEvent:
+        return next(self._events)
+
+    def close(self) -> None:
+        """Stop the answer; what was generated so far stays in `result`."""
+        self._events.close()
+
+    @property
+    def result(self) -> GenerationResult:
+        """The answer so far, complete once the stream is exhausted or closed."""
+        usage = Usage(len(self._prompt), len(self._token_ids), self._cached)
+        return GenerationResult(
+            "".join(self._texts),
+            list(self._token_ids),
+            self._finish,
+            usage,
+            self._stats or self._statistics(),
+        )
+
+    def drain(self) -> GenerationResult:
+        """Run to the end and return the result."""
+        for _ in self:
+            pass
+        return self.result
+
+    def _run(self) -> Generator[TokenEvent, None, None]:
+        session = self._session
+        session.acquire()
+        try:
+            self._clock = _Clock(time.perf_counter(), session.native_seconds())
+            self._cached = session.load_prompt(self._prompt)
+            self._clock.prompt_s = self._clock.elapsed()
+            yield from self._answer()
+        finally:
+            self._stats = self._statistics()
+            session.release()
+
+    def _answer(self) -> Generator[TokenEvent, None, None]:
+        session = self._session
+        tokens = list(self._prompt)
+        end_tokens = session.vocabulary.end_of_generation
+        limits = RoundLimits(
+            n_ctx=session.target.context.n_ctx,
+            max_nodes=session.target.max_nodes,
+            max_tokens=self._max_tokens,
+        )
+        rounds = decode_rounds(
+            session.target,
+            session.drafter,
+            session.rule,
+            SeededNoise(self.seed),
+            self._params,
+            tokens,
+            limits,
+            end_tokens,
+        )
+        for number, one in enumerate(rounds):
+            ended = tokens[-1] in end_tokens
+            final = ended or limits.next_round(len(tokens)) is None
+            yield from self._events_of(one, number, final, end_tokens)
+            if self._assembler.stopped_by is not None:
+                self._finish = "stop"
+                return
+            if ended:
+                self._finish = "stop"
+            self._keeper.before_evaluation()
+        if self._finish != "stop":
+            self._finish = "length"
+
+    def _events_of(
+        self, one: Round, number: int, final: bool, end_tokens: frozenset[int]
+    ) -> Generator[TokenEvent, None, None]:
+        new = one.tokens
+        self._counter.count(one.tree.n_candidates, one.tree.max_depth, len(one.path), len(new))
+        for index, token in enumerate(new):
+            piece = b"" if token in end_tokens else self._session.vocabulary.piece(token)
+            text = self._assembler.push(piece)
+            if self._assembler.stopped_by is None and final and index == len(new) - 1:
+                text += self._assembler.finish()
+            self._token_ids.append(token)
+            self._texts.append(text)
+            row = one.row_before(index)
+            event = TokenEvent(
+                text,
+                token,
+                "drafted" if index < len(one.path) else "target",
+                number,
+                lambda row=row: one.rows.logits(row),  # type: ignore[misc]
+            )
+            self._keeper.add(event)
+            if self._clock.first_token_s is None:
+                self._clock.first_token_s = self._clock.elapsed()
+            paused = time.perf_counter()
+            yield event
+            self._clock.elsewhere += time.perf_counter() - paused
+            # Dropped here, so that only the consumer decides whether its log-probability is still needed.
+            del event
+            if self._assembler.stopped_by is not None:
+                return
+
+    def _statistics(self) -> SpecStats:
+        session, counter, clock = self._session, self._counter, self._clock
+        wall = clock.elapsed() if clock.started else 0.0
+        target_s, drafter_s = (
+            now - before for now, before in zip(session.native_seconds(), clock.native_before, strict=True)
+        )
+        decoding = wall - clock.prompt_s
+        evaluated = len(self._prompt) - self._cached - 1
+        return SpecStats(
+            drafter=session.drafter.name,
+            rule=session.rule.name,
+            exact=session.rule.exact,
+            rounds=counter.rounds,
+            drafted=counter.drafted,
+            accepted=counter.accepted,
+            acceptance_rate=counter.acceptance_rate,
+            mean_accepted_length=counter.mean_accepted_length,
+            acceptance_by_position=tuple(counter.acceptance_by_position),
+            tokens_per_second=len(self._token_ids) / decoding if self._token_ids and decoding > 0 else None,
+            prompt_tokens_per_second=evaluated / clock.prompt_s
+            if evaluated > 0 and clock.prompt_s > 0
+            else None,
+            time_to_first_token_s=clock.first_token_s,
+            target_s=target_s if clock.started else 0.0,
+            drafter_s=drafter_s if clock.started else 0.0,
+            overhead_s=max(0.0, wall - target_s - drafter_s) if clock.started else 0.0,
+            wall_s=wall,
+        )

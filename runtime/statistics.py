@@ -1,0 +1,82 @@
+"""What a run did and how long it took: counts per round, acceptance by position, time by part."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["RoundCounter", "SpecStats"]
+
+
+@dataclass(frozen=True, slots=True)
+class SpecStats:
+    """Statistics of one answer; times in seconds, rates in tokens per second, None where nothing was counted.
+
+    `drafted` counts candidate nodes, `accepted` the kept ones; `mean_accepted_length` is tokens per target
+    evaluation, with the target's own token; `acceptance_by_position[i]` is the share of rounds that drafted
+    at depth i + 1 and kept a token there. `overhead_s` is wall time outside native evaluation.
+    `tokens_per_second` leaves out the time until the first token's round began (the prompt).
+    """
+
+    drafter: str
+    rule: str
+    exact: bool
+    rounds: int
+    drafted: int
+    accepted: int
+    acceptance_rate: float | None
+    mean_accepted_length: float | None
+    acceptance_by_position: tuple[float, ...]
+    tokens_per_second: float | None
+    prompt_tokens_per_second: float | None
+    time_to_first_token_s: float | None
+    target_s: float
+    drafter_s: float
+    overhead_s: float
+    wall_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the statistics as a mapping, ready for JSON."""
+        return dataclasses.asdict(self)
+
+
+class RoundCounter:
+    """Adds up rounds."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.tokens = 0
+        self.drafted = 0
+        self.accepted = 0
+        self._drafted_at: list[int] = []
+        self._accepted_at: list[int] = []
+
+    def count(self, n_candidates: int, depth: int, n_accepted: int, n_tokens: int) -> None:
+        """Count a round that drafted `n_candidates` nodes down to `depth` and produced `n_tokens`."""
+        self.rounds += 1
+        self.tokens += n_tokens
+        self.drafted += n_candidates
+        self.accepted += n_accepted
+        while len(self._drafted_at) < depth:
+            self._drafted_at.append(0)
+            self._accepted_at.append(0)
+        for position in range(depth):
+            self._drafted_at[position] += 1
+            self._accepted_at[position] += position < n_accepted
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over drafted tokens."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def mean_accepted_length(self) -> float | None:
+        """Tokens per target evaluation, with the target's own."""
+        return self.tokens / self.rounds if self.rounds else None
+
+    @property
+    def acceptance_by_position(self) -> Sequence[float]:
+        """The share of rounds that kept a token at each depth they drafted."""
+        return tuple(a / d for a, d in zip(self._accepted_at, self._drafted_at, strict=True))

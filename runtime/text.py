@@ -1,0 +1,53 @@
+"""Tokens to text as they arrive: characters split over tokens, and stop strings split over rounds."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+__all__ = ["TextAssembler"]
+
+
+class TextAssembler:
+    """Turns pieces of bytes into text that can be shown, holding back what a stop string may still claim.
+
+    Bytes of an unfinished character wait for the rest; text that could be the beginning of a stop string
+    waits until it is one or not. Nothing of a stop string is ever released.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stop = tuple(stop)
+        self._held = ""
+        self.stopped_by: str | None = None
+
+    def push(self, piece: bytes) -> str:
+        """Return the text that became certain with `piece`; sets `stopped_by` when a stop string is complete."""
+        return self._release(self._decoder.decode(piece))
+
+    def finish(self) -> str:
+        """Return the text still held back; an unfinished character becomes the replacement character."""
+        text = self._release(self._decoder.decode(b"", final=True))
+        rest, self._held = self._held, ""
+        return text if self.stopped_by is not None else text + rest
+
+    def _release(self, text: str) -> str:
+        if self.stopped_by is not None:
+            return ""
+        text = self._held + text
+        found = [(index, stop) for stop in self._stop if (index := text.find(stop)) >= 0]
+        if found:
+            index, self.stopped_by = min(found, key=lambda one: (one[0], -len(one[1])))
+            self._held = ""
+            return text[:index]
+        keep = self._possible_stop(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def _possible_stop(self, text: str) -> int:
+        """Return the length of the longest end of `text` that begins a stop string."""
+        longest = max((len(stop) for stop in self._stop), default=1) - 1
+        for length in range(min(longest, len(text)), 0, -1):
+            if text.endswith(tuple(stop[:length] for stop in self._stop if len(stop) > length)):
+                return length
+        return 0

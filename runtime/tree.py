@@ -1,0 +1,125 @@
+"""The draft tree: which tokens are evaluated, and which draws acceptance has to test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.law import Law
+
+__all__ = ["ROOT", "DraftTree", "Draw", "TreeBuilder"]
+
+ROOT = -1
+"""The last committed token, parent of the first drafted ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One drafted child: its node and the law it was drawn from, None for a point mass.
+
+    The law is that of the draw given everything before it, including its earlier siblings.
+    """
+
+    node: int
+    law: Law | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """Nodes are what the target evaluates; draws are what acceptance tests.
+
+    `tokens[i]` hangs below `parents[i]` (ROOT or an earlier node) at `depths[i]` (1 below the root).
+    `draws[parent]` lists the draws made at a parent in the order they were made: equal tokens share a
+    node, but each keeps its draw, because dropping one biases the output. Nodes with
+    `is_candidate[i]` False are evaluated and reported back, never accepted.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    is_candidate: tuple[bool, ...] = ()
+    draws: Mapping[int, tuple[Draw, ...]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def max_depth(self) -> int:
+        """The depth of the deepest node, 0 for an empty tree."""
+        return max(self.depths, default=0)
+
+    @property
+    def n_candidates(self) -> int:
+        """How many nodes can be accepted."""
+        return sum(self.is_candidate)
+
+    def path_to(self, node: int) -> list[int]:
+        """Return the nodes from the first below the root down to `node`; empty for ROOT."""
+        path: list[int] = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        path.reverse()
+        return path
+
+    @staticmethod
+    def chain(tokens: list[int], laws: list[Law] | None = None) -> DraftTree:
+        """Return a chain of tokens, drawn from `laws` in turn or, without them, point masses."""
+        n = len(tokens)
+        return DraftTree(
+            tokens=tuple(tokens),
+            parents=tuple(range(-1, n - 1)),
+            depths=tuple(range(1, n + 1)),
+            is_candidate=(True,) * n,
+            draws={i - 1: (Draw(i, laws[i] if laws else None),) for i in range(n)},
+        )
+
+
+class TreeBuilder:
+    """Grows a draft tree node by node, parents before children."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._depths: list[int] = []
+        self._is_candidate: list[bool] = []
+        self._draws: dict[int, list[Draw]] = {}
+        self._children: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add(self, parent: int, token: int, law: Law | None = None) -> int:
+        """Record a draw of `token` below `parent` and return its node, shared with an equal sibling."""
+        node = self._children.get((parent, token))
+        if node is None:
+            node = self._append(parent, token, True)
+            self._children[parent, token] = node
+        self._draws.setdefault(parent, []).append(Draw(node, law))
+        return node
+
+    def add_hidden(self, parent: int, token: int) -> int:
+        """Add a node that is evaluated and reported back, but never accepted."""
+        return self._append(parent, token, False)
+
+    def build(self) -> DraftTree:
+        """Return the finished tree."""
+        return DraftTree(
+            tuple(self._tokens),
+            tuple(self._parents),
+            tuple(self._depths),
+            tuple(self._is_candidate),
+            {parent: tuple(draws) for parent, draws in self._draws.items()},
+        )
+
+    def _append(self, parent: int, token: int, candidate: bool) -> int:
+        if not ROOT <= parent < len(self._tokens):
+            raise OptionError(f"a tree of {len(self._tokens)} nodes has no node {parent} to grow from")
+        if candidate and parent != ROOT and not self._is_candidate[parent]:
+            raise OptionError(f"node {parent} cannot be accepted, so nothing below it can be a candidate")
+        self._tokens.append(token)
+        self._parents.append(parent)
+        self._depths.append(1 if parent == ROOT else self._depths[parent] + 1)
+        self._is_candidate.append(candidate)
+        return len(self._tokens) - 1

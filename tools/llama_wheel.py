@@ -1,0 +1,125 @@
+"""Print the path of a llama-cpp-python wheel for this machine, building it once if need be.
+
+pip's own wheel cache ignores compiler flags, and a wheel built with other flags dies with
+"Illegal instruction" on virtual machines that advertise AMX without enabling it. So the wheel
+lives in a directory of our own, keyed by version, flags, compiler target and processor.
+
+Only the standard library is used: this runs before anything is installed.
+Progress goes to stderr; stdout carries the wheel's path alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+AMX_OFF = ["-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"]
+# Only libllama and libggml are used: the multimodal library would add minutes to the build.
+CMAKE_ARGS = ["-DLLAVA_BUILD=OFF", "-DGGML_NATIVE=ON"]
+
+
+def say(message: str) -> None:
+    """Report progress; stdout is reserved for the path."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def pinned_version(constraints: Path) -> str:
+    """Return the llama-cpp-python version that the constraints file pins."""
+    found = re.search(r"^llama-cpp-python==(\S+)", constraints.read_text(), re.MULTILINE)
+    if found is None:
+        sys.exit(f"{constraints} does not pin llama-cpp-python==VERSION")
+    return found[1]
+
+
+def compiler() -> str:
+    """Return the C compiler cmake will use, or stop with what to install."""
+    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
+        if name and shutil.which(name):
+            return name
+    sys.exit(
+        "no C compiler found: install one (Debian: apt install build-essential; macOS: xcode-select --install)"
+    )
+
+
+def accepted_flags(cc: str) -> list[str]:
+    """Return the AMX switches if this compiler and target know them (x86 with gcc 11 or clang 12 on)."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return []
+    probe = subprocess.run([cc, *AMX_OFF, "-E", "-x", "c", os.devnull], capture_output=True, check=False)
+    return AMX_OFF if probe.returncode == 0 else []
+
+
+def processor() -> str:
+    """Return what identifies the instruction set: GGML_NATIVE compiles for this very processor."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return " ".join(sorted(flags[1].split())) if flags else platform.machine()
+
+
+def cache_directory(key: str) -> Path:
+    """Return the directory that holds the wheel of this key, under the user's cache directory."""
+    if sys.platform == "darwin":
+        default = Path.home() / "Library" / "Caches"
+    else:
+        default = Path.home() / ".cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or default) / "specrun" / "wheels" / key
+
+
+def build(version: str, flags: list[str], cmake_args: list[str], into: Path) -> Path:
+    """Build the wheel aside and move it into place, so that an interrupted build leaves nothing."""
+    into.parent.mkdir(parents=True, exist_ok=True)
+    env = dict(os.environ)
+    for name in ("CFLAGS", "CXXFLAGS"):
+        env[name] = " ".join([env.get(name, ""), *flags]).strip()
+    env["CMAKE_ARGS"] = " ".join([env.get("CMAKE_ARGS", ""), *cmake_args]).strip()
+    env.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 2))
+    say(
+        f"building llama-cpp-python {version} from source, once for this machine (about 6 minutes on 2 cores)"
+    )
+    say(f"  CMAKE_ARGS: {env['CMAKE_ARGS']}")
+    say(f"  CFLAGS:     {env['CFLAGS'] or '(none)'}")
+    with tempfile.TemporaryDirectory(prefix="build-", dir=into.parent) as work:
+        command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-cache-dir"]
+        command += ["--no-binary", "llama-cpp-python", "-w", work, f"llama-cpp-python=={version}"]
+        if subprocess.run(command, env=env, stdout=sys.stderr, check=False).returncode != 0:
+            sys.exit("building llama-cpp-python failed; the lines above say why (a C++ compiler is needed)")
+        (wheel,) = Path(work).glob("*.whl")
+        into.mkdir(exist_ok=True)
+        return Path(os.replace(wheel, into / wheel.name) or into / wheel.name)
+
+
+def main() -> None:
+    """Find or build the wheel and print its path."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--constraints", type=Path, default=Path(__file__).parent.parent / "constraints.txt")
+    parser.add_argument("--cuda", action="store_true", help="build for NVIDIA GPUs (needs the CUDA toolkit)")
+    options = parser.parse_args()
+
+    version = pinned_version(options.constraints)
+    flags = accepted_flags(compiler())
+    cmake_args = CMAKE_ARGS + (["-DGGML_CUDA=ON"] if options.cuda else [])
+    own = [os.environ.get(name, "") for name in ("CFLAGS", "CXXFLAGS", "CMAKE_ARGS")]
+    identity = "\n".join(
+        [version, platform.system(), platform.machine(), processor(), *flags, *cmake_args, *own]
+    )
+    key = f"llama-cpp-python-{version}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    directory = cache_directory(key)
+    wheels = sorted(directory.glob("*.whl"))
+    if wheels:
+        say(f"llama-cpp-python {version}: using the wheel built earlier ({directory})")
+    print(wheels[0] if wheels else build(version, flags, cmake_args, directory))
+
+
+if __name__ == "__main__":
+    main()

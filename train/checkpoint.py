@@ -1,0 +1,81 @@
+"""Saving: training state that resumes exactly, and Hugging Face folders that others can read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from specrun.runtime.atomic import atomic_path
+from specrun.train.llama import Llama, LlamaShape
+from specrun.train.tokenizer import END, save_tokenizer_files, token_id
+from tokenizers import Tokenizer
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Write a training state whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(path, force=True) as aside:
+        torch.save(state, aside)
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Read a training state; only tensors and plain values are accepted."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
+
+
+def hf_config(shape: LlamaShape, end_id: int) -> dict[str, Any]:
+    """The config.json of a LlamaForCausalLM of this shape."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate_size,
+        "vocab_size": shape.vocab_size,
+        "rms_norm_eps": shape.rms_eps,
+        "rope_theta": shape.rope_theta,
+        "max_position_embeddings": shape.max_positions,
+        "hidden_act": "silu",
+        "bos_token_id": None,
+        "eos_token_id": end_id,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+
+
+def save_folder(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write an ordinary Hugging Face folder: config, weights in float32, tokenizer; the weights come last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = hf_config(model.shape, token_id(tokenizer, END))
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    save_tokenizer_files(tokenizer, folder, model.shape.max_positions)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    with atomic_path(folder / "model.safetensors", force=True) as aside:
+        save_file(weights, aside, metadata={"format": "pt"})
+
+
+def load_folder(folder: Path) -> Llama:
+    """Read a model back from what `save_folder` wrote."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    shape = LlamaShape(
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        num_layers=config["num_hidden_layers"],
+        intermediate_size=config["intermediate_size"],
+        num_heads=config["num_attention_heads"],
+        rope_theta=config["rope_theta"],
+        rms_eps=config["rms_norm_eps"],
+        max_positions=config["max_position_embeddings"],
+    )
+    model = Llama(shape)
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    return model

@@ -1,0 +1,71 @@
+"""The family's tokenizer: byte-level BPE, split the way llama.cpp's "gpt-2" pre-tokenizer splits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+END, USER, ASSISTANT, SYSTEM = "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"
+SPECIAL_TOKENS = (END, USER, ASSISTANT, SYSTEM)
+"""In the order of their ids, which begin at 0."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:
+    """Train a byte-level BPE of exactly `vocab_size` words (if the texts have that many) on `texts`."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def save_tokenizer_files(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
+    """Write the three tokenizer files that Hugging Face tools expect in a model folder."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": END,
+        "additional_special_tokens": [USER, ASSISTANT, SYSTEM],
+        "model_max_length": max_length,
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    _write_json(folder / "tokenizer_config.json", config)
+    names = {"eos_token": END, "pad_token": END, "additional_special_tokens": [USER, ASSISTANT, SYSTEM]}
+    _write_json(folder / "special_tokens_map.json", names)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Read the tokenizer.json of a model folder."""
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def token_id(tokenizer: Tokenizer, word: str) -> int:
+    """The id of a word that the tokenizer must have, such as one of SPECIAL_TOKENS."""
+    found = tokenizer.token_to_id(word)
+    if found is None:
+        raise ValueError(f"the tokenizer has no word {word!r}")
+    return int(found)
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
