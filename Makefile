@@ -20,7 +20,10 @@ test: dev
 check: dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	cd $(VENV) && bin/mypy --config-file ../pyproject.toml -p specrun
+	@rm -rf build $(VENV)/typed # mypy reads the package as a user gets it, not the checkout
+	$(PIP) install -q --no-deps --target $(VENV)/typed .
+	MYPYPATH=$(VENV)/typed $(VENV)/bin/mypy -p specrun
+	@rm -rf build
 	$(VENV)/bin/python -m pytest -q tests/test_layout.py
 
 env: $(VENV)/.env-$(KIND)

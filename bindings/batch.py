@@ -49,7 +49,7 @@ class Batch:
         native = llama()
         struct = native.llama_batch()
         fields = dict(struct._fields_)
-        views = {
+        views: dict[str, npt.NDArray[Any]] = {
             "token": self.tokens,
             "pos": self.positions,
             "n_seq_id": self.id_counts,
@@ -89,9 +89,7 @@ class Batch:
         self.ids[: len(ids)] = ids
         counts = self.id_counts[:n]
         if counts.min() < 1 or int(counts.sum()) != len(ids):
-            raise OptionError(
-                "every token of a batch needs at least one sequence id, and no id may be left over"
-            )
+            raise OptionError("every token of a batch needs at least one sequence id, and no id may be left over")
         offsets = self._offsets[:n]
         np.cumsum(counts, out=offsets)
         offsets -= counts

@@ -268,7 +268,7 @@ class Context:
         # The buffer only moves when it grows, so the array over it is made once and reused.
         if known is None or known[0] != address or len(known[1]) < count:
             flat = (ctypes.c_float * (count * width)).from_address(address)
-            known = (address, np.frombuffer(flat, np.float32).reshape(count, width))
+            known = (address, np.ctypeslib.as_array(flat).reshape(count, width))
             self._views[name] = known
         return known[1]
 

@@ -247,9 +247,7 @@ def _read_tensors(reader: HeaderReader, n_tensors: int, alignment: int) -> tuple
             reader.damaged(f"the tensor {_quoted(tensor.name)} is at {place}")
         tensors[tensor.name] = tensor
     data_start = -(-reader.position // alignment) * alignment
-    return tuple(
-        TensorInfo(t.name, t.shape, t.type_name, t.n_bytes, data_start + t.offset) for t in tensors.values()
-    )
+    return tuple(TensorInfo(t.name, t.shape, t.type_name, t.n_bytes, data_start + t.offset) for t in tensors.values())
 
 
 def _read_tensor(reader: HeaderReader, what: str) -> TensorInfo:

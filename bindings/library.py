@@ -16,7 +16,7 @@ logger = logging.getLogger("specrun.llama")
 logging.getLogger("specrun").addHandler(logging.NullHandler())
 
 # ggml_log_level -> logging level; 5 continues the previous line.
-_LEVELS = {1: logging.INFO, 2: logging.WARNING, 3: logging.ERROR, 4: logging.DEBUG}
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUE = 5
 _recent_errors: deque[str] = deque(maxlen=8)
 _keep_alive: list[object] = []  # llama.cpp keeps the callback's pointer for the life of the process

@@ -31,7 +31,7 @@ def quantize_file(
     pure: bool = False,
     allow_requantize: bool = False,
 ) -> None:
-    """Write the GGUF file `source` as `file_type`, one of FILE_TYPES, over `output`, whether or not that exists.
+    """Write the GGUF file `source` as `file_type`, one of FILE_TYPES, to `output`, over what is there.
 
     `n_threads` 0 means as many as cores. `pure` gives every matrix the same type instead of llama.cpp's mix;
     `allow_requantize` accepts matrices that are quantized already. The source's header must have been checked

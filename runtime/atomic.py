@@ -50,9 +50,7 @@ def atomic_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterato
 def check_target(target: Path, *, force: bool = False) -> None:
     """Raise unless `target` can be written: its folder is there, and no file, unless `force` is given."""
     if not target.parent.is_dir():
-        raise FileMissingError(
-            f"there is no folder {target.parent} to write {target.name} into; create it first"
-        )
+        raise FileMissingError(f"there is no folder {target.parent} to write {target.name} into; create it first")
     if target.is_dir():
         raise OptionError(f"{target} is a folder; name the file to write")
     if not force and os.path.lexists(target):

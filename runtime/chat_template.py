@@ -17,6 +17,7 @@ from typing import Any
 import jinja2
 import jinja2.ext
 import jinja2.sandbox
+from jinja2.exceptions import SecurityError
 
 from specrun.bindings.errors import OptionError, TemplateError
 from specrun.bindings.vocabulary import Vocabulary
@@ -40,11 +41,11 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         sizes = [value for value in (left, right) if isinstance(value, int)]
         texts = [value for value in (left, right) if isinstance(value, str | list | tuple)]
         if operator == "**" and any(abs(value) > 10_000 for value in sizes):
-            raise jinja2.sandbox.SecurityError("a power too large for a chat template")
+            raise SecurityError("a power too large for a chat template")
         if operator == "*" and texts and sizes and len(texts[0]) * max(sizes) > _MAX_OPERAND:
-            raise jinja2.sandbox.SecurityError("a repetition too large for a chat template")
+            raise SecurityError("a repetition too large for a chat template")
         if operator == "%" and isinstance(left, str) and any(len(part) > 4 for part in _digits(left)):
-            raise jinja2.sandbox.SecurityError("a field too wide for a chat template")
+            raise SecurityError("a field too wide for a chat template")
         return super().call_binop(context, operator, left, right)
 
 
@@ -72,9 +73,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
-            raise TemplateError(
-                f"the chat template is not valid Jinja: {error}. Use --chat-template-file"
-            ) from error
+            raise TemplateError(f"the chat template is not valid Jinja: {error}. Use --chat-template-file") from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """Return the conversation as text.
@@ -87,7 +86,7 @@ class ChatTemplate:
             return _within_time(lambda: self._collect({**self._tokens, **values}))
         except TemplateError:
             raise
-        except jinja2.sandbox.SecurityError as error:
+        except SecurityError as error:
             raise TemplateError(
                 f"the chat template was stopped: {error}. It tries to do more than write text: do not trust this file"
             ) from error
@@ -100,9 +99,7 @@ class ChatTemplate:
         for part in self._template.generate(**values):
             size += len(part)
             if size > _MAX_OUTPUT:
-                raise TemplateError(
-                    f"the chat template wrote more than {_MAX_OUTPUT} characters and was stopped"
-                )
+                raise TemplateError(f"the chat template wrote more than {_MAX_OUTPUT} characters and was stopped")
             parts.append(part)
         return "".join(parts)
 
@@ -160,10 +157,7 @@ def _with_markers(message: Message, special_texts: Sequence[str], marker: str) -
             text = text.replace(special, special[0] + marker + special[1:])
         return text
 
-    return {
-        key: split(value) if isinstance(value, str) and key != "role" else value
-        for key, value in message.items()
-    }
+    return {key: split(value) if isinstance(value, str) and key != "role" else value for key, value in message.items()}
 
 
 def _within_time(work: Callable[[], str]) -> str:
@@ -175,9 +169,7 @@ def _within_time(work: Callable[[], str]) -> str:
 
     def trace(_frame: FrameType, _event: str, _argument: object) -> Any:  # noqa: ANN401 - sys.settrace's type
         if time.monotonic() > deadline:
-            raise TemplateError(
-                f"the chat template ran for more than {_MAX_SECONDS:.0f} seconds and was stopped"
-            )
+            raise TemplateError(f"the chat template ran for more than {_MAX_SECONDS:.0f} seconds and was stopped")
         return trace
 
     previous = sys.gettrace()

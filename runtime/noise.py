@@ -6,13 +6,24 @@ point masses therefore make the same choice from the same law: their texts agree
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from specrun.runtime.law import Law
 
-__all__ = ["NoiseSource", "SeededNoise"]
+__all__ = ["DraftNoise", "NoiseSource", "SeededNoise"]
+
+Words = npt.NDArray[np.uint64]
+# The increment and the multipliers of SplitMix64 (Steele, Lea and Flood 2014).
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_SHIFTS = tuple(np.uint64(bits) for bits in (30, 27, 31, 11))
 
 
 class NoiseSource(Protocol):
@@ -35,10 +46,9 @@ class NoiseSource(Protocol):
 
 
 class SeededNoise:
-    """Counter-based noise: uniform numbers are a hash of (seed, stream, position, kind, index).
+    """Counter-based noise: every draw is a hash of (seed, stream, position, index).
 
-    blake2b keyed by a counter has no state to save, needs no order of draws, and costs about a
-    microsecond; 53 bits of the digest make a number in [0, 1).
+    blake2b keyed by a counter has no state to save, needs no order of draws, and costs about a microsecond.
     """
 
     def __init__(self, seed: int, stream: int = 0) -> None:
@@ -59,20 +69,68 @@ class SeededNoise:
         if probability >= 1.0:
             return True
         self._accepts += 1
-        return self._uniform(2 * self._accepts + 1) < probability
+        return (self._hash(2 * self._accepts + 1) >> 11) * 2.0**-53 < probability
+
+    def choose(self, law: Law) -> int:
+        """Return a token of `law`, the winner of a race between its tokens.
+
+        Token i arrives after an exponential time of rate probs[i], made from a hash of the position and i;
+        the first to arrive is a draw from the law (Gumbel-max in other words). Backends round batches
+        differently, and one uniform number on the cumulative law would feel every such difference; here the
+        choice changes with about the probability by which the laws differ, and a token that truncation
+        drops or adds changes nobody else's time.
+        """
+        if len(law.probs) == 1:
+            return law.token_at(0.0)
+        self._choices += 1
+        uniforms = _uniforms(law, self._hash(2 * self._choices))
+        best = int(law.probs.argmax())
+        bound = -np.log1p(-uniforms[best]) / law.probs[best]
+        # -log(1 - u) >= u, so only these can arrive before the likeliest token: a few, without a logarithm.
+        rivals = np.flatnonzero(uniforms < bound * law.probs)
+        if len(rivals):
+            times = -np.log1p(-uniforms[rivals]) / law.probs[rivals]
+            first = int(times.argmin())
+            if times[first] < bound:
+                best = int(rivals[first])
+        return best if law.ids is None else int(law.ids[best])
+
+    def for_drafting(self, round_start: int) -> DraftNoise:
+        """Return the drafting stream of the round that starts at `round_start`."""
+        return DraftNoise(self.seed, round_start + 1)
+
+    def _hash(self, index: int) -> int:
+        key = struct.pack("<QqqI", self.seed, self._stream, self._position, index)
+        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+
+
+class DraftNoise(SeededNoise):
+    """Noise for drafts, which no other run has to repeat: one uniform number on the cumulative law will do."""
 
     def choose(self, law: Law) -> int:
         """Return a token of `law` by the next choice draw of this position."""
         if len(law.probs) == 1:
             return law.token_at(0.0)
         self._choices += 1
-        return law.token_at(self._uniform(2 * self._choices))
+        return law.token_at((self._hash(2 * self._choices) >> 11) * 2.0**-53)
 
-    def for_drafting(self, round_start: int) -> SeededNoise:
-        """Return the drafting stream of the round that starts at `round_start`."""
-        return SeededNoise(self.seed, round_start + 1)
 
-    def _uniform(self, index: int) -> float:
-        key = struct.pack("<QqqI", self.seed, self._stream, self._position, index)
-        digest = hashlib.blake2b(key, digest_size=8).digest()
-        return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+@functools.lru_cache(maxsize=4)
+def _counters(size: int) -> Words:
+    counters: Words = np.arange(1, size + 1, dtype=np.uint64) * _GOLDEN
+    counters.flags.writeable = False
+    return counters
+
+
+def _uniforms(law: Law, key: int) -> npt.NDArray[np.float64]:
+    """Return a number in [0, 1) for each token of the law's support: SplitMix64's output number `token`."""
+    if law.ids is None:
+        words = _counters(len(law.probs)) + np.uint64(key)
+    else:
+        words = (law.ids.astype(np.uint64) + np.uint64(1)) * _GOLDEN + np.uint64(key)
+    words ^= words >> _SHIFTS[0]
+    words *= _MIX_1
+    words ^= words >> _SHIFTS[1]
+    words *= _MIX_2
+    words ^= words >> _SHIFTS[2]
+    return (words >> _SHIFTS[3]) * 2.0**-53

@@ -31,15 +31,11 @@ def check_pair(target: Model, draft: Model) -> None:
     ours, theirs = target.vocabulary, draft.vocabulary
     pair = f"{draft.path} cannot draft for {target.path}"
     if ours.kind != theirs.kind:
-        raise PairError(
-            f"{pair}: the target's vocabulary is of kind {ours.kind}, the drafter's {theirs.kind}"
-        )
+        raise PairError(f"{pair}: the target's vocabulary is of kind {ours.kind}, the drafter's {theirs.kind}")
     for name, adds, special in (("bos", "adds_bos", "bos"), ("eos", "adds_eos", "eos")):
         a, b = getattr(ours, adds), getattr(theirs, adds)
         if a != b:
-            raise PairError(
-                f"{pair}: one adds a {name} token and the other does not (target {a}, drafter {b})"
-            )
+            raise PairError(f"{pair}: one adds a {name} token and the other does not (target {a}, drafter {b})")
         if a and getattr(ours, special) != getattr(theirs, special):
             ids = f"target {getattr(ours, special)}, drafter {getattr(theirs, special)}"
             raise PairError(f"{pair}: their {name} tokens differ ({ids})")

@@ -105,9 +105,7 @@ class Runtime:
             built = build_drafter(drafter, environment)
             context = Context(
                 self.model,
-                dataclasses.replace(
-                    context_options, n_sequences=built.max_leaves, n_outputs=built.max_nodes + 1
-                ),
+                dataclasses.replace(context_options, n_sequences=built.max_leaves, n_outputs=built.max_nodes + 1),
             )
         except BaseException:
             if built is not None:

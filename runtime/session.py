@@ -40,9 +40,7 @@ class _Clock:
 class Session:
     """Decodes one answer at a time over a cache that persists between answers."""
 
-    def __init__(
-        self, target: TargetModel, drafter: Drafter, rule: AcceptanceRule, vocabulary: Vocabulary
-    ) -> None:
+    def __init__(self, target: TargetModel, drafter: Drafter, rule: AcceptanceRule, vocabulary: Vocabulary) -> None:
         self.target = target
         self.drafter = drafter
         self.rule = rule
@@ -245,9 +243,7 @@ class GenerationStream(Iterator[TokenEvent]):
             mean_accepted_length=counter.mean_accepted_length,
             acceptance_by_position=tuple(counter.acceptance_by_position),
             tokens_per_second=len(self._token_ids) / decoding if self._token_ids and decoding > 0 else None,
-            prompt_tokens_per_second=evaluated / clock.prompt_s
-            if evaluated > 0 and clock.prompt_s > 0
-            else None,
+            prompt_tokens_per_second=evaluated / clock.prompt_s if evaluated > 0 and clock.prompt_s > 0 else None,
             time_to_first_token_s=clock.first_token_s,
             target_s=target_s if clock.started else 0.0,
             drafter_s=drafter_s if clock.started else 0.0,

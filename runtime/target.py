@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -103,9 +104,7 @@ class TargetModel:
             )
         layout = layout_tree(tree.parents, self._n_sequences)
         if int(layout.id_counts.min()) < 1:
-            raise OptionError(
-                f"a draft tree with more leaves than the context's {self._n_sequences} sequences"
-            )
+            raise OptionError(f"a draft tree with more leaves than the context's {self._n_sequences} sequences")
         n = len(tree) + 1
         self._batch.fill(
             (pending, *tree.tokens),
@@ -124,7 +123,7 @@ class TargetModel:
             raise OptionError("there is no evaluated tree to commit")
         tree, layout = self._tree, self._layout
         below = tree.parents[path[0]] if path else ROOT
-        if below != ROOT or any(tree.parents[b] != a for a, b in zip(path, path[1:], strict=False)):
+        if below != ROOT or any(tree.parents[b] != a for a, b in pairwise(path)):
             raise OptionError(f"nodes {list(path)} are not a path from the root of the tree")
         root = len(self.tokens)
         end = root + 1 + len(path)

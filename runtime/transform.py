@@ -129,9 +129,7 @@ def _top_p_mask(values: FloatArray, top_p: float) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def _cut(
-    ids: IdArray | None, values: FloatArray, mask: npt.NDArray[np.bool_]
-) -> tuple[IdArray | None, FloatArray]:
+def _cut(ids: IdArray | None, values: FloatArray, mask: npt.NDArray[np.bool_]) -> tuple[IdArray | None, FloatArray]:
     if mask.all():
         return ids, values
     return (np.flatnonzero(mask) if ids is None else ids[mask]), values[mask]

@@ -44,9 +44,7 @@ class DraftModelDrafter(Drafter):
         name: str = "draft",
     ) -> None:
         if num_draft_tokens < 1:
-            raise OptionError(
-                f"n is {num_draft_tokens}: a draft model must draft at least 1 token (or use none)"
-            )
+            raise OptionError(f"n is {num_draft_tokens}: a draft model must draft at least 1 token (or use none)")
         if not 0.0 <= p_min <= 1.0:
             raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")
         self.name = name

@@ -91,9 +91,7 @@ class _Parser:
         count = self._count() if self._skip("@") else None
         return Expression(atom, tuple(arguments), tuple(options), count, is_call)
 
-    def _argument(
-        self, arguments: list[Expression], options: list[tuple[str, Expression]], depth: int
-    ) -> None:
+    def _argument(self, arguments: list[Expression], options: list[tuple[str, Expression]], depth: int) -> None:
         ahead = self._tokens[self._next : self._next + 2]
         if len(ahead) == 2 and ahead[0][0] == "atom" and ahead[1][:2] == ("sign", "="):
             self._next += 2

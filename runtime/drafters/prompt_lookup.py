@@ -29,13 +29,9 @@ class PromptLookupDrafter(Drafter):
         name: str = "prompt-lookup",
     ) -> None:
         if num_draft_tokens < 1:
-            raise OptionError(
-                f"n is {num_draft_tokens}: prompt lookup must draft at least 1 token (or use none)"
-            )
+            raise OptionError(f"n is {num_draft_tokens}: prompt lookup must draft at least 1 token (or use none)")
         if not 1 <= min_ngram <= max_ngram:
-            raise OptionError(
-                f"n-gram sizes from {min_ngram} to {max_ngram}: give 1 <= min_ngram <= max_ngram"
-            )
+            raise OptionError(f"n-gram sizes from {min_ngram} to {max_ngram}: give 1 <= min_ngram <= max_ngram")
         self.name = name
         self.max_nodes = num_draft_tokens
         self._sizes = range(min_ngram, max_ngram + 1)

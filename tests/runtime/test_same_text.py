@@ -1,0 +1,74 @@
+"""Invariant 3: plain decoding's own text, at temperature 0 for every drafter, and at any temperature for
+drafters of point masses. F32 weights and cache, where batches round like single tokens to 1e-5; the
+models' logit margins are far larger.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.drafters.expression import quoted
+
+LENGTH = 48
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("pair")
+    write_random_llama(folder / "target.gguf", RandomLlama(vocab_size=400, seed=1, scale=4.0))
+    write_random_llama(folder / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=2, scale=3.0))
+    return folder / "target.gguf", folder / "drafter.gguf"
+
+
+def run(pair: tuple[Path, Path], drafter: str, params: SamplingParams) -> tuple[list[int], float | None]:
+    target, draft = pair
+    expression = drafter.replace("FILE", quoted(str(draft)))
+    options = {"n_ctx": 256, "n_threads": 1, "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
+    with Runtime(target, drafter=expression, **options) as runtime:
+        result = runtime.generate([3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4], params, max_tokens=LENGTH)
+    assert len(result.token_ids) == LENGTH or result.finish_reason == "stop"
+    return result.token_ids, result.stats.acceptance_rate
+
+
+DETERMINISTIC = ["draft(FILE, n=4, sampling=argmax)", "prompt-lookup", "prompt-lookup(n=8, min_ngram=1)"]
+SAMPLED = ["draft(FILE, n=1)", "draft(FILE, n=5)", "draft(FILE, n=5, p_min=0.3)"]
+PENALTIES = {"repeat_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2}
+
+
+@pytest.mark.parametrize("drafter", DETERMINISTIC + SAMPLED)
+@pytest.mark.parametrize("extra", [{}, PENALTIES], ids=["plain", "penalties"])
+def test_greedy_text_is_plain_text(pair: tuple[Path, Path], drafter: str, extra: dict[str, float]) -> None:
+    params = SamplingParams(temperature=0.0, **extra)
+    wanted, _ = run(pair, "none", params)
+    got, accepted = run(pair, drafter, params)
+    assert got == wanted
+    if drafter.startswith("draft") and not extra:
+        assert accepted  # a pair that never agrees would prove nothing
+
+
+@pytest.mark.parametrize("drafter", DETERMINISTIC)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
+def test_point_masses_keep_the_text_at_any_temperature(
+    pair: tuple[Path, Path], drafter: str, seed: int, temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed, **PENALTIES)
+    wanted, _ = run(pair, "none", params)
+    assert run(pair, drafter, params)[0] == wanted
+
+
+def test_sampled_drafts_do_not_keep_the_text(pair: tuple[Path, Path]) -> None:
+    """Negative control: the equality above is a property of point masses, not of this model."""
+    params = SamplingParams(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+    assert run(pair, "draft(FILE, n=5)", params)[0] != run(pair, "none", params)[0]
+
+
+def test_the_same_seed_gives_the_same_text_and_another_seed_another(pair: tuple[Path, Path]) -> None:
+    params = SamplingParams(temperature=1.0, seed=11)
+    first, _ = run(pair, "draft(FILE, n=5)", params)
+    assert run(pair, "draft(FILE, n=5)", params)[0] == first
+    assert run(pair, "draft(FILE, n=5)", params.replace(seed=12))[0] != first

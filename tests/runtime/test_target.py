@@ -1,0 +1,177 @@
+"""Invariant 2, KV truth: after any rounds, the next logits equal a fresh evaluation of the same tokens.
+
+F32 weights and cache, flash attention off, so that only the order of sums differs: 1e-5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specrun.bindings.batch import Batch
+from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.errors import OptionError
+from specrun.bindings.model import Model
+from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime.layout import count_leaves, layout_tree
+from specrun.runtime.target import TargetModel
+from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+
+SEQUENCES = 8
+VOCABULARY = 64
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    path: Path = tmp_path_factory.mktemp("kv") / "model.gguf"
+    write_random_llama(path, RandomLlama(vocab_size=VOCABULARY, seed=3, scale=2.0))
+    with Model(path) as model:
+        yield model
+
+
+def options(n_sequences: int = SEQUENCES) -> ContextOptions:
+    return ContextOptions(
+        n_ctx=256,
+        n_sequences=n_sequences,
+        n_outputs=32,
+        n_threads=1,
+        flash_attention="off",
+        cache_type_k="f32",
+        cache_type_v="f32",
+    )
+
+
+def fresh_logits(model: Model, tokens: list[int], shift: int = 0) -> np.ndarray:
+    """The last token's logits, evaluated from nothing; `shift` moves it away from its position."""
+    with Context(model, options(1)) as context:
+        batch = Batch(context.n_batch, 1)
+        if len(tokens) > 1:
+            batch.fill_chain(tokens[:-1], 0, [0], 0)
+            context.decode(batch)
+        if shift:
+            context.memory.truncate(len(tokens) - 1 - shift)
+        batch.fill_one(tokens[-1], len(tokens) - 1 - shift)
+        return context.decode(batch).logits(0).copy()
+
+
+def random_tree(generator: np.random.Generator) -> DraftTree:
+    """A tree of up to 16 nodes and `SEQUENCES` leaves, hidden nodes among them."""
+    builder = TreeBuilder()
+    candidates = [ROOT]
+    for _ in range(int(generator.integers(0, 17))):
+        parent = int(generator.choice(candidates))
+        token = int(generator.integers(VOCABULARY))
+        if generator.random() < 0.2:
+            builder.add_hidden(parent, token)
+        else:
+            candidates.append(builder.add(parent, token))
+        if count_leaves(builder.build().parents) == SEQUENCES:
+            break
+    return builder.build()
+
+
+def random_path(tree: DraftTree, generator: np.random.Generator) -> list[int]:
+    """Any path of candidates from the root down, possibly empty."""
+    nodes = [ROOT, *(node for node in range(len(tree)) if tree.is_candidate[node])]
+    return tree.path_to(int(generator.choice(nodes)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_after_many_rounds_the_cache_is_that_of_the_committed_tokens(model: Model, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    with Context(model, options()) as context:
+        target = TargetModel(context)
+        tokens = [int(token) for token in generator.integers(VOCABULARY, size=7)]
+        target.prefill(tokens[:-1])
+        for _ in range(6):
+            tree = random_tree(generator)
+            rows = target.evaluate(tokens[-1], tree)
+            np.testing.assert_allclose(rows.logits(0), fresh_logits(model, tokens), atol=1e-5)
+            for node in range(len(tree)):
+                path = [tree.tokens[one] for one in tree.path_to(node)]
+                np.testing.assert_allclose(rows.logits(node + 1), fresh_logits(model, tokens + path), atol=1e-5)
+            accepted = random_path(tree, generator)
+            target.commit(accepted)
+            tokens += [tree.tokens[node] for node in accepted]
+            assert target.tokens == tokens
+            tokens.append(int(generator.integers(VOCABULARY)))
+            positions = {context.memory.last_position(sequence) for sequence in range(SEQUENCES)}
+            assert positions == {len(tokens) - 2}
+
+
+def test_a_position_shifted_by_one_is_seen(model: Model) -> None:
+    """Negative control: the comparison above fails for a cache that is off by one position."""
+    tokens = [5, 9, 2, 40, 33, 17]
+    shifted = fresh_logits(model, tokens, shift=1)
+    assert np.abs(shifted - fresh_logits(model, tokens)).max() > 1e-3
+
+
+def test_a_rejected_sibling_left_in_the_cache_is_seen(model: Model) -> None:
+    """Negative control: with one stale cell among the committed ones the next logits differ."""
+    with Context(model, options()) as context:
+        target = TargetModel(context)
+        target.prefill([5, 9, 2])
+        builder = TreeBuilder()
+        keep, stale = builder.add(ROOT, 40), builder.add(ROOT, 21)
+        tree = builder.build()
+        target.evaluate(17, tree)
+        sequence_of_stale = layout_tree(tree.parents, SEQUENCES).ids[stale][0]
+        target.commit([keep])
+        clean = fresh_logits(model, [5, 9, 2, 17, 40, 8])
+        np.testing.assert_allclose(target.evaluate(8, DraftTree()).logits(0), clean, atol=1e-5)
+        assert sequence_of_stale != 0
+    with Context(model, options()) as context:
+        target = TargetModel(context)
+        target.prefill([5, 9, 2, 17, 21])  # what a commit that keeps the wrong sibling would leave
+        assert np.abs(target.evaluate(8, DraftTree()).logits(0) - clean).max() > 1e-3
+
+
+def test_rewinding_and_going_another_way_leaves_no_trace(model: Model) -> None:
+    with Context(model, options()) as context:
+        target = TargetModel(context)
+        target.prefill([1, 2, 3, 4, 5])
+        target.evaluate(6, DraftTree.chain([7, 8]))
+        assert target.rewind(3) == 3
+        target.prefill([9])
+        np.testing.assert_allclose(
+            target.evaluate(10, DraftTree()).logits(0), fresh_logits(model, [1, 2, 3, 9, 10]), atol=1e-5
+        )
+
+
+def test_nodes_that_are_no_path_are_refused(model: Model) -> None:
+    with Context(model, options()) as context:
+        target = TargetModel(context)
+        builder = TreeBuilder()
+        first, second = builder.add(ROOT, 1), builder.add(ROOT, 2)
+        target.evaluate(3, builder.build())
+        with pytest.raises(OptionError, match="not a path"):
+            target.commit([first, second])
+
+
+def test_a_tree_with_too_many_leaves_is_refused_before_the_call(model: Model) -> None:
+    with Context(model, options()) as context:
+        builder = TreeBuilder()
+        for token in range(SEQUENCES + 1):
+            builder.add(ROOT, token)
+        with pytest.raises(OptionError, match="more leaves"):
+            TargetModel(context).evaluate(3, builder.build())
+
+
+@pytest.mark.parametrize("parents", [(), (-1,), (-1, 0, 1), (-1, -1, 0, 0, 1), (-1, 0, -1, 2, 2)], ids=str)
+def test_layout_gives_every_path_its_sequences(parents: tuple[int, ...]) -> None:
+    layout = layout_tree(parents, 4)
+    ids = [set(one) for one in layout.ids]
+    for node, parent in enumerate(parents):
+        if parent != ROOT:
+            assert ids[node] <= ids[parent]
+        siblings = [
+            set(layout.ids[other]) for other in range(len(parents)) if other != node and parents[other] == parent
+        ]
+        assert all(ids[node].isdisjoint(other) for other in siblings)
+    assert set(range(4)) == (
+        set().union(*(ids[n] for n, p in enumerate(parents) if p == ROOT)) if parents else set(range(4))
+    )
+    assert list(layout.flat_ids[:4]) == [0, 1, 2, 3]
