@@ -1,11 +1,13 @@
 # Two commands: `make chat` talks to the embedded pair, `make test` runs every test.
-# CUDA=1 builds llama.cpp for NVIDIA GPUs (needs the CUDA toolkit).
+#   CUDA=1      builds llama.cpp for NVIDIA GPUs (needs the CUDA toolkit)
+#   WHEEL=FILE  uses a prebuilt llama-cpp-python wheel instead of building one
+#   PYTHON=...  the Python (3.11 or newer) to make the environment with
 
 PYTHON ?= python3
 VENV ?= .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
-WHEEL_FLAGS := $(if $(CUDA),--cuda)
-KIND := $(if $(CUDA),cuda,cpu)
+KIND := $(if $(WHEEL),wheel,$(if $(CUDA),cuda,cpu))
+FIND_WHEEL := $(if $(WHEEL),echo "$(WHEEL)",$(VENV)/bin/python tools/llama_wheel.py $(if $(CUDA),--cuda))
 INPUTS := pyproject.toml constraints.txt tools/llama_wheel.py
 
 .PHONY: chat test check env dev clean
@@ -31,19 +33,19 @@ dev: $(VENV)/.dev-$(KIND)
 
 $(VENV)/bin/python:
 	@echo "== creating the environment in $(VENV)"
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "specrun needs Python 3.11 or newer, this is " + sys.version)'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "specrun needs Python 3.11 or newer, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.env-$(KIND): $(INPUTS) | $(VENV)/bin/python
 	@echo "== llama.cpp"
-	wheel=$$($(VENV)/bin/python tools/llama_wheel.py $(WHEEL_FLAGS)) && $(PIP) install -q --force-reinstall --no-deps "$$wheel"
-	@echo "== specrun"
-	$(PIP) install -q -c constraints.txt -e .
+	@wheel=$$($(FIND_WHEEL)) && echo "installing $$wheel" && $(PIP) install -q --force-reinstall --no-deps "$$wheel"
+	@echo "== specrun and what a chat needs"
+	@$(PIP) install -q -c constraints.txt -e .
 	@rm -f $(VENV)/.env-* && touch $@
 
 $(VENV)/.dev-$(KIND): $(VENV)/.env-$(KIND)
-	@echo "== what the tests, the converter and the training need"
-	$(PIP) install -q -c constraints.txt -e ".[dev]"
+	@echo "== what the tests, the converter and the training need (torch among them: a large download)"
+	@$(PIP) install -q -c constraints.txt -e ".[dev]"
 	@rm -f $(VENV)/.dev-* && touch $@
 
 clean:

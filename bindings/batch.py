@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ class Batch:
         self._ids_address = self.ids.ctypes.data
         self.n_tokens = 0
         self.n_outputs = 0
+        self._filled: tuple[object, object, object] | None = None
         # Bounds of what was filled in, so that the context can check a batch without walking it again.
         self.token_bounds = (0, 0)
         self.id_bounds = (0, 0)
@@ -74,35 +76,48 @@ class Batch:
         ids: Sequence[int] | IntArray,
         outputs: Sequence[int] | npt.NDArray[np.int8],
     ) -> None:
-        """Write n tokens: `id_counts[n]` says how many of the flat `ids` belong to each token in turn."""
+        """Write n tokens: `id_counts[n]` says how many of the flat `ids` belong to each token in turn.
+
+        Read-only arrays are remembered: passing the same ones again writes tokens and positions only.
+        """
         n = len(tokens)
         if not 0 < n <= self.capacity:
             raise OptionError(f"{n} tokens in a batch for 1 to {self.capacity}")
         if not (len(positions) == len(id_counts) == len(outputs) == n):
             raise OptionError("tokens, positions, id counts and outputs of a batch differ in length")
-        if len(ids) > self.max_ids:
-            raise OptionError(f"{len(ids)} sequence ids in a batch for {self.max_ids}")
         self.tokens[:n] = tokens
         self.positions[:n] = positions
-        self.id_counts[:n] = id_counts
+        self.token_bounds = _bounds(tokens)
+        # Trees of one shape come round after round with the very same arrays: they are in place already.
+        if self._filled is not None and all(map(operator.is_, self._filled, (id_counts, ids, outputs))):
+            return
+        self._filled = None
+        self._fill_ids(n, id_counts, ids)
         self.outputs[:n] = outputs
-        self.ids[: len(ids)] = ids
+        self.n_tokens = n
+        self.n_outputs = int(np.count_nonzero(self.outputs[:n]))
+        if all(isinstance(one, np.ndarray) and not one.flags.writeable for one in (id_counts, ids, outputs)):
+            self._filled = (id_counts, ids, outputs)
+
+    def _fill_ids(self, n: int, id_counts: Sequence[int] | IntArray, ids: Sequence[int] | IntArray) -> None:
+        if len(ids) > self.max_ids:
+            raise OptionError(f"{len(ids)} sequence ids in a batch for {self.max_ids}")
         counts = self.id_counts[:n]
+        counts[:] = id_counts
         if counts.min() < 1 or int(counts.sum()) != len(ids):
             raise OptionError("every token of a batch needs at least one sequence id, and no id may be left over")
+        self.ids[: len(ids)] = ids
+        self.id_bounds = _bounds(ids)
         offsets = self._offsets[:n]
         np.cumsum(counts, out=offsets)
         offsets -= counts
-        offsets *= 4
+        offsets *= self.ids.itemsize
         offsets += self._ids_address
         self._pointers[:n] = offsets
-        self.n_tokens = n
-        self.n_outputs = int(np.count_nonzero(self.outputs[:n]))
-        self.token_bounds = (int(self.tokens[:n].min()), int(self.tokens[:n].max()))
-        self.id_bounds = (int(self.ids[: len(ids)].min()), int(self.ids[: len(ids)].max()))
 
     def fill_one(self, token: int, position: int, sequence: int = 0) -> None:
         """Write a single token with output: the step a draft model takes most."""
+        self._filled = None
         self.tokens[0] = token
         self.positions[0] = position
         self.id_counts[0] = 1
@@ -124,3 +139,10 @@ class Batch:
         positions = np.arange(start, start + n, dtype=np.int32)
         counts = np.full(n, len(ids), np.int32)
         self.fill(tokens, positions, counts, np.tile(np.asarray(ids, np.int32), n), outputs)
+
+
+def _bounds(values: Sequence[int] | IntArray) -> tuple[int, int]:
+    """Return the lowest and the highest value; Python is quicker than numpy on the few tokens of a tree."""
+    if isinstance(values, np.ndarray):
+        return int(values.min()), int(values.max())
+    return min(values), max(values)

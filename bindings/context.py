@@ -187,6 +187,7 @@ class Context:
             handle, self._handle = self._handle, None
             self.generation += 1
             self._views.clear()
+            self.memory.close()
             self._native.llama_free(handle)
             self.model.release()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.errors import ClosedError, OptionError, UnsupportedModelError
 
 __all__ = ["Memory"]
 
@@ -28,10 +28,20 @@ class Memory:
         unified: bool,
     ) -> None:
         self._native = native
-        self._handle = handle
+        self._open_handle: Any = handle
         self._n_sequences = n_sequences
         self._can_branch = can_branch
         self._unified = unified
+
+    @property
+    def _handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer
+        if self._open_handle is None:
+            raise ClosedError("the context of this memory is closed")
+        return self._open_handle
+
+    def close(self) -> None:
+        """Forget the native memory, which the context is about to free."""
+        self._open_handle = None
 
     def truncate(self, start: int, end: int = -1, sequence: int = ALL_SEQUENCES) -> None:
         """Drop positions start <= p < end (-1: to the end) of one sequence, or of all of them.

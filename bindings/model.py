@@ -93,6 +93,7 @@ class Model:
             if self._children:
                 raise ClosedError(f"close the {self._children} contexts of {self.path} before the model")
             handle, self._handle = self._handle, None
+            self.vocabulary.close()
             self._native.llama_model_free(handle)
 
     def __enter__(self) -> Model:

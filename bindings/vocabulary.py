@@ -6,7 +6,7 @@ import ctypes
 import functools
 from typing import Any
 
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import ClosedError, OptionError
 from specrun.bindings.library import llama
 
 __all__ = ["Vocabulary"]
@@ -22,12 +22,22 @@ class Vocabulary:
 
     def __init__(self, handle: Any) -> None:  # noqa: ANN401 - a ctypes pointer
         self._native = llama()
-        self._handle = handle
+        self._open_handle: Any = handle
         self.size: int = self._native.llama_vocab_n_tokens(handle)
         self.kind: str = _KIND_NAMES.get(self._native.llama_vocab_type(handle), "unknown")
         self.adds_bos: bool = bool(self._native.llama_vocab_get_add_bos(handle))
         self.adds_eos: bool = bool(self._native.llama_vocab_get_add_eos(handle))
         self._pieces: dict[int, bytes] = {}
+
+    @property
+    def _handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer
+        if self._open_handle is None:
+            raise ClosedError("the model of this vocabulary is closed")
+        return self._open_handle
+
+    def close(self) -> None:
+        """Forget the native vocabulary, which the model is about to free."""
+        self._open_handle = None
 
     def _special(self, name: str) -> int | None:
         token = int(getattr(self._native, f"llama_vocab_{name}")(self._handle))

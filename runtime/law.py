@@ -5,6 +5,7 @@ Laws are in float64: they come from float32 logits, but residuals subtract nearl
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,10 @@ __all__ = ["FloatArray", "IdArray", "Law"]
 
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.intp]
+
+
+_CERTAIN = np.ones(1)
+_CERTAIN.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +37,7 @@ class Law:
     @staticmethod
     def point(token: int) -> Law:
         """Return the law that is sure of `token`."""
-        return Law(np.ones(1), np.array([token], np.intp))
+        return _point(token)
 
     @staticmethod
     def normalised(weights: FloatArray, ids: IdArray | None = None) -> Law:
@@ -46,6 +51,8 @@ class Law:
         """Return the probability of `token`, 0.0 outside the support."""
         if self.ids is None:
             return float(self.probs[token]) if token < len(self.probs) else 0.0
+        if len(self.ids) == 1:  # greedy decoding asks nothing else
+            return 1.0 if self.ids[0] == token else 0.0
         index = int(self.ids.searchsorted(token))
         if index < len(self.ids) and self.ids[index] == token:
             return float(self.probs[index])
@@ -108,3 +115,9 @@ class Law:
             return np.where(inside, self.probs[np.where(inside, other.ids, 0)], 0.0)
         slots = np.minimum(self.ids.searchsorted(other.ids), len(self.ids) - 1)
         return np.where(self.ids[slots] == other.ids, self.probs[slots], 0.0)
+
+
+@functools.lru_cache(maxsize=4096)
+def _point(token: int) -> Law:
+    # Greedy rounds make several of these for every token, mostly of the same words.
+    return Law(_CERTAIN, np.array([token], np.intp))

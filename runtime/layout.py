@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from specrun.bindings.batch import IntArray
 from specrun.runtime.tree import ROOT
+
+Number = TypeVar("Number", bound=np.generic)
 
 __all__ = ["TreeLayout", "count_leaves", "layout_tree"]
 
@@ -19,15 +23,17 @@ class TreeLayout:
 
     `ids[i]` are the ids of node i: those of all leaves below it. Ids that no leaf needs ride along with the
     first leaf, so that every evaluation names every id (llama.cpp reuses its graph only for equal counts)
-    and a chain needs no bookkeeping after acceptance. `flat_ids` and `id_counts` describe a batch of the
-    root followed by the nodes; `deepest[s]` is the depth of sequence s.
+    and a chain needs no bookkeeping after acceptance. `flat_ids`, `id_counts`, `depths` and `outputs` describe
+    a batch of the root followed by the nodes (read-only); `deepest[s]` is the depth of sequence s.
     """
 
     ids: tuple[tuple[int, ...], ...]
     flat_ids: IntArray
     id_counts: IntArray
     depths: IntArray
+    outputs: npt.NDArray[np.int8]
     deepest: tuple[int, ...]
+    n_leaves: int
 
 
 def count_leaves(parents: tuple[int, ...]) -> int:
@@ -37,7 +43,7 @@ def count_leaves(parents: tuple[int, ...]) -> int:
 
 @functools.lru_cache(maxsize=256)
 def layout_tree(parents: tuple[int, ...], n_sequences: int) -> TreeLayout:
-    """Return the layout of the tree with these parents; it must not have more than `n_sequences` leaves."""
+    """Return the layout of the tree with these parents; usable if it has at most `n_sequences` leaves."""
     n = len(parents)
     inner = set(parents)
     leaves = [node for node in range(n) if node not in inner] or [ROOT]
@@ -57,8 +63,16 @@ def layout_tree(parents: tuple[int, ...], n_sequences: int) -> TreeLayout:
         flat.extend(ids)
     return TreeLayout(
         ids=tuple(map(tuple, below)),
-        flat_ids=np.array(flat, np.int32),
-        id_counts=np.array([n_sequences, *map(len, below)], np.int32),
-        depths=np.array([0, *depths], np.int32),
+        flat_ids=_constant(flat, np.int32),
+        id_counts=_constant([n_sequences, *map(len, below)], np.int32),
+        depths=_constant([0, *depths], np.int32),
+        outputs=_constant([1] * (n + 1), np.int8),
         deepest=tuple(deepest),
+        n_leaves=len(leaves),
     )
+
+
+def _constant(values: list[int], kind: type[Number]) -> npt.NDArray[Number]:
+    array = np.array(values, kind)
+    array.flags.writeable = False
+    return array

@@ -133,4 +133,4 @@ def _uniforms(law: Law, key: int) -> npt.NDArray[np.float64]:
     words ^= words >> _SHIFTS[1]
     words *= _MIX_2
     words ^= words >> _SHIFTS[2]
-    return (words >> _SHIFTS[3]) * 2.0**-53
+    return (words >> _SHIFTS[3]).astype(np.float64) * 2.0**-53

@@ -215,8 +215,7 @@ class Runtime:
         """Free all native memory, drafter first; calling it again does nothing."""
         session, self._session = self._session, None
         if session is not None:
-            session.drafter.close()
-            self._context.close()
+            session.close()
             self.model.close()
 
     def __enter__(self) -> Runtime:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from specrun.bindings.errors import BusyError, ContextFullError, OptionError
+from specrun.bindings.errors import BusyError, ClosedError, ContextFullError, OptionError
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance.rule import AcceptanceRule
 from specrun.runtime.drafters.drafter import Drafter
@@ -45,6 +46,7 @@ class Session:
         self.drafter = drafter
         self.rule = rule
         self.vocabulary = vocabulary
+        self.closed = False
         self._busy = False
 
     def stream(
@@ -53,8 +55,10 @@ class Session:
         """Return a stream that answers the prompt, given as tokens; nothing runs until it is iterated.
 
         `max_tokens` None goes on until the model ends or the context is full. Raises `ContextFullError`
-        for a prompt that does not fit, `OptionError` for an empty one or a negative limit.
+        for a prompt that does not fit, `OptionError` for an empty one or a negative limit, `BusyError` while
+        another answer is being streamed.
         """
+        self.require_idle()
         n_ctx = self.target.context.n_ctx
         if not prompt:
             raise OptionError("the prompt is empty: this model needs at least one token to continue from")
@@ -71,10 +75,26 @@ class Session:
         """Return the native evaluation time of target and drafter so far."""
         return self.target.context.native_seconds, self.drafter.native_seconds
 
-    def acquire(self) -> None:
-        """Mark the session as answering; raises `BusyError` if it already is."""
+    def require_idle(self) -> None:
+        """Raise `BusyError` while an answer is being streamed."""
         if self._busy:
             raise BusyError("an answer is still being streamed: finish it or close() the stream first")
+
+    def require_open(self) -> None:
+        """Raise `ClosedError` after `close()`."""
+        if self.closed:
+            raise ClosedError("the runtime was closed while an answer was being streamed")
+
+    def close(self) -> None:
+        """Free the drafter, then the target's context; an answer that is being streamed cannot go on."""
+        self.closed = True
+        self.drafter.close()
+        self.target.context.close()
+
+    def acquire(self) -> None:
+        """Mark the session as answering; raises `BusyError` if it already is."""
+        self.require_open()
+        self.require_idle()
         self._busy = True
 
     def release(self) -> None:
@@ -94,7 +114,8 @@ class Session:
 class GenerationStream(Iterator[TokenEvent]):
     """An answer in the making: iterate over its tokens; afterwards `result` holds the whole.
 
-    Closing it early (or Ctrl-C while it runs) leaves the session usable; `result` then says "cancelled".
+    Closing or dropping it early (or Ctrl-C while it runs) leaves the session usable; `result` then says
+    "cancelled".
     """
 
     def __init__(
@@ -106,20 +127,9 @@ class GenerationStream(Iterator[TokenEvent]):
         max_tokens: int | None,
     ) -> None:
         self.seed = seed
-        self._session = session
-        self._prompt = prompt
-        self._params = params
-        self._max_tokens = max_tokens
-        self._counter = RoundCounter()
-        self._assembler = TextAssembler(params.stop)
-        self._keeper = LogprobKeeper()
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._cached = 0
-        self._finish: FinishReason = "cancelled"
-        self._clock = _Clock(0.0, (0.0, 0.0))
-        self._stats: SpecStats | None = None
-        self._events = self._run()
+        # The generator knows the answer, not this stream: without a cycle, dropping the stream ends it at once.
+        self._answer = _Answer(session, prompt, params, seed, max_tokens)
+        self._events = self._answer.run()
 
     def __iter__(self) -> GenerationStream:
         return self
@@ -134,6 +144,44 @@ class GenerationStream(Iterator[TokenEvent]):
     @property
     def result(self) -> GenerationResult:
         """The answer so far, complete once the stream is exhausted or closed."""
+        return self._answer.result
+
+    def drain(self) -> GenerationResult:
+        """Run to the end and return the result."""
+        for _ in self:
+            pass
+        return self.result
+
+
+class _Answer:
+    """What a stream has generated so far, and the generator that goes on with it."""
+
+    def __init__(
+        self,
+        session: Session,
+        prompt: list[int],
+        params: SamplingParams,
+        seed: int,
+        max_tokens: int | None,
+    ) -> None:
+        self._seed = seed
+        self._session = session
+        self._prompt = prompt
+        self._params = params
+        self._max_tokens = max_tokens
+        self._counter = RoundCounter()
+        self._assembler = TextAssembler(params.stop)
+        self._keeper = LogprobKeeper()
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._cached = 0
+        self._finish: FinishReason = "cancelled"
+        self._clock = _Clock(0.0, (0.0, 0.0))
+        self._stats: SpecStats | None = None
+
+    @property
+    def result(self) -> GenerationResult:
+        """The answer so far, complete once the stream is exhausted or closed."""
         usage = Usage(len(self._prompt), len(self._token_ids), self._cached)
         return GenerationResult(
             "".join(self._texts),
@@ -143,13 +191,8 @@ class GenerationStream(Iterator[TokenEvent]):
             self._stats or self._statistics(),
         )
 
-    def drain(self) -> GenerationResult:
-        """Run to the end and return the result."""
-        for _ in self:
-            pass
-        return self.result
-
-    def _run(self) -> Generator[TokenEvent, None, None]:
+    def run(self) -> Generator[TokenEvent, None, None]:
+        """Yield the events of the answer; whichever way it ends, the session is free afterwards."""
         session = self._session
         session.acquire()
         try:
@@ -159,6 +202,8 @@ class GenerationStream(Iterator[TokenEvent]):
             yield from self._answer()
         finally:
             self._stats = self._statistics()
+            if not session.closed:
+                self._keeper.before_evaluation()
             session.release()
 
     def _answer(self) -> Generator[TokenEvent, None, None]:
@@ -174,7 +219,7 @@ class GenerationStream(Iterator[TokenEvent]):
             session.target,
             session.drafter,
             session.rule,
-            SeededNoise(self.seed),
+            SeededNoise(self._seed),
             self._params,
             tokens,
             limits,
@@ -219,6 +264,7 @@ class GenerationStream(Iterator[TokenEvent]):
             paused = time.perf_counter()
             yield event
             self._clock.elsewhere += time.perf_counter() - paused
+            self._session.require_open()
             # Dropped here, so that only the consumer decides whether its log-probability is still needed.
             del event
             if self._assembler.stopped_by is not None:

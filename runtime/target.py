@@ -103,15 +103,14 @@ class TargetModel:
                 f"{self.context.model.architecture} models keep a recurrent state and cannot verify drafts"
             )
         layout = layout_tree(tree.parents, self._n_sequences)
-        if int(layout.id_counts.min()) < 1:
+        if layout.n_leaves > self._n_sequences:
             raise OptionError(f"a draft tree with more leaves than the context's {self._n_sequences} sequences")
-        n = len(tree) + 1
         self._batch.fill(
             (pending, *tree.tokens),
             layout.depths + len(self.tokens),
             layout.id_counts,
             layout.flat_ids,
-            np.ones(n, np.int8),
+            layout.outputs,
         )
         rows = self.context.decode(self._batch)
         self._tree, self._layout, self._pending = tree, layout, pending

@@ -32,6 +32,8 @@ class TextAssembler:
         return text if self.stopped_by is not None else text + rest
 
     def _release(self, text: str) -> str:
+        if not self._stop:
+            return text
         if self.stopped_by is not None:
             return ""
         text = self._held + text

@@ -35,19 +35,22 @@ def transformed_law(logits: Logits, params: SamplingParams, window: Sequence[int
         token = int(logits.argmax())
         _require_finite(float(logits[token]))
         return Law.point(token)
-    ids = _kept_by_top_k(logits, params.top_k)
-    values = (logits if ids is None else logits[ids]).astype(np.float64)
-    highest = float(values.max())
-    _require_finite(highest)
-    values -= highest
+    if 0 < params.top_k < len(logits):
+        ids = _highest(logits, params.top_k)
+    elif params.top_p < 1.0:
+        ids = np.argsort(-logits, kind="stable")
+    else:
+        return _untruncated(logits, params)
+    values = logits[ids].astype(np.float64)
+    _require_finite(float(values[0]) if len(values) else math.nan)
+    values -= values[0]
     if params.top_p < 1.0:
-        ids, values = _cut(ids, values, _top_p_mask(values, params.top_p))
+        cumulative = np.exp(values).cumsum()
+        values = values[: int(cumulative.searchsorted(params.top_p * cumulative[-1])) + 1]
     if params.min_p > 0.0:
-        ids, values = _cut(ids, values, values >= math.log(params.min_p))
-    values /= params.temperature
-    np.exp(values, out=values)
-    values /= values.sum()
-    return Law(values, ids)
+        values = values[: int((-values).searchsorted(-math.log(params.min_p), side="right"))]
+    order = ids[: len(values)].argsort()
+    return _tempered(values[order], params.temperature, ids[order])
 
 
 def penalty_window(tokens: Sequence[int], path: Sequence[int], params: SamplingParams) -> list[int]:
@@ -94,42 +97,37 @@ def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
     logits[ids] = values - times * np.float32(params.frequency_penalty) - np.float32(params.presence_penalty)
 
 
-def _kept_by_top_k(logits: Logits, k: int) -> IdArray | None:
-    """Return the ids of the k highest logits, ascending; None keeps all.
+def _untruncated(logits: Logits, params: SamplingParams) -> Law:
+    """Return the law of all words that min-p leaves."""
+    values = logits.astype(np.float64)
+    highest = float(values.max())
+    _require_finite(highest)
+    values -= highest
+    if params.min_p <= 0.0:
+        return _tempered(values, params.temperature, None)
+    ids = np.flatnonzero(values >= math.log(params.min_p))
+    return _tempered(values[ids], params.temperature, ids)
+
+
+def _tempered(values: FloatArray, temperature: float, ids: IdArray | None) -> Law:
+    """Return softmax(values / temperature) on `ids`; the highest value is 0."""
+    values /= temperature
+    np.exp(values, out=values)
+    values /= values.sum()
+    return Law(values, ids)
+
+
+def _highest(logits: Logits, k: int) -> IdArray:
+    """Return the ids of the k highest logits, highest first, equal ones in token order.
 
     A sort of the whole row would cost more than the rest of a round. Instead the row is cut into groups:
     the k-th highest group maximum is a bound that k entries reach and every one of the k highest entries
     too, so only the entries above it (about k to 2k of them) are ever sorted.
     """
-    n = len(logits)
-    if k <= 0 or k >= n:
-        return None
-    groups = n // _GROUP
+    groups = len(logits) // _GROUP
     if groups < 2 * k:
-        order = np.argsort(-logits, kind="stable")[:k]
-        return np.sort(order)
+        return np.argsort(-logits, kind="stable")[:k]
     maxima = logits[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
     bound = np.partition(maxima, groups - k)[groups - k]
     candidates = np.flatnonzero(logits >= bound)
-    if len(candidates) > k:
-        # Stable, so that equal logits are kept in token order.
-        order = np.argsort(-logits[candidates], kind="stable")[:k]
-        candidates = np.sort(candidates[order])
-    return candidates
-
-
-def _top_p_mask(values: FloatArray, top_p: float) -> npt.NDArray[np.bool_]:
-    """Return which entries belong to the smallest set of highest probability with mass >= top_p."""
-    probs = np.exp(values)
-    order = np.argsort(-probs, kind="stable")
-    cumulative = probs[order].cumsum()
-    count = int(cumulative.searchsorted(top_p * cumulative[-1], side="left")) + 1
-    mask = np.zeros(len(values), np.bool_)
-    mask[order[:count]] = True
-    return mask
-
-
-def _cut(ids: IdArray | None, values: FloatArray, mask: npt.NDArray[np.bool_]) -> tuple[IdArray | None, FloatArray]:
-    if mask.all():
-        return ids, values
-    return (np.flatnonzero(mask) if ids is None else ids[mask]), values[mask]
+    return candidates[np.argsort(-logits[candidates], kind="stable")[:k]]

@@ -65,6 +65,11 @@ class DraftModelDrafter(Drafter):
         """Time inside the draft model's evaluations."""
         return self._context.native_seconds
 
+    @property
+    def n_params(self) -> int:
+        """The draft model's parameters."""
+        return self._context.model.n_params
+
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what the prompt shares with the last one."""
         self._rewind(common_prefix(self._cached, tokens))

@@ -72,6 +72,11 @@ class Drafter(ABC):
         """Time spent inside native evaluation of the drafter's own models so far."""
         return 0.0
 
+    @property
+    def n_params(self) -> int:
+        """How many parameters the drafter's own models have; 0 if it has none."""
+        return 0
+
     def close(self) -> None:  # noqa: B027
         """Free native memory; calling it again does nothing."""
 
