@@ -45,6 +45,7 @@ class Batch:
         # Bounds of what was filled in, so that the context can check a batch without walking it again.
         self.token_bounds = (0, 0)
         self.id_bounds = (0, 0)
+        self.first_position = 0
         self._struct = self._make_struct()
 
     def _make_struct(self) -> Any:  # noqa: ANN401 - a ctypes structure
@@ -95,6 +96,7 @@ class Batch:
         self._fill_ids(n, id_counts, ids)
         self.outputs[:n] = outputs
         self.n_tokens = n
+        self.first_position = int(self.positions[:n].min())
         self.n_outputs = int(np.count_nonzero(self.outputs[:n]))
         if all(isinstance(one, np.ndarray) and not one.flags.writeable for one in (id_counts, ids, outputs)):
             self._filled = (id_counts, ids, outputs)
@@ -125,6 +127,7 @@ class Batch:
         self.ids[0] = sequence
         self._pointers[0] = self._ids_address
         self.n_tokens = self.n_outputs = 1
+        self.first_position = position
         self.token_bounds = (token, token)
         self.id_bounds = (sequence, sequence)
 

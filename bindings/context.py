@@ -29,6 +29,7 @@ __all__ = ["MAX_SEQUENCES", "Context", "ContextOptions", "Rows"]
 
 FloatRows = npt.NDArray[np.float32]
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+MAX_THREADS = 512  # GGML_MAX_N_THREADS: ggml crashes beyond it
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 _CACHE_TYPES = {
     "f32": 0,
@@ -65,9 +66,11 @@ class ContextOptions:
     cache_type_v: str = "f16"
 
     def __post_init__(self) -> None:
-        for name in ("n_ctx", "n_threads", "n_threads_batch"):
-            if not 0 <= getattr(self, name) < 2**31:
-                raise OptionError(f"{name} is {getattr(self, name)}: give 0 (automatic) or a positive number")
+        if not 0 <= self.n_ctx < 2**31:
+            raise OptionError(f"n_ctx is {self.n_ctx}: give 0 (automatic) or a positive number")
+        for name in ("n_threads", "n_threads_batch"):
+            if not 0 <= getattr(self, name) <= MAX_THREADS:
+                raise OptionError(f"{name} is {getattr(self, name)}: give 0 (automatic) to {MAX_THREADS}")
         for name in ("n_batch", "n_ubatch", "n_outputs"):
             if not 1 <= getattr(self, name) < 2**31:
                 raise OptionError(f"{name} is {getattr(self, name)}: it must be at least 1")
@@ -88,28 +91,35 @@ class Rows:
     has evaluated again raises `StaleViewError`: llama.cpp reuses, and may move, the memory.
     """
 
-    __slots__ = ("_context", "_generation", "count")
+    __slots__ = ("_context", "_generation", "_indices", "_native_count", "count")
 
-    def __init__(self, context: Context, generation: int, count: int) -> None:
+    def __init__(self, context: Context, generation: int, batch: Batch) -> None:
         self._context = context
         self._generation = generation
-        self.count = count
+        self.count = batch.n_outputs
+        self._native_count = self.count
+        self._indices: npt.NDArray[np.intp] | None = None
+        if context.options.hidden_states and self.count < batch.n_tokens:
+            # llama.cpp then gives a row for every token, asked for or not.
+            self._native_count = batch.n_tokens
+            self._indices = np.flatnonzero(batch.outputs[: batch.n_tokens])
 
     def logits(self, row: int) -> FloatRows:
         """Return the logits of one row, float32 of shape [n_vocab], a view."""
-        self._check(row)
-        return self._context._logits_view(self.count)[row]  # type: ignore[no-any-return]
+        index = self._index_of(row)
+        return self._context._logits_view(self._native_count)[index]  # type: ignore[no-any-return]
 
     def hidden_state(self, row: int) -> FloatRows:
         """Return the final normed hidden state of one row, float32 of shape [n_embd], a view."""
-        self._check(row)
-        return self._context._hidden_view(self.count)[row]  # type: ignore[no-any-return]
+        index = self._index_of(row)
+        return self._context._hidden_view(self._native_count)[index]  # type: ignore[no-any-return]
 
-    def _check(self, row: int) -> None:
+    def _index_of(self, row: int) -> int:
         if self._generation != self._context.generation:
             raise StaleViewError("these rows were overwritten by a later evaluation: copy what must be kept")
         if not 0 <= row < self.count:
             raise OptionError(f"row {row} of an evaluation that gave {self.count} rows")
+        return row if self._indices is None else int(self._indices[row])
 
 
 class Context:
@@ -168,7 +178,9 @@ class Context:
         last_native_errors()
         handle = self._native.llama_init_from_model(self.model.handle, params)
         if not handle:
-            reason = last_native_errors() or "llama.cpp gave no reason"
+            reason = last_native_errors() or "no memory"
+            if "alloc" not in reason and "memory" not in reason.lower():
+                raise OptionError(f"llama.cpp refuses these context options for {self.model.path}: {reason}")
             raise OutOfMemoryError(
                 f"no context of {params.n_ctx} tokens for {self.model.path}: {reason}. Lower the context size (-c)"
             )
@@ -222,7 +234,7 @@ class Context:
         if code != 0:
             self._drop_failed(batch)
             raise decode_error(code, batch.n_tokens)
-        return Rows(self, self.generation, batch.n_outputs)
+        return Rows(self, self.generation, batch)
 
     def _check_batch(self, batch: Batch) -> None:
         """Refuse what llama.cpp would answer with an assertion, which ends the process."""
@@ -234,6 +246,8 @@ class Context:
         n_outputs = n if self.options.hidden_states else batch.n_outputs
         if n_outputs > self.n_outputs:
             raise OptionError(f"{n_outputs} output rows asked of a context for {self.n_outputs} (n_outputs)")
+        if batch.first_position < 0:
+            raise OptionError(f"position {batch.first_position} in a batch is negative")
         if batch.token_bounds[0] < 0 or batch.token_bounds[1] >= self._n_vocab:
             raise OptionError(f"a token of the batch is outside the vocabulary of {self._n_vocab} words")
         if batch.id_bounds[0] < 0 or batch.id_bounds[1] >= self.options.n_sequences:

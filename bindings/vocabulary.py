@@ -13,8 +13,8 @@ __all__ = ["Vocabulary"]
 
 # llama_vocab_type
 _KIND_NAMES = {0: "none", 1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLAMO2"}
+_ATTRIBUTE_UNKNOWN = 1 << 0
 _ATTRIBUTE_CONTROL = 1 << 3
-_ATTRIBUTE_USER_DEFINED = 1 << 4
 
 
 class Vocabulary:
@@ -61,8 +61,11 @@ class Vocabulary:
 
     @functools.cached_property
     def special_texts(self) -> tuple[str, ...]:
-        """Texts that tokenization with `parse_special` would turn into control or user-defined tokens."""
-        wanted = _ATTRIBUTE_CONTROL | _ATTRIBUTE_USER_DEFINED
+        """Texts that only tokenization with `parse_special` turns into one token, longest first.
+
+        User-defined words are not among them: they are ordinary text, which llama.cpp always finds.
+        """
+        wanted = _ATTRIBUTE_CONTROL | _ATTRIBUTE_UNKNOWN
         attribute = self._native.llama_vocab_get_attr
         found = (token for token in range(self.size) if attribute(self._handle, token) & wanted)
         texts = (self.text(token) for token in found)

@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
-from specrun.convert.conversion import ConversionReport, convert_checkpoint
-from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.bindings.errors import SpecrunError
 
-__all__ = ["ConversionReport", "RandomLlama", "convert_checkpoint", "write_random_llama"]
+try:
+    from specrun.convert.conversion import ConversionReport, convert_checkpoint
+    from specrun.convert.pad import PadReport, pad_ffn
+    from specrun.convert.quantize import QuantizationReport, quantize_model
+    from specrun.convert.random_model import RandomLlama, write_random_llama
+except ModuleNotFoundError as error:
+    if error.name != "gguf":
+        raise
+    raise SpecrunError("this needs the package gguf: run pip install 'specrun[convert]'") from error
+
+__all__ = [
+    "ConversionReport",
+    "PadReport",
+    "QuantizationReport",
+    "RandomLlama",
+    "convert_checkpoint",
+    "pad_ffn",
+    "quantize_model",
+    "write_random_llama",
+]

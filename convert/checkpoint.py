@@ -48,9 +48,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """
     if not folder.is_dir():
         if folder.exists():
-            raise FileMissingError(
-                f"{folder} is a file; name the checkpoint's folder, which has a config.json"
-            )
+            raise FileMissingError(f"{folder} is a file; name the checkpoint's folder, which has a config.json")
         raise FileMissingError(f"there is no folder {folder}; check the path")
     config = read_json_object(folder / "config.json")
     return Checkpoint(folder, config, _find_tensors(folder))
@@ -67,9 +65,7 @@ def _find_tensors(folder: Path) -> dict[str, StoredTensor]:
             f"{folder} has its weights in {pickles[0]}, a pickle, which can run code when it is opened: "
             "get the checkpoint as safetensors"
         )
-    raise FileMissingError(
-        f"there is neither {_WEIGHTS} nor {_INDEX} in {folder}; is the checkpoint complete?"
-    )
+    raise FileMissingError(f"there is neither {_WEIGHTS} nor {_INDEX} in {folder}; is the checkpoint complete?")
 
 
 def _read_shards(folder: Path) -> dict[str, StoredTensor]:
@@ -81,9 +77,7 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
         file_name = names.text(name)
         # A name from the index must not lead out of the folder.
         if not file_name.endswith(".safetensors") or Path(file_name).name != file_name or "\\" in file_name:
-            raise MalformedFileError(
-                f"{index.shown} puts {name} into {file_name!r}, not a file of the folder"
-            )
+            raise MalformedFileError(f"{index.shown} puts {name} into {file_name!r}, not a file of the folder")
         if file_name not in shards:
             shards[file_name] = read_safetensors(folder / file_name)
         if name not in shards[file_name]:

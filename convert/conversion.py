@@ -56,8 +56,9 @@ def convert_checkpoint(
 ) -> ConversionReport:
     """Convert the checkpoint folder `source` (config.json, safetensors, tokenizer.json) to the file `output`.
 
-    `outtype` is f32, f16 or bf16: the type of matrices; vectors stay float32. Everything is checked before
-    the first byte is written, then one tensor at a time is read, and the file appears whole or not at all.
+    `outtype` is f32, f16 or bf16: the type of matrices; vectors stay float32. Config, words and shapes are
+    checked before the first byte is written, then one tensor at a time is read, and the file appears whole
+    or not at all.
 
     Raises OptionError (unknown `outtype`, `output` exists and `force` is not given), FileMissingError,
     MalformedFileError, UnsupportedModelError; SpecrunError if the disk is full.
@@ -65,9 +66,7 @@ def convert_checkpoint(
     if outtype.lower() not in OUTPUT_TYPES:
         known = ", ".join(OUTPUT_TYPES)
         hint = nearest(outtype.lower(), OUTPUT_TYPES)
-        raise OptionError(
-            f"outtype is {outtype!r}: use one of {known}{hint}; smaller types come from quantizing"
-        )
+        raise OptionError(f"outtype is {outtype!r}: use one of {known}{hint}; smaller types come from quantizing")
     type_name, file_type = OUTPUT_TYPES[outtype.lower()]
     folder, target = Path(source), Path(output)
     check_target(target, force=force)

@@ -55,9 +55,7 @@ def _read_words(tokenizer: JsonObject, size: int) -> tuple[list[str], list[int]]
                 f"{tokenizer.shown} gives {word[:40]!r} the id {token!r}, outside the model's {size} words"
             )
         if words[token] not in (None, word):
-            raise MalformedFileError(
-                f"{tokenizer.shown} gives the id {token} to {words[token]!r} and {word[:40]!r}"
-            )
+            raise MalformedFileError(f"{tokenizer.shown} gives the id {token} to {words[token]!r} and {word[:40]!r}")
         words[token], types[token] = word, kind
     if len(words) < size:
         raise MalformedFileError(f"the config states {size} words, and {tokenizer.shown} has {len(pairs)}")
@@ -70,9 +68,7 @@ def _read_merges(tokenizer: JsonObject) -> list[str]:
     for entry in tokenizer.object("model").items("merges"):
         parts = entry.split(" ") if isinstance(entry, str) else entry
         if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(p, str) and p for p in parts):
-            raise MalformedFileError(
-                f"{tokenizer.shown} has a merge {str(entry)[:60]!r}, which is not two words"
-            )
+            raise MalformedFileError(f"{tokenizer.shown} has a merge {str(entry)[:60]!r}, which is not two words")
         merges.append(" ".join(parts))
     if not merges:
         raise MalformedFileError(f"{tokenizer.shown} has no merges, which a BPE tokenizer needs")
@@ -81,9 +77,7 @@ def _read_merges(tokenizer: JsonObject) -> list[str]:
 
 def _is_gpt2(pre: Any) -> bool:  # noqa: ANN401 - any JSON value
     return isinstance(pre, dict) and (
-        pre.get("type") == "ByteLevel"
-        and not pre.get("add_prefix_space")
-        and pre.get("use_regex", True) is True
+        pre.get("type") == "ByteLevel" and not pre.get("add_prefix_space") and pre.get("use_regex", True) is True
     )
 
 
@@ -94,25 +88,17 @@ _PRE_TOKENIZERS: tuple[tuple[str, Callable[[Any], bool]], ...] = (("gpt-2", _is_
 def _pre_tokenizer_name(tokenizer: JsonObject) -> str:
     model = tokenizer.object("model")
     if model.text("type", "BPE") != "BPE" or "vocab" not in model:
-        raise UnsupportedModelError(
-            f"{tokenizer.shown} is a {model.any('type')} tokenizer: only BPE is known"
-        )
+        raise UnsupportedModelError(f"{tokenizer.shown} is a {model.any('type')} tokenizer: only BPE is known")
     for key in ("byte_fallback", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.any(key):
-            raise UnsupportedModelError(
-                f"{tokenizer.shown} has {key} = {model.any(key)!r}, which is not known here"
-            )
+            raise UnsupportedModelError(f"{tokenizer.shown} has {key} = {model.any(key)!r}, which is not known here")
     if "normalizer" in tokenizer:
-        raise UnsupportedModelError(
-            f"{tokenizer.shown} has the unknown normalizer {_short(tokenizer, 'normalizer')}"
-        )
+        raise UnsupportedModelError(f"{tokenizer.shown} has the unknown normalizer {_short(tokenizer, 'normalizer')}")
     pre = tokenizer.any("pre_tokenizer")
     for name, fits in _PRE_TOKENIZERS:
         if fits(pre):
             return name
-    raise UnsupportedModelError(
-        f"{tokenizer.shown} has the unknown pre_tokenizer {_short(tokenizer, 'pre_tokenizer')}"
-    )
+    raise UnsupportedModelError(f"{tokenizer.shown} has the unknown pre_tokenizer {_short(tokenizer, 'pre_tokenizer')}")
 
 
 def _short(tokenizer: JsonObject, key: str) -> str:
@@ -133,6 +119,9 @@ def _special_ids(checkpoint: Checkpoint, settings: JsonObject, words: list[str])
                 token = _first_id(source, f"{theirs}_token_id")
         if token is not None and token < len(words):
             found[ours] = token
+    # Where a file names no bos, llama.cpp would take word 11; as in GPT-2, one word serves as both.
+    if "bos" not in found and "eos" in found:
+        found["bos"] = found["eos"]
     ends = generation.any("eos_token_id")
     others = [end for end in ends if end != found.get("eos")] if isinstance(ends, list) else []
     # llama.cpp stops at any of its named end tokens; a second one of the checkpoint is an end of turn.
@@ -153,9 +142,7 @@ def _named_word(settings: JsonObject, key: str, words: list[str]) -> int | None:
     if value is None:
         return None
     if not isinstance(value, str) or value not in words:
-        raise MalformedFileError(
-            f"{settings.shown} has {key} = {str(value)[:40]!r}, which the tokenizer does not have"
-        )
+        raise MalformedFileError(f"{settings.shown} has {key} = {str(value)[:40]!r}, which the tokenizer does not have")
     return words.index(value)
 
 
@@ -166,11 +153,7 @@ def _adds(tokenizer: JsonObject, settings: JsonObject, name: str, *, first: bool
     post = tokenizer.any("post_processor")
     stages = post.get("processors", [post]) if isinstance(post, dict) else []
     for stage in stages if isinstance(stages, list) else []:
-        pieces = (
-            stage.get("single")
-            if isinstance(stage, dict) and stage.get("type") == "TemplateProcessing"
-            else None
-        )
+        pieces = stage.get("single") if isinstance(stage, dict) and stage.get("type") == "TemplateProcessing" else None
         if isinstance(pieces, list) and pieces and isinstance(pieces[0 if first else -1], dict):
             return "SpecialToken" in pieces[0 if first else -1]
     return False

@@ -34,9 +34,7 @@ class JsonObject:
 
     def count(self, key: str, default: int | None = None) -> int:
         """Return a whole number of at least 1 that fits 32 bits."""
-        return int(
-            self._get(key, default, lambda v: type(v) is int and 0 < v < 2**32, "a positive whole number")
-        )
+        return int(self._get(key, default, lambda v: type(v) is int and 0 < v < 2**32, "a positive whole number"))
 
     def token(self, key: str) -> int | None:
         """Return a token id, or None where it is absent."""
@@ -46,9 +44,7 @@ class JsonObject:
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0."""
-        return float(
-            self._get(key, default, lambda v: type(v) in (int, float) and 0 < v < 1e30, "a positive number")
-        )
+        return float(self._get(key, default, lambda v: type(v) in (int, float) and 0 < v < 1e30, "a positive number"))
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """Return true or false."""
@@ -90,9 +86,7 @@ def read_json_object(path: Path) -> JsonObject:
             raise MalformedFileError(f"{path} has more than {_LARGEST >> 20} MB, too much for such a file")
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise FileMissingError(
-            f"there is no {path.name} in {path.parent}; is the checkpoint complete?"
-        ) from error
+        raise FileMissingError(f"there is no {path.name} in {path.parent}; is the checkpoint complete?") from error
     except OSError as error:
         raise FileMissingError(f"{path} cannot be read ({error.strerror}); check its permissions") from error
     return parse_json_object(data, str(path))

@@ -55,6 +55,10 @@ class Metadata:
         """Set a value of any GGUF type, `element` being the type of an array's elements."""
         self._entries[key] = value, kind, element
 
+    def remove(self, key: str) -> None:
+        """Leave a key out; one that is not there is no mistake."""
+        self._entries.pop(key, None)
+
     def _array(self, key: str, values: Sequence[Any], element: GGUFValueType) -> None:
         if len(values):
             self._entries[key] = values, GGUFValueType.ARRAY, element

@@ -65,15 +65,11 @@ def quantize_model(
     bits = {"F32": 32, "F16": 16, "BF16": 16}.get(name)
     require_free_space(target.parent, header.n_parameters * bits // 8 if bits else header.file_size)
     with atomic_path(target, force=force) as aside:
-        quantize_file(
-            original, aside, name, n_threads=n_threads, pure=pure, allow_requantize=allow_requantize
-        )
+        quantize_file(original, aside, name, n_threads=n_threads, pure=pure, allow_requantize=allow_requantize)
         written = read_header(aside)
         if len(written.tensors) != len(header.tensors):
             counts = f"{len(written.tensors)} of {len(header.tensors)}"
-            raise SpecrunError(
-                f"llama.cpp wrote {counts} tensors of {original}: this is a mistake in specrun"
-            )
+            raise SpecrunError(f"llama.cpp wrote {counts} tensors of {original}: this is a mistake in specrun")
     return _report(target, name, header, written)
 
 
@@ -85,7 +81,8 @@ def _known_type(ftype: str) -> str:
 
 
 def _check_source(path: Path, header: GGUFHeader, name: str, allow_requantize: bool) -> None:
-    if int(str(header.metadata.get("split.count", 0))) > 1:
+    parts = header.metadata.get("split.count")
+    if isinstance(parts, int) and parts > 1:
         raise UnsupportedModelError(f"{path} is one part of a split model: merge the parts first")
     quantized = sorted({tensor.type_name for tensor in header.tensors} - _PLAIN - {"I32", "I64", "F64"})
     if quantized and not allow_requantize:
@@ -96,8 +93,8 @@ def _check_source(path: Path, header: GGUFHeader, name: str, allow_requantize: b
     width = header.metadata.get(f"{header.architecture}.embedding_length")
     if name not in _PLAIN and isinstance(width, int) and width % _BLOCK:
         raise OptionError(
-            f"{path} has rows of {width} numbers, not a multiple of {_BLOCK}: it cannot be quantized to {name}, "
-            "only to F16, BF16 or F32"
+            f"{path} has rows of {width} numbers, not a multiple of {_BLOCK}: "
+            f"it can be converted to F16, BF16 or F32, but not to {name}"
         )
 
 

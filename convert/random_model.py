@@ -135,9 +135,7 @@ def _normal(spec: RandomLlama, name: str, shape: tuple[int, ...]) -> npt.NDArray
     return source.standard_normal(shape, dtype=np.float32)
 
 
-def _matrix(
-    spec: RandomLlama, name: str, shape: tuple[int, int], spread: float | None = None
-) -> PlannedTensor:
+def _matrix(spec: RandomLlama, name: str, shape: tuple[int, int], spread: float | None = None) -> PlannedTensor:
     factor = np.float32(shape[1] ** -0.5 if spread is None else spread)
     kind = np.float16 if spec.file_type == "F16" else np.float32
 

@@ -1,4 +1,4 @@
-"""Safetensors files: the header checked, the numbers memory-mapped and read one tensor at a time.
+"""Safetensors files: the header checked, the numbers read one tensor at a time.
 
 The format: a length of 8 bytes (little-endian), a JSON object of that length with type, shape and extent of
 each tensor, and the data. Read here because numpy has no bfloat16, which the safetensors package needs.
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, UnsupportedModelError
+from specrun.convert.array_file import read_array
 from specrun.convert.json_file import JsonObject, parse_json_object
 
 __all__ = ["StoredTensor", "read_safetensors"]
@@ -43,17 +44,11 @@ class StoredTensor:
     offset: int
 
     def read(self) -> npt.NDArray[Any]:
-        """Return the numbers, a view of the mapped file; BF16 is widened to float32, so copied.
+        """Return the numbers; BF16 is widened to float32.
 
         Raises MalformedFileError if the file has become shorter, FileMissingError if it is gone.
         """
-        try:
-            mapped = np.memmap(self.path, _TYPES[self.type_name], "r", self.offset, self.shape or (1,))
-        except ValueError as error:
-            raise MalformedFileError(f"{self.path} became shorter while it was read; {_AGAIN}") from error
-        except OSError as error:
-            raise FileMissingError(f"{self.path} cannot be read ({error.strerror})") from error
-        array: npt.NDArray[Any] = np.asarray(mapped).reshape(self.shape)
+        array = read_array(self.path, _TYPES[self.type_name], self.shape, self.offset)
         if self.type_name == "BF16":
             # A bfloat16 is the upper half of a float32.
             return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -85,20 +80,14 @@ def _stored(path: Path, header: JsonObject, name: str, start: int, size: int) ->
     entry = header.object(name)
     type_name, shape, extent = entry.text("dtype"), entry.items("shape"), entry.items("data_offsets")
     if type_name not in _TYPES:
-        raise UnsupportedModelError(
-            f"{path} stores {name} as {type_name}: only {', '.join(_TYPES)} can be read"
-        )
+        raise UnsupportedModelError(f"{path} stores {name} as {type_name}: only {', '.join(_TYPES)} can be read")
     if not all(type(n) is int and 0 <= n < 2**48 for n in (*shape, *extent)) or len(extent) != 2:
-        raise MalformedFileError(
-            f"{path} is damaged: the place of the tensor {name} makes no sense; {_AGAIN}"
-        )
+        raise MalformedFileError(f"{path} is damaged: the place of the tensor {name} makes no sense; {_AGAIN}")
     begin, end = extent
     n_bytes = prod(shape) * np.dtype(_TYPES[type_name]).itemsize
     if end - begin != n_bytes or n_bytes == 0:
         problem = f"{name} of shape {tuple(shape)} takes {end - begin:,} bytes instead of {n_bytes:,}"
         raise MalformedFileError(f"{path} is damaged: {problem}; {_AGAIN}")
     if start + end > size:
-        raise MalformedFileError(
-            f"{path} is truncated: {name} ends {start + end - size:,} bytes behind it; {_AGAIN}"
-        )
+        raise MalformedFileError(f"{path} is truncated: {name} ends {start + end - size:,} bytes behind it; {_AGAIN}")
     return StoredTensor(path, name, type_name, tuple(shape), start + begin)

@@ -38,9 +38,7 @@ class BytePairVocabulary:
             raise OptionError(f"a vocabulary of {len(self.words)} words has {len(self.types)} word types")
         for name, token in self.special_ids.items():
             if not 0 <= token < len(self.words):
-                raise OptionError(
-                    f"the {name} token {token} is outside a vocabulary of {len(self.words)} words"
-                )
+                raise OptionError(f"the {name} token {token} is outside a vocabulary of {len(self.words)} words")
 
     def describe(self, metadata: Metadata) -> None:
         """Add the tokenizer's keys to `metadata`."""

@@ -92,9 +92,7 @@ def _write_header(writer: GGUFWriter, metadata: Metadata, tensors: Sequence[Plan
     writer.write_ti_data_to_file()
 
 
-def _write_tensors(
-    writer: GGUFWriter, tensors: Sequence[PlannedTensor], total: int, progress: Progress | None
-) -> None:
+def _write_tensors(writer: GGUFWriter, tensors: Sequence[PlannedTensor], total: int, progress: Progress | None) -> None:
     done = 0
     for tensor in tensors:
         array = np.ascontiguousarray(tensor.load())

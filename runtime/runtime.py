@@ -70,10 +70,10 @@ class Runtime:
     def __init__(
         self,
         target: str | os.PathLike[str],
-        drafter: str = "none",
+        drafter: str | None = "none",
         **options: Any,  # noqa: ANN401 - the fields of RuntimeOptions
     ) -> None:
-        self._open(Path(target), drafter, _parse_options(options), {})
+        self._open(Path(target), drafter or "none", _parse_options(options), {})
 
     @classmethod
     def demo(cls, drafter: str = "draft", **options: Any) -> Runtime:  # noqa: ANN401 - see __init__
@@ -112,7 +112,6 @@ class Runtime:
                 built.close()
             self.model.close()
             raise
-        self._context = context
         self._template: ChatTemplate | None = None
         self._session = Session(TargetModel(context), built, rule, self.model.vocabulary)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,10 @@ def unknown_option(name: str, known: list[str], where: str) -> OptionError:
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
     return OptionError(f"{where} has no option {name!r}: {hint}")
+
+
+def _is_bias(value: object) -> bool:
+    return isinstance(value, int | float) and (math.isfinite(value) or value == -math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class SamplingParams:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         elif not isinstance(self.stop, tuple):
+            self._require(isinstance(self.stop, Iterable), "stop", "made of strings")
             object.__setattr__(self, "stop", tuple(self.stop))
         self._require_finite()
         self._require(self.temperature >= 0.0, "temperature", "0 (greedy) or more")
@@ -55,9 +60,14 @@ class SamplingParams:
         self._require(0.0 <= self.min_p <= 1.0, "min_p", "between 0 and 1")
         self._require(self.repeat_penalty > 0.0, "repeat_penalty", "above 0 (1 is off)")
         self._require(self.repeat_last_n >= -1, "repeat_last_n", "-1 (all), 0 (off) or a count")
-        self._require(all(self.stop), "stop", "made of strings that are not empty")
-        self._require(not any(map(math.isnan, self.logit_bias.values())), "logit_bias", "made of numbers")
-        self._require(all(token >= 0 for token in self.logit_bias), "logit_bias", "keyed by token ids")
+        self._require(
+            all(isinstance(one, str) and one for one in self.stop), "stop", "made of strings that are not empty"
+        )
+        self._require(isinstance(self.logit_bias, Mapping), "logit_bias", "a mapping of token ids to numbers")
+        biases, tokens = self.logit_bias.values(), self.logit_bias.keys()
+        self._require(all(map(_is_bias, biases)), "logit_bias", "made of finite numbers and -inf")
+        self._require(all(isinstance(one, int) and one >= 0 for one in tokens), "logit_bias", "keyed by token ids")
+        self._require(self.seed is None or isinstance(self.seed, int), "seed", "a whole number or None")
 
     def _require_finite(self) -> None:
         names = ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")

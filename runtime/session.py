@@ -148,8 +148,7 @@ class GenerationStream(Iterator[TokenEvent]):
 
     def drain(self) -> GenerationResult:
         """Run to the end and return the result."""
-        for _ in self:
-            pass
+        deque(self, maxlen=0)  # keeps no event, so that no log-probability is computed for nobody
         return self.result
 
 

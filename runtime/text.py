@@ -37,9 +37,10 @@ class TextAssembler:
         if self.stopped_by is not None:
             return ""
         text = self._held + text
-        found = [(index, stop) for stop in self._stop if (index := text.find(stop)) >= 0]
+        found = [(index + len(stop), index, stop) for stop in self._stop if (index := text.find(stop)) >= 0]
         if found:
-            index, self.stopped_by = min(found, key=lambda one: (one[0], -len(one[1])))
+            # The one that is complete first, so that the answer does not depend on how the text was split.
+            _, index, self.stopped_by = min(found)
             self._held = ""
             return text[:index]
         keep = self._possible_stop(text)

@@ -20,6 +20,7 @@ __all__ = ["Logits", "log_probability", "penalty_window", "transformed_law"]
 
 Logits = npt.NDArray[np.float32]
 _GROUP = 32
+_COLDEST = 1e-30  # below it, dividing would overflow, and the law is a point mass anyway
 
 
 def transformed_law(logits: Logits, params: SamplingParams, window: Sequence[int] = ()) -> Law:
@@ -38,7 +39,7 @@ def transformed_law(logits: Logits, params: SamplingParams, window: Sequence[int
     if 0 < params.top_k < len(logits):
         ids = _highest(logits, params.top_k)
     elif params.top_p < 1.0:
-        ids = np.argsort(-logits, kind="stable")
+        ids = _descending(logits)
     else:
         return _untruncated(logits, params)
     values = logits[ids].astype(np.float64)
@@ -111,7 +112,7 @@ def _untruncated(logits: Logits, params: SamplingParams) -> Law:
 
 def _tempered(values: FloatArray, temperature: float, ids: IdArray | None) -> Law:
     """Return softmax(values / temperature) on `ids`; the highest value is 0."""
-    values /= temperature
+    values /= max(temperature, _COLDEST)
     np.exp(values, out=values)
     values /= values.sum()
     return Law(values, ids)
@@ -126,8 +127,22 @@ def _highest(logits: Logits, k: int) -> IdArray:
     """
     groups = len(logits) // _GROUP
     if groups < 2 * k:
-        return np.argsort(-logits, kind="stable")[:k]
+        return _descending(logits)[:k]
     maxima = logits[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
+    _refuse_nan(float(maxima.max()))
+    _refuse_nan(float(logits[groups * _GROUP - 1 :].max()))
     bound = np.partition(maxima, groups - k)[groups - k]
     candidates = np.flatnonzero(logits >= bound)
     return candidates[np.argsort(-logits[candidates], kind="stable")[:k]]
+
+
+def _descending(logits: Logits) -> IdArray:
+    order = np.argsort(-logits, kind="stable")
+    _refuse_nan(float(logits[order[-1]]))  # where a sort puts them
+    return order
+
+
+def _refuse_nan(value: float) -> None:
+    """Raise for a maximum that is NaN; comparisons would silently leave such words out."""
+    if math.isnan(value):
+        _require_finite(value)

@@ -44,9 +44,7 @@ def compiler() -> str:
     for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
         if name and shutil.which(name):
             return name
-    sys.exit(
-        "no C compiler found: install one (Debian: apt install build-essential; macOS: xcode-select --install)"
-    )
+    sys.exit("no C compiler found: install one (Debian: apt install build-essential; macOS: xcode-select --install)")
 
 
 def accepted_flags(cc: str) -> list[str]:
@@ -84,9 +82,7 @@ def build(version: str, flags: list[str], cmake_args: list[str], into: Path) -> 
         env[name] = " ".join([env.get(name, ""), *flags]).strip()
     env["CMAKE_ARGS"] = " ".join([env.get("CMAKE_ARGS", ""), *cmake_args]).strip()
     env.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 2))
-    say(
-        f"building llama-cpp-python {version} from source, once for this machine (about 6 minutes on 2 cores)"
-    )
+    say(f"building llama-cpp-python {version} from source, once for this machine (about 6 minutes on 2 cores)")
     say(f"  CMAKE_ARGS: {env['CMAKE_ARGS']}")
     say(f"  CFLAGS:     {env['CFLAGS'] or '(none)'}")
     with tempfile.TemporaryDirectory(prefix="build-", dir=into.parent) as work:
@@ -110,9 +106,7 @@ def main() -> None:
     flags = accepted_flags(compiler())
     cmake_args = CMAKE_ARGS + (["-DGGML_CUDA=ON"] if options.cuda else [])
     own = [os.environ.get(name, "") for name in ("CFLAGS", "CXXFLAGS", "CMAKE_ARGS")]
-    identity = "\n".join(
-        [version, platform.system(), platform.machine(), processor(), *flags, *cmake_args, *own]
-    )
+    identity = "\n".join([version, platform.system(), platform.machine(), processor(), *flags, *cmake_args, *own])
     key = f"llama-cpp-python-{version}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     directory = cache_directory(key)
     wheels = sorted(directory.glob("*.whl"))

@@ -29,7 +29,5 @@ def family_of(config: JsonObject) -> Family:
     family = _BY_ARCHITECTURE.get(names[0])
     if family is None:
         known = ", ".join(known_architectures())
-        raise UnsupportedModelError(
-            f"{config.shown} is a {names[0][:80]!r}, and these can be converted: {known}"
-        )
+        raise UnsupportedModelError(f"{config.shown} is a {names[0][:80]!r}, and these can be converted: {known}")
     return family

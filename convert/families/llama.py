@@ -43,12 +43,8 @@ def _layer(config: JsonObject, block: str, source: str) -> Iterator[TensorRule]:
     heads, shared = config.count("num_attention_heads"), kv_heads(config)
     inner, kv_inner = heads * head_width(config), shared * head_width(config)
     attention, bias = f"{source}.self_attn", config.flag("attention_bias", False)
-    yield from with_bias(
-        f"{block}.attn_q", f"{attention}.q_proj", (inner, width), bias=bias, rope_heads=heads
-    )
-    yield from with_bias(
-        f"{block}.attn_k", f"{attention}.k_proj", (kv_inner, width), bias=bias, rope_heads=shared
-    )
+    yield from with_bias(f"{block}.attn_q", f"{attention}.q_proj", (inner, width), bias=bias, rope_heads=heads)
+    yield from with_bias(f"{block}.attn_k", f"{attention}.k_proj", (kv_inner, width), bias=bias, rope_heads=shared)
     yield from with_bias(f"{block}.attn_v", f"{attention}.v_proj", (kv_inner, width), bias=bias)
     yield from with_bias(f"{block}.attn_output", f"{attention}.o_proj", (width, inner), bias=bias)
     yield from with_bias(f"{block}.ffn_gate", f"{source}.mlp.gate_proj", (ffn, width), bias=False)

@@ -34,9 +34,7 @@ def head_width(config: JsonObject) -> int:
     """Return the width of one attention head."""
     width, heads = config.count("hidden_size"), config.count("num_attention_heads")
     if "head_dim" not in config and width % heads:
-        raise MalformedFileError(
-            f"{config.shown} has hidden_size {width}, which is not divisible by {heads} heads"
-        )
+        raise MalformedFileError(f"{config.shown} has hidden_size {width}, which is not divisible by {heads} heads")
     if heads % kv_heads(config):
         raise MalformedFileError(f"{config.shown} has {heads} heads over {kv_heads(config)} key-value heads")
     wide = config.count("head_dim", max(1, width // heads))
@@ -85,9 +83,7 @@ def describe_rope(config: JsonObject, metadata: Metadata, prefix: str) -> None:
         metadata.text(f"{prefix}.rope.scaling.type", "linear")
         metadata.number(f"{prefix}.rope.scaling.factor", rope.number("factor"))
     elif kind not in ("default", "llama3"):
-        raise UnsupportedModelError(
-            f"{rope.shown} is {kind!r}: only default, linear and llama3 can be converted"
-        )
+        raise UnsupportedModelError(f"{rope.shown} is {kind!r}: only default, linear and llama3 can be converted")
 
 
 def llama3_factors(config: JsonObject) -> Iterator[TensorRule]:
@@ -100,9 +96,7 @@ def llama3_factors(config: JsonObject) -> Iterator[TensorRule]:
     factor, low, high = rope.number("factor"), rope.number("low_freq_factor"), rope.number("high_freq_factor")
     trained = rope.count("original_max_position_embeddings")
     if high <= low:
-        raise MalformedFileError(
-            f"{rope.shown} has high_freq_factor {high:g}, not above low_freq_factor {low:g}"
-        )
+        raise MalformedFileError(f"{rope.shown} has high_freq_factor {high:g}, not above low_freq_factor {low:g}")
 
     def compute() -> Array:
         wavelength = 2 * pi * base ** (np.arange(0, width, 2, dtype=np.float64) / width)

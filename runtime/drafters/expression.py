@@ -20,6 +20,7 @@ _TOKEN = re.compile(
     r"""\s*(?:"(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>[^']*)'|(?P<sign>[(),@=])|(?P<atom>[^\s(),@='"]+))"""
 )
 _MAX_DEPTH = 16
+_MAX_COUNT_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,13 @@ class Expression:
     is_call: bool = False
 
     def __str__(self) -> str:
-        inner = [str(one) for one in self.arguments] + [f"{name}={value}" for name, value in self.options]
+        inner = [str(one) for one in self.arguments] + [f"{_atom(name)}={value}" for name, value in self.options]
         call = f"({', '.join(inner)})" if self.is_call else ""
-        atom = self.atom if re.fullmatch(r"[^\s(),@='\"]+", self.atom) else quoted(self.atom)
-        return f"{atom}{call}" + (f"@{self.count}" if self.count is not None else "")
+        return f"{_atom(self.atom)}{call}" + (f"@{self.count}" if self.count is not None else "")
+
+
+def _atom(text: str) -> str:
+    return text if re.fullmatch(r"[^\s(),@='\"]+", text) else quoted(text)
 
 
 def quoted(text: str) -> str:
@@ -105,8 +109,8 @@ class _Parser:
 
     def _count(self) -> int:
         _, value, position = self._take("a number is missing after @")
-        if not value.isdecimal() or int(value) < 1:
-            raise self._error(f"{value!r} after @ is not a positive number", position)
+        if not value.isdecimal() or len(value) > _MAX_COUNT_DIGITS or int(value) < 1:
+            raise self._error(f"{value[:20]!r} after @ is not a positive number", position)
         return int(value)
 
     def expect_end(self) -> None:

@@ -61,7 +61,7 @@ class PromptLookupDrafter(Drafter):
         for size in reversed(self._sizes):
             if size >= end:
                 continue
-            latest, previous = self._after[tuple(self._indexed[end - size :])]
+            latest, previous = self._after.get(tuple(self._indexed[end - size :]), (0, 0))
             start = latest if latest < end else previous
             if start > 0:
                 return start
@@ -69,9 +69,9 @@ class PromptLookupDrafter(Drafter):
 
     def _index(self, tokens: Sequence[int]) -> None:
         for position in range(len(self._indexed), len(tokens)):
-            self._indexed.append(tokens[position])
             for size in self._sizes:
                 if size <= position + 1:
-                    gram = tuple(self._indexed[position + 1 - size :])
+                    gram = tuple(tokens[position + 1 - size : position + 1])
                     latest, _ = self._after.get(gram, (0, 0))
                     self._after[gram] = (position + 1, latest)
+            self._indexed.append(tokens[position])  # last, so that Ctrl-C above only means doing it again

@@ -34,9 +34,14 @@ def test_a_failure_leaves_everything_as_it_was(tmp_path: Path, error: type[BaseE
     target = tmp_path / "out.bin"
     if force:
         target.write_bytes(b"before")
-    with pytest.raises(error), atomic_path(target, force=force) as aside:
-        aside.write_bytes(b"half")
-        raise error
+
+    def fail_halfway() -> None:
+        with atomic_path(target, force=force) as aside:
+            aside.write_bytes(b"half")
+            raise error
+
+    with pytest.raises(error):
+        fail_halfway()
     assert names(tmp_path) == (["out.bin"] if force else [])
     assert not force or target.read_bytes() == b"before"
 
@@ -54,9 +59,14 @@ def test_an_existing_file_needs_force(tmp_path: Path) -> None:
 
 def test_a_file_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
     target = tmp_path / "out.bin"
-    with pytest.raises(OptionError, match="already exists"), atomic_path(target) as aside:
-        aside.write_bytes(b"ours")
-        target.write_bytes(b"theirs")
+
+    def write_while_another_does() -> None:
+        with atomic_path(target) as aside:
+            aside.write_bytes(b"ours")
+            target.write_bytes(b"theirs")
+
+    with pytest.raises(OptionError, match="already exists"):
+        write_while_another_does()
     assert target.read_bytes() == b"theirs"
     assert names(tmp_path) == ["out.bin"]
 
@@ -78,19 +88,21 @@ def test_force_replaces_a_link_and_not_what_it_names(tmp_path: Path) -> None:
 
 def test_a_link_put_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(b"precious")
-    with (
-        pytest.raises(SpecrunError, match="replaced by something that is not a file"),
-        atomic_path(tmp_path / "out.bin") as aside,
-    ):
-        aside.unlink()
-        aside.symlink_to(tmp_path / "elsewhere")
+
+    def swap() -> None:
+        with atomic_path(tmp_path / "out.bin") as aside:
+            aside.unlink()
+            aside.symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(SpecrunError, match="replaced by something that is not a file"):
+        swap()
     assert names(tmp_path) == ["elsewhere"]
 
 
 def test_missing_folders_and_folders_as_targets(tmp_path: Path) -> None:
-    with pytest.raises(FileMissingError, match=r"no folder .*none to write out\.bin into"):
-        with atomic_path(tmp_path / "none" / "out.bin"):
-            pytest.fail("the block ran")
+    missing = r"no folder .*none to write out\.bin into"
+    with pytest.raises(FileMissingError, match=missing), atomic_path(tmp_path / "none" / "out.bin"):
+        pytest.fail("the block ran")
     with pytest.raises(OptionError, match="is a folder"), atomic_path(tmp_path, force=True):
         pytest.fail("the block ran")
 

@@ -1,0 +1,79 @@
+"""What the converter's tests share: checkpoint folders, and llama.cpp's own logits and text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tiny_checkpoints import Tensors, llama_config, llama_tensors, safetensors_bytes, tokenizer_files
+
+from specrun.bindings.batch import Batch
+from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.model import Model
+
+
+@pytest.fixture
+def logits() -> Callable[[Path, Sequence[int]], npt.NDArray[np.float32]]:
+    """Llama.cpp's logits after each of the tokens, everything in float32."""
+
+    def evaluate(path: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        n = len(tokens)
+        options = ContextOptions(
+            n_ctx=64, n_outputs=n, n_threads=1, flash_attention="off", cache_type_k="f32", cache_type_v="f32"
+        )
+        with Model(path) as model, Context(model, options) as context:
+            batch = Batch(n, 1)
+            batch.fill_chain(list(tokens), 0, [0], n)
+            rows = context.decode(batch)
+            return np.stack([rows.logits(row) for row in range(n)])
+
+    return evaluate
+
+
+@pytest.fixture
+def greedy_text() -> Callable[[Path, str, int], str]:
+    """The most likely continuation of a prompt."""
+
+    def generate(path: Path, prompt: str, length: int) -> str:
+        options = ContextOptions(n_ctx=256, n_threads=1, flash_attention="off")
+        with Model(path) as model, Context(model, options) as context:
+            tokens = model.vocabulary.tokenize(prompt)
+            batch = Batch(len(tokens), 1)
+            batch.fill_chain(tokens, 0, [0], 1)
+            answer: list[int] = []
+            for position in range(len(tokens), len(tokens) + length):
+                answer.append(int(np.argmax(context.decode(batch).logits(0))))
+                batch.fill_one(answer[-1], position)
+            return "".join(model.vocabulary.label(token) for token in answer)
+
+    return generate
+
+
+@pytest.fixture
+def write_checkpoint(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a Hugging Face folder; files may be replaced by name, None leaves one out."""
+
+    def write(
+        config: dict[str, Any] | None = None, tensors: Tensors | None = None, **files: bytes | dict[str, Any] | None
+    ) -> Path:
+        config = config or llama_config()
+        folder = tmp_path / "checkpoint"
+        folder.mkdir(exist_ok=True)
+        # One word less than the matrix has rows, as in checkpoints that round the vocabulary up.
+        contents: dict[str, Any] = {"config.json": config, **tokenizer_files(config["vocab_size"] - 1)}
+        contents["model.safetensors"] = safetensors_bytes(llama_tensors(config) if tensors is None else tensors)
+        contents.update(files)
+        for name, content in contents.items():
+            if content is None:
+                (folder / name).unlink(missing_ok=True)
+            else:
+                data = content if isinstance(content, bytes) else json.dumps(content).encode()
+                (folder / name).write_bytes(data)
+        return folder
+
+    return write

@@ -1,0 +1,79 @@
+"""The embedded pair is good enough to ship, and says the same as llama-cpp-python's own sampler."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from llama_cpp import Llama
+
+from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.demo import demo_drafters, demo_questions, demo_target
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def questions() -> list[tuple[str, str]]:
+    """The questions drawn with a fixed seed, with the first sentence of the docstring they ask for."""
+    lines = demo_questions().read_text(encoding="utf-8").splitlines()
+    return [(one["question"], one["answer"]) for one in map(json.loads, lines)]
+
+
+def ask(runtime: Runtime, question: str, max_tokens: int = 96):
+    return runtime.chat([{"role": "user", "content": question}], GREEDY, max_tokens=max_tokens)
+
+
+@pytest.fixture(scope="module")
+def drafted() -> Iterator[Runtime]:
+    with Runtime.demo("draft(n=5)", n_ctx=1024) as runtime:
+        yield runtime
+
+
+def test_at_least_80_percent_of_200_questions_are_answered_to_the_letter(drafted: Runtime) -> None:
+    asked = questions()
+    assert len(asked) == 200
+    right = sum(ask(drafted, question).text.startswith(answer) for question, answer in asked)
+    assert right >= 160
+
+
+def test_a_chain_of_five_accepts_at_least_three_tokens_a_round(drafted: Runtime) -> None:
+    results = [ask(drafted, question) for question, _ in questions()[:50]]
+    tokens = sum(result.usage.completion_tokens for result in results)
+    assert tokens / sum(result.stats.rounds for result in results) >= 3.0
+
+
+@pytest.mark.parametrize(
+    ("question", "beginning"),
+    [
+        ("What does shutil.copytree do?", "Recursively copy a directory tree"),
+        ("What does os.getcwd do?", "Return a unicode string representing the current working directory."),
+    ],
+)
+def test_the_questions_of_the_readme_are_answered_from_their_docstrings(
+    drafted: Runtime, question: str, beginning: str
+) -> None:
+    assert ask(drafted, question).text.startswith(beginning)
+
+
+def test_llama_cpp_pythons_own_sampler_gives_the_same_tokens() -> None:
+    """Greedy, 64 tokens or up to the end token, with and without the drafter."""
+    own = Llama(str(demo_target()), n_ctx=1024, verbose=False)
+    try:
+        for drafter in ("none", "draft(n=5)"):
+            with Runtime.demo(drafter, n_ctx=1024) as runtime:
+                end = runtime.vocabulary.end_of_generation
+                for question, _ in questions()[:8]:
+                    prompt = runtime.chat_prompt([{"role": "user", "content": question}])
+                    wanted = []
+                    for token in own.generate(prompt, temp=0.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0):
+                        wanted.append(token)
+                        if token in end or len(wanted) == 64:
+                            break
+                    assert runtime.generate(prompt, GREEDY, max_tokens=64).token_ids == wanted
+    finally:
+        own.close()
+
+
+def test_the_family_is_small_enough_to_ship() -> None:
+    assert sum(path.stat().st_size for path in (demo_target(), *demo_drafters().values())) <= 12_000_000
