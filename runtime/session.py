@@ -63,10 +63,13 @@ class Session:
         if not prompt:
             raise OptionError("the prompt is empty: this model needs at least one token to continue from")
         if len(prompt) > n_ctx:
-            raise ContextFullError(
-                f"the prompt has {len(prompt)} tokens and the context {n_ctx}: "
+            can_grow = n_ctx < self.target.context.model.n_ctx_train
+            advice = (
                 f"shorten it or raise the context size (-c) to more than {len(prompt)}"
+                if can_grow
+                else "shorten it; the model was trained for no longer context"
             )
+            raise ContextFullError(f"the prompt has {len(prompt)} tokens and the context {n_ctx}: {advice}")
         if max_tokens is not None and max_tokens < 0:
             raise OptionError(f"max_tokens is {max_tokens}: give 0 or more, or None for no limit")
         return GenerationStream(self, list(prompt), params, seed, max_tokens)
@@ -200,6 +203,8 @@ class _Answer:
             self._clock.prompt_s = self._clock.elapsed()
             yield from self._answer()
         finally:
+            if self._finish == "cancelled":  # what waited for the rest of a character or a stop string was said
+                self._texts.append(self._assembler.finish())
             self._stats = self._statistics()
             if not session.closed:
                 self._keeper.before_evaluation()

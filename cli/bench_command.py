@@ -1,0 +1,30 @@
+"""`specrun bench`: the table of its measurements."""
+
+from __future__ import annotations
+
+import click
+
+from specrun.cli.lazy_group import LazyCommand, LazyGroup
+
+__all__ = ["bench"]
+
+_COMMANDS = {
+    "drafters": LazyCommand("specrun.cli.bench_drafters_command", "drafters", "Drafters against plain decoding."),
+    "overhead": LazyCommand("specrun.cli.bench_overhead_command", "overhead", "Python's share of a round, by part."),
+}
+
+_EPILOG = """\b
+Examples:
+  specrun bench drafters --demo --pad-to 400M
+  specrun bench drafters -m target.gguf -md small.gguf -f prompt.txt --temp 0,0.8
+  specrun bench overhead --vocab 32000
+
+\b
+Measure on a machine that does nothing else: llama.cpp's threads wait for each other, and a
+single busy program beside them makes every figure meaningless.
+"""
+
+
+@click.group(cls=LazyGroup, lazy=_COMMANDS, epilog=_EPILOG)
+def bench() -> None:
+    """Measure what drafting gains and costs."""

@@ -1,0 +1,206 @@
+"""`specrun bench drafters`: drafters against plain decoding on one target, interleaved in one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specrun.cli.bench_drafters_options import (
+    DrafterChoice,
+    Measuring,
+    PromptChoice,
+    SamplingGrid,
+    drafter_choice_options,
+    measuring_options,
+    prompt_choice_options,
+    sampling_grid_options,
+)
+from specrun.cli.bench_output import OutputForm, format_options, print_results
+from specrun.cli.drafter_choice import require_draft_files
+from specrun.cli.model_options import LoadSettings, load_options
+from specrun.cli.option_group import SectionedCommand
+from specrun.cli.output_options import terminal_options
+from specrun.cli.paths import read_text, require_file
+from specrun.cli.terminal import Terminal
+from specrun.runtime.atomic import check_target
+
+if TYPE_CHECKING:
+    from specrun.bench.drafters import DrafterBench, DrafterResult
+    from specrun.runtime.sampling import SamplingParams
+
+__all__ = ["drafters"]
+
+_EPILOG = """\b
+Examples:
+  specrun bench drafters --demo --pad-to 400M
+  specrun bench drafters -m target.gguf -md small.gguf -f prompt.txt --temp 0,0.8 --plot speed.png
+  specrun bench drafters -m target.gguf --drafter prompt-lookup --drafter "draft(small.gguf, n=8)" -p "Once"
+
+\b
+Plain decoding is always measured too, with the same settings in the same process; the order of the
+drafters is reversed in every other repetition, and each answer starts from an empty cache. tok/s
+counts generated tokens over the time after the prompt. Unlike llama-bench's figures it includes
+sampling, verification and text, because drafting is not free of them. Do not use the machine meanwhile.
+"""
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
+@load_options
+@drafter_choice_options
+@prompt_choice_options
+@sampling_grid_options
+@measuring_options
+@format_options
+@terminal_options
+def drafters(
+    load: LoadSettings,
+    chosen: DrafterChoice,
+    source: PromptChoice,
+    sampling: SamplingGrid,
+    measuring: Measuring,
+    form: OutputForm,
+    terminal: Terminal,
+) -> None:
+    """Compare drafters with plain decoding: speed, acceptance, text."""
+    from specrun.bench.padding import padded_target
+    from specrun.bench.report import drafters_table
+
+    target = _target(load)
+    settings = _settings(target, load, chosen, source, sampling, measuring)
+    _check_files(measuring)
+    try:
+        with padded_target(
+            target, measuring.pad_to, keep=measuring.keep, progress=lambda what: terminal.passing(f"{what} ...")
+        ) as path:
+            results = _run(dataclasses.replace(settings, target=path), terminal)
+    finally:
+        terminal.passing("")
+    print_results("drafters", results, form, lambda: drafters_table(results), terminal)
+    if measuring.plot is not None:
+        from specrun.bench.plot import plot_drafters
+
+        plot_drafters(results, measuring.plot)
+        terminal.note(f"drew {measuring.plot}")
+
+
+def _run(bench: DrafterBench, terminal: Terminal) -> list[DrafterResult]:
+    from specrun.bench.drafters import measure_drafters
+
+    def show(done: int, total: int, what: str) -> None:
+        terminal.passing(f"{done} of {total} answers: {what} ...")
+
+    return measure_drafters(bench, progress=show)
+
+
+def _target(load: LoadSettings) -> Path:
+    from specrun.runtime.demo import demo_target
+
+    if load.demo == (load.model is not None):
+        problem = "--demo and -m exclude each other" if load.demo else "no model is given"
+        raise click.UsageError(f"{problem}: give -m FILE, or --demo for the embedded models")
+    return require_file(load.model or demo_target())
+
+
+def _settings(
+    target: Path,
+    load: LoadSettings,
+    chosen: DrafterChoice,
+    source: PromptChoice,
+    sampling: SamplingGrid,
+    measuring: Measuring,
+) -> DrafterBench:
+    from specrun.bench.drafters import DrafterBench
+
+    return DrafterBench(
+        target=target,
+        drafters=_expressions(chosen, demo=load.demo),
+        prompts=_prompts(source, demo=load.demo),
+        params=_params(sampling),
+        max_tokens=measuring.predict,
+        repetitions=measuring.repetitions,
+        as_chat=False if source.no_chat_template else None,
+        options=_runtime_options(load),
+    )
+
+
+def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
+    """Return the drafters to compare; without any choice, those that need nothing more than is given."""
+    from specrun.bench.drafters import with_files
+    from specrun.runtime.demo import demo_drafters
+    from specrun.runtime.drafters.expression import parse_expression, quoted
+
+    files = [quoted(str(path)) for path in chosen.model_draft]
+    lengths = [f"n={n}" for counts in chosen.spec_draft_n_max for n in counts] or [""]
+    if not files and demo and not chosen.drafter:
+        files = [""]
+    if not files and chosen.spec_draft_n_max:
+        raise click.UsageError("--spec-draft-n-max needs a draft model: -md FILE (or put n into the --drafter)")
+    names = [f"draft({', '.join(filter(None, (file, length)))})" for file in files for length in lengths]
+    names += chosen.drafter
+    if not chosen.drafter:
+        names.append("prompt-lookup")
+    defaults = demo_drafters() if demo else {}
+    expressions = tuple(with_files(name, defaults) for name in names)
+    for one in expressions:
+        require_draft_files(parse_expression(one))
+    return expressions
+
+
+def _prompts(source: PromptChoice, *, demo: bool) -> tuple[str, ...]:
+    from specrun.bench.prompts import demo_prompts, read_prompts
+
+    prompts = list(source.prompt)
+    if source.file is not None:
+        # As in generate and in llama.cpp, one newline at the end of a file is not part of its prompt.
+        prompts.append(read_text(source.file).removesuffix("\n").removesuffix("\r"))
+    if source.prompts is not None:
+        prompts += read_prompts(source.prompts)
+    if prompts:
+        return tuple(prompts)
+    if not demo:
+        raise click.UsageError("no prompt is given: use -p TEXT, -f FILE or --prompts FILE")
+    return demo_prompts(source.questions)
+
+
+def _params(sampling: SamplingGrid) -> tuple[SamplingParams, ...]:
+    from specrun.runtime.sampling import SamplingParams
+
+    temperatures = dict.fromkeys(one for several in sampling.temp for one in several)
+    return tuple(
+        SamplingParams(
+            temperature=one, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, seed=sampling.seed
+        )
+        for one in temperatures
+    )
+
+
+def _runtime_options(load: LoadSettings) -> dict[str, Any]:
+    return {
+        "n_ctx": load.ctx_size,
+        "n_batch": load.batch_size,
+        "n_ubatch": load.ubatch_size,
+        "n_gpu_layers": load.gpu_layers,
+        "n_gpu_layers_draft": load.gpu_layers_draft,
+        "n_threads": max(0, load.threads),
+        "n_threads_batch": max(0, load.threads_batch),
+        "flash_attention": load.flash_attn,
+        "cache_type_k": load.cache_type_k,
+        "cache_type_v": load.cache_type_v,
+        "use_mmap": load.mmap,
+        "use_mlock": load.mlock,
+    }
+
+
+def _check_files(measuring: Measuring) -> None:
+    """Refuse what could not be written before time is spent on measuring it."""
+    if measuring.keep is not None:
+        if measuring.pad_to is None:
+            raise click.UsageError("--keep says where the padded target goes: give --pad-to too")
+        check_target(measuring.keep)
+    if measuring.plot is not None:
+        from specrun.bench.plot import check_plot_file
+
+        check_plot_file(measuring.plot)

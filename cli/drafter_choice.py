@@ -1,0 +1,98 @@
+"""From -md, --spec-type and their companions to one drafter expression: there is one parser for all."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import click
+
+from specrun.bindings.errors import OptionError
+from specrun.cli.model_options import DraftSettings
+from specrun.cli.paths import require_file
+from specrun.runtime.drafters.expression import Expression, parse_expression, quoted
+
+__all__ = ["drafter_expression", "require_draft_files"]
+
+# llama.cpp's --spec-type names that mean the same here, and our own.
+_NAMES = {
+    "none": "none",
+    "draft-simple": "draft",
+    "ngram-simple": "prompt-lookup",
+    "prompt-lookup": "prompt-lookup",
+}
+
+
+def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
+    """Return the drafter expression that the options ask for; with the demo, drafting is the default."""
+    if settings.drafter is not None:
+        _refuse_beside_drafter(settings)
+        return settings.drafter
+    name = _method(settings.spec_type)
+    if name is None:
+        name = "draft" if demo or settings.model_draft else "none"
+    if name == "draft":
+        return _call(name, settings, _file_argument(settings, demo=demo))
+    if settings.model_draft is not None and name != "none":
+        raise click.UsageError(f"--spec-type {settings.spec_type} drafts without a model: leave out -md")
+    return _call(name, settings, [])
+
+
+def require_draft_files(expression: Expression) -> None:
+    """Raise with near names if a GGUF file named in an expression is missing."""
+    for one in (*expression.arguments, *(value for _, value in expression.options)):
+        if not one.is_call and one.atom.endswith(".gguf"):
+            require_file(Path(one.atom).expanduser())
+        require_draft_files(one)
+
+
+def _refuse_beside_drafter(settings: DraftSettings) -> None:
+    given = {
+        "-md": settings.model_draft,
+        "--spec-type": settings.spec_type,
+        "--spec-draft-n-max": settings.spec_draft_n_max,
+        "--spec-draft-p-min": settings.spec_draft_p_min,
+    }
+    for name, value in given.items():
+        if value is not None:
+            raise click.UsageError(f"{name} and --drafter say the same thing: put it into the expression")
+    require_draft_files(parse_expression(settings.drafter or ""))
+
+
+def _method(spec_type: str | None) -> str | None:
+    if spec_type is None:
+        return None
+    name = spec_type.strip()
+    if "," in name:
+        raise click.UsageError(f"--spec-type {name}: give one method, or combine drafters with --drafter")
+    if name not in _NAMES:
+        near = difflib.get_close_matches(name, _NAMES, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_NAMES)}"
+        raise OptionError(f"--spec-type {name} does not exist here: {hint}")
+    return _NAMES[name]
+
+
+def _file_argument(settings: DraftSettings, *, demo: bool) -> list[str]:
+    if settings.model_draft is not None:
+        return [quoted(str(settings.model_draft))]
+    if demo:
+        return []
+    raise click.UsageError("--spec-type draft-simple needs a draft model: -md FILE")
+
+
+def _call(name: str, settings: DraftSettings, arguments: list[str]) -> str:
+    arguments = list(arguments)
+    if settings.spec_draft_n_max is not None:
+        _require_drafts(name, "--spec-draft-n-max")
+        arguments.append(f"n={settings.spec_draft_n_max}")
+    if settings.spec_draft_p_min is not None:
+        _require_drafts(name, "--spec-draft-p-min")
+        if name != "draft":
+            raise click.UsageError(f"--spec-draft-p-min is about draft models, not {name}")
+        arguments.append(f"p_min={settings.spec_draft_p_min}")
+    return f"{name}({', '.join(arguments)})" if arguments else name
+
+
+def _require_drafts(name: str, option: str) -> None:
+    if name == "none":
+        raise click.UsageError(f"{option} says nothing without a drafter: give -md, --drafter or --spec-type")

@@ -1,0 +1,85 @@
+"""The `specrun` program: the table of its commands."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+import click
+
+from specrun.cli.lazy_group import LazyCommand, LazyGroup
+from specrun.cli.option_group import ENVIRONMENT_PREFIX
+
+__all__ = ["cli", "main"]
+
+_COMMANDS = {
+    "chat": LazyCommand("specrun.cli.chat_command", "chat", "Talk to a model."),
+    "generate": LazyCommand("specrun.cli.generate_command", "generate", "Continue or answer one prompt."),
+    "inspect": LazyCommand("specrun.cli.inspect_command", "inspect", "Show what a GGUF file holds, and what fits it."),
+    "bench": LazyCommand("specrun.cli.bench_command", "bench", "Measure what drafting gains and costs."),
+    "doctor": LazyCommand("specrun.cli.doctor_command", "doctor", "Check this installation and this machine."),
+}
+
+_EPILOG = """\b
+Examples:
+  specrun chat --demo                             the embedded models, offline
+  specrun chat -m target.gguf -md small.gguf      a target and a draft model
+  specrun generate -m target.gguf -p "Once upon a time" --json
+  specrun inspect target.gguf -md small.gguf      whether they fit
+  specrun doctor                                  when something is wrong
+
+\b
+Every option may come from the environment: SPECRUN_MODEL=target.gguf, or for one command
+SPECRUN_CHAT_MODEL. Completion: eval "$(_SPECRUN_COMPLETE=bash_source specrun)" (zsh, fish too).
+Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 pair that does not fit,
+5 out of memory or a prompt larger than the context, 130 interrupted.
+"""
+
+
+def _print_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    from specrun.cli.versions import version_lines
+
+    click.echo("\n".join(version_lines()))
+    context.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy=_COMMANDS,
+    epilog=_EPILOG,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "auto_envvar_prefix": ENVIRONMENT_PREFIX,
+        "max_content_width": 110,
+    },
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Print the versions of specrun, llama-cpp-python and llama.cpp, and the backends.",
+)
+def cli() -> None:
+    """Run GGUF models faster with speculative decoding, without changing what they say."""
+
+
+def main() -> None:
+    """Run the program: the entry point of the installed script."""
+    with open(os.devnull) as nothing, open(os.devnull, "w") as nowhere:
+        # A stream that was closed before the start (`>&-`) is None.
+        sys.stdin = sys.stdin or nothing
+        sys.stdout = sys.stdout or nowhere
+        sys.stderr = sys.stderr or nowhere
+        # What an encoding lacks, or bytes that are no text, must not end an answer.
+        for stream, errors in (
+            (sys.stdin, "replace"),
+            *((one, "backslashreplace") for one in (sys.stdout, sys.stderr)),
+        ):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors=errors)
+        cli(prog_name="specrun")

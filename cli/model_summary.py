@@ -1,0 +1,123 @@
+"""What a GGUF file says about itself, from its header alone."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from specrun.bindings.gguf_header import ArrayValue, GGUFHeader, MetadataValue
+from specrun.cli.quantities import bytes_text, count_text
+
+__all__ = ["describe_summary", "file_sha256", "summarise", "tensor_rows"]
+
+_VOCABULARY_KINDS = {"llama": "SPM", "gpt2": "BPE", "bert": "WPM", "t5": "UGM", "rwkv": "RWKV", "plamo2": "PLAMO2"}
+_SPECIAL = "_token_id"
+_TOKENIZER = "tokenizer.ggml."
+
+
+def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
+    """Return the facts as a mapping, ready for JSON; None where the file does not say."""
+    n_bytes = sum(tensor.n_bytes for tensor in header.tensors)
+    return {
+        "file": str(path),
+        "file_bytes": header.file_size,
+        "gguf_version": header.version,
+        "architecture": header.architecture,
+        "name": _plain(header.metadata.get("general.name")),
+        "parameters": header.n_parameters,
+        "file_type": header.file_type_name,
+        "bits_per_weight": round(8 * n_bytes / header.n_parameters, 3) if header.n_parameters else None,
+        "context_length": _own(header, "context_length"),
+        "layers": _own(header, "block_count"),
+        "embedding_width": _own(header, "embedding_length"),
+        "feed_forward_width": _own(header, "feed_forward_length"),
+        "heads": _own(header, "attention.head_count"),
+        "key_value_heads": _own(header, "attention.head_count_kv"),
+        "vocabulary": _vocabulary(header),
+        "chat_template": isinstance(header.metadata.get("tokenizer.chat_template"), str),
+        "split_files": _plain(header.metadata.get("split.count")),
+        "tensors": len(header.tensors),
+        "tensor_types": _tensor_types(header),
+    }
+
+
+def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
+    """Return the facts as texts for people, without the table of tensor types."""
+    words = facts["vocabulary"]
+    special = ", ".join(f"{name} {token['id']} {token['text']!r}" for name, token in words["special_tokens"].items())
+    texts = {
+        "file": facts["file"],
+        "size": f"{bytes_text(facts['file_bytes'])} (GGUF version {facts['gguf_version']})",
+        "architecture": facts["architecture"],
+        "name": facts["name"],
+        "parameters": f"{facts['parameters']:,} ({count_text(facts['parameters'])})",
+        "file type": facts["file_type"],
+        "bits per weight": None if facts["bits_per_weight"] is None else f"{facts['bits_per_weight']:.2f}",
+        "context length": facts["context_length"],
+        "layers": facts["layers"],
+        "embedding width": facts["embedding_width"],
+        "feed-forward width": facts["feed_forward_width"],
+        "heads": facts["heads"],
+        "key-value heads": facts["key_value_heads"],
+        "vocabulary": f"{words['kind']}, {words['size']:,} words" if words["size"] else None,
+        "pre-tokenizer": words["pre_tokenizer"],
+        "special tokens": special or None,
+        "chat template": "yes" if facts["chat_template"] else "no",
+        "split": f"one of {facts['split_files']} files; this one alone is counted" if facts["split_files"] else None,
+        "sha256": facts.get("sha256"),
+    }
+    return {name: f"{text:,}" if isinstance(text, int) else str(text) for name, text in texts.items() if text}
+
+
+def tensor_rows(facts: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Return the table of tensor types for people."""
+    return [
+        (name, f"{one['tensors']:,}", count_text(one["parameters"]), bytes_text(one["bytes"]))
+        for name, one in facts["tensor_types"].items()
+    ]
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _own(header: GGUFHeader, key: str) -> Any:  # noqa: ANN401 - any metadata value
+    return _plain(header.metadata.get(f"{header.architecture}.{key}"))
+
+
+def _plain(value: MetadataValue | None) -> Any:  # noqa: ANN401 - any metadata value
+    if not isinstance(value, ArrayValue):
+        return value
+    values = value.tolist()
+    return values[0] if len(set(values)) == 1 else values  # one number a layer
+
+
+def _vocabulary(header: GGUFHeader) -> dict[str, Any]:
+    metadata = header.metadata
+    words = metadata.get(f"{_TOKENIZER}tokens")
+    kind = metadata.get(f"{_TOKENIZER}model")
+    special: dict[str, dict[str, Any]] = {}
+    for key, value in metadata.items():
+        if key.startswith(_TOKENIZER) and key.endswith(_SPECIAL) and isinstance(value, int):
+            inside = isinstance(words, ArrayValue) and 0 <= value < len(words)
+            text = str(words[value]) if inside and isinstance(words, ArrayValue) else None
+            special[key.removeprefix(_TOKENIZER).removesuffix(_SPECIAL)] = {"id": value, "text": text}
+    return {
+        "kind": _VOCABULARY_KINDS.get(str(kind), str(kind)) if kind is not None else None,
+        "size": len(words) if isinstance(words, ArrayValue) else None,
+        "pre_tokenizer": _plain(metadata.get(f"{_TOKENIZER}pre")),
+        "special_tokens": special,
+    }
+
+
+def _tensor_types(header: GGUFHeader) -> dict[str, dict[str, int]]:
+    table: dict[str, dict[str, int]] = {}
+    for tensor in header.tensors:
+        row = table.setdefault(tensor.type_name, {"tensors": 0, "parameters": 0, "bytes": 0})
+        row["tensors"] += 1
+        row["parameters"] += tensor.n_elements
+        row["bytes"] += tensor.n_bytes
+    return dict(sorted(table.items(), key=lambda item: -item[1]["bytes"]))

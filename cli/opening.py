@@ -1,0 +1,109 @@
+"""From option values to an open runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from specrun.bindings.errors import FileMissingError, OptionError
+from specrun.cli.drafter_choice import drafter_expression
+from specrun.cli.model_options import DraftSettings, LoadSettings, TemplateSettings
+from specrun.cli.paths import read_text
+from specrun.cli.terminal import Terminal
+from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.demo import demo_drafters, demo_target
+
+__all__ = ["PLAIN_TEMPLATE", "check_sampling", "open_runtime", "template_text"]
+
+# --no-chat-template in a chat: the messages' texts, one below the other.
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{{ '\n' }}{% endfor %}"
+
+
+@contextmanager
+def open_runtime(
+    load: LoadSettings, draft: DraftSettings, template: TemplateSettings, terminal: Terminal
+) -> Iterator[Runtime]:
+    """Load the models that the options name, and close them at the end."""
+    if load.demo == (load.model is not None):
+        problem = "--demo and -m exclude each other" if load.demo else "no model is given"
+        raise click.UsageError(f"{problem}: give -m FILE, or --demo for the embedded models")
+    drafter = drafter_expression(draft, demo=load.demo)
+    options = _runtime_options(load, draft, template)
+    terminal.passing(f"loading {load.model or 'the embedded models'} ...")
+    try:
+        if load.model is not None:
+            runtime = Runtime(load.model, drafter=drafter, **options)
+        else:
+            _require_demo_files()
+            runtime = Runtime.demo(drafter, **options)
+    finally:
+        terminal.passing("")
+    with runtime:
+        _warn_of_large_drafter(runtime, terminal)
+        yield runtime
+
+
+def template_text(template: TemplateSettings) -> str | None:
+    """Return the text of the chat template that was asked for; None: the model's own."""
+    given = (template.chat_template is not None, template.chat_template_file is not None, template.no_chat_template)
+    if sum(given) > 1:
+        raise click.UsageError("give one of --chat-template, --chat-template-file and --no-chat-template")
+    if template.no_chat_template:
+        return PLAIN_TEMPLATE
+    if template.chat_template_file is not None:
+        return read_text(template.chat_template_file)
+    if template.chat_template is not None and "{" not in template.chat_template:
+        raise click.UsageError(
+            f"--chat-template {template.chat_template!r} is not Jinja text: there are no built-in templates by name; "
+            "for a file use --chat-template-file"
+        )
+    return template.chat_template
+
+
+def check_sampling(params: SamplingParams, runtime: Runtime) -> None:
+    """Raise if a logit bias names a token that the target lacks."""
+    size = runtime.vocabulary.size
+    for token in params.logit_bias:
+        if token >= size:
+            raise OptionError(f"--logit-bias names token {token}: the model has {size} words, numbered from 0")
+
+
+def _runtime_options(load: LoadSettings, draft: DraftSettings, template: TemplateSettings) -> dict[str, object]:
+    return {
+        "n_ctx": load.ctx_size,
+        "n_batch": load.batch_size,
+        "n_ubatch": load.ubatch_size,
+        "n_gpu_layers": load.gpu_layers,
+        "n_gpu_layers_draft": load.gpu_layers_draft,
+        "n_threads": max(0, load.threads),
+        "n_threads_batch": max(0, load.threads_batch),
+        "flash_attention": load.flash_attn,
+        "cache_type_k": load.cache_type_k,
+        "cache_type_v": load.cache_type_v,
+        "use_mmap": load.mmap,
+        "use_mlock": load.mlock,
+        "accept": draft.accept,
+        "chat_template": template_text(template),
+        "seed": None,
+    }
+
+
+def _require_demo_files() -> None:
+    missing: list[Path] = [path for path in (demo_target(), *demo_drafters().values()) if not path.is_file()]
+    if missing:
+        raise FileMissingError(
+            f"the embedded models are not part of this installation ({missing[0].name} is missing): "
+            "install specrun again, or name a model with -m"
+        )
+
+
+def _warn_of_large_drafter(runtime: Runtime, terminal: Terminal) -> None:
+    ours, theirs = runtime.model.n_params, runtime.session.drafter.n_params
+    if theirs > ours:
+        terminal.warn(
+            f"the draft model is larger than the target ({theirs:,} parameters against {ours:,}): "
+            "were they swapped? Drafting will cost more than it saves"
+        )

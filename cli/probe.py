@@ -1,0 +1,78 @@
+"""What `doctor` runs in a process of its own, because the native code it calls may kill the process.
+
+    python -m specrun.cli.probe engine            versions, devices and instruction sets
+    python -m specrun.cli.probe kernels Q8_0      evaluate a tiny model quantized to a type
+    python -m specrun.cli.probe file target.gguf  evaluate a model file
+
+Prints one JSON object; an error becomes {"error": message}.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from specrun.bindings.errors import SpecrunError
+
+__all__ = ["main"]
+
+# More than a block of prompt tokens: matrix products and single rows use different kernels.
+_PROMPT_TOKENS = 48
+
+
+def main(arguments: list[str]) -> None:
+    """Print the answer to one question."""
+    try:
+        print(json.dumps(_answer(*arguments)))
+    except (SpecrunError, ImportError, OSError) as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+
+
+def _answer(question: str, subject: str = "") -> dict[str, Any]:
+    if question == "engine":
+        return _engine()
+    if question == "kernels":
+        return _kernels(subject)
+    return _evaluate(Path(subject))
+
+
+def _engine() -> dict[str, Any]:
+    from specrun.bindings.devices import available_cores, devices, supports_gpu_offload, system_info
+    from specrun.bindings.library import engine_versions
+
+    return {
+        "versions": engine_versions(),
+        "devices": [dataclasses.asdict(device) for device in devices()],
+        "features": system_info(),
+        "cores": available_cores(),
+        "gpu_offload": supports_gpu_offload(),
+    }
+
+
+def _kernels(file_type: str) -> dict[str, Any]:
+    from specrun.convert.quantize import quantize_model
+    from specrun.convert.random_model import RandomLlama, write_random_llama
+
+    with tempfile.TemporaryDirectory(prefix="specrun-doctor-") as folder:
+        plain, quantized = Path(folder, "plain.gguf"), Path(folder, "quantized.gguf")
+        shape = RandomLlama(vocab_size=512, width=256, ffn=256, layers=1, context=256)
+        write_random_llama(plain, shape)
+        quantize_model(plain, quantized, file_type, n_threads=1, pure=True)
+        return _evaluate(quantized)
+
+
+def _evaluate(path: Path) -> dict[str, Any]:
+    from specrun.runtime import Runtime, SamplingParams
+
+    with Runtime(path, n_ctx=256, n_threads=1, n_threads_batch=1, n_gpu_layers=0) as runtime:
+        prompt = [token % runtime.vocabulary.size for token in range(_PROMPT_TOKENS)]
+        result = runtime.generate(prompt, SamplingParams(temperature=0), max_tokens=4)
+        return {"tokens": len(result.token_ids)}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,33 @@
+"""The line of statistics below an answer."""
+
+from __future__ import annotations
+
+from specrun.runtime.results import GenerationResult
+
+__all__ = ["statistics_line"]
+
+
+def statistics_line(result: GenerationResult) -> str:
+    """Return prompt, generation and drafting of one answer in one line; "-" where nothing was counted.
+
+    The prompt's rate counts the tokens that were evaluated (not the cached ones), the generation's leaves
+    out the time of the prompt.
+    """
+    usage, stats = result.usage, result.stats
+    cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
+    parts = [
+        f"prompt {usage.prompt_tokens} tok{cached} {_rate(stats.prompt_tokens_per_second)}",
+        f"gen {usage.completion_tokens} tok {_rate(stats.tokens_per_second)}",
+        f"draft {stats.accepted}/{stats.drafted} accepted {stats.acceptance_rate:.1%}"
+        if stats.acceptance_rate is not None
+        else "draft -",
+        "- tok/round" if stats.mean_accepted_length is None else f"{stats.mean_accepted_length:.2f} tok/round",
+        "TTFT -" if stats.time_to_first_token_s is None else f"TTFT {stats.time_to_first_token_s:.2f} s",
+    ]
+    if not stats.exact:
+        parts.append(f"rule {stats.rule}, not exact")
+    return " | ".join(parts)
+
+
+def _rate(value: float | None) -> str:
+    return "- tok/s" if value is None else f"{value:.1f} tok/s"

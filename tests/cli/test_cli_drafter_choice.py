@@ -1,0 +1,88 @@
+"""-md, --spec-type and their companions are rewritten to one drafter expression."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from specrun.bindings.errors import FileMissingError, OptionError
+from specrun.cli.drafter_choice import drafter_expression
+from specrun.cli.model_options import DraftSettings
+from specrun.runtime.drafters.expression import parse_expression
+
+FILE = Path("small model.gguf")
+
+
+def settings(**given: Any) -> DraftSettings:
+    names = ("model_draft", "drafter", "spec_type", "spec_draft_n_max", "spec_draft_p_min")
+    return DraftSettings(**{**dict.fromkeys(names), "accept": "exact", **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "demo", "expected"),
+    [
+        ({}, False, "none"),
+        ({}, True, "draft"),
+        ({"spec_draft_n_max": 3}, True, "draft(n=3)"),
+        ({"spec_type": "none"}, True, "none"),
+        ({"spec_type": "none", "model_draft": FILE}, False, "none"),
+        ({"model_draft": FILE}, False, 'draft("small model.gguf")'),
+        ({"model_draft": FILE}, True, 'draft("small model.gguf")'),
+        (
+            {"model_draft": FILE, "spec_type": "draft-simple", "spec_draft_n_max": 7, "spec_draft_p_min": 0.5},
+            False,
+            'draft("small model.gguf", n=7, p_min=0.5)',
+        ),
+        ({"spec_type": "draft-simple"}, True, "draft"),
+        ({"spec_type": "ngram-simple", "spec_draft_n_max": 9}, False, "prompt-lookup(n=9)"),
+        ({"spec_type": "prompt-lookup"}, True, "prompt-lookup"),
+        ({"drafter": "prompt-lookup(n=2)"}, True, "prompt-lookup(n=2)"),
+    ],
+)
+def test_expressions(given: dict[str, Any], demo: bool, expected: str) -> None:
+    assert drafter_expression(settings(**given), demo=demo) == expected
+    parse_expression(expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"drafter": "none", "model_draft": FILE}, "-md"),
+        ({"drafter": "draft", "spec_draft_n_max": 3}, "--spec-draft-n-max"),
+        ({"drafter": "draft", "spec_draft_p_min": 0.0}, "--spec-draft-p-min"),
+        ({"drafter": "draft", "spec_type": "none"}, "--spec-type"),
+        ({"spec_type": "draft-simple"}, "-md FILE"),
+        ({"spec_type": "ngram-simple", "model_draft": FILE}, "leave out -md"),
+        ({"spec_type": "ngram-simple,draft-simple"}, "--drafter"),
+        ({"spec_draft_n_max": 3}, "without a drafter"),
+        ({"spec_type": "prompt-lookup", "spec_draft_p_min": 0.3}, "draft models"),
+    ],
+)
+def test_contradictions(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(click.UsageError, match=named):
+        drafter_expression(settings(**given), demo=False)
+
+
+def test_methods_that_do_not_exist() -> None:
+    with pytest.raises(OptionError, match="did you mean ngram-simple"):
+        drafter_expression(settings(spec_type="ngram-simpel"), demo=False)
+    with pytest.raises(OptionError, match="does not exist here"):
+        drafter_expression(settings(spec_type="draft-eagle3"), demo=False)
+
+
+def test_odd_file_names_survive(tmp_path: Path) -> None:
+    path = tmp_path / 'a "b", (c)=@\\.gguf'
+    expression = parse_expression(drafter_expression(settings(model_draft=path), demo=False))
+    assert expression.arguments[0].atom == str(path)
+
+
+def test_missing_files_inside_expressions(tmp_path: Path) -> None:
+    (tmp_path / "small.gguf").touch()
+    nested = f'cascade(draft("{tmp_path}/smal.gguf"), prompt-lookup)'
+    with pytest.raises(FileMissingError, match=r"Did you mean .*small\.gguf"):
+        drafter_expression(settings(drafter=nested), demo=False)
+    there = f'cascade(draft("{tmp_path}/small.gguf"), prompt-lookup)'
+    assert drafter_expression(settings(drafter=there), demo=False) == there

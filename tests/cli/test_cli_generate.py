@@ -1,0 +1,230 @@
+"""`specrun generate`: prompts in, text or JSON out, and what goes to which stream."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from specrun.cli import generate_command
+from specrun.runtime import Runtime, SamplingParams
+
+from .conftest import ENDLESS, Models, Run
+
+STATS_KEYS = [
+    "drafter",
+    "rule",
+    "exact",
+    "rounds",
+    "drafted",
+    "accepted",
+    "acceptance_rate",
+    "mean_accepted_length",
+    "acceptance_by_position",
+    "tokens_per_second",
+    "prompt_tokens_per_second",
+    "time_to_first_token_s",
+    "target_s",
+    "drafter_s",
+    "overhead_s",
+    "wall_s",
+]
+
+
+def answer(models: Models, messages: list[dict[str, str]], params: SamplingParams, n: int) -> str:
+    with Runtime(models.target, n_threads=1, n_threads_batch=1) as runtime:
+        return runtime.chat(messages, params, max_tokens=n).text
+
+
+def test_the_answer_is_the_runtimes_and_alone_on_stdout(run: Run, models: Models) -> None:
+    expected = answer(models, [{"role": "user", "content": "hello"}], SamplingParams(seed=3), 24)
+    result = run("generate", "-m", models.target, "-p", "hello", "-n", 24, "-s", 3)
+    assert result.exit_code == 0
+    assert result.stdout == expected.removesuffix("\n") + "\n"
+    line = r"prompt \d+ tok [\d.]+ tok/s \| gen 24 tok [\d.]+ tok/s \| draft - \| 1\.00 tok/round \| TTFT \d+\.\d\d s\n"
+    assert re.fullmatch(line, result.stderr)
+
+
+def test_json_has_the_promised_keys(run: Run, models: Models) -> None:
+    result = run("generate", "-m", models.target, "-p", "hello", "-n", 9, "-s", 3, "--json")
+    values = json.loads(result.stdout)
+    assert result.stdout.count("\n") == 1
+    assert list(values) == ["text", "token_ids", "finish_reason", "usage", "stats", "seed"]
+    assert list(values["usage"]) == ["prompt_tokens", "completion_tokens"]
+    assert list(values["stats"]) == STATS_KEYS
+    assert (values["usage"]["completion_tokens"], values["finish_reason"], values["seed"]) == (9, "length", 3)
+
+
+def test_drafting_keeps_the_tokens(run: Run, models: Models) -> None:
+    def tokens(*arguments: object) -> tuple[list[int], int]:
+        result = run("generate", "-m", models.target, "-p", "abcabcabcabc", "-n", 40, "--json", *arguments)
+        values = json.loads(result.stdout)
+        return values["token_ids"], values["stats"]["accepted"]
+
+    plain, _ = tokens("--temp", 0, "--drafter", "none")
+    drafted, accepted = tokens("--temp", 0, "-md", models.target, "--spec-draft-n-max", 3)
+    assert drafted == plain
+    assert accepted > 10
+    sampled, _ = tokens("--temp", 1, "-s", 7, "--drafter", "none")
+    looked_up, _ = tokens("--temp", 1, "-s", 7, "--drafter", "prompt-lookup(min_ngram=1)")
+    assert looked_up == sampled != plain
+
+
+def test_statistics_of_drafts(run: Run, models: Models) -> None:
+    result = run("generate", "-m", models.target, "-md", models.target, "-p", "hello", "-n", 24, "--temp", 0)
+    found = re.search(r"draft (\d+)/(\d+) accepted ([\d.]+)% \| ([\d.]+) tok/round", result.stderr)
+    assert found is not None
+    assert float(found[3]) == pytest.approx(100 * int(found[1]) / int(found[2]), abs=0.06)
+    assert float(found[4]) > 2
+
+
+@pytest.mark.parametrize("how", ["file", "stdin", "dash"])
+def test_prompts_from_elsewhere_lose_one_newline(run: Run, models: Models, tmp_path: Path, how: str) -> None:
+    base = ["generate", "-m", models.plain, "-n", 12, "--temp", 0]
+    expected = run(*base, "-p", "one\ntwo\n").stdout
+    if how == "file":
+        path = tmp_path / "prompt.txt"
+        path.write_text("one\ntwo\n\n")
+        result = run(*base, "-f", path)
+    else:
+        result = run(*base, *(["-p", "-"] if how == "dash" else []), input="one\ntwo\n\n")
+    assert result.exit_code == 0
+    assert result.stdout == expected
+    assert result.stdout != run(*base, "-p", "one\ntwo").stdout
+
+
+def test_the_chat_template_is_used_where_there_is_one(run: Run, models: Models, tmp_path: Path) -> None:
+    def prompt_tokens(*arguments: object) -> int:
+        result = run("generate", "-p", "abc", "-n", 1, "--json", *arguments)
+        assert result.exit_code == 0, result.stderr
+        return int(json.loads(result.stdout)["usage"]["prompt_tokens"])
+
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[-1].content }}{{ messages[-1].content }}")
+    # <|user|>abc<|end|><|assistant|> are 6 words here ("ab" is one), abc alone 2
+    raw = prompt_tokens("-m", models.target, "--no-chat-template")
+    assert prompt_tokens("-m", models.plain) == raw
+    assert prompt_tokens("-m", models.target) == raw + 3
+    assert prompt_tokens("-m", models.target, "-sys", "d") == raw + 6
+    assert prompt_tokens("-m", models.plain, "--chat-template-file", template) == 2 * raw
+    assert prompt_tokens("-m", models.plain, "--chat-template", template.read_text()) == 2 * raw
+
+
+def test_a_stop_string_ends_the_answer(run: Run, models: Models) -> None:
+    base = ["generate", "-m", models.target, "-p", "hello", "--temp", 0, "--json"]
+    text = json.loads(run(*base, "-n", 30).stdout)["text"]
+    stop = text[7:10]
+    cut = json.loads(run(*base, "-n", 30, "-r", stop).stdout)
+    assert cut["text"] == text[: text.index(stop)]
+    assert cut["finish_reason"] == "stop"
+
+
+def test_quiet_and_no_timings_leave_stderr_empty(run: Run, models: Models) -> None:
+    for flag in ("-q", "--no-show-timings"):
+        assert run("generate", "-m", models.target, "-p", "hello", "-n", 4, flag).stderr == ""
+
+
+def test_a_pipe_gets_the_bytes_the_model_wrote(run: Run, models: Models) -> None:
+    result = run("generate", "-m", models.target, "-p", "x", "-n", 5, "--temp", 0, "-l", "27+1000")
+    assert result.stdout == "\x1b" * 5 + "\n"
+
+
+def test_drafted_tokens_are_cyan_only_when_asked(run: Run, models: Models) -> None:
+    base = ["generate", "-m", models.target, "-md", models.target, "-p", "hello", "-n", 24, "--temp", 0]
+    colored = run(*base, "--show-draft", "--color", "on").stdout
+    plain = run(*base, "--show-draft").stdout
+    assert "\x1b[36m" in colored
+    assert re.sub(r"\x1b\[\d+m", "", colored) == plain
+    assert "\x1b[36m" not in run(*base, "--color", "on").stdout
+
+
+def test_a_full_context_is_said(run: Run, models: Models) -> None:
+    result = run("generate", "-m", models.target, "-p", "hello", "-c", 256, *ENDLESS)
+    assert result.exit_code == 0
+    assert "The context of 256 tokens is full, so the answer ends here; a larger -c gives more room" in result.stderr
+    whole = run("generate", "-m", models.target, "-p", "hello", *ENDLESS)
+    assert (
+        "The context of 512 tokens is full, so the answer ends here; the model was trained for no more" in whole.stderr
+    )
+    limited = run("generate", "-m", models.target, "-p", "hello", "-c", 256, "-n", 10, *ENDLESS)
+    assert "full" not in limited.stderr
+
+
+def test_options_come_from_the_environment(run: Run, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECRUN_MODEL", str(models.target))
+    monkeypatch.setenv("SPECRUN_PREDICT", "5")
+    monkeypatch.setenv("SPECRUN_GENERATE_PREDICT", "3")
+
+    def length(*arguments: object) -> int:
+        result = run("generate", "-p", "hello", "--json", *arguments)
+        return int(json.loads(result.stdout)["usage"]["completion_tokens"])
+
+    assert length() == 3
+    assert length("-n", 2) == 2
+    monkeypatch.delenv("SPECRUN_GENERATE_PREDICT")
+    assert length() == 5
+
+
+def test_flags_outvote_the_environment(run: Run, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECRUN_MODEL", str(models.target))
+    monkeypatch.setenv("SPECRUN_MODEL_DRAFT", str(models.plain))
+    monkeypatch.setenv("SPECRUN_SPEC_DRAFT_N_MAX", "2")
+
+    def drafter(*arguments: object) -> str:
+        result = run("generate", "-p", "hello", "-n", 2, "--json", *arguments)
+        assert result.exit_code == 0, result.stderr
+        return str(json.loads(result.stdout)["stats"]["drafter"])
+
+    assert drafter() == f"draft({models.plain}, n=2)"
+    assert drafter("--spec-draft-n-max", 3) == f"draft({models.plain}, n=3)"
+    assert drafter("--drafter", "none") == "none"
+    monkeypatch.setenv("SPECRUN_DRAFTER", "prompt-lookup")
+    assert drafter("-md", models.target) == f"draft({models.target}, n=2)"
+    monkeypatch.delenv("SPECRUN_DRAFTER")
+    monkeypatch.setattr("specrun.cli.opening.demo_target", lambda: models.target.with_name("no.gguf"))
+    demo = run("generate", "--demo", "-p", "x")
+    assert "embedded models are not part" in demo.stderr
+    monkeypatch.setenv("SPECRUN_DEMO", "1")
+    monkeypatch.delenv("SPECRUN_MODEL")
+    assert drafter("-m", models.target, "--drafter", "none") == "none"
+
+
+def test_the_log_file_gets_the_engines_log(run: Run, models: Models, tmp_path: Path) -> None:
+    log = tmp_path / "specrun.log"
+    result = run("generate", "-m", models.target, "-p", "x", "-n", 1, "--log-file", log, "-q")
+    assert result.stderr == ""
+    assert "specrun.llama" in log.read_text()
+    assert run("generate", "-m", models.target, "-p", "x", "--log-file", tmp_path).exit_code == 2
+
+
+def test_very_verbose_logs_to_stderr(run: Run, models: Models) -> None:
+    base = ["generate", "-m", models.target, "-p", "x", "-n", 1]
+    assert "specrun.llama" in run(*base, "-vv").stderr
+    assert "specrun.llama" not in run(*base).stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "message"),
+    [
+        (RuntimeError("boom"), 1, "RuntimeError: boom"),
+        (MemoryError(), 5, "out of memory"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (OSError(28, "No space left on device", "out.txt"), 1, "out.txt: No space left on device"),
+    ],
+)
+def test_surprises_become_a_sentence(
+    run: Run, models: Models, monkeypatch: pytest.MonkeyPatch, error: BaseException, exit_code: int, message: str
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(generate_command, "run_stream", fail)
+    result = run("generate", "-m", models.target, "-p", "x")
+    assert result.exit_code == exit_code
+    assert result.stderr.startswith(f"Error: {message}")
+    assert "Traceback" not in result.stderr
+    if exit_code == 1 and isinstance(error, RuntimeError):
+        assert "run with -vv for the traceback" in result.stderr
+        assert "Traceback" in run("generate", "-m", models.target, "-p", "x", "-vv").stderr

@@ -1,0 +1,132 @@
+"""`specrun inspect`: the header's facts, the pair check, the checksum, and hostile files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from specrun.convert.quantize import quantize_model
+from specrun.convert.random_model import RandomLlama, write_random_llama
+
+from .conftest import VOCAB_SIZE, Models, Run
+
+
+def test_the_facts_of_a_header(run: Run, models: Models) -> None:
+    facts = json.loads(run("inspect", models.target, "--json").stdout)
+    expected = {
+        "file": str(models.target),
+        "file_bytes": models.target.stat().st_size,
+        "architecture": "llama",
+        "name": "random llama 0",
+        "file_type": "F32",
+        "bits_per_weight": 32.0,
+        "context_length": 512,
+        "layers": 4,
+        "embedding_width": 32,
+        "feed_forward_width": 16,
+        "heads": 4,
+        "key_value_heads": 2,
+        "chat_template": True,
+    }
+    assert {name: facts[name] for name in expected} == expected
+    assert facts["vocabulary"]["size"] == VOCAB_SIZE
+    assert facts["vocabulary"]["kind"] == "BPE"
+    assert facts["vocabulary"]["special_tokens"]["eos"] == {"id": VOCAB_SIZE - 4, "text": "<|end|>"}
+    assert facts["tensor_types"]["F32"] == {
+        "tensors": facts["tensors"],
+        "parameters": facts["parameters"],
+        "bytes": 4 * facts["parameters"],
+    }
+    assert json.loads(run("inspect", models.plain, "--json").stdout)["chat_template"] is False
+
+
+def test_quantized_models(run: Run, tmp_path: Path) -> None:
+    plain, small = tmp_path / "plain.gguf", tmp_path / "small.gguf"
+    write_random_llama(plain, RandomLlama(vocab_size=320, width=64))
+    quantize_model(plain, small, "Q8_0", n_threads=1, pure=True)
+    facts = json.loads(run("inspect", small, "--json").stdout)
+    assert facts["file_type"] == "Q8_0"
+    assert 8.5 < facts["bits_per_weight"] < 9
+    assert list(facts["tensor_types"]) == ["Q8_0", "F32"]
+
+
+def test_plain_text_in_a_pipe(run: Run, models: Models) -> None:
+    lines = run("inspect", models.target).stdout.splitlines()
+    assert lines[0] == "model:"
+    assert "  context length      512" in lines
+    assert "  chat template       yes" in lines
+    assert any(line.split() == ["type", "tensors", "parameters", "size"] for line in lines)
+
+
+def test_no_weights_are_loaded(run: Run, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("specrun.bindings.model.Model.__init__", refuse)
+    assert run("inspect", models.target, "--sha256").exit_code == 0
+
+
+def test_a_pair_that_fits(run: Run, models: Models) -> None:
+    result = run("inspect", models.target, "-md", models.plain)
+    assert result.exit_code == 0
+    assert "The pair fits" in result.stdout
+    assert result.stderr == ""
+    swapped = run("inspect", models.plain, "-md", models.larger)
+    assert "were they swapped?" in swapped.stderr
+
+
+def test_a_pair_that_does_not_fit(run: Run, models: Models) -> None:
+    result = run("inspect", models.target, "-md", models.stranger)
+    assert result.exit_code == 4
+    assert "the target has 320 words, the drafter 600" in result.stderr
+    assert "draft model:" in result.stdout
+    assert "The pair fits" not in result.stdout
+    values = json.loads(run("inspect", models.target, "-md", models.stranger, "--json").stdout)
+    assert values["pair"]["fits"] is False
+    assert "600" in values["pair"]["reason"]
+    assert json.loads(run("inspect", models.target, "-md", models.plain, "--json").stdout)["pair"]["fits"] is True
+
+
+def test_checksums(run: Run, models: Models) -> None:
+    right = hashlib.sha256(models.target.read_bytes()).hexdigest()
+    for arguments in ([models.target, "--sha256"], ["--sha256", models.target], [models.target, "--sha256", right]):
+        result = run("inspect", *arguments)
+        assert result.exit_code == 0, result.stderr
+        assert right in result.stdout
+    assert run("inspect", models.target, f"--sha256={right.upper()}").exit_code == 0
+    other = right.translate(str.maketrans("0123456789abcdef", "123456789abcdef0"))
+    wrong = run("inspect", models.target, "--sha256", other)
+    assert wrong.exit_code == 3
+    assert right in wrong.stderr
+    assert run("inspect", models.target, "--sha256", "12ab").exit_code == 2
+    assert right not in run("inspect", models.target).stdout
+
+
+def test_metadata_cannot_control_the_terminal(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "hostile.gguf"
+    write_random_llama(path, RandomLlama(chat_template="x"))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"random llama 0", b"\x1b[31m[red]\n\xc2\x9bx"))
+    result = run("inspect", path, "--color", "on")
+    assert result.exit_code == 0
+    assert "  name                [31m[red] x\n" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model at all", b"GGUF\x03\0\0\0" + b"\xff" * 40])
+def test_files_that_are_no_models(run: Run, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(content)
+    result = run("inspect", path)
+    assert result.exit_code == 3
+    assert result.stderr.startswith("Error: ")
+    assert result.stdout == ""
+
+
+def test_a_missing_file(run: Run, models: Models) -> None:
+    result = run("inspect", models.target.with_name("traget.gguf"))
+    assert result.exit_code == 3
+    assert f"Did you mean {models.target}" in result.stderr

@@ -1,0 +1,156 @@
+"""The installed program as a process: exit codes, closed pipes, Ctrl-C, and what it imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from .conftest import ENDLESS, Models
+
+posix = pytest.mark.skipif(os.name == "nt", reason="signals and file descriptors of POSIX")
+PROGRAM = [sys.executable, "-c", "from specrun.cli.main import main; main()"]
+
+
+@contextmanager
+def started(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPECRUN_")}
+    process = subprocess.Popen(
+        [*PROGRAM, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**environment, "SPECRUN_THREADS": "1"},
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def endless(models: Models) -> list[object]:
+    return ["generate", "-m", models.long, "-p", "hello", "-c", 0, *ENDLESS]
+
+
+def test_a_missing_file_ends_with_3(models: Models) -> None:
+    with started("generate", "-m", models.target.with_name("no.gguf"), "-p", "x") as process:
+        output, messages = process.communicate(timeout=60)
+    assert (process.returncode, output) == (3, b"")
+    assert messages.startswith(b"Error: there is no file ")
+
+
+@posix
+def test_a_closed_stdout_ends_quietly(models: Models) -> None:
+    with started(*endless(models)) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
+        messages = process.stderr.read()
+        assert process.wait(timeout=60) == 0
+    assert messages == b""
+
+
+@posix
+@pytest.mark.parametrize("command", ["--help", "generate --help", "inspect FILE", "inspect FILE --json"])
+def test_a_stdout_that_nobody_reads_is_no_error(models: Models, command: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    arguments = [str(models.target) if word == "FILE" else word for word in command.split()]
+    done = subprocess.run([*PROGRAM, *arguments], stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@posix
+def test_ctrl_c_prints_what_there_is_and_ends_with_130(models: Models) -> None:
+    with started(*endless(models)) as process:
+        assert process.stdout is not None
+        first = process.stdout.read(40)
+        process.send_signal(signal.SIGINT)
+        output, messages = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert len(first) == 40
+    assert output.endswith(b"\n")
+    assert b"TTFT" in messages
+    assert b"Traceback" not in messages
+
+
+@posix
+def test_ctrl_c_with_json_prints_a_cancelled_answer(models: Models) -> None:
+    # Nothing is printed before the end: the log says when the context is made, and the answer begins soon after.
+    for delay in (0.3, 1.0, 2.0):
+        with started(*endless(models), "--json", "-vv") as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if b"compute buffer" in line:
+                    break
+            time.sleep(delay)
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=60)
+        assert process.returncode == 130
+        if output and json.loads(output)["token_ids"]:
+            break
+    values = json.loads(output)
+    assert values["finish_reason"] == "cancelled"
+    assert values["usage"]["completion_tokens"] == len(values["token_ids"]) > 0
+
+
+@posix
+def test_streams_that_are_closed_from_the_start(models: Models) -> None:
+    command = [*PROGRAM, "generate", "-m", str(models.target), "-p", "x", "-n", "3", "-t", "1"]
+    done = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command], timeout=60, check=False)
+    assert done.returncode == 0
+
+
+def test_an_encoding_without_the_character_does_not_end_the_answer(models: Models) -> None:
+    command = [*PROGRAM, "generate", "-m", str(models.target), "-p", "x", "-n", "2", "-t", "1", "-q"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    # Word 255 is the byte FF, which is no UTF-8: it becomes U+FFFD, which ASCII lacks.
+    done = subprocess.run([*command, "-l", "255+1000"], capture_output=True, env=environment, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, b"\\ufffd\\ufffd\n")
+
+
+def test_bytes_that_are_no_text_do_not_end_a_chat(models: Models) -> None:
+    command = [*PROGRAM, "chat", "-m", str(models.target), "-n", "2", "-t", "1", "-q", "--no-show-timings"]
+    environment = {**os.environ, "PYTHONUTF8": "1"}
+    done = subprocess.run(
+        command, input=b"\xff\xfe\nhello\n", capture_output=True, env=environment, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout
+
+
+def test_help_and_completion_import_no_engine() -> None:
+    code = """
+import sys
+import time
+from specrun.cli.main import cli
+try:
+    cli(["--help"], prog_name="specrun")
+except SystemExit:
+    pass
+heavy = {"llama_cpp", "torch", "numpy", "rich", "prompt_toolkit", "jinja2", "specrun.runtime"} & set(sys.modules)
+print(sorted(heavy), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "generate" in done.stdout
+    assert done.stderr.strip() == "[]"
+
+
+def test_version_names_everything_that_matters() -> None:
+    with started("--version") as process:
+        output, messages = process.communicate(timeout=60)
+    lines = dict(line.rsplit(" ", 1) for line in output.decode().splitlines())
+    assert process.returncode == 0
+    assert messages == b""
+    assert {"specrun", "llama-cpp-python", "llama.cpp", "llama.cpp commit", "backends"} <= lines.keys()
