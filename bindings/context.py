@@ -91,7 +91,7 @@ class Rows:
     has evaluated again raises `StaleViewError`: llama.cpp reuses, and may move, the memory.
     """
 
-    __slots__ = ("_context", "_generation", "_indices", "_native_count", "count")
+    __slots__ = ("_context", "_generation", "_indices", "_logits", "_native_count", "count")
 
     def __init__(self, context: Context, generation: int, batch: Batch) -> None:
         self._context = context
@@ -99,6 +99,7 @@ class Rows:
         self.count = batch.n_outputs
         self._native_count = self.count
         self._indices: npt.NDArray[np.intp] | None = None
+        self._logits: FloatRows | None = None
         if context.options.hidden_states and self.count < batch.n_tokens:
             # llama.cpp then gives a row for every token, asked for or not.
             self._native_count = batch.n_tokens
@@ -107,7 +108,9 @@ class Rows:
     def logits(self, row: int) -> FloatRows:
         """Return the logits of one row, float32 of shape [n_vocab], a view."""
         index = self._index_of(row)
-        return self._context._logits_view(self._native_count)[index]  # type: ignore[no-any-return]
+        if self._logits is None:
+            self._logits = self._context._logits_view(self._native_count)
+        return self._logits[index]  # type: ignore[no-any-return]
 
     def hidden_state(self, row: int) -> FloatRows:
         """Return the final normed hidden state of one row, float32 of shape [n_embd], a view."""

@@ -11,12 +11,14 @@ from typing import Any
 
 from specrun.bindings.errors import (
     ClosedError,
+    MalformedFileError,
     ModelLoadError,
     OptionError,
     OutOfMemoryError,
     UnsupportedModelError,
 )
 from specrun.bindings.gguf_header import GGUFHeader, read_header
+from specrun.bindings.gguf_types import ArrayValue
 from specrun.bindings.library import last_native_errors, llama
 from specrun.bindings.vocabulary import Vocabulary
 
@@ -49,6 +51,7 @@ class Model:
             raise OptionError(f"n_gpu_layers is {n_gpu_layers}: give -1 (all) or a count of layers")
         self.path = Path(path)
         self.header: GGUFHeader = read_header(self.path)
+        _check_words(self.header, self.path)
         self._native = llama()
         self._handle = self._load(n_gpu_layers, use_mmap, use_mlock, progress)
         self.n_gpu_layers = n_gpu_layers
@@ -196,3 +199,19 @@ class Model:
     def release(self) -> None:
         """Uncount a closed context."""
         self._children -= 1
+
+
+def _check_words(header: GGUFHeader, path: Path) -> None:
+    """Refuse a vocabulary with a word twice, which llama.cpp answers with an assertion."""
+    words = header.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(words, ArrayValue) or words.element_type != "string":
+        return
+    first: dict[bytes, int] = {}
+    for token in range(len(words)):
+        # As llama.cpp reads them: cut at a zero byte, empty ones with names of their own.
+        word = words.bytes_at(token).split(b"\0", 1)[0] or b"[EMPTY_%d]" % token
+        if first.setdefault(word, token) != token:
+            raise MalformedFileError(
+                f"{path} has the word {word.decode('utf-8', 'replace')!r} twice in its vocabulary, "
+                f"as tokens {first[word]} and {token}: convert the model again"
+            )

@@ -7,50 +7,25 @@ output, operands and time. What users wrote is never read as control tokens.
 from __future__ import annotations
 
 import datetime
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
 from jinja2.exceptions import SecurityError
 
 from specrun.bindings.errors import OptionError, TemplateError
 from specrun.bindings.vocabulary import Vocabulary
+from specrun.runtime.template_sandbox import TemplateSandbox
 
 __all__ = ["ChatTemplate", "Message", "chat_tokens"]
 
 Message = Mapping[str, Any]
 _MAX_OUTPUT = 16 * 1024 * 1024
-_MAX_OPERAND = 1024 * 1024
 _MAX_SECONDS = 5.0
 # Private-use characters: one that occurs nowhere in the conversation marks where texts are taken apart.
 _MARKERS = [chr(code) for code in range(0xE000, 0xE100)]
-
-
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Also refuses operators that make huge values out of small ones (`"a" * 10**9`, `"%999999999d" % 1`)."""
-
-    intercepted_binops = frozenset({"*", "**", "%"})
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
-        sizes = [value for value in (left, right) if isinstance(value, int)]
-        texts = [value for value in (left, right) if isinstance(value, str | list | tuple)]
-        if operator == "**" and any(abs(value) > 10_000 for value in sizes):
-            raise SecurityError("a power too large for a chat template")
-        if operator == "*" and texts and sizes and len(texts[0]) * max(sizes) > _MAX_OPERAND:
-            raise SecurityError("a repetition too large for a chat template")
-        if operator == "%" and isinstance(left, str) and any(len(part) > 4 for part in _digits(left)):
-            raise SecurityError("a field too wide for a chat template")
-        return super().call_binop(context, operator, left, right)
-
-
-def _digits(text: str) -> list[str]:
-    return "".join(char if char.isdigit() else " " for char in text).split()
 
 
 class ChatTemplate:
@@ -59,20 +34,11 @@ class ChatTemplate:
     def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
         self.source = source
         self._tokens = {"bos_token": bos, "eos_token": eos}
-        environment = _Sandbox(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols"],
-            undefined=jinja2.ChainableUndefined,
-        )
-        # Formatting and padding filters would make huge strings out of small ones.
-        for name in ("center", "format", "indent", "wordwrap", "xmlattr"):
-            environment.filters.pop(name, None)
-        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
-        environment.filters["tojson"] = _tojson
+        self._environment = TemplateSandbox()
+        self._environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+            self._template = self._environment.from_string(source)
+        except Exception as error:  # Jinja's own, or what Python's compiler says of deep nesting
             raise TemplateError(f"the chat template is not valid Jinja: {error}. Use --chat-template-file") from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
@@ -94,6 +60,7 @@ class ChatTemplate:
             raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
 
     def _collect(self, values: dict[str, Any]) -> str:
+        self._environment.start()
         parts: list[str] = []
         size = 0
         for part in self._template.generate(**values):
@@ -146,31 +113,47 @@ def _check(messages: Sequence[Message]) -> None:
 
 
 def _texts_of(message: Message) -> list[str]:
-    return [value for value in message.values() if isinstance(value, str)]
+    """Return every text in a message, however deep (tool calls are nested)."""
+    found: list[str] = []
+    left: list[object] = [value for key, value in message.items() if key != "role"]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            found.append(one)
+        elif isinstance(one, Mapping):
+            left.extend((*one.keys(), *one.values()))
+        elif isinstance(one, list | tuple):
+            left.extend(one)
+    return found
 
 
 def _with_markers(message: Message, special_texts: Sequence[str], marker: str) -> dict[str, Any]:
     """Return the message with `marker` after the first character of every control token's text."""
 
-    def split(text: str) -> str:
-        for special in special_texts:
-            text = text.replace(special, special[0] + marker + special[1:])
-        return text
+    def split(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+        if isinstance(value, str):
+            for special in special_texts:
+                value = value.replace(special, special[0] + marker + special[1:])
+            return value
+        if isinstance(value, Mapping):
+            return {split(key): split(one) for key, one in value.items()}
+        return [split(one) for one in value] if isinstance(value, list | tuple) else value
 
-    return {key: split(value) if isinstance(value, str) and key != "role" else value for key, value in message.items()}
+    return {key: value if key == "role" else split(value) for key, value in message.items()}
 
 
 def _within_time(work: Callable[[], str]) -> str:
     """Run `work`, stopping it after a while: nested loops would otherwise run for years.
 
-    A trace function sees every line of the compiled template; no thread or signal is needed.
+    A trace function sees every line of the compiled template, and every call of what it uses; no thread or
+    signal is needed.
     """
     deadline = time.monotonic() + _MAX_SECONDS
 
-    def trace(_frame: FrameType, _event: str, _argument: object) -> Any:  # noqa: ANN401 - sys.settrace's type
+    def trace(frame: FrameType, _event: str, _argument: object) -> Any:  # noqa: ANN401 - sys.settrace's type
         if time.monotonic() > deadline:
             raise TemplateError(f"the chat template ran for more than {_MAX_SECONDS:.0f} seconds and was stopped")
-        return trace
+        return trace if frame.f_code.co_filename == "<template>" else None
 
     previous = sys.gettrace()
     if previous is not None:  # a debugger or coverage is watching: leave it in place
@@ -188,7 +171,3 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
-
-
-def _tojson(value: object, ensure_ascii: bool = False, indent: int | None = None, **_options: object) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent if indent is None else min(indent, 16))

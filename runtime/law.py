@@ -72,6 +72,8 @@ class Law:
     @property
     def most_likely(self) -> tuple[int, float]:
         """The token of highest probability (lowest id among equals) and that probability."""
+        if self.ids is not None and len(self.ids) == 1:
+            return int(self.ids[0]), 1.0
         index = int(self.probs.argmax())
         return (index if self.ids is None else int(self.ids[index])), float(self.probs[index])
 

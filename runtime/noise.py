@@ -23,6 +23,7 @@ Words = npt.NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_WORD = 0xFFFFFFFFFFFFFFFF
 _SHIFTS = tuple(np.uint64(bits) for bits in (30, 27, 31, 11))
 
 
@@ -57,12 +58,14 @@ class SeededNoise:
         self._position = 0
         self._accepts = 0
         self._choices = 0
+        self._key: int | None = None
 
     def seek(self, position: int) -> None:
         """Turn to the draws of `position`."""
         self._position = position
         self._accepts = 0
         self._choices = 0
+        self._key = None
 
     def accept(self, probability: float) -> bool:
         """Return True with the given probability, by the next acceptance draw of this position."""
@@ -100,8 +103,14 @@ class SeededNoise:
         return DraftNoise(self.seed, round_start + 1)
 
     def _hash(self, index: int) -> int:
-        key = struct.pack("<QqqI", self.seed, self._stream, self._position, index)
-        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+        """Return 64 bits: number `index` of the SplitMix64 sequence that begins at the position's own hash."""
+        if self._key is None:
+            key = struct.pack("<Qqq", self.seed, self._stream, self._position)
+            self._key = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+        word = (self._key + index * int(_GOLDEN)) & _WORD
+        word = ((word ^ (word >> 30)) * int(_MIX_1)) & _WORD
+        word = ((word ^ (word >> 27)) * int(_MIX_2)) & _WORD
+        return word ^ (word >> 31)
 
 
 class DraftNoise(SeededNoise):

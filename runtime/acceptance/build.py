@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from specrun.runtime.acceptance.block import BlockRule
 from specrun.runtime.acceptance.exact import ExactRule
+from specrun.runtime.acceptance.kseq import KSeqRule
 from specrun.runtime.acceptance.rule import AcceptanceRule
 from specrun.runtime.drafters.expression import parse_expression
 from specrun.runtime.sampling import unknown_option
 
 __all__ = ["build_rule", "rule_names"]
 
-_RULES: dict[str, type[AcceptanceRule]] = {"exact": ExactRule}
+_RULES: dict[str, type[AcceptanceRule]] = {"exact": ExactRule, "block": BlockRule, "kseq": KSeqRule}
 
 
 def rule_names() -> list[str]:
@@ -18,7 +20,7 @@ def rule_names() -> list[str]:
 
 
 def build_rule(text: str) -> AcceptanceRule:
-    """Return the rule that an `--accept` value names, such as "exact"."""
+    """Return the rule that an `--accept` value names, such as "exact" or "block"."""
     expression = parse_expression(text)
     rule = _RULES.get(expression.atom)
     if rule is None:

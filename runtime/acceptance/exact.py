@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance.rule import Acceptance, LawAt
+from specrun.runtime.acceptance.walk import count_to_test, settle_point_masses, walk
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
-from specrun.runtime.tree import ROOT, DraftTree, Draw
+from specrun.runtime.tree import DraftTree, Draw
 
 __all__ = ["ExactRule"]
 
@@ -30,23 +31,14 @@ class ExactRule:
 
     def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
         """Walk down from the root, deciding one token per node (see the module's formula)."""
-        path: list[int] = []
-        node = ROOT
-        while True:
-            noise.seek(position + len(path))
-            draws = tree.draws.get(node, ())
-            child, token = _decide(tree, draws, law_at(node), noise)
-            if child is None:
-                return Acceptance(tuple(path), token, rejected=bool(draws))
-            path.append(child)
-            node = child
+        return walk(tree, law_at, noise, position, _decide)
 
 
 def _decide(tree: DraftTree, draws: tuple[Draw, ...], law: Law, noise: NoiseSource) -> tuple[int | None, int]:
     """Return the accepted child (None after rejecting all) and the token that comes next."""
     remaining = law
-    n_sampled = _sampled_prefix(draws)
-    for draw in draws[:n_sampled]:
+    n_tested = count_to_test(draws)
+    for draw in draws[:n_tested]:
         token = tree.tokens[draw.node]
         target_prob = remaining.probability(token)
         if draw.law is None:
@@ -60,19 +52,4 @@ def _decide(tree: DraftTree, draws: tuple[Draw, ...], law: Law, noise: NoiseSour
         if target_prob > 0.0 and noise.accept(target_prob / draft_prob):
             return draw.node, token
         remaining = remaining.residual(draw.law)
-    # Only point masses are left: testing them one by one and then drawing from what remains is the same as
-    # drawing once and descending if the token was drafted. That single draw is plain decoding's own, so
-    # deterministic drafters repeat plain decoding's text at every temperature.
-    token = noise.choose(remaining)
-    for draw in draws[n_sampled:]:
-        if tree.tokens[draw.node] == token:
-            return draw.node, token
-    return None, token
-
-
-def _sampled_prefix(draws: tuple[Draw, ...]) -> int:
-    """Return how many draws to test in turn: all up to the last one that was sampled."""
-    count = len(draws)
-    while count and draws[count - 1].law is None:
-        count -= 1
-    return count
+    return settle_point_masses(tree, draws[n_tested:], remaining, noise)

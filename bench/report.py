@@ -1,0 +1,142 @@
+"""What the measurements say, as tables for readers: columns, units, notes."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+from specrun.bench.drafters import DrafterResult, TextComparison
+from specrun.bench.overhead import OverheadResult
+from specrun.bench.table import Table
+from specrun.bench.timing import Ratio, Spread
+
+__all__ = ["CONSTANT_COLUMNS", "drafters_table", "machine_facts", "overhead_table"]
+
+CONSTANT_COLUMNS = ("model", "size", "params", "backend", "ngl", "temp", "vocab", "ctx")
+"""Columns that are often the same in every row, and then stand above the table on a screen."""
+
+
+def drafters_table(results: Sequence[DrafterResult]) -> Table:
+    """Return the table of `specrun bench drafters`."""
+    columns = (
+        *("model", "size", "params", "backend", "ngl", "drafter", "temp", "tok/s", "speed-up"),
+        *("accept %", "tok/round", "TTFT ms", "overhead us/round", "text"),
+    )
+    rows = tuple(_drafter_row(one) for one in results)
+    return Table(columns, rows, tuple(_drafter_notes(results)))
+
+
+def overhead_table(results: Sequence[OverheadResult]) -> Table:
+    """Return the table of `specrun bench overhead`: microseconds per round."""
+    parts = tuple(results[0].parts_us) if results else ()
+    columns = ("vocab", "ctx", "setting", *parts, "overhead", "budget", "target", "drafter", "accepted")
+    rows = tuple(_overhead_row(one, parts) for one in results)
+    notes = (
+        f"Microseconds per round: medians over {max((one.rounds for one in results), default=0)} rounds, the overhead "
+        "with its quartiles. The overhead is all time outside native evaluation; its parts: draft (propose, observe), "
+        "batch, law (logits to laws), acceptance, commit, text (events, the loop).",
+        "target, drafter: time in their native evaluation. accepted: of the drafted tokens of a round. "
+        "Random models of almost no width: native times say nothing about real models. "
+        "The tree is sampled by a drafter that exists for this measurement only.",
+    )
+    return Table(columns, rows, notes)
+
+
+def machine_facts() -> dict[str, Any]:
+    """Return what figures depend on: the processor, cores, versions, devices."""
+    from importlib.metadata import version
+
+    from specrun.bindings.devices import available_cores, devices
+
+    return {
+        "specrun": version("specrun"),
+        "llama_cpp_python": version("llama-cpp-python"),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": available_cores(),
+        "devices": [f"{one.name}: {one.description}" for one in devices()],
+    }
+
+
+def _drafter_row(one: DrafterResult) -> tuple[str, ...]:
+    target = one.target
+    return (
+        target.model,
+        _size(target.n_bytes),
+        f"{target.n_params / 1e6:,.2f} M",
+        target.backend,
+        "all" if target.n_gpu_layers < 0 else str(target.n_gpu_layers),
+        "none (plain)" if one.speed_up is None else one.drafter,
+        f"{one.temperature:g}",
+        _spread(one.tokens_per_second, 1),
+        "-" if one.speed_up is None else _ratio(one.speed_up),
+        "-" if one.acceptance_rate is None else f"{100 * one.acceptance_rate:.1f}",
+        f"{one.mean_accepted_length:.2f}",
+        f"{1e3 * one.time_to_first_token_s.median:,.1f}",
+        f"{one.overhead_us_per_round.median:,.0f}",
+        _text(one.text),
+    )
+
+
+def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
+    if not results:
+        return []
+    first = results[0]
+    notes = [
+        f"Prompts: {first.n_prompts}, answered with up to {first.max_tokens} tokens; "
+        f"interleaved repetitions: {first.repetitions}. "
+        "tok/s: median (least to most); with sampling and verification, without the prompt. "
+        "speed-up: ratio of the medians (least to most within one repetition)."
+    ]
+    padded = first.target.padded_parameters
+    if padded:
+        notes.append(
+            f"The target was padded: {padded / 1e6:,.0f} M of its {first.target.n_params / 1e6:,.0f} M parameters "
+            "have no effect. Padding scales the target's cost to that of a larger model without changing its outputs."
+        )
+    if any(one.text is not None and one.text.n_same < one.text.n_prompts for one in results):
+        notes.append(
+            "Texts that differ at temperature 0: batches of different sizes round differently, so where two words "
+            "are almost equally likely, the other one may win."
+        )
+    return [*notes, *(f"Advice: {one.advice}." for one in results if one.advice)]
+
+
+def _overhead_row(one: OverheadResult, parts: Sequence[str]) -> tuple[str, ...]:
+    within = one.within_budget
+    return (
+        f"{one.vocab_size:,}",
+        str(one.n_ctx),
+        one.setting,
+        *(f"{one.parts_us[name].median:.0f}" for name in parts),
+        f"{one.overhead_us.median:.0f} ({one.overhead_us.lower_quartile:.0f}-{one.overhead_us.upper_quartile:.0f})",
+        "-" if one.budget_us is None else f"{one.budget_us:.0f} {'within' if within else 'over'}",
+        f"{one.target_native_us.median:,.0f}",
+        f"{one.drafter_native_us.median:,.0f}",
+        f"{one.accepted_per_round:.2f}/{one.drafted_per_round:.1f}" if one.drafted_per_round else "-",
+    )
+
+
+def _size(n_bytes: int) -> str:
+    gib = n_bytes / 2**30
+    return f"{gib:.2f} GiB" if gib >= 1 else f"{n_bytes / 2**20:.2f} MiB"
+
+
+def _spread(spread: Spread, digits: int) -> str:
+    if spread.n == 1:
+        return f"{spread.median:,.{digits}f}"
+    return f"{spread.median:,.{digits}f} ({spread.low:,.{digits}f}-{spread.high:,.{digits}f})"
+
+
+def _ratio(ratio: Ratio) -> str:
+    return f"{ratio.value:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
+
+
+def _text(text: TextComparison | None) -> str:
+    if text is None:
+        return "-"
+    if text.n_same == text.n_prompts:
+        return "same"
+    differing = text.n_prompts - text.n_same
+    return f"{differing} of {text.n_prompts} differ, first after {text.first_difference} tokens"

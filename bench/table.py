@@ -1,0 +1,107 @@
+"""Results as data: tables with their notes, and Markdown, CSV and JSON made of them."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Table", "to_csv", "to_json", "to_markdown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Named columns, rows of texts, and what a reader has to know about them.
+
+    `constants` are columns that had one value throughout (see `folded`).
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    constants: tuple[tuple[str, str], ...] = ()
+
+    def folded(self, names: Iterable[str]) -> Table:
+        """Return the table with those of the named columns taken out that are the same in every row."""
+        if not self.rows:
+            return self
+        gone = {
+            index
+            for index, name in enumerate(self.columns)
+            if name in set(names) and len({row[index] for row in self.rows}) == 1
+        }
+        return dataclasses.replace(
+            self,
+            columns=tuple(name for index, name in enumerate(self.columns) if index not in gone),
+            rows=tuple(tuple(cell for index, cell in enumerate(row) if index not in gone) for row in self.rows),
+            constants=tuple((self.columns[index], self.rows[0][index]) for index in sorted(gone)),
+        )
+
+
+def to_markdown(table: Table) -> str:
+    """Return a Markdown table, its columns aligned, followed by the notes."""
+    cells = [[_escaped(cell) for cell in row] for row in (table.columns, *table.rows)]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(table.columns))]
+    right = [_is_numeric(table, index) for index in range(len(table.columns))]
+    lines = [_line(row, widths, right) for row in cells]
+    marks = [("-" * (width - 1) + ":") if flag else "-" * width for width, flag in zip(widths, right, strict=True)]
+    lines.insert(1, _line(marks, widths, right))
+    if table.constants:
+        lines.insert(0, ", ".join(f"{name} {value}" for name, value in table.constants) + "\n")
+    return "\n".join([*lines, *(f"\n{note}" for note in table.notes)]) + "\n"
+
+
+def to_csv(results: Sequence[Any]) -> str:
+    """Return results (dataclasses) as CSV, nested fields as columns such as `tokens_per_second_median`."""
+    records = [_flat(dataclasses.asdict(one)) for one in results]
+    names = _column_names(records)
+    output = io.StringIO()
+    writer = csv.DictWriter(output, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return output.getvalue()
+
+
+def to_json(kind: str, machine: Mapping[str, Any], results: Sequence[Any]) -> str:
+    """Return one JSON object: what was measured, on what machine, and the results (dataclasses)."""
+    content = {"bench": kind, "machine": dict(machine), "results": [dataclasses.asdict(one) for one in results]}
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _column_names(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return all names, without those that are None for some results and nested fields for others."""
+    names = list(dict.fromkeys(name for record in records for name in record))
+    empty = {name for name in names if all(record.get(name) is None for record in records)}
+    return [name for name in names if not (name in empty and any(one.startswith(f"{name}_") for one in names))]
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{name}_"))
+        elif isinstance(value, list | tuple):
+            flat[f"{prefix}{name}"] = " ".join(f"{one:.6g}" for one in value)
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|").replace("\n", " ")
+
+
+def _is_numeric(table: Table, index: int) -> bool:
+    filled = [row[index] for row in table.rows if row[index] != "-"]
+    return bool(filled) and all(cell[:1].isdigit() for cell in filled)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    padded = [
+        cell.rjust(width) if flag else cell.ljust(width) for cell, width, flag in zip(cells, widths, right, strict=True)
+    ]
+    return f"| {' | '.join(padded)} |"

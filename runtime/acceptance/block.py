@@ -1,0 +1,140 @@
+"""Block verification of chains: the whole draft is judged jointly, and in expectation more of it is kept.
+
+Sun et al., "Block Verification Accelerates Speculative Decoding" (2024), algorithm 2. With p_0 = 1, draft laws
+Q_i and target laws P_i (P_{i+1} is the law after x_i):
+
+    p_i = min(1, p_{i-1} P_i(x_i) / Q_i(x_i))           the share of the target's mass that x_1..x_i may claim
+    S_i = sum_x (p_i P_{i+1}(x) - Q_{i+1}(x))+          what x_{i+1} cannot claim of it
+    h_i = S_i / (S_i + 1 - p_i) for i < L,  h_L = p_L
+
+keep the last i with u_i <= h_i (none: i = 0); the next token is drawn from norm((p_i P_{i+1} - Q_{i+1})+), after
+full acceptance from P_{L+1}. Token-wise acceptance keeps i tokens with probability prod min(1, P_j/Q_j) <= p_i.
+
+Why it is exact: whatever is drafted below it, x_1..x_i is kept with probability p_i given its value. By induction
+from the end: E[p_{i+1}] = sum min(Q_{i+1}, p_i P_{i+1}) = p_i - S_i, and (p_i - S_i) + (1 - p_i + S_i) h_i = p_i.
+So the token after it is x with probability min(Q, p_i P)(x) + S_i norm((p_i P - Q)+)(x) = p_i P(x). The argument
+needs no fixed length: where the chain ends may depend on what was drawn, and at its end any exact rule may go on.
+
+Degenerate cases. If p_i = 1 and S_i = 0, then P_{i+1} = Q_{i+1} and h_i is 0/0: the next token is never refused, so
+only rounding asks; h_i = 1 and the residual is P_{i+1}. Once p_i = 0 nothing deeper can be kept, and no further law
+is computed.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.acceptance.exact import ExactRule
+from specrun.runtime.acceptance.rule import Acceptance, LawAt
+from specrun.runtime.law import FloatArray, Law
+from specrun.runtime.noise import NoiseSource
+from specrun.runtime.tree import ROOT, DraftTree, Draw
+
+__all__ = ["BlockRule"]
+
+
+class BlockRule:
+    """Block verification of the tree's leading chain, the exact rule for whatever branches below it.
+
+    A tree that branches at its root is therefore left to the exact rule. So is one whose leading chain holds
+    only point masses: there both rules have one law, and the exact one repeats plain decoding's own text.
+    """
+
+    name = "block"
+    exact = True
+
+    def __init__(self) -> None:
+        self._exact = ExactRule()
+
+    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+        """Keep the longest prefix of the leading chain that passes (see the module's formula)."""
+        chain = _leading_chain(tree)
+        if all(draw.law is None for draw in chain):
+            return self._exact.accept(tree, law_at, noise, position)
+        levels, share = _levels(tree, chain, law_at)
+        # All tests are keyed with the round's first position, which no later round visits. Keyed with their own
+        # positions, the numbers that refused the tail would come back in the next round, no longer uniform.
+        noise.seek(position)
+        if share > 0.0 and noise.accept(share):
+            return self._below(tree, chain, law_at, noise, position)
+        kept = len(levels) - 1
+        while kept > 0 and not noise.accept(levels[kept].keep_probability):
+            kept -= 1
+        noise.seek(position + kept)
+        path = tuple(draw.node for draw in chain[:kept])
+        return Acceptance(path, noise.choose(levels[kept].residual()), rejected=True)
+
+    def _below(
+        self, tree: DraftTree, chain: list[Draw], law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
+        """Return the fully accepted chain and what the exact rule makes of the tree below it."""
+        last = chain[-1].node
+        below = replace(tree, draws={**tree.draws, ROOT: tree.draws.get(last, ())})
+        rest = self._exact.accept(
+            below, lambda node: law_at(last if node == ROOT else node), noise, position + len(chain)
+        )
+        return Acceptance((*(draw.node for draw in chain), *rest.path), rest.next_token, rest.rejected)
+
+
+@dataclass(frozen=True)
+class _Level:
+    """After i tokens of the chain: p_i, P_{i+1} and Q_{i+1}.
+
+    What costs a pass over the vocabulary is computed when it is asked for: a draft that is kept whole needs none.
+    """
+
+    share: float
+    law: Law
+    draft: Law
+
+    @functools.cached_property
+    def weights(self) -> FloatArray:
+        """The weights (p_i P_{i+1} - Q_{i+1})+ of the recovered token, on the support of `law`."""
+        weights = self.share * self.law.probs - self.draft.aligned_to(self.law)
+        np.maximum(weights, 0.0, out=weights)
+        return weights
+
+    @property
+    def keep_probability(self) -> float:
+        """The paper's h_i: the probability of keeping exactly i tokens, given that no more are kept."""
+        total = float(self.weights.sum())
+        rest = total + (1.0 - self.share)
+        return total / rest if rest > 0.0 else 1.0
+
+    def residual(self) -> Law:
+        """Return the law of the recovered token."""
+        total = float(self.weights.sum())
+        return Law(self.weights / total, self.law.ids) if total > 0.0 else self.law
+
+
+def _leading_chain(tree: DraftTree) -> list[Draw]:
+    """Return the draws from the root down to the first node that has none or several."""
+    chain: list[Draw] = []
+    draws = tree.draws.get(ROOT, ())
+    while len(draws) == 1:
+        chain.append(draws[0])
+        draws = tree.draws.get(draws[0].node, ())
+    return chain
+
+
+def _levels(tree: DraftTree, chain: list[Draw], law_at: LawAt) -> tuple[list[_Level], float]:
+    """Return the levels above each draw of the chain and p_L; fewer of them and 0.0 once the share is zero."""
+    levels: list[_Level] = []
+    share, node = 1.0, ROOT
+    for draw in chain:
+        token = tree.tokens[draw.node]
+        draft = Law.point(token) if draw.law is None else draw.law
+        draft_prob = draft.probability(token)
+        if draft_prob <= 0.0:
+            raise OptionError(f"token {token} was drafted from a law that gives it probability 0")
+        law = law_at(node)
+        levels.append(_Level(share, law, draft))
+        share = min(1.0, share * law.probability(token) / draft_prob)
+        if share <= 0.0:
+            break
+        node = draw.node
+    return levels, share

@@ -1,0 +1,164 @@
+"""`specrun bench` end to end on tiny random models; times are never asserted."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from specrun.cli.main import cli
+
+
+def bench(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["bench", *map(str, arguments)])
+
+
+@pytest.fixture
+def drafters(tiny_model: Path, tiny_flat_twin: Path) -> list[str]:
+    """A small comparison."""
+    quick = ["-n", "12", "-r", "2", "-t", "1", "-c", "256", "-fa", "off", "-ctk", "f32", "-ctv", "f32"]
+    return ["drafters", "-m", str(tiny_model), "-md", str(tiny_flat_twin), *quick]
+
+
+def good(result: Result) -> str:
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_drafters_as_json(drafters: list[str]) -> None:
+    content = json.loads(good(bench(*drafters, "-p", "one", "-p", "two words", "--temp", "0,0.8", "--json")))
+    results = content["results"]
+    assert content["bench"] == "drafters"
+    assert [(one["drafter"], one["temperature"]) for one in results] == [
+        *(("none", 0.0), ("draft(twin.gguf)", 0.0), ("prompt-lookup", 0.0)),
+        *(("none", 0.8), ("draft(twin.gguf)", 0.8), ("prompt-lookup", 0.8)),
+    ]
+    assert results[0]["speed_up"] is None
+    assert results[0]["mean_accepted_length"] == 1.0
+    assert results[1]["text"] == {"n_prompts": 2, "n_same": 2, "first_difference": None}
+    assert results[4]["text"] is None
+    assert results[1]["acceptance_rate"] > 0
+    assert len(results[1]["acceptance_by_position"]) == 5
+    assert results[1]["tokens_per_second"]["n"] == 2
+    assert results[1]["speed_up"]["value"] > 0
+
+
+def test_drafters_in_the_other_forms(drafters: list[str], tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("one\ntwo\n", encoding="utf-8")
+    common = [*drafters, "--prompts", str(tmp_path / "prompts.txt"), "--spec-draft-n-max", "2,3"]
+    markdown = good(bench(*common))
+    assert markdown.startswith("| model ")
+    assert "draft(twin.gguf, n=3)" in markdown
+    rows = list(csv.DictReader(io.StringIO(good(bench(*common, "-o", "csv")))))
+    assert [row["drafter"] for row in rows] == [
+        *("none", "draft(twin.gguf, n=2)", "draft(twin.gguf, n=3)", "prompt-lookup")
+    ]
+    table = good(bench(*common, "-o", "table"))
+    assert "model target.gguf" in table
+    assert "none (plain)" in table
+
+
+def test_a_padded_target_says_so_and_answers_the_same(drafters: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("specrun.convert.pad")
+    picture, kept = tmp_path / "p.png", tmp_path / "padded.gguf"
+    padded = bench(*drafters, "-p", "one", "--pad-to", "200K", "--keep", kept, "--plot", picture, "--drafter", "none")
+    assert "Padding scales the target's cost" in good(padded)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert kept.is_file()
+
+
+def test_chosen_drafters_only(drafters: list[str], tiny_model: Path) -> None:
+    chosen = [one for one in drafters if one not in ("-md", drafters[drafters.index("-md") + 1])]
+    output = good(
+        bench(*chosen, "-p", "one", "--drafter", "prompt-lookup(n=3, min_ngram=1)", "--json", "--no-chat-template")
+    )
+    assert [one["drafter"] for one in json.loads(output)["results"]] == ["none", "prompt-lookup(n=3, min_ngram=1)"]
+
+
+def test_the_demo_asks_its_own_questions(
+    tiny_model: Path, tiny_flat_twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"question": "who?", "answer": "a"}\n{"question": "why?", "answer": "b"}\n', encoding="utf-8")
+    monkeypatch.setattr("specrun.runtime.demo.demo_target", lambda: tiny_model)
+    monkeypatch.setattr("specrun.runtime.demo.demo_drafters", lambda: {"draft": tiny_flat_twin})
+    monkeypatch.setattr("specrun.bench.prompts.demo_questions", lambda: questions)
+    quick = ["drafters", "--demo", "-n", "8", "-r", "1", "-t", "1", "-c", "256", "--spec-draft-n-max", "2"]
+    results = json.loads(good(bench(*quick, "--pad-to", "100K", "--json")))["results"]
+    assert [one["drafter"] for one in results] == ["none", "draft(twin.gguf, n=2)", "prompt-lookup"]
+    assert results[0]["n_prompts"] == 2
+    assert results[0]["target"]["padded_parameters"] > 0
+    chosen = json.loads(good(bench(*quick[:-2], "--drafter", "draft(n=3)", "--json")))["results"]
+    assert [one["drafter"] for one in chosen] == ["none", "draft(twin.gguf, n=3)"]
+
+
+def test_the_last_newline_of_a_file_is_not_part_of_its_prompt(drafters: list[str], tmp_path: Path) -> None:
+    for name, text in (("a", "one"), ("b", "one\n")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    tokens = [
+        json.loads(good(bench(*drafters, "-f", tmp_path / name, "--temp", "1", "-r", "1", "--json")))["results"][1]
+        for name in ("a", "b")
+    ]
+    assert tokens[0]["acceptance_by_position"] == tokens[1]["acceptance_by_position"]
+
+
+def test_overhead_as_json_and_markdown() -> None:
+    quick = ["overhead", "--vocab", "512", "-c", "512", "--rounds", "8", "-t", "1"]
+    results = json.loads(good(bench(*quick, "--json")))["results"]
+    assert [one["setting"] for one in results] == [
+        *("plain, greedy", "plain, temp 0.8", "prompt lookup, greedy"),
+        *("chain of 5, greedy", "chain of 5, temp 0.8", "tree of 16, temp 0.8"),
+    ]
+    assert results[5]["drafted_per_round"] > 4
+    assert all(one["rounds"] == one["overhead_us"]["n"] == 8 for one in results)
+    assert all(set(one["parts_us"]) == {"draft", "batch", "law", "acceptance", "commit", "text"} for one in results)
+    assert good(bench(*quick)).startswith("| vocab ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["overhead", "--vocab", "many"], 2),
+        (["overhead", "--vocab", "3"], 2),
+        (["overhead", "--rounds", "0"], 2),
+        (["overhead", "-c", "5"], 2),
+        (["overhead", "--json", "-o", "csv"], 2),
+        (["drafters"], 2),
+        (["drafters", "--demo", "-m", "MODEL"], 2),
+        (["drafters", "-m", "MODEL"], 2),
+        (["drafters", "-m", "MODEL", "-p", "x", "--temp", "-1"], 2),
+        (["drafters", "-m", "MODEL", "-p", "x", "--temp", "nan"], 2),
+        (["drafters", "-m", "MODEL", "-p", "x", "-n", "0"], 2),
+        (["drafters", "-m", "MODEL", "-p", "x", "--pad-to", "much"], 2),
+        (["drafters", "-m", "MODEL", "-p", "x", "--pad-to", "10"], 2),
+        (["drafters", "-m", "MODEL", "-p", "x", "--keep", "k.gguf"], 2),
+        (["drafters", "-m", "MODEL", "-p", "x", "--plot", "p.txt"], 2),
+        (["drafters", "-m", "MODEL", "-p", "x", "--drafter", "drfat(n=3)"], 2),
+        (["drafters", "-m", "MODEL", "-p", "x", "--drafter", "draft(n=3"], 2),
+        (["drafters", "-m", "MODEL", "-p", "x", "--spec-draft-n-max", "3"], 2),
+        (["drafters", "-m", "none.gguf", "-p", "x"], 3),
+        (["drafters", "-m", "MODEL", "-md", "none.gguf", "-p", "x"], 3),
+        (["drafters", "-m", "MODEL", "-f", "none.txt"], 3),
+        (["drafters", "-m", "MODEL", "-md", "SMALL", "-p", "x"], 4),
+        (["nonsense"], 2),
+    ],
+)
+def test_bad_input_ends_with_a_sentence_and_a_code(
+    arguments: list[str], code: int, tiny_model: Path, tiny_small_vocab: Path
+) -> None:
+    names = {"MODEL": str(tiny_model), "SMALL": str(tiny_small_vocab)}
+    result = bench(*(names.get(one, one) for one in arguments))
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()[-1]) > 20
+
+
+@pytest.mark.parametrize("name", ["drafters", "overhead"])
+def test_help_has_a_line_for_every_command(name: str) -> None:
+    assert name in good(bench("--help"))
+    assert "Usage" in good(bench(name, "--help"))

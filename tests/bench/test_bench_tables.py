@@ -1,0 +1,159 @@
+"""The forms of results: tables, Markdown, CSV, JSON, and the advice and notes that go with them."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from specrun.bench.drafters import DrafterResult, TargetFacts, TextComparison
+from specrun.bench.overhead import SETTINGS, OverheadResult
+from specrun.bench.plot import check_plot_file, plot_drafters
+from specrun.bench.report import CONSTANT_COLUMNS, drafters_table, overhead_table
+from specrun.bench.table import Table, to_csv, to_json, to_markdown
+from specrun.bench.timing import Ratio, ratio_of, spread_of
+from specrun.bindings.errors import OptionError
+
+FACTS = TargetFacts("target.gguf", 770_000_000, 386_000_000, 379_000_000, "CPU", 0)
+PLAIN = DrafterResult(
+    target=FACTS,
+    drafter="none",
+    temperature=0.0,
+    n_prompts=2,
+    max_tokens=16,
+    repetitions=3,
+    tokens=96,
+    tokens_per_second=spread_of([10.0, 11.0, 12.0]),
+    speed_up=None,
+    time_to_first_token_s=spread_of([0.1]),
+    acceptance_rate=None,
+    mean_accepted_length=1.0,
+    acceptance_by_position=(),
+    round_us=spread_of([90_000.0]),
+    overhead_us_per_round=spread_of([80.0]),
+    text=None,
+)
+DRAFTED = dataclasses.replace(
+    PLAIN,
+    drafter="draft(small.gguf, n=4)",
+    tokens_per_second=spread_of([19.0, 22.0, 23.0]),
+    speed_up=ratio_of([19.0, 22.0, 23.0], [10.0, 11.0, 12.0]),
+    acceptance_rate=0.614,
+    mean_accepted_length=3.1,
+    acceptance_by_position=(0.8, 0.5, 0.25, 0.125),
+    text=TextComparison(2, 2, None),
+)
+SLOW = dataclasses.replace(DRAFTED, drafter="a|b", speed_up=Ratio(0.8, 0.7, 0.9), text=TextComparison(2, 1, 5))
+OVERHEAD = OverheadResult(
+    setting="chain of 5, greedy",
+    vocab_size=32_000,
+    n_ctx=4096,
+    rounds=100,
+    overhead_us=spread_of([100.0, 200.0, 300.0]),
+    parts_us={name: spread_of([30.0]) for name in ("draft", "batch", "law", "acceptance", "commit", "text")},
+    target_native_us=spread_of([1234.0]),
+    drafter_native_us=spread_of([567.0]),
+    drafted_per_round=5.0,
+    accepted_per_round=2.0,
+    budget_us=250.0,
+)
+
+
+def cells(table: Table, row: int) -> dict[str, str]:
+    return dict(zip(table.columns, table.rows[row], strict=True))
+
+
+def test_drafters_table_says_what_was_measured() -> None:
+    table = drafters_table([PLAIN, DRAFTED])
+    plain, drafted = cells(table, 0), cells(table, 1)
+    assert (plain["drafter"], plain["speed-up"], plain["accept %"], plain["text"]) == ("none (plain)", "-", "-", "-")
+    assert plain["params"] == "386.00 M"
+    assert drafted["tok/s"] == "22.0 (19.0-23.0)"
+    assert drafted["speed-up"] == "2.00x (1.90-2.00)"
+    assert (drafted["accept %"], drafted["tok/round"], drafted["text"]) == ("61.4", "3.10", "same")
+
+
+def test_notes_tell_of_padding_differences_and_advice() -> None:
+    notes = "\n".join(drafters_table([PLAIN, SLOW]).notes)
+    assert "padded: 379 M of its 386 M" in notes
+    assert "without changing its outputs" in notes
+    assert "round differently" in notes
+    assert "a|b at temperature 0 is slower than plain decoding (0.80x)" in notes
+    assert cells(drafters_table([PLAIN, SLOW]), 1)["text"] == "1 of 2 differ, first after 5 tokens"
+    plain_notes = drafters_table(
+        [dataclasses.replace(PLAIN, target=dataclasses.replace(FACTS, padded_parameters=0))]
+    ).notes
+    assert not any("padded" in note or "Advice" in note for note in plain_notes)
+
+
+def test_markdown_is_rectangular_and_escapes_bars() -> None:
+    lines = [line for line in to_markdown(drafters_table([PLAIN, DRAFTED, SLOW])).splitlines() if line.startswith("|")]
+    assert len(lines) == 5
+    assert len({len(line) for line in lines}) == 1
+    assert "a\\|b" in lines[-1]
+
+
+def test_folding_takes_out_what_is_the_same_in_every_row() -> None:
+    table = drafters_table([PLAIN, DRAFTED]).folded(CONSTANT_COLUMNS)
+    assert "model" not in table.columns
+    assert "tok/s" in table.columns
+    assert ("model", "target.gguf") in table.constants
+    assert to_markdown(table).startswith("model target.gguf, ")
+    two = drafters_table([PLAIN, dataclasses.replace(DRAFTED, temperature=1.0)]).folded(CONSTANT_COLUMNS)
+    assert "temp" in two.columns
+
+
+def test_csv_has_one_row_a_result_and_raw_numbers() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv([PLAIN, DRAFTED]))))
+    assert len(rows) == 2
+    assert "speed_up" not in rows[0]  # it would stand beside speed_up_value
+    assert rows[0]["speed_up_value"] == ""
+    assert float(rows[1]["speed_up_value"]) == 2.0
+    assert float(rows[1]["tokens_per_second_median"]) == 22.0
+    assert rows[1]["acceptance_by_position"] == "0.8 0.5 0.25 0.125"
+    assert rows[1]["target_model"] == "target.gguf"
+
+
+def test_json_is_one_object() -> None:
+    content = json.loads(to_json("drafters", {"cores": 2}, [PLAIN, DRAFTED]))
+    assert (content["bench"], content["machine"]) == ("drafters", {"cores": 2})
+    assert content["results"][1]["speed_up"]["value"] == 2.0
+    assert content["results"][0]["acceptance_rate"] is None
+
+
+def test_overhead_table_compares_with_the_budget() -> None:
+    over = dataclasses.replace(OVERHEAD, overhead_us=spread_of([251.0]))
+    free = dataclasses.replace(OVERHEAD, budget_us=None, drafted_per_round=0.0)
+    table = overhead_table([OVERHEAD, over, free])
+    assert cells(table, 0)["overhead"] == "200 (150-250)"
+    assert [cells(table, row)["budget"] for row in range(3)] == ["250 within", "250 over", "-"]
+    assert (cells(table, 0)["target"], cells(table, 0)["accepted"]) == ("1,234", "2.00/5.0")
+    assert overhead_table([]).rows == ()
+
+
+def test_budgets_double_for_large_vocabularies_and_end_where_none_was_set() -> None:
+    chain = next(one for one in SETTINGS if one.name == "chain of 5, greedy")
+    assert [chain.budget(size, 4096) for size in (32_000, 128_000, 256_000)] == [250.0, 500.0, None]
+    assert chain.budget(32_000, 8192) is None
+    assert SETTINGS[0].budget(32_000, 4096) is None
+
+
+@pytest.mark.parametrize("name", ["p.png", "p.svg"])
+def test_the_picture_is_written_and_overwritten(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    for _ in range(2):
+        plot_drafters([PLAIN, DRAFTED, SLOW], path)
+        assert path.stat().st_size > 1000
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+
+
+def test_pictures_that_cannot_be_drawn_are_refused_early(tmp_path: Path) -> None:
+    for path in (tmp_path / "p.txt", tmp_path / "none" / "p.png"):
+        with pytest.raises(OptionError):
+            check_plot_file(path)
+    with pytest.raises(OptionError):
+        plot_drafters([PLAIN], tmp_path / "p.png")
