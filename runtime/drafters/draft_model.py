@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.draft_model_state import DraftModelState
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.law import Law
 from specrun.runtime.prefix import common_prefix
@@ -20,7 +17,6 @@ from specrun.runtime.tree import DraftTree
 __all__ = ["DraftModelDrafter", "DraftSampling"]
 
 DraftSampling = Literal["with", "argmax"]
-_ONE_ID = np.zeros(1, np.int32)
 
 
 class DraftModelDrafter(Drafter):
@@ -49,16 +45,10 @@ class DraftModelDrafter(Drafter):
             raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")
         self.name = name
         self.max_nodes = num_draft_tokens
-        self._context = context
         self._sampling = sampling
         self._p_min = p_min
-        self._batch = Batch(context.n_batch, 1)
-        self._own_size = context.model.vocabulary.size
-        # Words beyond the smaller vocabulary have probability 0 in the draft, never in the target.
-        self._shared_size = min(self._own_size, target_vocab_size)
-        eos = context.model.vocabulary.eos
-        self._stand_in = eos if eos is not None else 0
-        self._cached: list[int] = []
+        self._context = context
+        self._state = DraftModelState(context, target_vocab_size=target_vocab_size)
 
     @property
     def native_seconds(self) -> float:
@@ -72,7 +62,7 @@ class DraftModelDrafter(Drafter):
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what the prompt shares with the last one."""
-        self._rewind(common_prefix(self._cached, tokens))
+        self._state.rewind(common_prefix(self._state.cached, tokens))
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a chain; shorter than asked where the drafter's own context ends or `p_min` stops it."""
@@ -81,62 +71,34 @@ class DraftModelDrafter(Drafter):
         count = min(self.max_nodes, request.max_depth, request.max_nodes, room)
         if count < 1:
             return DraftTree()
-        self._rewind(min(len(self._cached), start - 1))  # the last token's row is needed again
+        state = self._state
+        state.rewind(min(len(state.cached), start - 1))  # the last token's row is needed again
         tokens: list[int] = []
         laws: list[Law] = []
-        row = self._feed(request.tokens[len(self._cached) :])
+        # A greedy law is a point mass too: there is nothing to draw, and no law to store.
+        points = self._sampling == "argmax" or request.params.is_greedy
+        row = state.feed(request.tokens[len(state.cached) :])
         while True:
-            law = transformed_law(
-                row[: self._shared_size],
-                request.params,
-                penalty_window(request.tokens, tokens, request.params),
-            )
+            law = transformed_law(row, request.params, penalty_window(request.tokens, tokens, request.params))
             best, best_prob = law.most_likely
             if best_prob < self._p_min:
                 break
-            request.noise.seek(start + len(tokens))
-            tokens.append(best if self._sampling == "argmax" else request.noise.choose(law))
-            laws.append(law)
+            if points:
+                tokens.append(best)
+            else:
+                request.noise.seek(start + len(tokens))
+                tokens.append(request.noise.choose(law))
+                laws.append(law)
             if len(tokens) == count:
                 break
-            row = self._feed_one(tokens[-1])
-        return DraftTree.chain(tokens, None if self._sampling == "argmax" else laws)
+            row = state.feed_one(tokens[-1])
+        return DraftTree.chain(tokens, None if points else laws)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Drop the cache of rejected tokens; the accepted ones stay evaluated."""
         base = len(outcome.tokens) - len(outcome.path) - (outcome.next_token is not None)
-        self._rewind(base + common_prefix(self._cached[base:], outcome.tokens[base:]))
+        self._state.rewind(base + common_prefix(self._state.cached[base:], outcome.tokens[base:]))
 
     def close(self) -> None:
         """Free the draft model's context and the model."""
-        self._context.close()
-        self._context.model.close()
-
-    def _known(self, token: int) -> int:
-        return token if token < self._own_size else self._stand_in
-
-    def _feed(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Evaluate committed tokens and return the last one's logits."""
-        n_batch = self._context.n_batch
-        if len(tokens) == 1:
-            return self._feed_one(tokens[0])
-        for begin in range(0, len(tokens), n_batch):
-            piece = list(tokens[begin : begin + n_batch])
-            known = [self._known(token) for token in piece]
-            last = begin + n_batch >= len(tokens)
-            self._batch.fill_chain(known, len(self._cached), _ONE_ID, int(last))
-            rows = self._context.decode(self._batch)
-            self._cached.extend(piece)
-        return rows.logits(0)
-
-    def _feed_one(self, token: int) -> npt.NDArray[np.float32]:
-        self._batch.fill_one(self._known(token), len(self._cached))
-        rows = self._context.decode(self._batch)
-        self._cached.append(token)
-        return rows.logits(0)
-
-    def _rewind(self, length: int) -> None:
-        """Cut the cache to `length` tokens, and drop what an interrupted evaluation may have left."""
-        if length < len(self._cached) or self._context.memory.last_position() >= length:
-            self._context.memory.truncate(length)
-            del self._cached[length:]
+        self._state.close()

@@ -20,6 +20,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from llama_cpp import llama_cpp
+
 from specrun.bindings.errors import FileMissingError, MalformedFileError
 from specrun.bindings.gguf_header import ArrayValue, GGUFHeader, TensorInfo, read_header
 from specrun.bindings.gguf_reader import MAX_HEADER_BYTES, MAX_STRINGS
@@ -70,9 +71,7 @@ def make(
     """Return a GGUF file of these parts, each of them free to be wrong."""
     keys = [part for part in (architecture, *entries) if part]
     head = b"GGUF" + u32(version)
-    head += u64(len(tensors) if n_tensors is None else n_tensors) + u64(
-        len(keys) if n_keys is None else n_keys
-    )
+    head += u64(len(tensors) if n_tensors is None else n_tensors) + u64(len(keys) if n_keys is None else n_keys)
     head += b"".join(keys) + b"".join(tensors)
     return head + (bytes(-len(head) % alignment) + bytes(data) if tensors else b"")
 
@@ -715,9 +714,7 @@ def test_flipped_bytes_never_hang_or_crash(path: Path) -> None:
     for _ in range(1000):
         content = bytearray(SOUND)
         for _ in range(rng.choice((1, 1, 2, 8))):
-            content[rng.randrange(len(content) - 128)] = rng.choice(
-                (0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256))
-            )
+            content[rng.randrange(len(content) - 128)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
         outcomes.add(survives(path, bytes(content)))
     assert outcomes == {True, False}, "some flips are harmless, some are not"
 
@@ -743,9 +740,7 @@ def test_garbage_behind_a_sound_beginning(path: Path, content: bytes, n_tensors:
     survives(path, b"GGUF" + u32(3) + u64(n_tensors) + u64(n_keys) + ARCHITECTURE + content)
 
 
-COUNTS = st.one_of(
-    st.integers(0, 5), st.integers(0, 2**64 - 1), st.sampled_from([2**31, 2**32 - 1, 2**63, 2**64 - 1])
-)
+COUNTS = st.one_of(st.integers(0, 5), st.integers(0, 2**64 - 1), st.sampled_from([2**31, 2**32 - 1, 2**63, 2**64 - 1]))
 ENTRIES = st.builds(
     entry,
     st.one_of(st.text(max_size=5), st.binary(max_size=5)),

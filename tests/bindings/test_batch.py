@@ -1,0 +1,105 @@
+"""What a batch refuses to be filled with, and that llama.cpp reads what was written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny_models import F32, fresh_logits
+
+from specrun.bindings.batch import Batch
+from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.errors import OptionError
+from specrun.bindings.model import Model
+
+
+@pytest.mark.parametrize(("capacity", "ids"), [(0, 1), (-1, 1), (1, 0)])
+def test_a_batch_without_room_is_refused(capacity, ids):
+    with pytest.raises(OptionError, match="at least one"):
+        Batch(capacity, ids)
+
+
+FILLS = {
+    "overfull": (([1] * 5, range(5), [1] * 5, [0] * 5, [1] * 5), "5 tokens in a batch for 1 to 4"),
+    "empty": (([], [], [], [], []), "0 tokens"),
+    "positions-short": (([1, 2], [0], [1, 1], [0, 0], [1, 1]), "differ in length"),
+    "counts-short": (([1, 2], [0, 1], [1], [0, 0], [1, 1]), "differ in length"),
+    "outputs-long": (([1, 2], [0, 1], [1, 1], [0, 0], [1, 1, 1]), "differ in length"),
+    "too-many-ids": (([1] * 4, range(4), [3] * 4, [0] * 12, [1] * 4), "12 sequence ids in a batch for 8"),
+    "token-without-id": (([1, 2], [0, 1], [2, 0], [0, 1], [1, 1]), "at least one sequence id"),
+    "id-left-over": (([1, 2], [0, 1], [1, 1], [0, 0, 0], [1, 1]), "left over"),
+    "id-missing": (([1, 2], [0, 1], [1, 2], [0, 0], [1, 1]), "left over"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), FILLS.values(), ids=FILLS)
+def test_a_fill_that_does_not_fit_is_refused(arguments, message):
+    with pytest.raises(OptionError, match=message):
+        Batch(4, 2).fill(*arguments)
+
+
+#       3 - 4 - 5
+# root <
+#       6 - 7
+#        \- 8 - 9     as sequences 0, 1 and 2
+TREE = {
+    "tokens": [3, 4, 5, 6, 7, 8, 9],
+    "depths": [1, 2, 3, 1, 2, 2, 3],
+    "ids": [(0,), (0,), (0,), (1, 2), (1,), (2,), (2,)],
+}
+PATHS = {2: [3, 4, 5], 4: [6, 7], 6: [6, 8, 9]}
+
+
+@pytest.mark.parametrize("n_ubatch", [512, 3], ids=["one-ubatch", "split-into-ubatches"])
+def test_a_tree_in_one_batch_equals_its_paths_one_by_one(tiny_model, n_ubatch):
+    prompt = [11, 12, 13]
+    options = ContextOptions(**F32, n_sequences=3, n_outputs=8, n_ubatch=n_ubatch)
+    with Model(tiny_model) as model, Context(model, options) as context:
+        batch = Batch(16, 3)
+        batch.fill_chain(prompt[:-1], 0, [0, 1, 2], 0)
+        context.decode(batch)
+        batch.fill(
+            [prompt[-1], *TREE["tokens"]],
+            [2, *(2 + depth for depth in TREE["depths"])],
+            [3, *map(len, TREE["ids"])],
+            [0, 1, 2, *(one for ids in TREE["ids"] for one in ids)],
+            [1] * 8,
+        )
+        rows = context.decode(batch)
+        for leaf, path in PATHS.items():
+            expected = fresh_logits(model, [*prompt, *path])
+            np.testing.assert_allclose(rows.logits(0), expected[2], atol=1e-4)
+            np.testing.assert_allclose(rows.logits(leaf + 1), expected[-1], atol=1e-4)
+            wrong = fresh_logits(model, [*prompt[:-1], *path])[-1]
+            assert np.abs(rows.logits(leaf + 1) - wrong).max() > 1e-2  # the comparison can fail
+
+
+def test_rows_belong_to_the_tokens_that_asked_for_output(tiny_model):
+    tokens = [5, 6, 7, 8]
+    with Model(tiny_model) as model, Context(model, ContextOptions(**F32, n_outputs=4)) as context:
+        batch = Batch(4, 1)
+        batch.fill(tokens, range(4), [1] * 4, [0] * 4, [0, 1, 0, 1])
+        rows = context.decode(batch)
+        assert rows.count == 2
+        expected = fresh_logits(model, tokens)
+        np.testing.assert_allclose(rows.logits(0), expected[1], atol=1e-4)
+        np.testing.assert_allclose(rows.logits(1), expected[3], atol=1e-4)
+
+
+def test_a_smaller_fill_leaves_nothing_of_the_larger_one_before(tiny_model):
+    with Model(tiny_model) as model, Context(model, ContextOptions(**F32, n_outputs=4)) as context:
+        batch = Batch(8, 1)
+        batch.fill_chain([300, 301, 302, 303], 0, [0], 4)
+        batch.fill_chain([5, 6], 0, [0], 1)
+        rows = context.decode(batch)
+        assert rows.count == 1
+        assert context.memory.last_position() == 1
+        np.testing.assert_allclose(rows.logits(0), fresh_logits(model, [5, 6])[1], atol=1e-4)
+
+
+def test_fill_one_is_a_chain_of_one(tiny_model):
+    with Model(tiny_model) as model, Context(model, ContextOptions(**F32)) as context:
+        batch = Batch(4, 1)
+        for position, token in enumerate([5, 6, 7]):
+            batch.fill_one(token, position)
+            rows = context.decode(batch)
+        np.testing.assert_allclose(rows.logits(0), fresh_logits(model, [5, 6, 7])[2], atol=1e-4)

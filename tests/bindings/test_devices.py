@@ -1,0 +1,37 @@
+"""Devices with their memory, and the versions of what computes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from specrun.bindings.devices import available_cores, devices, supports_gpu_offload, system_info
+from specrun.bindings.library import engine_versions
+
+
+def test_there_is_a_cpu_with_memory():
+    found = devices()
+    assert [one for one in found if one.kind == "cpu"]
+    for device in found:
+        assert device.name
+        assert device.description
+        assert 0 <= device.memory_free <= device.memory_total
+    assert max(one.memory_total for one in found) > 0
+
+
+def test_offload_needs_a_device_to_offload_to():
+    if not any(one.kind in ("gpu", "igpu") for one in devices()):
+        assert not supports_gpu_offload()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no affinity")
+def test_cores_are_those_this_process_may_use():
+    assert available_cores() == len(os.sched_getaffinity(0)) > 0
+
+
+def test_versions_name_the_engine():
+    versions = engine_versions()
+    assert versions["llama-cpp-python"].count(".") >= 2
+    assert versions["llama.cpp"]
+    assert system_info()

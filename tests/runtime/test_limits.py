@@ -1,0 +1,107 @@
+"""Round limits: an answer never outgrows its length or the context."""
+
+from __future__ import annotations
+
+import pytest
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.planning.limits import Allowance, RoundLimits
+from specrun.runtime.planning.offload import parse_layer_count, resolve_gpu_layers
+from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+
+
+def limits(n_ctx=100, max_nodes=16, max_tokens=None) -> RoundLimits:
+    return RoundLimits(n_ctx=n_ctx, max_nodes=max_nodes, max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize(
+    ("committed", "expected"),
+    [
+        (1, Allowance(99, 16)),
+        (84, Allowance(16, 16)),
+        (90, Allowance(10, 10)),
+        (99, Allowance(1, 1)),
+        (100, Allowance(0, 0)),  # the last position is the pending token's
+        (101, None),
+    ],
+)
+def test_the_tree_shrinks_before_the_context_overflows(committed, expected):
+    one = limits()
+    assert one.next_round(committed) == expected
+    assert one.context_full == (expected is None)
+
+
+@pytest.mark.parametrize(("left", "depth"), [(0, None), (1, 0), (2, 1), (6, 5)])
+def test_a_round_never_produces_more_than_is_left(left, depth):
+    allowance = limits(max_tokens=left).next_round(10)
+    assert (allowance.max_depth if allowance else None) == depth
+
+
+def test_spending_counts_down():
+    one = limits(max_tokens=5)
+    one.spend(3)
+    assert one.next_round(10).max_depth == 1
+    one.spend(2)
+    assert one.next_round(10) is None
+    assert not one.context_full
+
+
+def test_without_a_length_only_the_context_ends_the_answer():
+    one = limits()
+    one.spend(10**6)
+    assert one.next_round(10) is not None
+
+
+def tree(*depths_of_leaves: int) -> DraftTree:
+    builder = TreeBuilder()
+    for leaf, depth in enumerate(depths_of_leaves):
+        node = ROOT
+        for step in range(depth):
+            node = builder.add(node, 100 * leaf + step)
+    return builder.build()
+
+
+@pytest.mark.parametrize(
+    ("proposed", "fits"),
+    [(tree(), True), (tree(3), True), (tree(2, 2), True), (tree(4), False), (tree(3, 2), False), (tree(1), True)],
+    ids=["empty", "chain", "two-chains", "too-deep", "too-large", "one"],
+)
+def test_a_drafter_that_proposes_more_than_allowed_is_named(proposed, fits):
+    allowance = Allowance(max_depth=3, max_nodes=4)
+    if fits:
+        allowance.check(proposed, "greedy drafter")
+    else:
+        with pytest.raises(OptionError, match="greedy drafter proposed"):
+            allowance.check(proposed, "greedy drafter")
+
+
+@pytest.mark.parametrize(("text", "expected"), [("auto", "auto"), ("all", "all"), ("0", 0), ("33", 33), ("-1", -1)])
+def test_layer_counts(text, expected):
+    assert parse_layer_count(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "many", "1.5", "0x1"])
+def test_a_layer_count_that_is_none(text):
+    with pytest.raises(OptionError, match="number, auto or all"):
+        parse_layer_count(text)
+
+
+def test_layers_are_resolved(tiny_model, monkeypatch):
+    assert resolve_gpu_layers("all", tiny_model) == -1
+    assert resolve_gpu_layers(5, tiny_model) == 5
+    with pytest.raises(OptionError, match="-2"):
+        resolve_gpu_layers(-2, tiny_model)
+    monkeypatch.setattr("specrun.runtime.planning.offload.supports_gpu_offload", lambda: False)
+    assert resolve_gpu_layers("auto", tiny_model) == 0
+
+
+@pytest.mark.parametrize(("share", "expected"), [(10.0, -1), (1.0, 1), (0.0, 0)])
+def test_auto_takes_what_fits_into_free_memory(tiny_model, monkeypatch, share, expected):
+    from specrun.bindings.devices import Device
+    from specrun.bindings.gguf_header import read_header
+
+    weights = sum(tensor.n_bytes for tensor in read_header(tiny_model).tensors)
+    gpu = Device("gpu0", "", "gpu", int(weights * share), 10**9)
+    monkeypatch.setattr("specrun.runtime.planning.offload.supports_gpu_offload", lambda: True)
+    monkeypatch.setattr("specrun.runtime.planning.offload.devices", lambda: [gpu])
+    assert resolve_gpu_layers("auto", tiny_model) == expected

@@ -1,0 +1,208 @@
+"""The noise source: keyed by position alone, uniform, and independent between streams.
+
+Statistical tests use fixed seeds, so their outcome is fixed too. A correct source had a chance of ALPHA to be
+given seeds that fail; each test's counterpart shows that a wrong one is rejected at the same sample size.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from specrun.runtime.law import Law
+from specrun.runtime.noise import SeededNoise
+
+ALPHA = 1e-4
+SAMPLES = 4000
+FLAT = Law(np.full(64, 1 / 64))
+SKEWED = Law(np.array([0.05, 0.6, 0.0, 0.25, 0.1]))
+
+
+def at(noise: SeededNoise, position: int) -> SeededNoise:
+    noise.seek(position)
+    return noise
+
+
+def accepted_below(noise: SeededNoise) -> float:
+    """The number behind an acceptance, found by bisection: each probe draws the same one again."""
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        noise.seek(noise._position)
+        low, high = (low, middle) if noise.accept(middle) else (middle, high)
+    return (low + high) / 2
+
+
+def acceptance_numbers(noise: SeededNoise, positions: range) -> np.ndarray:
+    return np.array([accepted_below(at(noise, position)) for position in positions])
+
+
+def choices(noise, positions: range, law: Law) -> np.ndarray:
+    return np.array([at(noise, position).choose(law) for position in positions])
+
+
+def law_p_value(drawn: np.ndarray, law: Law) -> float:
+    counts = np.bincount(drawn, minlength=len(law.probs))
+    support = law.probs > 0
+    assert not counts[~support].any()
+    return stats.chisquare(counts[support], law.probs[support] * len(drawn)).pvalue
+
+
+# -- keys ----------------------------------------------------------------------------------------------------
+
+
+def both(noise: SeededNoise) -> tuple[int, list[bool]]:
+    return noise.choose(FLAT), [noise.accept(0.5) for _ in range(20)]
+
+
+def test_draws_are_reproducible():
+    one, other = SeededNoise(7), SeededNoise(7)
+    assert [both(at(one, p)) for p in range(20)] == [both(at(other, p)) for p in range(20)]
+
+
+def test_draws_do_not_depend_on_the_order_of_positions():
+    noise = SeededNoise(7)
+    forward = {position: both(at(noise, position)) for position in range(20)}
+    backward = {position: both(at(noise, position)) for position in reversed(range(20))}
+    assert forward == backward
+
+
+def test_a_choice_does_not_depend_on_the_acceptances_before_it():
+    """So that a point mass, tested by one draw or in turn, and plain decoding choose alike."""
+    noise = SeededNoise(7)
+    plain = choices(noise, range(50), FLAT)
+    for position, expected in enumerate(plain):
+        noise.seek(position)
+        for _ in range(position % 4):
+            noise.accept(0.5)
+        assert noise.choose(FLAT) == expected
+
+
+def test_draws_at_one_position_differ():
+    noise = at(SeededNoise(7), 3)
+    assert len({noise.choose(FLAT) for _ in range(30)}) > 15
+    noise.seek(3)
+    assert 5 < sum(noise.accept(0.5) for _ in range(30)) < 25
+
+
+@pytest.mark.parametrize("other", [SeededNoise(8), SeededNoise(7).for_drafting(0), SeededNoise(7).for_drafting(5)])
+def test_other_seeds_and_streams_draw_otherwise(other):
+    same = choices(SeededNoise(7), range(200), FLAT) == choices(other, range(200), FLAT)
+    assert same.sum() < 20  # 200 / 64 on average
+
+
+def test_every_round_drafts_with_a_stream_of_its_own():
+    one, other = (choices(SeededNoise(7).for_drafting(start), range(200), FLAT) for start in (5, 6))
+    assert (one == other).sum() < 20
+
+
+@pytest.mark.parametrize("seed", [-1, 0, 2**63, 2**64 + 5, 2**100])
+def test_any_whole_number_is_a_seed(seed):
+    assert 0 <= at(SeededNoise(seed), 10**9).choose(FLAT) < 64
+
+
+def test_large_positions_do_not_collide():
+    drawn = choices(SeededNoise(7), range(2**31 - 100, 2**31 + 100), FLAT)
+    assert len(set(drawn)) > 40
+
+
+# -- laws ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("probability", [1.0, 1.5])
+def test_what_is_sure_is_accepted(probability):
+    assert all(at(SeededNoise(7), position).accept(probability) for position in range(100))
+
+
+def test_what_is_impossible_is_rejected():
+    assert not any(at(SeededNoise(7), position).accept(0.0) for position in range(100))
+
+
+@pytest.mark.parametrize("stream", ["main", "drafting"])
+def test_acceptance_numbers_are_uniform(stream):
+    noise = SeededNoise(11) if stream == "main" else SeededNoise(11).for_drafting(3)
+    numbers = acceptance_numbers(noise, range(SAMPLES))
+    assert stats.kstest(numbers, "uniform").pvalue > ALPHA
+    assert stats.kstest(numbers**1.15, "uniform").pvalue < ALPHA  # the test sees a small bend
+
+
+def test_neighbouring_positions_are_independent():
+    numbers = acceptance_numbers(SeededNoise(11), range(SAMPLES + 1))
+    assert stats.pearsonr(numbers[1:], numbers[:-1]).pvalue > ALPHA
+    assert stats.pearsonr(numbers[1:], numbers[:-1] + 10 * numbers[1:]).pvalue < ALPHA
+
+
+@pytest.mark.parametrize("stream", ["main", "drafting"])
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_choices_follow_the_law(stream, form):
+    noise = SeededNoise(13) if stream == "main" else SeededNoise(13).for_drafting(3)
+    ids = np.flatnonzero(SKEWED.probs)
+    law = SKEWED if form == "dense" else Law(SKEWED.probs[ids], ids)
+    drawn = choices(noise, range(SAMPLES), law)
+    assert law_p_value(drawn, SKEWED) > ALPHA
+    wrong = Law(np.array([0.1, 0.55, 0.0, 0.25, 0.1]))
+    assert law_p_value(drawn, wrong) < ALPHA
+
+
+def test_second_choices_at_a_position_follow_the_law_too():
+    noise = SeededNoise(13)
+    drawn = []
+    for position in range(SAMPLES):
+        noise.seek(position)
+        noise.choose(FLAT)
+        drawn.append(noise.choose(SKEWED))
+    assert law_p_value(np.array(drawn), SKEWED) > ALPHA
+
+
+def test_choice_and_acceptance_at_a_position_are_independent():
+    """A rejection must not tell which token the residual gives."""
+    noise = SeededNoise(17)
+    table = np.zeros((2, 5))
+    for position in range(SAMPLES):
+        noise.seek(position)
+        table[int(noise.accept(0.4)), noise.choose(SKEWED)] += 1
+    assert stats.chi2_contingency(table[:, SKEWED.probs > 0]).pvalue > ALPHA
+
+
+def test_a_drafted_token_tells_nothing_about_the_targets():
+    main, drafting = SeededNoise(17), SeededNoise(17).for_drafting(0)
+    table = np.zeros((5, 5))
+    for one, other in zip(
+        choices(main, range(SAMPLES), SKEWED), choices(drafting, range(SAMPLES), SKEWED), strict=True
+    ):
+        table[one, other] += 1
+    support = SKEWED.probs > 0
+    assert stats.chi2_contingency(table[np.ix_(support, support)]).pvalue > ALPHA
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_a_choice_never_has_zero_mass(form):
+    probs = np.zeros(50)
+    probs[[0, 20, 49]] = [1e-300, 0.5, 0.5]
+    law = Law(probs) if form == "dense" else Law(probs[[0, 7, 20, 49]], np.array([0, 7, 20, 49]))
+    drawn = choices(SeededNoise(19), range(500), law)
+    assert set(drawn) == {20, 49}
+
+
+def test_dense_and_sparse_laws_choose_the_same_token():
+    generator = np.random.default_rng(0)
+    for position in range(200):
+        probs = generator.random(40) * (generator.random(40) < 0.4)
+        probs[3] += 0.1
+        probs /= probs.sum()
+        ids = np.flatnonzero(probs)
+        noise = SeededNoise(23)
+        assert at(noise, position).choose(Law(probs)) == at(noise, position).choose(Law(probs[ids], ids))
+
+
+def test_nearly_equal_laws_nearly_always_choose_alike():
+    """Backends round batches differently: an equal seed must still give the equal text."""
+    generator = np.random.default_rng(1)
+    changed = 0
+    for position in range(500):
+        probs = generator.dirichlet(np.ones(200))
+        other = probs * (1.0 + 1e-4 * generator.standard_normal(200))
+        noise = SeededNoise(29)
+        changed += at(noise, position).choose(Law(probs)) != at(noise, position).choose(Law(other / other.sum()))
+    assert changed <= 2  # 500 * 1e-4 on average, where one number on the cumulative law would give several

@@ -1,0 +1,104 @@
+"""Token events: log-probabilities are computed only for events somebody keeps, and stay right."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from specrun.bindings.errors import StaleViewError
+from specrun.runtime.results import LogprobKeeper, TokenEvent
+from specrun.runtime.transform import log_probability
+
+
+class Row:
+    """A row of logits that dies with the next evaluation; counts how often it was read."""
+
+    def __init__(self, seed: int) -> None:
+        self.logits = np.random.default_rng(seed).standard_normal(50).astype(np.float32)
+        self.expected = log_probability(self.logits.copy(), 7)
+        self.reads = 0
+        self.stale = False
+
+    def __call__(self) -> np.ndarray:
+        if self.stale:
+            raise StaleViewError("overwritten")
+        self.reads += 1
+        return self.logits
+
+    def die(self) -> None:
+        self.stale = True
+        self.logits[:] = np.nan  # llama.cpp reuses the memory
+
+
+def event(row: Row) -> TokenEvent:
+    return TokenEvent("x", 7, "target", 0, row)
+
+
+def play(keeper: LogprobKeeper, rows: list[Row], hold: list[int]) -> list[TokenEvent]:
+    """A round whose events are all dropped but those at `hold`, and the evaluation after it."""
+    kept = []
+    for index, row in enumerate(rows):
+        one = event(row)
+        keeper.add(one)
+        if index in hold:
+            kept.append(one)
+        del one
+    keeper.before_evaluation()
+    for row in rows:
+        row.die()
+    return kept
+
+
+@pytest.mark.parametrize("hold", [[], [0], [1], [2], [0, 1, 2]], ids=str)
+def test_what_is_held_stays_readable(hold):
+    rows = [Row(seed) for seed in range(3)]
+    kept = play(LogprobKeeper(), rows, hold)
+    assert [one.logprob for one in kept] == [rows[index].expected for index in hold]
+
+
+def test_what_nobody_holds_costs_nothing():
+    gc.collect()
+    rows = [Row(seed) for seed in range(3)]
+    play(LogprobKeeper(), rows, [])
+    assert [row.reads for row in rows] == [0, 0, 0]
+
+
+def test_the_last_event_is_copied_not_computed_until_asked():
+    """A `for` loop always holds one: a copy is cheaper than a softmax."""
+    rows = [Row(0)]
+    (kept,) = play(LogprobKeeper(), rows, [0])
+    assert kept._logprob is None
+    assert kept.logprob == rows[0].expected
+
+
+def test_a_copy_still_held_a_round_later_becomes_a_number():
+    keeper = LogprobKeeper()
+    first, second = [Row(0)], [Row(1)]
+    (kept,) = play(keeper, first, [0])
+    play(keeper, second, [])
+    assert kept._logprob == first[0].expected  # and the row's copy can go
+
+
+def test_a_value_read_in_time_is_kept():
+    row = Row(0)
+    one = event(row)
+    value = one.logprob
+    row.die()
+    assert one.logprob == value == row.expected
+    assert row.reads == 1
+
+
+def test_an_event_nobody_saved_is_stale_not_wrong():
+    row = Row(0)
+    one = event(row)
+    row.die()
+    with pytest.raises(StaleViewError):
+        _ = one.logprob
+
+
+def test_events_print_without_computing():
+    row = Row(0)
+    assert "token_id=7" in repr(event(row))
+    assert row.reads == 0
