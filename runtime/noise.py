@@ -99,8 +99,12 @@ class SeededNoise:
         return best if law.ids is None else int(law.ids[best])
 
     def for_drafting(self, round_start: int) -> DraftNoise:
-        """Return the drafting stream of the round that starts at `round_start`."""
-        return DraftNoise(self.seed, round_start + 1)
+        """Return the drafting stream of the round that starts at `round_start`.
+
+        It depends on this source's own stream: a drafter that drafts for a drafter draws other numbers.
+        """
+        digest = hashlib.blake2b(struct.pack("<qq", self._stream, round_start), digest_size=8).digest()
+        return DraftNoise(self.seed, int.from_bytes(digest, "little", signed=True))
 
     def _hash(self, index: int) -> int:
         """Return 64 bits: number `index` of the SplitMix64 sequence that begins at the position's own hash."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,12 @@ def tiny_small_vocab(tiny_folder: Path) -> Path:
     path = tiny_folder / "small vocab.gguf"
     write_random_llama(path, RandomLlama(vocab_size=64, scale=3.0))
     return path
+
+
+def pytest_unconfigure() -> None:
+    """Close what llama-cpp-python leaves open, so that a test run ends without its ResourceWarning."""
+    module = sys.modules.get("llama_cpp._utils")
+    for name in ("outnull_file", "errnull_file"):
+        opened = getattr(module, name, None)
+        if opened is not None:
+            opened.close()

@@ -1,0 +1,193 @@
+"""Sequoia's hardware-aware choice: the tree that yields the most tokens a second on this machine.
+
+Chen et al. (2024, section 3.3) pick size and depth by F(N, D) / (T(N) + D t) with constant t. Here the draft
+model's time depends on how many nodes a depth evaluates, t(w), so that a bushy tree pays for its width: the plan
+maximises F(tree) / (T(N + 1) + sum over depths of t(w_d)) over all trees.
+
+For given widths the best tree is known: acceptance falls with rank, so at each depth the nodes to evaluate are those
+of highest value, and the tree is the N most valuable of all their children. What is left to search are the widths,
+depth by depth: all of them for small trees, a beam of the most promising for large ones. A beginning is given up where
+even the dynamic programme's tree (`sequoia`), which ignores widths, could not make up for the time already spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specrun.runtime.drafters.topology import Topology
+from specrun.runtime.law import FloatArray
+from specrun.runtime.planning.cost_curves import RoundCosts
+from specrun.runtime.planning.sequoia import SequoiaProgramme, expected_tokens
+from specrun.runtime.tree import ROOT
+
+__all__ = ["TreePlan", "plan_tree", "tokens_per_second"]
+
+_BEAM = 100  # more than there are beginnings of trees of 8 nodes: those are searched exhaustively
+_WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class TreePlan:
+    """A tree with what it should yield: tokens a round, and tokens a second."""
+
+    topology: Topology
+    expected_tokens: float
+    tokens_per_second: float
+
+
+def tokens_per_second(topology: Topology, acceptance: Sequence[float], costs: RoundCosts) -> float:
+    """Return the tokens a second that rounds with this tree yield; an empty tree is plain decoding."""
+    if not len(topology):
+        return 1.0 / costs.plain_seconds
+    return expected_tokens(topology, acceptance) / costs.round_seconds(topology)
+
+
+def plan_tree(
+    acceptance: Sequence[float],
+    costs: RoundCosts,
+    *,
+    sizes: Sequence[int] = tuple(range(1, 64)),
+    max_depth: int = 8,
+    widths: Sequence[int] = _WIDTHS,
+    tolerance: float = 0.0,
+) -> TreePlan | None:
+    """Return the fastest tree, or None where plain decoding is at least as fast.
+
+    `sizes` are the numbers of nodes it may have, `widths` how many of them a depth may evaluate. With a
+    `tolerance` the smallest tree is taken that is at most this share slower than the best: fewer nodes are
+    fewer guesses about the machine. An `acceptance` that rises with rank is taken for noise and levelled.
+    """
+    levelled = np.minimum.accumulate(np.clip(np.asarray(acceptance, np.float64), 0.0, 1.0))
+    if not len(levelled) or levelled[0] <= 0.0:
+        return None
+    search = _Search(levelled, costs, sorted(set(sizes)), max_depth, sorted(set(widths)), tolerance)
+    search.run()
+    plans = [
+        TreePlan(tree, expected_tokens(tree, levelled.tolist()), tokens_per_second(tree, levelled.tolist(), costs))
+        for tree in search.best_trees()
+    ]
+    worth = [plan for plan in plans if plan.tokens_per_second > 1.0 / costs.plain_seconds]
+    if not worth:
+        return None
+    fastest = max(plan.tokens_per_second for plan in worth)
+    good = [plan for plan in worth if plan.tokens_per_second >= (1.0 - tolerance) * fastest]
+    return min(good, key=lambda plan: (len(plan.topology), -plan.tokens_per_second))
+
+
+@dataclass(slots=True)
+class _Beginning:
+    """Trees that evaluate `widths` nodes at their first depths, and take so many seconds to draft.
+
+    `level` are the values of the nodes evaluated last, then those of their children; `found` the values of all
+    nodes made so far, the highest first.
+    """
+
+    widths: list[int]
+    seconds: float
+    level: FloatArray
+    found: FloatArray
+    speed: float = 0.0
+
+
+@dataclass(slots=True)
+class _Search:
+    acceptance: FloatArray
+    costs: RoundCosts
+    sizes: list[int]
+    max_depth: int
+    widths: list[int]
+    tolerance: float
+    best_speed: float = 0.0
+    best: dict[int, tuple[float, list[int]]] = field(default_factory=dict)  # nodes -> (speed, widths by depth)
+    _verify: FloatArray = field(init=False)
+    _bound: FloatArray = field(init=False)
+    _cheapest: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        most = self.sizes[-1]
+        programme = SequoiaProgramme(self.acceptance.tolist(), most, self.max_depth)
+        self._verify = np.array([self.costs.verify_seconds(size) for size in self.sizes])
+        self._bound = np.array(
+            [[programme.value(size, depth) for size in self.sizes] for depth in range(self.max_depth + 1)]
+        )
+        self._cheapest = min(
+            self.costs.depth_seconds(width, before) for width in self.widths for before in (None, width, width + 1)
+        )
+
+    def run(self) -> None:
+        """Try widths depth by depth, going on from the most promising beginnings."""
+        root = np.ones(1)
+        beginnings = [_Beginning([1], self.costs.depth_seconds(1, None), root, np.zeros(0))]
+        for depth in range(1, self.max_depth + 1):
+            for one in beginnings:
+                self._grow(one)
+                one.speed = self._stop_here(one)
+            if depth == self.max_depth:
+                return
+            beginnings.sort(key=lambda one: -one.speed)
+            beginnings = [
+                longer
+                for one in beginnings[:_BEAM]
+                if not self._hopeless(depth, one.seconds)
+                for longer in self._longer(one)
+            ]
+
+    def _grow(self, one: _Beginning) -> None:
+        """Make the children of the nodes evaluated last."""
+        children = np.sort(np.outer(one.level, self.acceptance).ravel())[::-1]
+        one.level = children[children > 0.0]
+        one.found = np.sort(np.concatenate([one.found, one.level]))[::-1][: self.sizes[-1]]
+
+    def _longer(self, one: _Beginning) -> Iterator[_Beginning]:
+        for width in self.widths:
+            if width > min(len(one.level), self.sizes[-1] - 1):
+                return
+            seconds = one.seconds + self.costs.depth_seconds(width, one.widths[-1])
+            yield _Beginning([*one.widths, width], seconds, one.level[:width], one.found)
+
+    def _stop_here(self, one: _Beginning) -> float:
+        """Note what trees of all sizes with these widths and no more yield; return the highest speed."""
+        totals = np.cumsum(one.found)
+        count = sum(size <= len(totals) for size in self.sizes)
+        if not count:
+            return 0.0
+        speeds = (1.0 + totals[[size - 1 for size in self.sizes[:count]]]) / (self._verify[:count] + one.seconds)
+        for size, speed in zip(self.sizes[:count], speeds.tolist(), strict=True):
+            if size not in self.best or speed > self.best[size][0]:
+                self.best[size] = speed, one.widths
+        highest = float(speeds.max())
+        self.best_speed = max(self.best_speed, highest)
+        return highest
+
+    def _hopeless(self, depth: int, drafting: float) -> bool:
+        """Whether no deeper tree can be faster than the best so far."""
+        further = np.arange(1, self.max_depth - depth + 1)
+        seconds = self._verify[None, :] + drafting + (further * self._cheapest)[:, None]
+        highest = float((self._bound[depth + 1 :] / seconds).max())
+        return highest <= self.best_speed * (1.0 - self.tolerance)
+
+    def best_trees(self) -> list[Topology]:
+        """Return the best tree of each size."""
+        return [_layout(self.acceptance, widths, size) for size, (_, widths) in self.best.items()]
+
+
+def _layout(acceptance: FloatArray, widths: Sequence[int], size: int) -> Topology:
+    """Return the `size` most valuable nodes of the tree that evaluates `widths` nodes at its depths."""
+    values, parents, depths = [1.0], [ROOT], [0]  # entry 0 is the root
+    level = [0]
+    for depth, width in enumerate(widths, 1):
+        if depth > 1:
+            level = sorted(sorted(level, key=lambda node: (-values[node], node))[:width])
+        first = len(values)
+        for parent in level:
+            for share in acceptance.tolist():
+                values.append(values[parent] * share)
+                parents.append(parent)
+                depths.append(depth)
+        level = list(range(first, len(values)))
+    kept = sorted(sorted(range(1, len(values)), key=lambda node: (-values[node], depths[node], node))[:size])
+    places = {0: ROOT} | {node: place for place, node in enumerate(kept)}
+    return Topology(tuple(places[parents[node]] for node in kept))
