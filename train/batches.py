@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
 from specrun.train.conversations import Conversation, epoch_conversations
 from specrun.train.corpus import Entry
 from specrun.train.tokenizer import END, token_id
-from tokenizers import Tokenizer
-from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,12 @@ def epoch_batches(
     samples = [encode(conversation, tokenizer) for conversation in epoch_conversations(entries, rng)]
     samples.sort(key=lambda sample: len(sample.ids) + rng.random() * 3)  # mixed neighbours, little padding
     groups: list[list[Sample]] = [[]]
+    longest = 0
     for sample in samples:
-        if groups[-1] and (len(groups[-1]) + 1) * len(sample.ids) > tokens_per_batch:
+        longest = max(longest, len(sample.ids))
+        if groups[-1] and (len(groups[-1]) + 1) * longest > tokens_per_batch:
             groups.append([])
+            longest = len(sample.ids)
         groups[-1].append(sample)
     rng.shuffle(groups)
     return [collate(group) for group in groups]

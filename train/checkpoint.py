@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
 from specrun.runtime.atomic import atomic_path
 from specrun.train.llama import Llama, LlamaShape
 from specrun.train.tokenizer import END, save_tokenizer_files, token_id
-from tokenizers import Tokenizer
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:

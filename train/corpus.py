@@ -68,8 +68,8 @@ def read_corpus(path: Path) -> list[Entry]:
 
 
 def sample_entries(entries: list[Entry], count: int, seed: int = 0) -> list[Entry]:
-    """`count` entries drawn without replacement; the same ones for the same corpus and seed."""
-    return random.Random(seed).sample(entries, count)
+    """`count` entries, or all if there are fewer, in drawn order; the same for the same corpus and seed."""
+    return random.Random(seed).sample(entries, min(count, len(entries)))
 
 
 def _python_entries() -> Iterator[Entry]:

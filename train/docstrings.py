@@ -12,9 +12,7 @@ _SIGNATURE_LINE = re.compile(r"^[\w.]+\([^()]*(\([^()]*\)[^()]*)*\)\s*(-+>.*|[-=
 _OPEN_SIGNATURE = re.compile(r"^[\w.]+\([^)]*$")
 _ARROW = re.compile(r"^[\w.]+\(.*?\)\s*-+>\s*(?:None\b[.\s-]*)?(.*)$")
 _SENTENCE_END = re.compile(r"[.!?][\"')\]`]*(?=\s+[^a-z\s]|(?:\s\s+|\n)\S|\s*$)")
-_ABBREVIATION = re.compile(
-    r"(?:\b(?:e\.g|i\.e|etc|vs|cf|E\.g|I\.e|No|Mr|Dr|St|resp|approx|incl|[A-Z])|\.\.)\.$"
-)
+_ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|cf|E\.g|I\.e|No|Mr|Dr|St|resp|approx|incl|[A-Z])|\.\.)\.$")
 _CODE = re.compile(r" = .*\(|^\S+( \S+)? = |^(\S+ ){0,3}-+> |^.{0,30}\[.*\]|^\w+\(\w+\) |^\w=|^\w, ")
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
@@ -58,9 +56,7 @@ def _without_signatures(lines: list[str]) -> list[str]:
     if _OPEN_SIGNATURE.match(lines[0]) and "->" in " ".join(lines):
         return []  # a signature that runs over several lines
     rest = list(lines)
-    while rest and (
-        _SIGNATURE_LINE.match(rest[0].strip()) or (len(rest) < len(lines) and rest[0][0].isspace())
-    ):
+    while rest and (_SIGNATURE_LINE.match(rest[0].strip()) or (len(rest) < len(lines) and rest[0][0].isspace())):
         rest.pop(0)
     return rest
 

@@ -72,8 +72,7 @@ class Attention(nn.Module):
         batch, length, width = hidden.shape
         split = (batch, length, self.shape.num_heads, self.shape.head_dim)
         queries, keys, values = (
-            projection(hidden).view(split).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
+            projection(hidden).view(split).transpose(1, 2) for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         mixed = F.scaled_dot_product_attention(
             rotate(queries, cos, sin), rotate(keys, cos, sin), values, is_causal=True

@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+
 from specrun.train.batches import Batch
 from specrun.train.checkpoint import load_state, save_state
 from specrun.train.llama import Llama
 from specrun.train.muon import Muon
 
 logger = logging.getLogger(__name__)
+
+EpochBatches = Callable[[int], list[Batch]]
+"""All batches of an epoch, in order, from the epoch's number alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +36,23 @@ class LoopSettings:
     report_every: int = 50
 
 
-EpochBatches = Callable[[int], list[Batch]]
-"""All batches of an epoch, in order, from the epoch's number alone."""
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`step` steps are done, the next batch is number `index` of `epoch`; what it took so far, padding included."""
+
+    step: int = 0
+    epoch: int = 0
+    index: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """The losses of the steps made in this run, and all progress, earlier runs' included."""
+
+    losses: list[float]
+    progress: Progress
 
 
 def rate_factor(step: int, settings: LoopSettings) -> float:
@@ -67,55 +86,41 @@ def train(
     settings: LoopSettings,
     state_path: Path | None = None,
     after_epoch: Callable[[int], None] | None = None,
-) -> list[float]:
-    """Train `model` in place up to `settings.steps` and return the losses of the steps made now.
+) -> TrainReport:
+    """Train `model` in place up to `settings.steps`.
 
     With a `state_path` the state is saved every `save_seconds` and at the end; an existing one is continued.
     """
     optimizers = make_optimizers(model, settings)
-    start = _restore(model, optimizers, state_path)
+    progress = _restore(model, optimizers, state_path)
     losses: list[float] = []
-    saved_at = reported_at = time.monotonic()
-    tokens = 0
-    for position, batch in _stream(epoch_batches, start, settings.steps, after_epoch):
-        loss = _step(model, optimizers, batch, rate_factor(position.step - 1, settings), settings.precision)
-        losses.append(loss)
-        tokens += batch.ids.numel()
-        if position.step % settings.report_every == 0:
-            now = time.monotonic()
-            recent = sum(losses[-settings.report_every :]) / min(len(losses), settings.report_every)
-            speed = tokens / (now - reported_at)
-            logger.info(
-                "step %d epoch %d loss %.4f, %.0f tokens/s", position.step, position.epoch, recent, speed
-            )
-            tokens, reported_at = 0, now
-        if state_path is not None and time.monotonic() - saved_at > settings.save_seconds:
-            _save(state_path, model, optimizers, position)
-            saved_at = time.monotonic()
-    if state_path is not None and losses:  # `position` is the last step's
-        _save(state_path, model, optimizers, position)
-    return losses
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where training stands: `step` steps done, the next batch is number `index` of `epoch`."""
-
-    step: int = 0
-    epoch: int = 0
-    index: int = 0
+    clock = saved_at = time.monotonic()
+    for place, batch in _stream(epoch_batches, progress, settings.steps, after_epoch):
+        losses.append(_step(model, optimizers, batch, rate_factor(place.step - 1, settings), settings.precision))
+        now = time.monotonic()
+        progress = replace(place, tokens=progress.tokens + batch.ids.numel(), seconds=progress.seconds + now - clock)
+        clock = now
+        if progress.step % settings.report_every == 0:
+            recent = losses[-settings.report_every :]
+            logger.info("step %d, epoch %d, loss %.4f", place.step, place.epoch, sum(recent) / len(recent))
+        if state_path is not None and now - saved_at > settings.save_seconds:
+            _save(state_path, model, optimizers, progress)
+            saved_at = now
+    if state_path is not None and losses:
+        _save(state_path, model, optimizers, progress)
+    return TrainReport(losses, progress)
 
 
 def _stream(
-    epoch_batches: EpochBatches, start: Position, steps: int, after_epoch: Callable[[int], None] | None
-) -> Iterator[tuple[Position, Batch]]:
-    """Batches from `start` on, each with the position after it, until `steps` steps are done."""
+    epoch_batches: EpochBatches, start: Progress, steps: int, after_epoch: Callable[[int], None] | None
+) -> Iterator[tuple[Progress, Batch]]:
+    """Batches from `start` on, each with the place after it, until `steps` steps are done."""
     step, epoch, index = start.step, start.epoch, start.index
     while step < steps:
         batches = epoch_batches(epoch)
         while index < len(batches) and step < steps:
             step, index = step + 1, index + 1
-            yield Position(step, epoch, index), batches[index - 1]
+            yield Progress(step, epoch, index), batches[index - 1]
         if index >= len(batches):
             if after_epoch is not None:
                 after_epoch(epoch)
@@ -139,19 +144,19 @@ def _step(
     return float(loss.detach())
 
 
-def _save(path: Path, model: Llama, optimizers: list[torch.optim.Optimizer], position: Position) -> None:
+def _save(path: Path, model: Llama, optimizers: list[torch.optim.Optimizer], progress: Progress) -> None:
     state = {
         "model": model.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-        "position": [position.step, position.epoch, position.index],
+        "progress": asdict(progress),
     }
     save_state(path, state)
 
 
-def _restore(model: Llama, optimizers: list[torch.optim.Optimizer], path: Path | None) -> Position:
+def _restore(model: Llama, optimizers: list[torch.optim.Optimizer], path: Path | None) -> Progress:
     """Continue from a saved state; learning rates are the caller's, not the state's."""
     if path is None or not path.exists():
-        return Position()
+        return Progress()
     state = load_state(path)
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
@@ -159,5 +164,6 @@ def _restore(model: Llama, optimizers: list[torch.optim.Optimizer], path: Path |
         optimizer.load_state_dict(saved)
         for group, lr in zip(optimizer.param_groups, base, strict=True):
             group["base_lr"] = lr
-    logger.info("continuing from step %d", state["position"][0])
-    return Position(*state["position"])
+    progress = Progress(**state["progress"])
+    logger.info("continuing from step %d", progress.step)
+    return progress

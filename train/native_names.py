@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import warnings
 from collections.abc import Iterator
 from types import BuiltinFunctionType, ModuleType
 from typing import Final
@@ -28,7 +29,9 @@ def native_entries() -> Iterator[NativeName]:
     """(name, kind, signature, docstring) of every public C function, class and method, in a fixed order."""
     for module_name in NATIVE_MODULES:
         try:
-            module = importlib.import_module(module_name)
+            with warnings.catch_warnings():  # some are deprecated: still documented, still asked for
+                warnings.simplefilter("ignore", DeprecationWarning)
+                module = importlib.import_module(module_name)
         except ImportError:  # an interpreter built without this extension
             continue
         prefix = "" if module_name == "builtins" else f"{module_name}."
@@ -37,9 +40,7 @@ def native_entries() -> Iterator[NativeName]:
         for name in sorted(vars(module)):
             value = vars(module)[name]
             if not name.startswith("_") and _is_native(value, module):
-                own_name = (
-                    value.__name__ if isinstance(value, type) else name
-                )  # socket.SocketType is socket.socket
+                own_name = value.__name__ if isinstance(value, type) else name  # socket.SocketType is socket.socket
                 yield from _object_names(prefix + own_name, value)
 
 

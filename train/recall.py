@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from tokenizers import Tokenizer
+
 from specrun.train.batches import collate, encode
 from specrun.train.conversations import canonical_question, turn
 from specrun.train.corpus import Entry
 from specrun.train.llama import Llama
-from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

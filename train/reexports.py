@@ -35,11 +35,7 @@ def _imports_from(node: ast.ImportFrom, package: str, leaf: str) -> bool:
 def _exported_names(tree: ast.Module) -> list[str]:
     """The strings of a module's `__all__`; nothing when it has none or computes it."""
     for node in tree.body:
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and node.targets[0].id == "__all__"
-        ):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
             try:
                 return list(ast.literal_eval(node.value))
             except ValueError:
