@@ -98,7 +98,7 @@ class Law:
             return self
         left = self.probs.copy()
         left[index] = 0.0
-        total = float(left.sum())
+        total = float(np.add.reduce(left))
         return Law(left / total, self.ids) if total > 0.0 else self
 
     def aligned_to(self, other: Law) -> FloatArray:

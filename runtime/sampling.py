@@ -91,8 +91,9 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         """Whether the law depends on the tokens before it other than through the model."""
-        changes = (self.repeat_penalty != 1.0, self.presence_penalty != 0.0, self.frequency_penalty != 0.0)
-        return self.repeat_last_n != 0 and any(changes)
+        if self.repeat_last_n == 0:
+            return False
+        return self.repeat_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:

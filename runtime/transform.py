@@ -114,7 +114,7 @@ def _tempered(values: FloatArray, temperature: float, ids: IdArray | None) -> La
     """Return softmax(values / temperature) on `ids`; the highest value is 0."""
     values /= max(temperature, _COLDEST)
     np.exp(values, out=values)
-    values /= values.sum()
+    values /= np.add.reduce(values)
     return Law(values, ids)
 
 
@@ -125,15 +125,17 @@ def _highest(logits: Logits, k: int) -> IdArray:
     the k-th highest group maximum is a bound that k entries reach and every one of the k highest entries
     too, so only the entries above it (about k to 2k of them) are ever sorted.
     """
-    groups = len(logits) // _GROUP
+    groups, rest = divmod(len(logits), _GROUP)
     if groups < 2 * k:
         return _descending(logits)[:k]
-    maxima = logits[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
-    _refuse_nan(float(maxima.max()))
-    _refuse_nan(float(logits[groups * _GROUP - 1 :].max()))
-    bound = np.partition(maxima, groups - k)[groups - k]
-    candidates = np.flatnonzero(logits >= bound)
-    return candidates[np.argsort(-logits[candidates], kind="stable")[:k]]
+    maxima = np.maximum.reduce(logits[: groups * _GROUP].reshape(_GROUP, groups), axis=0)
+    # A partition puts NaN last, where it is seen; the comparison below would silently leave such words out.
+    maxima.partition((groups - k, groups - 1))
+    _refuse_nan(float(maxima[-1]))
+    if rest:
+        _refuse_nan(float(logits[-rest:].max()))
+    candidates = (logits >= maxima[groups - k]).nonzero()[0]
+    return candidates[(-logits[candidates]).argsort(kind="stable")[:k]]  # type: ignore[no-any-return]
 
 
 def _descending(logits: Logits) -> IdArray:

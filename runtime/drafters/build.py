@@ -17,13 +17,15 @@ from specrun.runtime.drafters.ensemble import EnsembleDrafter
 from specrun.runtime.drafters.expression import Expression, parse_expression
 from specrun.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from specrun.runtime.drafters.proposals import TreeSampling
+from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.drafters.tree_options import TreeOptions
 from specrun.runtime.pairing import check_draftable, check_pair
 from specrun.runtime.planning.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.planning.sequoia import best_tree, typical_acceptance
+from specrun.runtime.planning.tuned import measured_acceptance
 from specrun.runtime.sampling import unknown_option
 
-__all__ = ["DraftEnvironment", "build_drafter", "drafter_names"]
+__all__ = ["DraftEnvironment", "build_drafter", "draft_context_options", "drafter_names"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +157,12 @@ def _build_draft_tree(
     schemes: dict[str, TreeSampling] = {"with": "with", "without": "without", "argmax": "argmax"}
     sampling = schemes[options.choice("sampling", list(schemes), "argmax" if tree.is_dynamic else "without")]
     path = _file_of(expression, environment)
-    shape = tree.shape(
-        environment.context.n_batch,
-        lambda nodes, depth: best_tree(typical_acceptance(sampling), nodes, depth),
-    )
+
+    def plan(nodes: int, depth: int) -> Topology:
+        measured = measured_acceptance(environment.target.path, path, sampling)
+        return best_tree(measured or typical_acceptance(sampling), nodes, depth)
+
+    shape = tree.shape(environment.context.n_batch, plan)
     return _with_draft_model(
         path,
         environment,
@@ -199,7 +203,7 @@ def _with_draft_model(
     context: Context | None = None
     try:
         check_pair(environment.target, model)
-        options = _draft_context(environment.context, model)
+        options = draft_context_options(environment.context, model)
         context = Context(model, dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs))
         return build(context)
     except BaseException:
@@ -209,7 +213,7 @@ def _with_draft_model(
         raise
 
 
-def _draft_context(options: ContextOptions, model: Model) -> ContextOptions:
+def draft_context_options(options: ContextOptions, model: Model) -> ContextOptions:
     """Return the target's context settings, no longer than the draft model was trained for."""
     return ContextOptions(
         n_ctx=min(options.n_ctx or model.n_ctx_train, model.n_ctx_train),

@@ -54,13 +54,15 @@ class RoundCosts:
     """All that decides how long a round takes.
 
     The target evaluates the same shape round after round, so its graph is reused; the draft model's is where
-    one depth is as wide as the one before. `per_round`, `per_law` (of an evaluated draft node) and `per_node`
-    are seconds of Python around the evaluations.
+    one depth is as wide as the one before. The others are seconds of Python around the evaluations: `per_round`
+    in any round, `per_tree` in one that drafts, `per_law` for each evaluated draft node, `per_node` for each
+    drafted one.
     """
 
     target: CostCurve
     draft: CostCurve
     per_round: float = 0.0
+    per_tree: float = 0.0
     per_law: float = 0.0
     per_node: float = 0.0
 
@@ -76,7 +78,7 @@ class RoundCosts:
 
     def verify_seconds(self, nodes: int) -> float:
         """Return what the target and the loop take for a tree of so many nodes."""
-        return self.target.seconds(nodes + 1) + self.per_round + nodes * self.per_node
+        return self.target.seconds(nodes + 1) + self.per_round + self.per_tree + nodes * self.per_node
 
     def round_seconds(self, topology: Topology) -> float:
         """Return what a round with this tree takes."""

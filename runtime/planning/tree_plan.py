@@ -5,9 +5,10 @@ model's time depends on how many nodes a depth evaluates, t(w), so that a bushy 
 maximises F(tree) / (T(N + 1) + sum over depths of t(w_d)) over all trees.
 
 For given widths the best tree is known: acceptance falls with rank, so at each depth the nodes to evaluate are those
-of highest value, and the tree is the N most valuable of all their children. What is left to search are the widths,
-depth by depth: all of them for small trees, a beam of the most promising for large ones. A beginning is given up where
-even the dynamic programme's tree (`sequoia`), which ignores widths, could not make up for the time already spent.
+of highest value, each has a first child, and the rest are the most valuable of all their children. What is left to
+search are the widths, depth by depth: all of them for small trees, a beam of the most promising for large ones. A
+beginning is given up where even the dynamic programme's tree (`sequoia`), which ignores widths, could not make up for
+the time already spent.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.law import FloatArray
@@ -41,8 +43,8 @@ class TreePlan:
 def tokens_per_second(topology: Topology, acceptance: Sequence[float], costs: RoundCosts) -> float:
     """Return the tokens a second that rounds with this tree yield; an empty tree is plain decoding."""
     if not len(topology):
-        return 1.0 / costs.plain_seconds
-    return expected_tokens(topology, acceptance) / costs.round_seconds(topology)
+        return float(1.0 / costs.plain_seconds)
+    return float(expected_tokens(topology, acceptance) / costs.round_seconds(topology))
 
 
 def plan_tree(
@@ -61,7 +63,8 @@ def plan_tree(
     fewer guesses about the machine. An `acceptance` that rises with rank is taken for noise and levelled.
     """
     levelled = np.minimum.accumulate(np.clip(np.asarray(acceptance, np.float64), 0.0, 1.0))
-    if not len(levelled) or levelled[0] <= 0.0:
+    levelled = levelled[levelled > 0.0]
+    if not len(levelled):
         return None
     search = _Search(levelled, costs, sorted(set(sizes)), max_depth, sorted(set(widths)), tolerance)
     search.run()
@@ -79,17 +82,48 @@ def plan_tree(
 
 @dataclass(slots=True)
 class _Beginning:
-    """Trees that evaluate `widths` nodes at their first depths, and take so many seconds to draft.
+    """All trees that evaluate `widths` nodes at their first depths, and take so many seconds to draft.
 
-    `level` are the values of the nodes evaluated last, then those of their children; `found` the values of all
-    nodes made so far, the highest first.
+    `level` are the values of the nodes evaluated last. Evaluated nodes and the first child of each are in the tree,
+    `n_fixed` of them worth `fixed` together; `free` are the values of the other children, the highest first.
     """
 
     widths: list[int]
     seconds: float
     level: FloatArray
-    found: FloatArray
+    fixed: float = 0.0
+    n_fixed: int = 0
+    free: FloatArray = field(default_factory=lambda: np.zeros(0))
+    children: FloatArray = field(default_factory=lambda: np.zeros(0))
+    is_first: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     speed: float = 0.0
+
+    def grow(self, acceptance: FloatArray) -> None:
+        """Make the children of the nodes evaluated last, the most valuable first."""
+        values = np.outer(self.level, acceptance)
+        is_first = np.zeros(values.shape, np.bool_)
+        is_first[:, 0] = True
+        order = np.argsort(-values, axis=None, kind="stable")
+        self.children, self.is_first = values.ravel()[order], is_first.ravel()[order]
+
+    def stopped(self) -> tuple[float, int, FloatArray]:
+        """Return `fixed`, `n_fixed` and `free` of the trees that evaluate none of these children."""
+        first = self.is_first
+        free = np.sort(np.concatenate([self.free, self.children[~first]]))[::-1]
+        return self.fixed + float(self.children[first].sum()), self.n_fixed + int(first.sum()), free
+
+    def longer(self, width: int, seconds: float, most: int) -> _Beginning:
+        """Return the trees that evaluate the best `width` of these children too; `most` is their largest size."""
+        fixed = self.is_first.copy()
+        fixed[:width] = True
+        return _Beginning(
+            [*self.widths, width],
+            self.seconds + seconds,
+            self.children[:width],
+            self.fixed + float(self.children[fixed].sum()),
+            self.n_fixed + int(fixed.sum()),
+            np.sort(np.concatenate([self.free, self.children[~fixed]]))[::-1][:most],
+        )
 
 
 @dataclass(slots=True)
@@ -119,12 +153,11 @@ class _Search:
 
     def run(self) -> None:
         """Try widths depth by depth, going on from the most promising beginnings."""
-        root = np.ones(1)
-        beginnings = [_Beginning([1], self.costs.depth_seconds(1, None), root, np.zeros(0))]
+        beginnings = [_Beginning([1], self.costs.depth_seconds(1, None), np.ones(1))]
         for depth in range(1, self.max_depth + 1):
             for one in beginnings:
-                self._grow(one)
-                one.speed = self._stop_here(one)
+                one.grow(self.acceptance)
+                self._stop_here(one)
             if depth == self.max_depth:
                 return
             beginnings.sort(key=lambda one: -one.speed)
@@ -135,32 +168,31 @@ class _Search:
                 for longer in self._longer(one)
             ]
 
-    def _grow(self, one: _Beginning) -> None:
-        """Make the children of the nodes evaluated last."""
-        children = np.sort(np.outer(one.level, self.acceptance).ravel())[::-1]
-        one.level = children[children > 0.0]
-        one.found = np.sort(np.concatenate([one.found, one.level]))[::-1][: self.sizes[-1]]
-
     def _longer(self, one: _Beginning) -> Iterator[_Beginning]:
+        most = self.sizes[-1]
         for width in self.widths:
-            if width > min(len(one.level), self.sizes[-1] - 1):
+            if width > len(one.children):
                 return
-            seconds = one.seconds + self.costs.depth_seconds(width, one.widths[-1])
-            yield _Beginning([*one.widths, width], seconds, one.level[:width], one.found)
+            longer = one.longer(width, self.costs.depth_seconds(width, one.widths[-1]), most)
+            if longer.n_fixed + 1 > most:
+                return
+            yield longer
 
-    def _stop_here(self, one: _Beginning) -> float:
-        """Note what trees of all sizes with these widths and no more yield; return the highest speed."""
-        totals = np.cumsum(one.found)
-        count = sum(size <= len(totals) for size in self.sizes)
-        if not count:
-            return 0.0
-        speeds = (1.0 + totals[[size - 1 for size in self.sizes[:count]]]) / (self._verify[:count] + one.seconds)
-        for size, speed in zip(self.sizes[:count], speeds.tolist(), strict=True):
+    def _stop_here(self, one: _Beginning) -> None:
+        """Note what trees of all sizes with these widths and no more yield."""
+        fixed, n_fixed, free = one.stopped()
+        totals = np.concatenate([[0.0], np.cumsum(free)])
+        places = [i for i, size in enumerate(self.sizes) if n_fixed <= size < n_fixed + len(totals)]
+        if not places:
+            return
+        tokens = 1.0 + fixed + totals[[self.sizes[i] - n_fixed for i in places]]
+        speeds = tokens / (self._verify[places] + one.seconds)
+        one.speed = float(speeds.max())
+        self.best_speed = max(self.best_speed, one.speed)
+        for i, speed in zip(places, speeds.tolist(), strict=True):
+            size = self.sizes[i]
             if size not in self.best or speed > self.best[size][0]:
                 self.best[size] = speed, one.widths
-        highest = float(speeds.max())
-        self.best_speed = max(self.best_speed, highest)
-        return highest
 
     def _hopeless(self, depth: int, drafting: float) -> bool:
         """Whether no deeper tree can be faster than the best so far."""
@@ -175,19 +207,24 @@ class _Search:
 
 
 def _layout(acceptance: FloatArray, widths: Sequence[int], size: int) -> Topology:
-    """Return the `size` most valuable nodes of the tree that evaluates `widths` nodes at its depths."""
+    """Return the best tree of `size` nodes that evaluates `widths` nodes at its depths."""
     values, parents, depths = [1.0], [ROOT], [0]  # entry 0 is the root
+    fixed: set[int] = set()
     level = [0]
     for depth, width in enumerate(widths, 1):
         if depth > 1:
             level = sorted(sorted(level, key=lambda node: (-values[node], node))[:width])
+            fixed |= set(level)
         first = len(values)
         for parent in level:
+            fixed.add(len(values))
             for share in acceptance.tolist():
                 values.append(values[parent] * share)
                 parents.append(parent)
                 depths.append(depth)
         level = list(range(first, len(values)))
-    kept = sorted(sorted(range(1, len(values)), key=lambda node: (-values[node], depths[node], node))[:size])
+    free = [node for node in range(1, len(values)) if node not in fixed]
+    free.sort(key=lambda node: (-values[node], depths[node], node))
+    kept = sorted([*fixed, *free[: size - len(fixed)]])
     places = {0: ROOT} | {node: place for place, node in enumerate(kept)}
     return Topology(tuple(places[parents[node]] for node in kept))

@@ -110,6 +110,31 @@ def test_the_end_of_the_context_cuts_the_tree(pair: tuple[Path, Path], plain: Ru
     assert result.token_ids == plain.generate(prompt, params).token_ids
 
 
+@pytest.mark.parametrize("drafter", [SAMPLED[0], POINTS[1]])
+def test_a_drafter_with_a_shorter_context_stops_drafting_there(
+    pair: tuple[Path, Path], tmp_path: Path, drafter: str
+) -> None:
+    write_random_llama(tmp_path / "short.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5, context=256))
+    prompt, params = [one % 399 for one in range(240)], SamplingParams(temperature=0.0)
+    with open_pair((pair[0], pair[0]), "none", n_ctx=512) as runtime:
+        wanted = runtime.generate(prompt, params, max_tokens=60).token_ids
+    with open_pair((pair[0], tmp_path / "short.gguf"), drafter, n_ctx=512) as runtime:
+        result = runtime.generate(prompt, params, max_tokens=60)
+        again = runtime.generate(prompt[:20], params, max_tokens=20)
+    assert result.token_ids == wanted
+    assert 0 < result.stats.drafted < again.stats.drafted * 3
+
+
+def test_words_that_only_one_model_knows(pair: tuple[Path, Path]) -> None:
+    """The draft's rows are cut to shared words; words it lacks are fed as a stand-in."""
+    with Model(pair[1]) as model, Context(model, ContextOptions(n_ctx=256, n_threads=1)) as context:
+        larger, smaller = (DraftTreeState(context, target_vocab_size=size) for size in (500, 300))
+        assert len(larger.feed([3, 450])) == 400
+        assert larger.cached == [3, 450]
+        larger.rewind(0)
+        assert len(smaller.feed([3])) == 300
+
+
 def test_a_round_that_was_interrupted_leaves_the_drafter_usable(pair: tuple[Path, Path]) -> None:
     params = SamplingParams(temperature=0.0)
     with open_pair(pair, "draft(FILE, tree=3x2x2)") as runtime:

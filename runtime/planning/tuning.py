@@ -1,0 +1,233 @@
+"""Measures a pair of models on this machine and plans what to draft: the work behind `specrun tune`.
+
+Costs are measured once for each model. For each sampling setting the target then writes texts, on which both models'
+laws give the acceptance by rank of every proposal scheme; each scheme gets its fastest tree and its fastest chain, and
+the best of them are run, so that what was predicted stands beside what was measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from specrun.bindings.context import Context
+from specrun.bindings.errors import ContextFullError, OptionError
+from specrun.bindings.model import Model
+from specrun.runtime.acceptance.exact import ExactRule
+from specrun.runtime.drafters.build import DraftEnvironment, build_drafter, draft_context_options
+from specrun.runtime.drafters.drafter import Drafter, NoDrafter
+from specrun.runtime.drafters.expression import quoted
+from specrun.runtime.drafters.proposals import TreeSampling
+from specrun.runtime.drafters.topology import Topology
+from specrun.runtime.pairing import check_draftable, check_pair
+from specrun.runtime.planning.calibration import CalibrationText, law_pairs
+from specrun.runtime.planning.cost_curves import CostCurve, RoundCosts
+from specrun.runtime.planning.costs import MEASURED_SIZES, measure_cost_curve
+from specrun.runtime.planning.offload import resolve_gpu_layers
+from specrun.runtime.planning.rank_acceptance import LawPair, acceptance_by_rank
+from specrun.runtime.planning.tree_plan import plan_tree
+from specrun.runtime.planning.tune_result import Candidate, TunedSetting, TuneOptions, TuneResult
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.session import Session
+from specrun.runtime.target import TargetModel
+
+__all__ = ["Progress", "tune"]
+
+_RANKS = 8
+_TOLERANCE = 0.01
+# Python's own time beside turning logits into laws, in seconds: of any round, of one that drafts, of each evaluated
+# draft node and of each drafted one (`specrun bench overhead`).
+_PER_ROUND, _PER_TREE, _PER_LAW, _PER_NODE = 40e-6, 80e-6, 20e-6, 9e-6
+_TARGETS_SHARE = 0.75  # of the time for cost curves
+_SCHEMES: tuple[TreeSampling, ...] = ("argmax", "without", "with")
+
+Progress = Callable[[str, float], None]
+"""Told what is being done and which share of the whole is done."""
+
+
+def tune(
+    options: TuneOptions,
+    prompts_of: Callable[[Model], Sequence[Sequence[int]]],
+    progress: Progress = lambda _what, _share: None,
+) -> TuneResult:
+    """Measure and plan. `prompts_of` makes the prompts, as tokens, once the target is loaded."""
+    started = time.perf_counter()
+    layers = resolve_gpu_layers(options.n_gpu_layers, options.target)
+    with Model(options.target, n_gpu_layers=layers, use_mmap=options.use_mmap) as target:
+        check_draftable(target)
+        bench = _Bench(options, target, progress)
+        prompts = bench.checked(prompts_of(target))
+        layers = resolve_gpu_layers(options.n_gpu_layers_draft, options.draft)
+        with Model(options.draft, n_gpu_layers=layers, use_mmap=options.use_mmap) as draft:
+            check_pair(target, draft)
+            curves = bench.measure_costs(draft)
+            planned = [bench.plan(draft, curves, params, prompts) for params in options.params]
+        settings = tuple(bench.try_out(one, prompts, number) for number, one in enumerate(planned))
+    progress("done", 1.0)
+    return TuneResult(*curves, settings, time.perf_counter() - started)
+
+
+class _Bench:
+    """The steps of one tuning."""
+
+    def __init__(self, options: TuneOptions, target: Model, progress: Progress) -> None:
+        self._options = options
+        self._target = target
+        self._progress = progress
+        trained, given = target.n_ctx_train, options.context
+        self._context = dataclasses.replace(
+            given, n_ctx=min(given.n_ctx or trained, trained), n_batch=max(max(MEASURED_SIZES), given.n_batch)
+        )
+        self._environment = DraftEnvironment(
+            target, self._context, n_gpu_layers=options.n_gpu_layers_draft, use_mmap=options.use_mmap
+        )
+
+    def checked(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Return the prompts, each of which must leave room for its text."""
+        if not prompts or not all(prompts):
+            raise OptionError("the prompt is empty: tuning needs a text to continue")
+        longest = max(map(len, prompts))
+        if longest + self._options.n_tokens > self._context.n_ctx:
+            raise ContextFullError(
+                f"a prompt of {longest} tokens and {self._options.n_tokens} more do not fit a context of "
+                f"{self._context.n_ctx}: shorten the prompt or raise the context size (-c)"
+            )
+        return [list(prompt) for prompt in prompts]
+
+    def measure_costs(self, draft: Model) -> tuple[CostCurve, CostCurve]:
+        """Return both models' curves; the target's takes most of the time."""
+
+        def measured(model: Model, name: str, begin: float, end: float, seconds: float) -> CostCurve:
+            with self._wide_context(model) as context:
+                return measure_cost_curve(
+                    context,
+                    seconds=seconds,
+                    progress=lambda done: self._progress(f"measuring the {name}", begin + (end - begin) * done),
+                )
+
+        seconds = self._options.seconds
+        return (
+            measured(self._target, "target", 0.0, 0.3, _TARGETS_SHARE * seconds),
+            measured(draft, "draft model", 0.3, 0.4, (1 - _TARGETS_SHARE) * seconds),
+        )
+
+    def plan(
+        self, draft: Model, curves: tuple[CostCurve, CostCurve], params: SamplingParams, prompts: list[list[int]]
+    ) -> TunedSetting:
+        """Let the target write texts and return the candidates for a setting; only plain decoding has been run."""
+        self._progress(f"writing a text at temperature {params.temperature:g}", 0.4)
+        with self._session(NoDrafter()) as session:
+            texts, speed, _ = self._answers(session, prompts, params)
+        self._progress(f"planning for temperature {params.temperature:g}", 0.5)
+        pairs: list[LawPair] = []
+        per_law = 0.0
+        with self._wide_context(self._target) as ours, self._wide_context(draft) as theirs:
+            for text in texts:
+                more, per_law = law_pairs(ours, theirs, text, params)
+                pairs += more
+        costs = RoundCosts(
+            *curves,
+            per_round=_PER_ROUND + per_law,
+            per_tree=_PER_TREE,
+            per_law=_PER_LAW + per_law,
+            per_node=_PER_NODE,
+        )
+        plain = Candidate("", "", 0, 0, 1.0, 1.0 / costs.plain_seconds, speed, 1.0)
+        acceptance, candidates = self._candidates(pairs, costs, params)
+        unique = {one.options: one for one in (plain, *candidates)}
+        return TunedSetting(params, acceptance, tuple(sorted(unique.values(), key=lambda one: -one.predicted)))
+
+    def _candidates(
+        self, pairs: list[LawPair], costs: RoundCosts, params: SamplingParams
+    ) -> tuple[dict[str, tuple[float, ...]], list[Candidate]]:
+        acceptance: dict[str, tuple[float, ...]] = {}
+        candidates: list[Candidate] = []
+        for sampling in _SCHEMES[:1] if params.is_greedy else _SCHEMES:
+            vector = acceptance_by_rank(pairs, sampling, _RANKS).tolist()
+            acceptance[sampling] = tuple(vector)
+            for ranks in (1, _RANKS):
+                plan = plan_tree(
+                    vector[:ranks],
+                    costs,
+                    sizes=[size - 1 for size in costs.target.sizes[1:]],
+                    max_depth=self._options.max_depth,
+                    tolerance=_TOLERANCE,
+                )
+                if plan is not None:
+                    candidates.append(_candidate(plan.topology, sampling, plan.expected_tokens, plan.tokens_per_second))
+        return acceptance, candidates
+
+    def try_out(self, planned: TunedSetting, prompts: list[list[int]], number: int) -> TunedSetting:
+        """Run the most promising candidates, and put the fastest of what was run first."""
+        params = planned.params
+        drafting = [one for one in planned.candidates if one.options]
+        known = [one for one in planned.candidates if not one.options]
+        # The most promising, and the most promising of the other kind: tree or chain.
+        tried = [*drafting[:1], *[one for one in drafting if one.is_chain != drafting[0].is_chain][:1]]
+        for index, one in enumerate(tried):
+            share = 0.6 + 0.4 * (number + index / len(tried)) / len(self._options.params)
+            self._progress(f"running draft({one.options}) at temperature {params.temperature:g}", share)
+            expression = f"draft({quoted(str(self._options.draft))}, {one.options})"
+            with self._session(build_drafter(expression, self._environment)) as session:
+                _, speed, length = self._answers(session, prompts, params)
+            known.append(dataclasses.replace(one, measured=speed, mean_accepted_length=length))
+        known.sort(key=lambda one: -one.speed)
+        unknown = [one for one in drafting if one not in tried]
+        return dataclasses.replace(planned, candidates=(*known, *unknown))
+
+    def _answers(
+        self, session: Session, prompts: list[list[int]], params: SamplingParams
+    ) -> tuple[list[CalibrationText], float | None, float | None]:
+        """Return what was answered, tokens a second, and tokens a round; a short answer first warms up."""
+        session.stream(prompts[0], params, seed=1, max_tokens=4).drain()
+        most = max(8, self._options.n_tokens // len(prompts))
+        results = [session.stream(prompt, params, seed=0, max_tokens=most).drain() for prompt in prompts]
+        texts = [
+            CalibrationText((*prompt, *one.token_ids), len(prompt))
+            for prompt, one in zip(prompts, results, strict=True)
+            if one.token_ids
+        ]
+        tokens = sum(len(one.token_ids) for one in results)
+        seconds = sum(
+            len(one.token_ids) / one.stats.tokens_per_second for one in results if one.stats.tokens_per_second
+        )
+        rounds = sum(one.stats.rounds for one in results)
+        return texts, tokens / seconds if seconds else None, tokens / rounds if rounds else None
+
+    def _wide_context(self, model: Model) -> Context:
+        options = self._context if model is self._target else draft_context_options(self._context, model)
+        return Context(model, dataclasses.replace(options, n_outputs=max(MEASURED_SIZES)))
+
+    def _session(self, drafter: Drafter) -> _ClosingSession:
+        size = dataclasses.replace(self._context, n_sequences=drafter.max_leaves, n_outputs=drafter.max_nodes + 1)
+        try:
+            context = Context(self._target, size)
+        except BaseException:
+            drafter.close()
+            raise
+        return _ClosingSession(TargetModel(context), drafter, ExactRule(), self._target.vocabulary)
+
+
+class _ClosingSession(Session):
+    """A session that is closed at the end of a block."""
+
+    def __enter__(self) -> _ClosingSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _candidate(topology: Topology, sampling: TreeSampling, expected: float, speed: float) -> Candidate:
+    """Return a plan as the options of a drafter expression: a chain where the tree is one."""
+    depth = topology.max_depth
+    if topology.n_leaves == 1:
+        chain = "argmax" if sampling == "argmax" else "with"
+        options = f"n={depth}, sampling={chain}"
+    else:
+        options = f'tree="{topology}", sampling={sampling}'
+    return Candidate(options, sampling, len(topology), depth, expected, speed)
