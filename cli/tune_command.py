@@ -1,0 +1,204 @@
+"""`specrun tune`: measures a pair of models on this machine, plans what to draft, and keeps the plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from specrun.cli.model_options import LoadSettings, load_options
+from specrun.cli.option_group import SectionedCommand
+from specrun.cli.output_options import terminal_options
+from specrun.cli.paths import read_text, require_file
+from specrun.cli.terminal import Terminal
+from specrun.cli.tune_options import (
+    TuneOutput,
+    TuneSampling,
+    TuneText,
+    tune_output_options,
+    tune_sampling_options,
+    tune_text_options,
+)
+
+if TYPE_CHECKING:
+    from specrun.bindings.context import ContextOptions
+    from specrun.bindings.model import Model
+    from specrun.runtime.planning.tune_result import TuneOptions, TuneResult
+    from specrun.runtime.sampling import SamplingParams
+
+__all__ = ["context_options", "tune"]
+
+_QUESTIONS = 8
+# Where no prompt is given: an explanation, a story, code and facts, as people ask for them.
+_PROMPTS = (
+    "Explain how a hash table works, and when it is the wrong choice.",
+    "Write a short story about a lighthouse keeper who finds a letter.",
+    "Write a Python function that merges two sorted lists, with comments.",
+    "List the planets of the solar system with one sentence about each.",
+)
+_EPILOG = """\b
+Examples:
+  specrun tune -m target.gguf -md small.gguf
+  specrun tune -m target.gguf -md small.gguf -f prompt.txt --temp 0,0.6,1 --plot plan.png
+
+\b
+Measures how long the target and the draft model take for 1 to 64 tokens, and how often drafted tokens
+are accepted, rank by rank, in texts that the target writes; then picks the tree of drafts that should
+give the most tokens a second, or none where plain decoding is faster. chat and generate use the plan
+for this pair on this machine. Do not use the machine meanwhile.
+"""
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
+@load_options
+@tune_text_options
+@tune_sampling_options
+@tune_output_options
+@terminal_options
+def tune(load: LoadSettings, text: TuneText, sampling: TuneSampling, output: TuneOutput, terminal: Terminal) -> None:
+    """Measure a target and a draft model, and plan what to draft."""
+    from specrun.runtime.planning import tuning
+    from specrun.runtime.planning.tuned import save_plans
+
+    options = _options(load, text, sampling)
+    if output.plot is not None:
+        from specrun.bench.plot import check_plot_file
+
+        check_plot_file(output.plot)
+    prompts = _prompts(text, demo=load.demo)
+    with _progress(terminal) as progress:
+        result = tuning.tune(options, lambda model: _tokens(model, prompts, text.no_chat_template), progress)
+    _show(options, result, output, terminal)
+    if output.save:
+        terminal.note(f"kept in {save_plans(options, result)}")
+    if output.plot is not None:
+        from specrun.bench.tune_plot import plot_tuning
+
+        plot_tuning(result, output.plot, f"{options.target.name} with {options.draft.name}")
+        terminal.note(f"drew {output.plot}")
+
+
+def _options(load: LoadSettings, text: TuneText, sampling: TuneSampling) -> TuneOptions:
+    from specrun.runtime.planning.tune_result import TuneOptions
+
+    target, draft = _files(load, text)
+    return TuneOptions(
+        target=target,
+        draft=draft,
+        params=_params(sampling),
+        n_tokens=text.predict,
+        seconds=text.seconds,
+        context=context_options(load),
+        n_gpu_layers=load.gpu_layers,
+        n_gpu_layers_draft=load.gpu_layers_draft,
+        use_mmap=load.mmap,
+    )
+
+
+def context_options(load: LoadSettings) -> ContextOptions:
+    """Return how contexts are made, as `Runtime` makes them from the same options."""
+    from specrun.bindings.context import ContextOptions
+
+    return ContextOptions(
+        n_ctx=load.ctx_size,
+        n_batch=load.batch_size,
+        n_ubatch=load.ubatch_size,
+        n_threads=max(0, load.threads),
+        n_threads_batch=max(0, load.threads_batch),
+        flash_attention=load.flash_attn,
+        cache_type_k=load.cache_type_k,
+        cache_type_v=load.cache_type_v,
+    )
+
+
+def _files(load: LoadSettings, text: TuneText) -> tuple[Path, Path]:
+    from specrun.runtime.demo import demo_drafters, demo_target
+
+    if load.demo == (load.model is not None):
+        problem = "--demo and -m exclude each other" if load.demo else "no model is given"
+        raise click.UsageError(f"{problem}: give -m FILE and -md FILE, or --demo for the embedded models")
+    draft = text.model_draft or (demo_drafters().get("draft") if load.demo else None)
+    if draft is None:
+        raise click.UsageError("no draft model is given: -md FILE names what is to be tuned with the target")
+    return require_file(load.model or demo_target()), require_file(draft)
+
+
+def _params(sampling: TuneSampling) -> tuple[SamplingParams, ...]:
+    from specrun.runtime.sampling import SamplingParams
+
+    temperatures = dict.fromkeys(one for several in sampling.temp for one in several)
+    return tuple(
+        SamplingParams(temperature=one, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
+        for one in temperatures
+    )
+
+
+def _prompts(text: TuneText, *, demo: bool) -> tuple[str, ...]:
+    prompts = list(text.prompt)
+    if text.file is not None:
+        # As in generate, one newline at the end of a file is not part of its prompt.
+        prompts.append(read_text(text.file).removesuffix("\n").removesuffix("\r"))
+    if prompts:
+        return tuple(prompts)
+    if demo:
+        from specrun.bench.prompts import demo_prompts
+
+        return demo_prompts(_QUESTIONS)
+    return _PROMPTS
+
+
+def _tokens(model: Model, prompts: Sequence[str], as_text: bool) -> list[list[int]]:
+    """Return the prompts as the target would be asked them."""
+    words = model.vocabulary
+    if as_text or model.chat_template is None:
+        return [words.tokenize(prompt) for prompt in prompts]
+    from specrun.runtime.chat_template import ChatTemplate, chat_tokens
+
+    bos = words.text(words.bos) if words.bos is not None else ""
+    eos = words.text(words.eos) if words.eos is not None else ""
+    template = ChatTemplate(model.chat_template, bos=bos, eos=eos)
+    return [chat_tokens(template, words, [{"role": "user", "content": prompt}]) for prompt in prompts]
+
+
+@contextmanager
+def _progress(terminal: Terminal) -> Iterator[Callable[[str, float], None]]:
+    """Yield what shows a step and the share that is done: a bar on a screen, nothing elsewhere."""
+    if terminal.quiet or not terminal.notes_on_screen:
+        yield lambda _what, _share: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f} %"),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    console = Console(stderr=True, no_color=not terminal.color_notes, highlight=False)
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("loading the models", total=1.0)
+
+        def report(what: str, share: float) -> None:
+            bar.update(task, description=what, completed=share)
+
+        yield report
+
+
+def _show(options: TuneOptions, result: TuneResult, output: TuneOutput, terminal: Terminal) -> None:
+    if output.as_json:
+        content = {"target": str(options.target), "draft": str(options.draft), **_measured(result)}
+        terminal.answer(json.dumps(content, indent=2) + "\n")
+        return
+    from specrun.cli.tune_report import print_tuning
+
+    print_tuning(options.draft, result, terminal)
+
+
+def _measured(result: TuneResult) -> dict[str, object]:
+    values = result.to_dict()
+    return {"target_costs": values.pop("target"), "draft_costs": values.pop("draft"), **values}

@@ -1,0 +1,150 @@
+"""Options of `specrun tune`: which texts are written, at which temperatures, and what is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from specrun.cli.bench_lists import NumberListType
+from specrun.cli.option_group import option, option_group
+from specrun.cli.option_types import ExistingFile
+
+__all__ = [
+    "TuneOutput",
+    "TuneSampling",
+    "TuneText",
+    "tune_output_options",
+    "tune_sampling_options",
+    "tune_text_options",
+]
+
+_TEXTS, _SAMPLING, _OUTPUT = "Texts", "Sampling", "Output"
+_MAX_COUNT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TuneText:
+    """The draft model, and the prompts that the target continues."""
+
+    model_draft: Path | None
+    prompt: tuple[str, ...]
+    file: Path | None
+    no_chat_template: bool
+    predict: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TuneSampling:
+    """The settings to plan for, one a temperature."""
+
+    temp: tuple[tuple[float, ...], ...]
+    top_k: int
+    top_p: float
+    min_p: float
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOutput:
+    """What becomes of the result."""
+
+    as_json: bool
+    plot: Path | None
+    save: bool
+
+
+tune_text_options = option_group(
+    "text",
+    TuneText,
+    option(
+        *("-md", "--model-draft", "--draft-model"),
+        section="Model",
+        type=ExistingFile(),
+        help="The draft model: a GGUF file.",
+    ),
+    option("-p", "--prompt", section=_TEXTS, multiple=True, metavar="TEXT", help="A prompt; repeatable."),
+    option("-f", "--file", section=_TEXTS, type=ExistingFile(), help="A file that is one prompt."),
+    option(
+        "--no-chat-template",
+        section=_TEXTS,
+        is_flag=True,
+        help="Continue the prompts as text, even if the model has a chat template.",
+    ),
+    option(
+        *("-n", "--predict", "--max-tokens"),
+        section=_TEXTS,
+        type=click.IntRange(8, _MAX_COUNT),
+        default=128,
+        show_default=True,
+        metavar="N",
+        help="Tokens written at each temperature, over all prompts together.",
+    ),
+    option(
+        "--seconds",
+        section=_TEXTS,
+        type=click.FloatRange(0, min_open=True),
+        default=12.0,
+        show_default=True,
+        help="Time for measuring what evaluations cost.",
+    ),
+)
+
+tune_sampling_options = option_group(
+    "sampling",
+    TuneSampling,
+    option(
+        *("--temp", "--temperature"),
+        section=_SAMPLING,
+        type=NumberListType(),
+        multiple=True,
+        default=("0,0.8",),
+        show_default=True,
+        help="Temperatures to plan for: a,b or repeated.",
+    ),
+    option(
+        "--top-k",
+        section=_SAMPLING,
+        type=click.IntRange(0, _MAX_COUNT),
+        default=40,
+        show_default=True,
+        help="Keep the K most likely tokens; 0: all.",
+    ),
+    option(
+        "--top-p",
+        section=_SAMPLING,
+        type=click.FloatRange(0, 1),
+        default=0.95,
+        show_default=True,
+        help="Keep the most likely tokens with this much probability together; 1: all.",
+    ),
+    option(
+        "--min-p",
+        section=_SAMPLING,
+        type=click.FloatRange(0, 1),
+        default=0.05,
+        show_default=True,
+        help="Keep tokens with this share of the most likely one's probability; 0: all.",
+    ),
+)
+
+tune_output_options = option_group(
+    "output",
+    TuneOutput,
+    option("--json", "as_json", section=_OUTPUT, is_flag=True, help="Print everything that was measured as JSON."),
+    option(
+        "--plot",
+        section=_OUTPUT,
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Draw the cost curves and the plans' speeds: a .png, .svg or .pdf.",
+    ),
+    option(
+        "--save/--no-save",
+        section=_OUTPUT,
+        default=True,
+        show_default=True,
+        help="Keep the plan, so that chat and generate use it for this pair.",
+    ),
+)
