@@ -14,21 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrun.bench.probes import RoundTimes, Stopwatch, TimedDrafter, TimedRule, TimedTarget
-from specrun.bench.sampled_tree import SampledTreeDrafter
 from specrun.bench.timing import Spread, spread_of
 from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.model import Model
 from specrun.runtime.acceptance.build import build_rule
 from specrun.runtime.drafters.build import DraftEnvironment, build_drafter
-from specrun.runtime.drafters.drafter import Drafter
 from specrun.runtime.drafters.expression import quoted
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
 
 __all__ = [
     "BUDGET_N_CTX",
-    "SAMPLED_TREE",
     "SETTINGS",
     "OverheadOptions",
     "OverheadResult",
@@ -39,20 +36,16 @@ __all__ = [
 BUDGET_N_CTX = 4096
 """The context size up to which the budgets hold: memory operations walk all of its cells."""
 
-SAMPLED_TREE = "sampled tree"
-"""Stands for the `SampledTreeDrafter`, which the drafter language does not know."""
-
 _BUDGET_VOCAB = 32_768  # budgets hold up to here, and twice of them up to four times as many words
 _PROMPT_LENGTH = 64
 _MOST_ROUNDS_PER_WANTED = 20
-_CHILDREN, _GRANDCHILDREN = 4, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A drafter and a temperature to measure; `budget_us` is what a round may cost at 32k words.
 
-    `drafter` is an expression in which FILE stands for the draft model, or SAMPLED_TREE.
+    `drafter` is an expression in which FILE stands for the draft model.
     """
 
     name: str
@@ -75,7 +68,7 @@ SETTINGS = (
     Setting("prompt lookup, greedy", "prompt-lookup", _GREEDY),
     Setting("chain of 5, greedy", "draft(FILE, n=5)", _GREEDY, 250.0),
     Setting("chain of 5, temp 0.8", "draft(FILE, n=5)", _SAMPLED),
-    Setting("tree of 16, temp 0.8", SAMPLED_TREE, _SAMPLED, 600.0),
+    Setting("tree of 16, temp 0.8", "draft(FILE, tree=4x3)", _SAMPLED, 600.0),
 )
 """What is measured, in this order."""
 
@@ -179,7 +172,8 @@ def _open(
         n_ctx=options.n_ctx, n_threads=options.n_threads, n_threads_batch=options.n_threads
     )
     with Model(target) as model:
-        built = _drafter(setting.drafter, drafter, DraftEnvironment(model, context_options, n_gpu_layers=0))
+        expression = setting.drafter.replace("FILE", quoted(str(drafter)))
+        built = build_drafter(expression, DraftEnvironment(model, context_options, n_gpu_layers=0))
         try:
             wide = _resized(context_options, built.max_leaves, built.max_nodes + 1)
             with Context(model, wide) as context:
@@ -188,13 +182,6 @@ def _open(
                 yield Session(TimedTarget(context, watch), TimedDrafter(built, watch), rule, model.vocabulary), watch
         finally:
             built.close()
-
-
-def _drafter(name: str, file: Path, environment: DraftEnvironment) -> Drafter:
-    if name == SAMPLED_TREE:
-        context = Context(Model(file), _resized(environment.context, _CHILDREN, _CHILDREN))
-        return SampledTreeDrafter(context, _CHILDREN, _GRANDCHILDREN)
-    return build_drafter(name.replace("FILE", quoted(str(file))), environment)
 
 
 def _resized(options: ContextOptions, n_sequences: int, n_outputs: int) -> ContextOptions:

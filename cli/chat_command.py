@@ -65,7 +65,7 @@ def chat(
     display: AnswerDisplay,
 ) -> None:
     """Talk to a model, with its drafts verified so that it says what it would have said without."""
-    with open_runtime(load, draft, template, terminal) as runtime:
+    with open_runtime(load, draft, template, answer.params, terminal) as runtime:
         check_sampling(answer.params, runtime)
         _ = runtime.chat_template  # a model without one is refused before the first message
         _print_banner(runtime, answer, terminal, demo=load.demo)

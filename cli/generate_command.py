@@ -66,7 +66,7 @@ def generate(
 ) -> None:
     """Continue a prompt, or answer it where the model has a chat template."""
     text = read_prompt(prompt)
-    with open_runtime(load, draft, template, terminal) as runtime:
+    with open_runtime(load, draft, template, answer.params, terminal) as runtime:
         check_sampling(answer.params, runtime)
         stream = _start(runtime, text, system, answer, template)
         writer = None if as_json else AnswerWriter(terminal, show_draft=display.show_draft)

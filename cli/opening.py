@@ -24,13 +24,13 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{{ '\n' }}{%
 
 @contextmanager
 def open_runtime(
-    load: LoadSettings, draft: DraftSettings, template: TemplateSettings, terminal: Terminal
+    load: LoadSettings, draft: DraftSettings, template: TemplateSettings, params: SamplingParams, terminal: Terminal
 ) -> Iterator[Runtime]:
-    """Load the models that the options name, and close them at the end."""
+    """Load the models that the options name, and close them at the end; `params` choose among tuned plans."""
     if load.demo == (load.model is not None):
         problem = "--demo and -m exclude each other" if load.demo else "no model is given"
         raise click.UsageError(f"{problem}: give -m FILE, or --demo for the embedded models")
-    drafter = drafter_expression(draft, demo=load.demo)
+    drafter = _tuned_expression(load, draft, params, terminal) or drafter_expression(draft, demo=load.demo)
     options = _runtime_options(load, draft, template)
     terminal.passing(f"loading {load.model or 'the embedded models'} ...")
     try:
@@ -44,6 +44,30 @@ def open_runtime(
     with runtime:
         _warn_of_large_drafter(runtime, terminal)
         yield runtime
+
+
+def _tuned_expression(
+    load: LoadSettings, draft: DraftSettings, params: SamplingParams, terminal: Terminal
+) -> str | None:
+    """Return what `specrun tune` found for this pair on this machine, if -md alone says how to draft."""
+    explicit = (draft.drafter, draft.spec_type, draft.spec_draft_n_max, draft.spec_draft_p_min)
+    if load.model is None or draft.model_draft is None or any(one is not None for one in explicit):
+        return None
+    from specrun.cli.context_options import context_options
+    from specrun.runtime.planning.tuned import tuned_expression
+
+    expression = tuned_expression(
+        load.model,
+        draft.model_draft,
+        params,
+        context=context_options(load),
+        n_gpu_layers=load.gpu_layers,
+        n_gpu_layers_draft=load.gpu_layers_draft,
+        warn=terminal.warn,
+    )
+    if expression == "none":
+        terminal.note("specrun tune found that drafting does not pay for this pair here: decoding plainly")
+    return expression
 
 
 def template_text(template: TemplateSettings) -> str | None:

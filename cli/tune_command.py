@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from specrun.cli.context_options import context_options
 from specrun.cli.model_options import LoadSettings, load_options
 from specrun.cli.option_group import SectionedCommand
 from specrun.cli.output_options import terminal_options
@@ -25,12 +26,11 @@ from specrun.cli.tune_options import (
 )
 
 if TYPE_CHECKING:
-    from specrun.bindings.context import ContextOptions
     from specrun.bindings.model import Model
     from specrun.runtime.planning.tune_result import TuneOptions, TuneResult
     from specrun.runtime.sampling import SamplingParams
 
-__all__ = ["context_options", "tune"]
+__all__ = ["tune"]
 
 _QUESTIONS = 8
 # Where no prompt is given: an explanation, a story, code and facts, as people ask for them.
@@ -96,22 +96,6 @@ def _options(load: LoadSettings, text: TuneText, sampling: TuneSampling) -> Tune
         n_gpu_layers=load.gpu_layers,
         n_gpu_layers_draft=load.gpu_layers_draft,
         use_mmap=load.mmap,
-    )
-
-
-def context_options(load: LoadSettings) -> ContextOptions:
-    """Return how contexts are made, as `Runtime` makes them from the same options."""
-    from specrun.bindings.context import ContextOptions
-
-    return ContextOptions(
-        n_ctx=load.ctx_size,
-        n_batch=load.batch_size,
-        n_ubatch=load.ubatch_size,
-        n_threads=max(0, load.threads),
-        n_threads_batch=max(0, load.threads_batch),
-        flash_attention=load.flash_attn,
-        cache_type_k=load.cache_type_k,
-        cache_type_v=load.cache_type_v,
     )
 
 

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from specrun.bindings.context import ContextOptions
 from specrun.cli import tune_command
 from specrun.cli.lazy_group import LazyCommand, LazyGroup
+from specrun.cli.main import cli
 from specrun.runtime.planning.tuned import plan_file, tuned_expression
 from specrun.runtime.sampling import SamplingParams
 
@@ -93,3 +94,22 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_measured(models: Mod
         assert result.stdout == ""
         assert "Traceback" not in result.stderr
     assert not plan_file(models.target, models.plain).exists()
+
+
+@pytest.mark.parametrize("plan", ["none", "n=2, sampling=argmax"])
+def test_generate_drafts_as_the_kept_plan_says_where_md_says_nothing_else(models: Models, plan: str) -> None:
+    assert tune(*pair(models), *FAST, "--temp", "0").exit_code == 0
+    path = plan_file(models.target, models.plain)
+    content = json.loads(path.read_text())
+    content["plans"][0]["options"] = "" if plan == "none" else plan
+    path.write_text(json.dumps(content))
+
+    def drafter_of(*arguments: str) -> str:
+        command = ["generate", *map(str, pair(models)), "-t", "1", "-c", "256", "-p", "abc", "-n", "4", "--temp", "0"]
+        result = CliRunner().invoke(cli, [*command, "--json", *arguments])
+        assert result.exit_code == 0, result.output
+        return str(json.loads(result.stdout)["stats"]["drafter"])
+
+    assert (drafter_of() == "none") == (plan == "none")
+    assert plan == "none" or plan in drafter_of()
+    assert "n=3" in drafter_of("--spec-draft-n-max", "3")
