@@ -37,7 +37,7 @@ def overhead_table(results: Sequence[OverheadResult]) -> Table:
         "with its quartiles. The overhead is all time outside native evaluation; its parts: draft (propose, observe), "
         "batch, law (logits to laws), acceptance, commit, text (events, the loop).",
         "target, drafter: time in their native evaluation. accepted: of the drafted tokens of a round. "
-        "Random models of almost no width: native times say nothing about real models."
+        "Random models of almost no width: native times say nothing about real models.",
     )
     return Table(columns, rows, notes)
 
