@@ -39,6 +39,8 @@ class Batch:
         # llama_batch.seq_id is an array of pointers into `ids`, kept as plain integers.
         self._pointers = np.zeros(capacity + 1, np.uintp)
         self._ids_address = self.ids.ctypes.data
+        # Where the ids lie of tokens that carry one each.
+        self._unit_pointers = self._ids_address + np.arange(capacity, dtype=np.uintp) * self.ids.itemsize
         self.n_tokens = 0
         self.n_outputs = 0
         self._filled: tuple[object, object, object] | None = None
@@ -73,33 +75,43 @@ class Batch:
         self,
         tokens: Sequence[int] | IntArray,
         positions: Sequence[int] | IntArray,
-        id_counts: Sequence[int] | IntArray,
+        id_counts: Sequence[int] | IntArray | None,
         ids: Sequence[int] | IntArray,
         outputs: Sequence[int] | npt.NDArray[np.int8],
     ) -> None:
         """Write n tokens: `id_counts[n]` says how many of the flat `ids` belong to each token in turn.
 
-        Read-only arrays are remembered: passing the same ones again writes tokens and positions only.
+        None gives every token one id. Read-only arrays are remembered: passing the same ones again writes
+        tokens and positions only.
         """
         n = len(tokens)
         if not 0 < n <= self.capacity:
             raise OptionError(f"{n} tokens in a batch for 1 to {self.capacity}")
-        if not (len(positions) == len(id_counts) == len(outputs) == n):
+        if not (len(positions) == len(outputs) == n) or len(ids if id_counts is None else id_counts) != n:
             raise OptionError("tokens, positions, id counts and outputs of a batch differ in length")
         self.tokens[:n] = tokens
         self.positions[:n] = positions
         self.token_bounds = _bounds(tokens)
+        self.first_position = int(self.positions[:n].min())
         # Trees of one shape come round after round with the very same arrays: they are in place already.
         if self._filled is not None and all(map(operator.is_, self._filled, (id_counts, ids, outputs))):
             return
         self._filled = None
-        self._fill_ids(n, id_counts, ids)
+        if id_counts is None:
+            self._fill_single_ids(n, ids)
+        else:
+            self._fill_ids(n, id_counts, ids)
         self.outputs[:n] = outputs
         self.n_tokens = n
-        self.first_position = int(self.positions[:n].min())
         self.n_outputs = int(np.count_nonzero(self.outputs[:n]))
         if all(isinstance(one, np.ndarray) and not one.flags.writeable for one in (id_counts, ids, outputs)):
             self._filled = (id_counts, ids, outputs)
+
+    def _fill_single_ids(self, n: int, ids: Sequence[int] | IntArray) -> None:
+        self.id_counts[:n] = 1
+        self.ids[:n] = ids
+        self.id_bounds = _bounds(ids)
+        self._pointers[:n] = self._unit_pointers[:n]
 
     def _fill_ids(self, n: int, id_counts: Sequence[int] | IntArray, ids: Sequence[int] | IntArray) -> None:
         if len(ids) > self.max_ids:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.batch import Batch, IntArray
+from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context
 from specrun.runtime.transform import Logits
 
-__all__ = ["DraftModelState", "chain_arrays", "one_sequence"]
+__all__ = ["DraftModelState"]
 
 
 class DraftModelState:
@@ -50,9 +50,8 @@ class DraftModelState:
             piece = list(tokens[begin : begin + n_batch])
             n, start = len(piece), len(self.cached)
             known = [self.known(token) for token in piece]
-            ones, last_flag = chain_arrays(n)
             # Rows of earlier pieces are asked for too: one row each is cheaper than a second kind of batch.
-            self.batch.fill(known, range(start, start + n), ones, one_sequence(n, self.main), last_flag)
+            self.batch.fill(known, range(start, start + n), None, [self.main] * n, _last_of(n))
             rows = self.context.decode(self.batch)
             self.cached.extend(piece)
         return self.shared(rows.logits(0))
@@ -77,17 +76,8 @@ class DraftModelState:
 
 
 @functools.lru_cache(maxsize=64)
-def chain_arrays(n: int) -> tuple[IntArray, npt.NDArray[np.int8]]:
-    """Return n ones, the number of ids of each token, and flags that ask for the last token's row only."""
-    ones, flags = np.ones(n, np.int32), np.zeros(n, np.int8)
+def _last_of(n: int) -> npt.NDArray[np.int8]:
+    """Return flags that ask for the last of n tokens' row only."""
+    flags = np.zeros(n, np.int8)
     flags[-1] = 1
-    ones.flags.writeable = flags.flags.writeable = False
-    return ones, flags
-
-
-@functools.lru_cache(maxsize=64)
-def one_sequence(n: int, sequence: int) -> IntArray:
-    """Return the ids of n tokens of one sequence."""
-    ids = np.full(n, sequence, np.int32)
-    ids.flags.writeable = False
-    return ids
+    return flags

@@ -8,13 +8,8 @@ of them; so a sequence catches up with the committed text only when it is taken,
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
-from specrun.bindings.batch import IntArray
 from specrun.bindings.context import Context, Rows
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.draft_model_state import DraftModelState
@@ -71,9 +66,8 @@ class DraftTreeState(DraftModelState):
             self._parents.append(parent)
             self._depths.append(depth)
             self._ids.append(sequence)
-        ones, flags = _constants(len(tokens))
         positions = [base + depth - 1] * len(tokens)
-        self.batch.fill([self.known(token) for token in tokens], positions, ones, ids, flags)
+        self.batch.fill([self.known(token) for token in tokens], positions, None, ids, [1] * len(tokens))
         return self.context.decode(self.batch)
 
     def _sequence_for(self, parent: int, end: int) -> int:
@@ -127,9 +121,3 @@ class DraftTreeState(DraftModelState):
             node = self._parents[node]
         path.reverse()
         return path
-
-
-@functools.lru_cache(maxsize=64)
-def _constants(n: int) -> tuple[IntArray, npt.NDArray[np.int8]]:
-    """Return n ones twice: one sequence id and one output row for each token."""
-    return np.ones(n, np.int32), np.ones(n, np.int8)
