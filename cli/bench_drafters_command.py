@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +19,7 @@ from specrun.cli.bench_drafters_options import (
     sampling_grid_options,
 )
 from specrun.cli.bench_output import OutputForm, format_options, print_results
+from specrun.cli.context_options import runtime_options
 from specrun.cli.drafter_choice import require_draft_files
 from specrun.cli.model_options import LoadSettings, load_options
 from specrun.cli.option_group import SectionedCommand
@@ -122,7 +123,7 @@ def _settings(
         max_tokens=measuring.predict,
         repetitions=measuring.repetitions,
         as_chat=False if source.no_chat_template else None,
-        options=_runtime_options(load),
+        options=runtime_options(load),
     )
 
 
@@ -175,23 +176,6 @@ def _params(sampling: SamplingGrid) -> tuple[SamplingParams, ...]:
         )
         for one in temperatures
     )
-
-
-def _runtime_options(load: LoadSettings) -> dict[str, Any]:
-    return {
-        "n_ctx": load.ctx_size,
-        "n_batch": load.batch_size,
-        "n_ubatch": load.ubatch_size,
-        "n_gpu_layers": load.gpu_layers,
-        "n_gpu_layers_draft": load.gpu_layers_draft,
-        "n_threads": max(0, load.threads),
-        "n_threads_batch": max(0, load.threads_batch),
-        "flash_attention": load.flash_attn,
-        "cache_type_k": load.cache_type_k,
-        "cache_type_v": load.cache_type_v,
-        "use_mmap": load.mmap,
-        "use_mlock": load.mlock,
-    }
 
 
 def _check_files(measuring: Measuring) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from specrun.bindings.errors import FileMissingError, OptionError
+from specrun.cli.context_options import context_options, runtime_options
 from specrun.cli.drafter_choice import drafter_expression
 from specrun.cli.model_options import DraftSettings, LoadSettings, TemplateSettings
 from specrun.cli.paths import read_text
@@ -31,7 +32,7 @@ def open_runtime(
         problem = "--demo and -m exclude each other" if load.demo else "no model is given"
         raise click.UsageError(f"{problem}: give -m FILE, or --demo for the embedded models")
     drafter = _tuned_expression(load, draft, params, terminal) or drafter_expression(draft, demo=load.demo)
-    options = _runtime_options(load, draft, template)
+    options = {**runtime_options(load), "accept": draft.accept, "chat_template": template_text(template), "seed": None}
     terminal.passing(f"loading {load.model or 'the embedded models'} ...")
     try:
         if load.model is not None:
@@ -53,7 +54,6 @@ def _tuned_expression(
     explicit = (draft.drafter, draft.spec_type, draft.spec_draft_n_max, draft.spec_draft_p_min)
     if load.model is None or draft.model_draft is None or any(one is not None for one in explicit):
         return None
-    from specrun.cli.context_options import context_options
     from specrun.runtime.planning.tuned import tuned_expression
 
     expression = tuned_expression(
@@ -93,26 +93,6 @@ def check_sampling(params: SamplingParams, runtime: Runtime) -> None:
     for token in params.logit_bias:
         if token >= size:
             raise OptionError(f"--logit-bias names token {token}: the model has {size} words, numbered from 0")
-
-
-def _runtime_options(load: LoadSettings, draft: DraftSettings, template: TemplateSettings) -> dict[str, object]:
-    return {
-        "n_ctx": load.ctx_size,
-        "n_batch": load.batch_size,
-        "n_ubatch": load.ubatch_size,
-        "n_gpu_layers": load.gpu_layers,
-        "n_gpu_layers_draft": load.gpu_layers_draft,
-        "n_threads": max(0, load.threads),
-        "n_threads_batch": max(0, load.threads_batch),
-        "flash_attention": load.flash_attn,
-        "cache_type_k": load.cache_type_k,
-        "cache_type_v": load.cache_type_v,
-        "use_mmap": load.mmap,
-        "use_mlock": load.mlock,
-        "accept": draft.accept,
-        "chat_template": template_text(template),
-        "seed": None,
-    }
 
 
 def _require_demo_files() -> None:

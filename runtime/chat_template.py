@@ -53,8 +53,9 @@ class ChatTemplate:
         except TemplateError:
             raise
         except SecurityError as error:
+            reason = str(error).rstrip(".")
             raise TemplateError(
-                f"the chat template was stopped: {error}. It tries to do more than write text: do not trust this file"
+                f"the chat template was stopped: {reason}. It tries to do more than write text: do not trust this file"
             ) from error
         except Exception as error:  # a template may raise whatever Python can
             raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
