@@ -25,12 +25,12 @@ from specrun.cli.model_options import LoadSettings, load_options
 from specrun.cli.option_group import SectionedCommand
 from specrun.cli.output_options import terminal_options
 from specrun.cli.paths import read_text, require_file
+from specrun.cli.temperature_grid import sampling_grid
 from specrun.cli.terminal import Terminal
 from specrun.runtime.atomic import check_target
 
 if TYPE_CHECKING:
     from specrun.bench.drafters import DrafterBench, DrafterResult
-    from specrun.runtime.sampling import SamplingParams
 
 __all__ = ["drafters"]
 
@@ -119,7 +119,9 @@ def _settings(
         target=target,
         drafters=_expressions(chosen, demo=load.demo),
         prompts=_prompts(source, demo=load.demo),
-        params=_params(sampling),
+        params=sampling_grid(
+            sampling.temp, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, seed=sampling.seed
+        ),
         max_tokens=measuring.predict,
         repetitions=measuring.repetitions,
         as_chat=False if source.no_chat_template else None,
@@ -164,18 +166,6 @@ def _prompts(source: PromptChoice, *, demo: bool) -> tuple[str, ...]:
     if not demo:
         raise click.UsageError("no prompt is given: use -p TEXT, -f FILE or --prompts FILE")
     return demo_prompts(source.questions)
-
-
-def _params(sampling: SamplingGrid) -> tuple[SamplingParams, ...]:
-    from specrun.runtime.sampling import SamplingParams
-
-    temperatures = dict.fromkeys(one for several in sampling.temp for one in several)
-    return tuple(
-        SamplingParams(
-            temperature=one, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, seed=sampling.seed
-        )
-        for one in temperatures
-    )
 
 
 def _check_files(measuring: Measuring) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from specrun.cli.bench_lists import CountListType, NumberListType, ParametersType
+from specrun.cli.bench_lists import CountListType, ParametersType
 from specrun.cli.option_group import option, option_group
 from specrun.cli.option_types import ExistingFile
+from specrun.cli.temperature_grid import TRUNCATION_OPTIONS, temperatures_option
 
 __all__ = [
     "DrafterChoice",
@@ -126,39 +127,8 @@ prompt_choice_options = option_group(
 sampling_grid_options = option_group(
     "sampling",
     SamplingGrid,
-    option(
-        *("--temp", "--temperature"),
-        section=_SAMPLING,
-        type=NumberListType(),
-        multiple=True,
-        default=("0",),
-        show_default=True,
-        help="Temperatures: a,b or repeated.",
-    ),
-    option(
-        "--top-k",
-        section=_SAMPLING,
-        type=click.IntRange(0, _MAX_COUNT),
-        default=40,
-        show_default=True,
-        help="Keep the K most likely tokens; 0: all.",
-    ),
-    option(
-        "--top-p",
-        section=_SAMPLING,
-        type=click.FloatRange(0, 1),
-        default=0.95,
-        show_default=True,
-        help="Keep the most likely tokens with this much probability together; 1: all.",
-    ),
-    option(
-        "--min-p",
-        section=_SAMPLING,
-        type=click.FloatRange(0, 1),
-        default=0.05,
-        show_default=True,
-        help="Keep tokens with this share of the most likely one's probability; 0: all.",
-    ),
+    temperatures_option("0", ""),
+    *TRUNCATION_OPTIONS,
     option(
         *("-s", "--seed"),
         section=_SAMPLING,

@@ -15,6 +15,7 @@ from specrun.cli.model_options import LoadSettings, load_options
 from specrun.cli.option_group import SectionedCommand
 from specrun.cli.output_options import terminal_options
 from specrun.cli.paths import read_text, require_file
+from specrun.cli.temperature_grid import sampling_grid
 from specrun.cli.terminal import Terminal
 from specrun.cli.tune_options import (
     TuneOutput,
@@ -28,7 +29,6 @@ from specrun.cli.tune_options import (
 if TYPE_CHECKING:
     from specrun.bindings.model import Model
     from specrun.runtime.planning.tune_result import TuneOptions, TuneResult
-    from specrun.runtime.sampling import SamplingParams
 
 __all__ = ["tune"]
 
@@ -89,7 +89,7 @@ def _options(load: LoadSettings, text: TuneText, sampling: TuneSampling) -> Tune
     return TuneOptions(
         target=target,
         draft=draft,
-        params=_params(sampling),
+        params=sampling_grid(sampling.temp, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p),
         n_tokens=text.predict,
         seconds=text.seconds,
         context=context_options(load),
@@ -109,16 +109,6 @@ def _files(load: LoadSettings, text: TuneText) -> tuple[Path, Path]:
     if draft is None:
         raise click.UsageError("no draft model is given: -md FILE names what is to be tuned with the target")
     return require_file(load.model or demo_target()), require_file(draft)
-
-
-def _params(sampling: TuneSampling) -> tuple[SamplingParams, ...]:
-    from specrun.runtime.sampling import SamplingParams
-
-    temperatures = dict.fromkeys(one for several in sampling.temp for one in several)
-    return tuple(
-        SamplingParams(temperature=one, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
-        for one in temperatures
-    )
 
 
 def _prompts(text: TuneText, *, demo: bool) -> tuple[str, ...]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from specrun.cli.bench_lists import NumberListType
 from specrun.cli.option_group import option, option_group
 from specrun.cli.option_types import ExistingFile
+from specrun.cli.temperature_grid import TRUNCATION_OPTIONS, temperatures_option
 
 __all__ = [
     "TuneOutput",
@@ -20,7 +20,7 @@ __all__ = [
     "tune_text_options",
 ]
 
-_TEXTS, _SAMPLING, _OUTPUT = "Texts", "Sampling", "Output"
+_TEXTS, _OUTPUT = "Texts", "Output"
 _MAX_COUNT = 2**31 - 1
 
 
@@ -94,39 +94,8 @@ tune_text_options = option_group(
 tune_sampling_options = option_group(
     "sampling",
     TuneSampling,
-    option(
-        *("--temp", "--temperature"),
-        section=_SAMPLING,
-        type=NumberListType(),
-        multiple=True,
-        default=("0,0.8",),
-        show_default=True,
-        help="Temperatures to plan for: a,b or repeated.",
-    ),
-    option(
-        "--top-k",
-        section=_SAMPLING,
-        type=click.IntRange(0, _MAX_COUNT),
-        default=40,
-        show_default=True,
-        help="Keep the K most likely tokens; 0: all.",
-    ),
-    option(
-        "--top-p",
-        section=_SAMPLING,
-        type=click.FloatRange(0, 1),
-        default=0.95,
-        show_default=True,
-        help="Keep the most likely tokens with this much probability together; 1: all.",
-    ),
-    option(
-        "--min-p",
-        section=_SAMPLING,
-        type=click.FloatRange(0, 1),
-        default=0.05,
-        show_default=True,
-        help="Keep tokens with this share of the most likely one's probability; 0: all.",
-    ),
+    temperatures_option("0,0.8", " to plan for"),
+    *TRUNCATION_OPTIONS,
 )
 
 tune_output_options = option_group(
