@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.draft_model_state import DraftModelState
-from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.drafter import DraftRequest, RoundOutcome
+from specrun.runtime.drafters.model_drafter import RANKED_WORDS, ModelDrafter, ranking_params
 from specrun.runtime.law import Law
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.transform import penalty_window, transformed_law
@@ -19,14 +19,14 @@ __all__ = ["DraftModelDrafter", "DraftSampling"]
 DraftSampling = Literal["with", "argmax"]
 
 
-class DraftModelDrafter(Drafter):
+class DraftModelDrafter(ModelDrafter):
     """Drafts up to `num_draft_tokens` tokens in a row with a model of its own.
 
     `sampling` "with" draws each token from the drafter's own law, transformed like the target's, and
     stores that law: acceptance is then min(1, p/q). "argmax" takes its most likely token as a point mass:
     better where the models are peaked, and the text stays plain decoding's own at every temperature.
     The chain ends early when the drafter's most likely token has probability below `p_min`: the law is
-    read before the draw, so exactness holds.
+    read before the draw, so exactness holds. At temperature 0 that is its probability at temperature 1.
     """
 
     def __init__(
@@ -41,28 +41,10 @@ class DraftModelDrafter(Drafter):
     ) -> None:
         if num_draft_tokens < 1:
             raise OptionError(f"n is {num_draft_tokens}: a draft model must draft at least 1 token (or use none)")
-        if not 0.0 <= p_min <= 1.0:
-            raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")
-        self.name = name
+        self._state = DraftModelState(context, target_vocab_size=target_vocab_size)
+        super().__init__(self._state, p_min=p_min, name=name)
         self.max_nodes = num_draft_tokens
         self._sampling = sampling
-        self._p_min = p_min
-        self._context = context
-        self._state = DraftModelState(context, target_vocab_size=target_vocab_size)
-
-    @property
-    def native_seconds(self) -> float:
-        """Time inside the draft model's evaluations."""
-        return self._context.native_seconds
-
-    @property
-    def n_params(self) -> int:
-        """The draft model's parameters."""
-        return self._context.model.n_params
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Keep the cache of what the prompt shares with the last one."""
-        self._state.rewind(common_prefix(self._state.cached, tokens))
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a chain; shorter than asked where the drafter's own context ends or `p_min` stops it."""
@@ -77,9 +59,12 @@ class DraftModelDrafter(Drafter):
         laws: list[Law] = []
         # A greedy law is a point mass too: there is nothing to draw, and no law to store.
         points = self._sampling == "argmax" or request.params.is_greedy
+        params = request.params
+        if params.is_greedy and self._p_min > 0.0:
+            params = ranking_params(params, RANKED_WORDS)  # a greedy law is always certain
         row = state.feed(request.tokens[len(state.cached) :])
         while True:
-            law = transformed_law(row, request.params, penalty_window(request.tokens, tokens, request.params))
+            law = transformed_law(row, params, penalty_window(request.tokens, tokens, params))
             best, best_prob = law.most_likely
             if best_prob < self._p_min:
                 break
@@ -98,7 +83,3 @@ class DraftModelDrafter(Drafter):
         """Drop the cache of rejected tokens; the accepted ones stay evaluated."""
         base = len(outcome.tokens) - len(outcome.path) - (outcome.next_token is not None)
         self._state.rewind(base + common_prefix(self._state.cached[base:], outcome.tokens[base:]))
-
-    def close(self) -> None:
-        """Free the draft model's context and the model."""
-        self._state.close()

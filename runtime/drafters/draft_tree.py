@@ -7,23 +7,21 @@ from collections.abc import Sequence
 from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.draft_tree_state import DraftTreeState
-from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.drafter import DraftRequest, RoundOutcome
+from specrun.runtime.drafters.model_drafter import RANKED_WORDS, ModelDrafter, ranking_params
 from specrun.runtime.drafters.path_probability import DynamicShape, grow_by_path_probability
 from specrun.runtime.drafters.proposals import TreeSampling, proposal_scheme
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.drafters.tree_growth import grow_tree
 from specrun.runtime.law import Law
-from specrun.runtime.prefix import common_prefix
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits, penalty_window, transformed_law
 from specrun.runtime.tree import ROOT, DraftTree
 
-__all__ = ["DraftTreeDrafter", "draft_size", "ranking_params"]
-
-_RANKED = 40  # words among which point masses are chosen where the settings do not truncate
+__all__ = ["DraftTreeDrafter", "draft_size"]
 
 
-class DraftTreeDrafter(Drafter):
+class DraftTreeDrafter(ModelDrafter):
     """Grows a tree with a model of its own, all nodes of a depth in one evaluation.
 
     `shape` is a fixed topology or a `DynamicShape`. `sampling` says how children are proposed (see
@@ -45,39 +43,21 @@ class DraftTreeDrafter(Drafter):
         p_min: float = 0.0,
         name: str = "draft",
     ) -> None:
-        if not 0.0 <= p_min <= 1.0:
-            raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")
         if isinstance(shape, DynamicShape) and sampling != "argmax":
             raise OptionError(
                 f"sampling={sampling} with a dynamic tree would choose drawn tokens by their own probability, which "
                 "biases the text: use sampling=argmax, or a fixed tree=..."
             )
-        self.name = name
+        self._state = DraftTreeState(context, target_vocab_size=target_vocab_size)
+        super().__init__(self._state, p_min=p_min, name=name)
         self.max_nodes = shape.max_nodes if isinstance(shape, DynamicShape) else len(shape)
         self.max_leaves = shape.max_leaves if isinstance(shape, DynamicShape) else shape.n_leaves
         # A fixed shape only needs the order of its words; path probabilities and p_min need the law.
-        ranked = shape.max_width if isinstance(shape, Topology) and p_min == 0.0 else _RANKED
+        ranked = shape.max_width if isinstance(shape, Topology) and p_min == 0.0 else RANKED_WORDS
         self._ranked = max(ranked, shape.topk if isinstance(shape, DynamicShape) else shape.max_width)
         self._shape = shape
         self._sampling = sampling
-        self._p_min = p_min
-        self._context = context
-        self._state = DraftTreeState(context, target_vocab_size=target_vocab_size)
         self._ranking: tuple[SamplingParams, SamplingParams] | None = None
-
-    @property
-    def native_seconds(self) -> float:
-        """Time inside the draft model's evaluations."""
-        return self._context.native_seconds
-
-    @property
-    def n_params(self) -> int:
-        """The draft model's parameters."""
-        return self._context.model.n_params
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Keep the cache of what the prompt shares with the last one."""
-        self._state.rewind(common_prefix(self._state.cached, tokens))
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; smaller than asked where a limit, the drafter's own context or `p_min` cuts it."""
@@ -100,10 +80,6 @@ class DraftTreeDrafter(Drafter):
         base = len(outcome.tokens) - len(outcome.path) - (outcome.next_token is not None)
         self._state.keep(outcome.tokens[base:])
 
-    def close(self) -> None:
-        """Free the draft model's context and the model."""
-        self._state.close()
-
     def _ranking_params(self, params: SamplingParams) -> SamplingParams:
         if self._ranking is None or self._ranking[0] is not params:
             self._ranking = params, ranking_params(params, self._ranked)
@@ -115,17 +91,6 @@ def draft_size(shape: Topology | DynamicShape) -> tuple[int, int]:
     if isinstance(shape, DynamicShape):
         return shape.n_draft_sequences, shape.topk
     return shape.n_inner_leaves, max(shape.inner_widths, default=1)
-
-
-def ranking_params(params: SamplingParams, ranked: int) -> SamplingParams:
-    """Return the settings that rank the `ranked` most likely words: at temperature 0, those of temperature 1.
-
-    Greedy settings make a law of one word, which ranks nothing. Otherwise the ranking keeps the target's
-    truncation: words that it can never say are not worth a node.
-    """
-    if params.is_greedy:
-        return params.replace(temperature=1.0, top_k=ranked, top_p=1.0, min_p=0.0)
-    return params.replace(top_k=min(params.top_k or ranked, ranked))
 
 
 class _ModelLaws:

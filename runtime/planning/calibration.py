@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context
-from specrun.runtime.drafters.draft_tree import ranking_params
+from specrun.runtime.drafters.model_drafter import ranking_params
 from specrun.runtime.planning.rank_acceptance import LawPair
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits, transformed_law

@@ -350,8 +350,12 @@ def test_close_twice_does_nothing(model):
     context = Context(model, ContextOptions(**F32))
     context.close()
     context.close()
+    model.close()  # would raise if the context had been counted down twice, or not at all
     model.close()
-    model.close()
+    with pytest.raises(ClosedError):
+        _ = context.handle
+    with pytest.raises(ClosedError):
+        _ = model.handle
 
 
 CLOSED_CALLS = {

@@ -737,6 +737,7 @@ def test_garbage_is_refused(path: Path, content: bytes) -> None:
 @FUZZ
 @given(st.binary(max_size=300), st.integers(0, 20), st.integers(0, 20))
 def test_garbage_behind_a_sound_beginning(path: Path, content: bytes, n_tensors: int, n_keys: int) -> None:
+    # Either outcome is right; `survives` itself fails on foreign errors, hangs and headers that do not hold.
     survives(path, b"GGUF" + u32(3) + u64(n_tensors) + u64(n_keys) + ARCHITECTURE + content)
 
 

@@ -72,3 +72,14 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another(pair: tuple[
     first, _ = run(pair, "draft(FILE, n=5)", params)
     assert run(pair, "draft(FILE, n=5)", params)[0] == first
     assert run(pair, "draft(FILE, n=5)", params.replace(seed=12))[0] != first
+
+
+def test_a_confidence_stop_shortens_greedy_drafts_too(pair: tuple[Path, Path]) -> None:
+    """At temperature 0 the law is a point mass: the confidence must be read from the law before it."""
+    target, draft = pair
+    drafted = []
+    for p_min in (0.0, 0.5, 1.0):
+        expression = f"draft({quoted(str(draft))}, n=5, p_min={p_min})"
+        with Runtime(target, drafter=expression, n_ctx=256, n_threads=1) as runtime:
+            drafted.append(runtime.generate([3, 1, 4], SamplingParams(temperature=0.0), max_tokens=24).stats.drafted)
+    assert drafted[0] > drafted[1] >= drafted[2] == 0
