@@ -19,7 +19,8 @@ from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.model import Model
 from specrun.runtime.acceptance.build import build_rule
-from specrun.runtime.drafters.build import DraftEnvironment, build_drafter
+from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.expression import quoted
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session

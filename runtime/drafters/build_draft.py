@@ -1,0 +1,118 @@
+"""Builds `draft(a.gguf, ...)`: opens the draft model with a context of the right size."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.model import Model
+from specrun.runtime.drafters.draft_model import DraftModelDrafter, DraftSampling
+from specrun.runtime.drafters.draft_tree import DraftTreeDrafter, draft_size
+from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
+from specrun.runtime.drafters.expression import Expression
+from specrun.runtime.drafters.expression_options import ExpressionOptions
+from specrun.runtime.drafters.proposals import TreeSampling
+from specrun.runtime.drafters.topology import Topology
+from specrun.runtime.drafters.tree_options import TreeOptions
+from specrun.runtime.pairing import check_pair
+from specrun.runtime.planning.offload import resolve_gpu_layers
+from specrun.runtime.planning.sequoia import best_tree, typical_acceptance
+from specrun.runtime.planning.tuned import measured_acceptance
+
+__all__ = ["build_draft", "draft_context_options"]
+
+
+def build_draft(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+    """Build `draft(a.gguf, ...)`: a chain or a tree from a draft model."""
+    options = ExpressionOptions(expression, ["n", "sampling", "p_min", "tree", "depth", "topk", "nodes"], 1)
+    tree = TreeOptions(
+        tree=options.optional("tree"),
+        depth=options.optional_integer("depth"),
+        topk=options.optional_integer("topk"),
+        nodes=options.optional_integer("nodes"),
+        n=options.optional_integer("n"),
+    )
+    p_min = options.number("p_min", 0.0)
+    if tree.asks_for_tree:
+        return _build_draft_tree(expression, environment, options, tree, p_min)
+    sampling: DraftSampling = "argmax" if options.choice("sampling", ["with", "argmax"], "with") == "argmax" else "with"
+    n = options.integer("n", 5)
+    return _with_draft_model(
+        file_of(expression, environment),
+        environment,
+        lambda context: DraftModelDrafter(
+            context,
+            target_vocab_size=environment.target.vocabulary.size,
+            num_draft_tokens=n,
+            sampling=sampling,
+            p_min=p_min,
+            name=str(expression),
+        ),
+    )
+
+
+def _build_draft_tree(
+    expression: Expression, environment: DraftEnvironment, options: ExpressionOptions, tree: TreeOptions, p_min: float
+) -> Drafter:
+    schemes: dict[str, TreeSampling] = {"with": "with", "without": "without", "argmax": "argmax"}
+    sampling = schemes[options.choice("sampling", list(schemes), "argmax" if tree.is_dynamic else "without")]
+    path = file_of(expression, environment)
+
+    def plan(nodes: int, depth: int) -> Topology:
+        measured = measured_acceptance(environment.target.path, path, sampling)
+        return best_tree(measured or typical_acceptance(sampling), nodes, depth)
+
+    shape = tree.shape(environment.context.n_batch, plan)
+    return _with_draft_model(
+        path,
+        environment,
+        lambda context: DraftTreeDrafter(
+            context,
+            target_vocab_size=environment.target.vocabulary.size,
+            shape=shape,
+            sampling=sampling,
+            p_min=p_min,
+            name=str(expression),
+        ),
+        *draft_size(shape),
+    )
+
+
+def _with_draft_model(
+    path: Path,
+    environment: DraftEnvironment,
+    build: Callable[[Context], Drafter],
+    n_sequences: int = 1,
+    n_outputs: int = 1,
+) -> Drafter:
+    """Open a draft model with a context of this size, and close both again if anything fails."""
+    layers = resolve_gpu_layers(environment.n_gpu_layers, path)
+    model = Model(path, n_gpu_layers=layers, use_mmap=environment.use_mmap)
+    context: Context | None = None
+    try:
+        check_pair(environment.target, model)
+        options = draft_context_options(environment.context, model)
+        context = Context(model, dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs))
+        return build(context)
+    except BaseException:
+        if context is not None:
+            context.close()
+        model.close()
+        raise
+
+
+def draft_context_options(options: ContextOptions, model: Model) -> ContextOptions:
+    """Return the target's context settings, no longer than the draft model was trained for."""
+    return ContextOptions(
+        n_ctx=min(options.n_ctx or model.n_ctx_train, model.n_ctx_train),
+        n_batch=options.n_batch,
+        n_ubatch=options.n_ubatch,
+        n_threads=options.n_threads,
+        n_threads_batch=options.n_threads_batch,
+        flash_attention=options.flash_attention,
+        cache_type_k=options.cache_type_k,
+        cache_type_v=options.cache_type_v,
+    )

@@ -1,0 +1,53 @@
+"""What the builders of drafters share: the target, how contexts are made, and how they build their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specrun.bindings.context import ContextOptions
+from specrun.bindings.errors import OptionError
+from specrun.bindings.model import Model
+from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.expression import Expression
+from specrun.runtime.planning.offload import LayerCount
+
+__all__ = ["BuildPart", "DraftEnvironment", "build_parts", "file_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftEnvironment:
+    """What builders may need: the target, how contexts are made, and the demo's default files by name."""
+
+    target: Model
+    context: ContextOptions
+    n_gpu_layers: LayerCount = "auto"
+    use_mmap: bool = True
+    default_files: Mapping[str, Path] | None = None
+
+
+BuildPart = Callable[[Expression, DraftEnvironment], Drafter]
+"""Builds a part of an expression: what combinators are given to build their members with."""
+
+
+def build_parts(expressions: Sequence[Expression], environment: DraftEnvironment, build: BuildPart) -> list[Drafter]:
+    """Build several drafters; closes those already built when one fails."""
+    parts: list[Drafter] = []
+    try:
+        parts += (build(one, environment) for one in expressions)
+    except BaseException:
+        for part in parts:
+            part.close()
+        raise
+    return parts
+
+
+def file_of(expression: Expression, environment: DraftEnvironment) -> Path:
+    """Return the file that an expression names, or the demo's own for this kind of drafter."""
+    if expression.arguments:
+        return Path(expression.arguments[0].atom).expanduser()
+    default = (environment.default_files or {}).get(expression.atom)
+    if default is None:
+        raise OptionError(f"{expression}: name the GGUF file, as in {expression.atom}(small.gguf, n=5)")
+    return default
