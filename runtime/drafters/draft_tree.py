@@ -12,7 +12,7 @@ from specrun.runtime.drafters.model_drafter import RANKED_WORDS, ModelDrafter, r
 from specrun.runtime.drafters.path_probability import DynamicShape, grow_by_path_probability
 from specrun.runtime.drafters.proposals import TreeSampling, proposal_scheme
 from specrun.runtime.drafters.topology import Topology
-from specrun.runtime.drafters.tree_growth import grow_tree
+from specrun.runtime.drafters.tree_growth import LawSource, grow_tree
 from specrun.runtime.law import Law
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits, penalty_window, transformed_law
@@ -66,7 +66,7 @@ class DraftTreeDrafter(ModelDrafter):
         if max_nodes < 1 or request.max_depth < 1:
             return DraftTree()
         ranks = self._sampling == "argmax" or request.params.is_greedy
-        laws = _ModelLaws(self._state, request, self._ranking_params(request.params) if ranks else request.params)
+        laws = self.laws(request) if ranks else _ModelLaws(self._state, request, request.params)
         if isinstance(self._shape, DynamicShape):
             # It evaluates topk nodes a depth but the last, more than it keeps.
             max_depth = min(request.max_depth, 1 + (self._context.n_ctx - start) // self._shape.topk)
@@ -74,6 +74,10 @@ class DraftTreeDrafter(ModelDrafter):
         topology = self._shape.limited(request.max_depth, max_nodes)
         scheme = proposal_scheme("argmax" if ranks else self._sampling)
         return grow_tree(topology, laws, scheme, request.noise, start, self._p_min)
+
+    def laws(self, request: DraftRequest) -> LawSource:
+        """Return the laws by which this drafter ranks words after the request's tokens, depth by depth."""
+        return _ModelLaws(self._state, request, self._ranking_params(request.params))
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Keep the accepted tokens' cache, whoever drafted them, and drop the rest."""

@@ -11,7 +11,7 @@ change what the remaining ones are draws of.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from specrun.runtime.drafters.tree_growth import LawSource
 from specrun.runtime.law import Law
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
-__all__ = ["DynamicShape", "grow_by_path_probability"]
+__all__ = ["DynamicShape", "GrownTree", "expand_by_path_probability", "grow_by_path_probability"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,53 +72,74 @@ class DynamicShape:
         return 1 + (self.topk - 1) * (self.depth - 1)
 
 
+@dataclass(slots=True)
+class GrownTree:
+    """All nodes that a dynamic tree looked at, parents first, before the best of them are kept.
+
+    `values` are the products of the draft probabilities on their paths; `depths` count from 1.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+
+    def by_value(self) -> list[int]:
+        """Return all nodes, those of highest value first, earlier ones first among equals: parents before children."""
+        return _best(self.values, len(self.values))
+
+    def best(self, nodes: int) -> DraftTree:
+        """Return the tree of the `nodes` nodes of highest value (section 4.2: reranking)."""
+        builder = TreeBuilder()
+        places = {ROOT: ROOT}
+        for node in sorted(_best(self.values, nodes)):
+            places[node] = builder.add(places[self.parents[node]], self.tokens[node])
+        return builder.build()
+
+
 def grow_by_path_probability(shape: DynamicShape, laws: LawSource, p_min: float = 0.0) -> DraftTree:
     """Return the tree of the best nodes. A law whose best token is under `p_min` gives no children."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    values: list[float] = []
+    return expand_by_path_probability(shape.depth, shape.topk, laws, p_min).best(shape.nodes)
+
+
+def expand_by_path_probability(depth: int, topk: int, laws: LawSource, p_min: float = 0.0) -> GrownTree:
+    """Return all children of the best `topk` nodes of each depth (section 4.1: expansion).
+
+    A tree expanded less deep is the part of this one down to its depth.
+    """
+    grown = GrownTree()
     expanded = [ROOT]
     level_laws = [laws.root()]
     numbers = {ROOT: ROOT}  # of evaluated nodes, as the source of laws counts them
-    for depth in range(1, shape.depth + 1):
-        first = len(tokens)
+    for level in range(1, depth + 1):
+        first = len(grown.tokens)
         for parent, law in zip(expanded, level_laws, strict=True):
-            _add_children(parent, law, shape.topk, p_min, tokens, parents, values)
-        if depth == shape.depth or first == len(tokens):
+            _add_children(parent, law, topk, p_min, level, grown)
+        if level == depth or first == len(grown.tokens):
             break
-        expanded = sorted(_best(values, shape.topk, first))
+        expanded = sorted(_best(grown.values, topk, first))
         level_laws = list(
-            laws.below([numbers[parents[node]] for node in expanded], [tokens[node] for node in expanded])
+            laws.below([numbers[grown.parents[node]] for node in expanded], [grown.tokens[node] for node in expanded])
         )
         for node in expanded:
             numbers[node] = len(numbers) - 1
-    return _tree_of(sorted(_best(values, shape.nodes)), tokens, parents)
+    return grown
 
 
-def _add_children(
-    parent: int, law: Law, topk: int, p_min: float, tokens: list[int], parents: list[int], values: list[float]
-) -> None:
+def _add_children(parent: int, law: Law, topk: int, p_min: float, depth: int, grown: GrownTree) -> None:
     """Append the `topk` most likely children of an evaluated node with their values."""
     children = most_likely(law, topk)
     if not children or children[0][1] < p_min:
         return
-    value = 1.0 if parent == ROOT else values[parent]
+    value = 1.0 if parent == ROOT else grown.values[parent]
     for token, probability in children:
-        tokens.append(token)
-        parents.append(parent)
-        values.append(value * probability)
+        grown.tokens.append(token)
+        grown.parents.append(parent)
+        grown.values.append(value * probability)
+        grown.depths.append(depth)
 
 
 def _best(values: list[float], count: int, first: int = 0) -> list[int]:
     """Return the nodes of the `count` highest values from node `first` on, earlier ones first among equals."""
     best: list[int] = (np.argsort(-np.array(values[first:]), kind="stable")[:count] + first).tolist()
     return best
-
-
-def _tree_of(nodes: list[int], tokens: list[int], parents: list[int]) -> DraftTree:
-    """Return the tree of these nodes, which are in order and closed under parents."""
-    builder = TreeBuilder()
-    places = {ROOT: ROOT}
-    for node in nodes:
-        places[node] = builder.add(places[parents[node]], tokens[node])
-    return builder.build()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from specrun.bindings.context import ContextOptions
 from specrun.bindings.errors import OptionError
@@ -13,7 +13,10 @@ from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.offload import LayerCount
 from specrun.runtime.sampling import SamplingParams
 
-__all__ = ["Candidate", "TuneOptions", "TuneResult", "TunedSetting"]
+__all__ = ["Candidate", "PlanKind", "TuneOptions", "TuneResult", "TunedSetting"]
+
+PlanKind = Literal["plain", "chain", "tree", "dynamic"]
+"""What a plan drafts: nothing, a chain, a tree of a fixed shape, or one that grows where the drafter is sure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class Candidate:
     """
 
     options: str
+    kind: PlanKind
     sampling: str
     n_nodes: int
     depth: int
@@ -61,11 +65,6 @@ class Candidate:
     predicted: float
     measured: float | None = None
     mean_accepted_length: float | None = None
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether it drafts one node a depth."""
-        return self.n_nodes == self.depth
 
     @property
     def speed(self) -> float:

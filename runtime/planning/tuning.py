@@ -18,19 +18,23 @@ from specrun.bindings.model import Model
 from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.build_draft import draft_context_options
-from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.draft_tree import draft_size
 from specrun.runtime.drafters.drafter import Drafter, NoDrafter
+from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.expression import quoted
+from specrun.runtime.drafters.path_probability import DynamicShape
 from specrun.runtime.drafters.proposals import TreeSampling
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.pairing import check_draftable, check_pair
 from specrun.runtime.planning.calibration import CalibrationText, law_pairs
 from specrun.runtime.planning.cost_curves import CostCurve, RoundCosts
 from specrun.runtime.planning.costs import MEASURED_SIZES, measure_cost_curve
+from specrun.runtime.planning.dynamic_acceptance import measure_dynamic_acceptance
+from specrun.runtime.planning.dynamic_plan import plan_dynamic_tree
 from specrun.runtime.planning.offload import resolve_gpu_layers
 from specrun.runtime.planning.rank_acceptance import LawPair, acceptance_by_rank
 from specrun.runtime.planning.tree_plan import plan_tree
-from specrun.runtime.planning.tune_result import Candidate, TunedSetting, TuneOptions, TuneResult
+from specrun.runtime.planning.tune_result import Candidate, PlanKind, TunedSetting, TuneOptions, TuneResult
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
 from specrun.runtime.target import TargetModel
@@ -43,6 +47,10 @@ _TOLERANCE = 0.01
 # draft node and of each drafted one (`specrun bench overhead`).
 _PER_ROUND, _PER_TREE, _PER_LAW, _PER_NODE = 40e-6, 80e-6, 20e-6, 9e-6
 _TARGETS_SHARE = 0.75  # of the time for cost curves
+_DYNAMIC_TOPK = (2, 3, 4)
+_DEEPEST_DYNAMIC = 8
+_GROWING_SHARE = 0.1  # of the time for cost curves, for each topk and setting
+_CHANCE = 0.85  # of the most promising plan's speed: predictions are not far off
 _SCHEMES: tuple[TreeSampling, ...] = ("argmax", "without", "with")
 
 Progress = Callable[[str, float], None]
@@ -136,9 +144,10 @@ class _Bench:
             per_law=_PER_LAW + per_law,
             per_node=_PER_NODE,
         )
-        plain = Candidate("", "", 0, 0, 1.0, 1.0 / costs.plain_seconds, speed, 1.0)
+        dynamic = self._dynamic_candidates(draft, texts, costs, params)
+        plain = Candidate("", "plain", "", 0, 0, 1.0, 1.0 / costs.plain_seconds, speed, 1.0)
         acceptance, candidates = self._candidates(pairs, costs, params)
-        unique = {one.options: one for one in (plain, *candidates)}
+        unique = {one.options: one for one in (plain, *candidates, *dynamic)}
         return TunedSetting(params, acceptance, tuple(sorted(unique.values(), key=lambda one: -one.predicted)))
 
     def _candidates(
@@ -153,7 +162,7 @@ class _Bench:
                 plan = plan_tree(
                     vector[:ranks],
                     costs,
-                    sizes=[size - 1 for size in costs.target.sizes[1:]],
+                    sizes=_tree_sizes(costs),
                     max_depth=self._options.max_depth,
                     tolerance=_TOLERANCE,
                 )
@@ -161,13 +170,56 @@ class _Bench:
                     candidates.append(_candidate(plan.topology, sampling, plan.expected_tokens, plan.tokens_per_second))
         return acceptance, candidates
 
+    def _dynamic_candidates(
+        self, draft: Model, texts: Sequence[CalibrationText], costs: RoundCosts, params: SamplingParams
+    ) -> list[Candidate]:
+        """Return the best tree that grows by path probability, if one pays."""
+        sizes = _tree_sizes(costs)
+        depth = min(self._options.max_depth, _DEEPEST_DYNAMIC)
+        measured = []
+        for topk in _DYNAMIC_TOPK:
+            self._progress(f"growing trees at temperature {params.temperature:g}", 0.5)
+            n_sequences, n_outputs = draft_size(DynamicShape(depth, topk, max(sizes)))
+            options = draft_context_options(self._context, draft)
+            size = dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
+            with Context(draft, size) as context:
+                measured.append(
+                    measure_dynamic_acceptance(
+                        context,
+                        texts,
+                        params,
+                        topk=topk,
+                        max_depth=depth,
+                        max_nodes=max(sizes),
+                        target_vocab_size=self._target.vocabulary.size,
+                        seconds=self._options.seconds * _GROWING_SHARE,
+                    )
+                )
+        plan = plan_dynamic_tree(measured, costs, sizes=sizes, tolerance=_TOLERANCE)
+        if plan is None:
+            return []
+        shape = plan.shape
+        options_text = f"depth={shape.depth}, topk={shape.topk}, nodes={shape.nodes}"
+        return [
+            Candidate(
+                options_text,
+                "dynamic",
+                "argmax",
+                shape.nodes,
+                shape.depth,
+                plan.expected_tokens,
+                plan.tokens_per_second,
+            )
+        ]
+
     def try_out(self, planned: TunedSetting, prompts: list[list[int]], number: int) -> TunedSetting:
         """Run the most promising candidates, and put the fastest of what was run first."""
         params = planned.params
         drafting = [one for one in planned.candidates if one.options]
         known = [one for one in planned.candidates if not one.options]
-        # The most promising, and the most promising of the other kind: tree or chain.
-        tried = [*drafting[:1], *[one for one in drafting if one.is_chain != drafting[0].is_chain][:1]]
+        # The most promising of each kind, where it has a chance: chain, fixed tree, dynamic tree.
+        firsts = {one.kind: one for one in reversed(drafting)}
+        tried = [one for one in drafting if one is firsts[one.kind] and one.predicted > _CHANCE * drafting[0].predicted]
         for index, one in enumerate(tried):
             share = 0.6 + 0.4 * (number + index / len(tried)) / len(self._options.params)
             self._progress(f"running draft({one.options}) at temperature {params.temperature:g}", share)
@@ -227,9 +279,17 @@ class _ClosingSession(Session):
 def _candidate(topology: Topology, sampling: TreeSampling, expected: float, speed: float) -> Candidate:
     """Return a plan as the options of a drafter expression: a chain where the tree is one."""
     depth = topology.max_depth
+    kind: PlanKind
     if topology.n_leaves == 1:
+        kind = "chain"
         chain = "argmax" if sampling == "argmax" else "with"
         options = f"n={depth}, sampling={chain}"
     else:
+        kind = "tree"
         options = f'tree="{topology}", sampling={sampling}'
-    return Candidate(options, sampling, len(topology), depth, expected, speed)
+    return Candidate(options, kind, sampling, len(topology), depth, expected, speed)
+
+
+def _tree_sizes(costs: RoundCosts) -> list[int]:
+    """Return the numbers of nodes whose evaluation was measured: with the root they are the curve's sizes."""
+    return [size - 1 for size in costs.target.sizes[1:]]
