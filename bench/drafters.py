@@ -22,7 +22,7 @@ from specrun.runtime.sampling import SamplingParams
 
 __all__ = ["DrafterBench", "DrafterResult", "TargetFacts", "TextComparison", "measure_drafters", "with_files"]
 
-PLAIN = "none"
+PLAIN, EXACT = "none", "exact"
 _WARM_UP_TOKENS = 16
 
 
@@ -30,22 +30,24 @@ _WARM_UP_TOKENS = 16
 class DrafterBench:
     """What to compare: `drafters` against plain decoding, for all of `params` (one a temperature).
 
-    `drafters` are expressions of the drafter language, with their files. Every repetition answers all
-    prompts, with the seed of `params` plus the number of the repetition. `as_chat` None asks models with a
-    chat template in a conversation and lets others continue the text. `options` are those of `Runtime`.
+    `drafters` are expressions of the drafter language, with their files; each runs with all acceptance `rules`.
+    Every repetition answers all prompts, with the seed of `params` plus the number of the repetition. `as_chat`
+    None asks models with a chat template in a conversation and lets others continue the text. `options` are those
+    of `Runtime`.
     """
 
     target: Path
     drafters: tuple[str, ...]
     prompts: tuple[str, ...]
     params: tuple[SamplingParams, ...]
+    rules: tuple[str, ...] = (EXACT,)
     max_tokens: int = 128
     repetitions: int = 5
     as_chat: bool | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("drafters", "prompts", "params"):
+        for name in ("drafters", "prompts", "params", "rules"):
             if not getattr(self, name):
                 raise OptionError(f"no {name} are given: there is nothing to measure")
         for name in ("max_tokens", "repetitions"):
@@ -88,6 +90,7 @@ class DrafterResult:
 
     target: TargetFacts
     drafter: str
+    rule: str
     temperature: float
     n_prompts: int
     max_tokens: int
@@ -104,12 +107,17 @@ class DrafterResult:
     text: TextComparison | None
 
     @property
+    def label(self) -> str:
+        """The drafter, and the acceptance rule where it is not the usual one."""
+        return self.drafter if self.rule == EXACT else f"{self.drafter}, {self.rule}"
+
+    @property
     def advice(self) -> str | None:
         """What to do if drafting did not pay; None if it did."""
         if self.speed_up is None or self.speed_up.value >= 1.0:
             return None
         return (
-            f"{self.drafter} at temperature {self.temperature:g} is slower than plain decoding "
+            f"{self.label} at temperature {self.temperature:g} is slower than plain decoding "
             f"({self.speed_up.value:.2f}x): draft fewer tokens (a lower n), or drop the drafter"
         )
 
@@ -126,7 +134,7 @@ def measure_drafters(
     All runtimes are open at once (weights are mapped, so shared), and each repetition visits every arm.
     """
     with ExitStack() as stack:
-        arms = [stack.enter_context(_open(name, bench)) for name in _arm_names(bench.drafters)]
+        arms = [stack.enter_context(_open(*names, bench)) for names in _arm_names(bench)]
         facts = _facts(arms[0].runtime)
         steps = _Steps(progress, len(arms) * bench.repetitions * len(bench.params) * len(bench.prompts))
         for arm in arms:
@@ -168,12 +176,14 @@ class _Steps:
         self._done += 1
 
 
-def _arm_names(drafters: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys([PLAIN, *drafters]))
+def _arm_names(bench: DrafterBench) -> list[tuple[str, str]]:
+    """Return drafters with their rules, plain decoding first; it has no drafts to accept."""
+    drafting = [(name, rule) for name in bench.drafters if name != PLAIN for rule in bench.rules]
+    return list(dict.fromkeys([(PLAIN, EXACT), *drafting]))
 
 
-def _open(drafter: str, bench: DrafterBench) -> Arm:
-    runtime = Runtime(bench.target, drafter=drafter, **bench.options)
+def _open(drafter: str, rule: str, bench: DrafterBench) -> Arm:
+    runtime = Runtime(bench.target, drafter=drafter, accept=rule, **bench.options)
     return Arm(runtime, bench.prompts, bench.as_chat)
 
 
@@ -202,6 +212,7 @@ def _result(
     return DrafterResult(
         target=facts,
         drafter=arm.label,
+        rule=arm.runtime.accept,
         temperature=params.temperature,
         n_prompts=len(bench.prompts),
         max_tokens=bench.max_tokens,

@@ -49,7 +49,7 @@ def plot_drafters(results: Sequence[DrafterResult], path: Path) -> None:
 
 
 def _colors(drafted: Sequence[DrafterResult]) -> dict[str, str]:
-    names = dict.fromkeys(one.drafter for one in drafted)
+    names = dict.fromkeys(one.label for one in drafted)
     return {name: _COLORS[index % len(_COLORS)] for index, name in enumerate(names)}
 
 
@@ -65,7 +65,7 @@ def _speed_ups(axes: Any, drafted: Sequence[DrafterResult], colors: dict[str, st
         if ratio is None:
             continue
         spread = [[max(0.0, ratio.value - ratio.low)], [max(0.0, ratio.high - ratio.value)]]
-        axes.barh(row, ratio.value, height=0.62, color=colors[one.drafter])
+        axes.barh(row, ratio.value, height=0.62, color=colors[one.label])
         axes.errorbar(ratio.value, row, xerr=spread, color="black", capsize=3, linewidth=1)
         axes.annotate(
             f"{ratio.value:.2f}x",
@@ -76,7 +76,7 @@ def _speed_ups(axes: Any, drafted: Sequence[DrafterResult], colors: dict[str, st
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )
     axes.axvline(1.0, color=_GREY, linestyle="--", linewidth=1)
-    axes.set_yticks(range(len(drafted)), [f"{one.drafter}\ntemp {one.temperature:g}" for one in drafted])
+    axes.set_yticks(range(len(drafted)), [f"{one.label}\ntemp {one.temperature:g}" for one in drafted])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.18 * max(1.0, *(max(one.speed_up.value, one.speed_up.high) for one in drafted if one.speed_up)))
     axes.set_xlabel("times the speed of plain decoding (median; least and most of a repetition)")
@@ -93,11 +93,11 @@ def _acceptance(axes: Any, drafted: Sequence[DrafterResult], colors: dict[str, s
                 range(1, len(shares) + 1),
                 [100 * share for share in shares],
                 styles[one.temperature],
-                color=colors[one.drafter],
+                color=colors[one.label],
                 marker="o",
                 markersize=4,
                 clip_on=False,
-                label=f"{one.drafter}, temp {one.temperature:g}",
+                label=f"{one.label}, temp {one.temperature:g}",
             )
     deepest = max((len(one.acceptance_by_position) for one in drafted), default=1)
     axes.set_xticks(range(1, max(1, deepest) + 1))

@@ -66,7 +66,7 @@ def _drafter_row(one: DrafterResult) -> tuple[str, ...]:
         f"{target.n_params / 1e6:,.2f} M",
         target.backend,
         "all" if target.n_gpu_layers < 0 else str(target.n_gpu_layers),
-        "none (plain)" if one.speed_up is None else one.drafter,
+        "none (plain)" if one.speed_up is None else one.label,
         f"{one.temperature:g}",
         _spread(one.tokens_per_second, 1),
         "-" if one.speed_up is None else _ratio(one.speed_up),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from specrun.bindings.errors import OptionError
 from specrun.cli.bench_drafters_options import (
     DrafterChoice,
     Measuring,
@@ -19,7 +20,7 @@ from specrun.cli.bench_drafters_options import (
     sampling_grid_options,
 )
 from specrun.cli.bench_output import OutputForm, format_options, print_results
-from specrun.cli.context_options import runtime_options
+from specrun.cli.context_options import context_options, runtime_options
 from specrun.cli.drafter_choice import require_draft_files
 from specrun.cli.model_options import LoadSettings, load_options
 from specrun.cli.option_group import SectionedCommand
@@ -70,8 +71,8 @@ def drafters(
     from specrun.bench.report import drafters_table
 
     target = _target(load)
+    _check_options(chosen, measuring)
     settings = _settings(target, load, chosen, source, sampling, measuring)
-    _check_files(measuring)
     try:
         with padded_target(
             target, measuring.pad_to, keep=measuring.keep, progress=lambda what: terminal.passing(f"{what} ...")
@@ -117,11 +118,12 @@ def _settings(
 
     return DrafterBench(
         target=target,
-        drafters=_expressions(chosen, demo=load.demo),
+        drafters=(*_expressions(chosen, demo=load.demo), *_planned(target, load, chosen, sampling)),
         prompts=_prompts(source, demo=load.demo),
         params=sampling_grid(
             sampling.temp, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, seed=sampling.seed
         ),
+        rules=chosen.accept or ("exact",),
         max_tokens=measuring.predict,
         repetitions=measuring.repetitions,
         as_chat=False if source.no_chat_template else None,
@@ -141,15 +143,41 @@ def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
         files = [""]
     if not files and chosen.spec_draft_n_max:
         raise click.UsageError("--spec-draft-n-max needs a draft model: -md FILE (or put n into the --drafter)")
+    if chosen.planned and not chosen.spec_draft_n_max:
+        files = []  # the plans say what to draft
     names = [f"draft({', '.join(filter(None, (file, length)))})" for file in files for length in lengths]
     names += chosen.drafter
-    if not chosen.drafter:
+    if not chosen.drafter and not chosen.planned:
         names.append("prompt-lookup")
     defaults = demo_drafters() if demo else {}
     expressions = tuple(with_files(name, defaults) for name in names)
     for one in expressions:
         require_draft_files(parse_expression(one))
     return expressions
+
+
+def _planned(target: Path, load: LoadSettings, chosen: DrafterChoice, sampling: SamplingGrid) -> list[str]:
+    """Return what was planned for each temperature and draft model."""
+    if not chosen.planned:
+        return []
+    from specrun.runtime.demo import demo_drafters
+    from specrun.runtime.planning.tuned import describe_settings, load_plans
+
+    drafts = chosen.model_draft or (demo_drafters()["draft"],) if load.demo else chosen.model_draft
+    if not drafts:
+        raise click.UsageError("--planned needs a draft model: -md FILE")
+    settings = describe_settings(context_options(load), load.gpu_layers, load.gpu_layers_draft)
+    names: list[str] = []
+    for draft in drafts:
+        reasons: list[str] = []
+        plans = load_plans(target, draft, settings, warn=reasons.append)
+        if not plans:
+            why = f" ({reasons[0]})" if reasons else ""
+            raise OptionError(f"nothing is planned for {target.name} with {draft.name}{why}: run specrun tune first")
+        for params in sampling_grid(sampling.temp, top_k=0, top_p=1.0, min_p=0.0):
+            nearest = min(plans, key=lambda plan: abs(plan.temperature - params.temperature))
+            names += nearest.every_expression(draft)
+    return list(dict.fromkeys(names))
 
 
 def _prompts(source: PromptChoice, *, demo: bool) -> tuple[str, ...]:
@@ -168,8 +196,13 @@ def _prompts(source: PromptChoice, *, demo: bool) -> tuple[str, ...]:
     return demo_prompts(source.questions)
 
 
-def _check_files(measuring: Measuring) -> None:
-    """Refuse what could not be written before time is spent on measuring it."""
+def _check_options(chosen: DrafterChoice, measuring: Measuring) -> None:
+    """Refuse what could not be done before time is spent on measuring."""
+    if chosen.planned and measuring.pad_to is not None:
+        raise click.UsageError(
+            "--planned and --pad-to exclude each other: plans belong to a file; pad it first (--pad-to N --keep FILE), "
+            "then tune and measure FILE"
+        )
     if measuring.keep is not None:
         if measuring.pad_to is None:
             raise click.UsageError("--keep says where the padded target goes: give --pad-to too")

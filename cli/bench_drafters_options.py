@@ -34,6 +34,8 @@ class DrafterChoice:
     model_draft: tuple[Path, ...]
     drafter: tuple[str, ...]
     spec_draft_n_max: tuple[tuple[int, ...], ...]
+    planned: bool
+    accept: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,20 @@ drafter_choice_options = option_group(
         multiple=True,
         show_default="5",
         help="Tokens that -md and --demo's draft model draft a round: a,b or repeated.",
+    ),
+    option(
+        "--planned",
+        section=_DRAFTERS,
+        is_flag=True,
+        help="All that `specrun tune` planned for the target and -md: the best chain and trees of each scheme.",
+    ),
+    option(
+        "--accept",
+        section=_DRAFTERS,
+        multiple=True,
+        metavar="RULE",
+        show_default="exact",
+        help="The acceptance rule of the drafters; repeatable, to compare rules.",
     ),
 )
 

@@ -23,6 +23,7 @@ def print_tuning(draft: Path, result: TuneResult, terminal: Terminal) -> None:
     for one in result.settings:
         _print_acceptance(one, terminal)
         _print_plans(one, terminal)
+    _print_theory(result, terminal)
     for one in result.settings:
         terminal.answer(_verdict(one, draft) + "\n")
 
@@ -68,6 +69,28 @@ def _print_plans(one: TunedSetting, terminal: Terminal) -> None:
     ]
     head = ("plan", "nodes", "tokens/round", "measured", "tokens/s", "measured", "speed-up")
     print_table(terminal, f"Plans, temperature {one.params.temperature:g}", head, rows)
+
+
+def _print_theory(result: TuneResult, terminal: Terminal) -> None:
+    rows = []
+    for one in result.settings:
+        theory = one.theory
+        chains = [candidate for candidate in one.candidates if candidate.kind == "chain" and candidate.measured]
+        measured = max(((candidate.measured or 0.0) / one.plain.speed for candidate in chains), default=None)
+        rows.append(
+            (
+                f"{one.params.temperature:g}",
+                f"{theory.acceptance:.3f}",
+                f"{theory.cost_ratio:.3f}",
+                f"{theory.flat_improvement:.2f} (n={theory.flat_length})",
+                f"{theory.improvement:.2f} (n={theory.length})",
+                f"{theory.expected_tokens:.2f}",
+                f"{theory.operations:.2f}",
+                "" if measured is None else f"{measured:.2f}",
+            )
+        )
+    head = ("temp", "alpha", "c", "free width", "measured T(n)", "tokens/round", "operations", "measured")
+    print_table(terminal, "Theory of chains (Leviathan et al. 2023): times the speed of plain decoding", head, rows)
 
 
 def _gain(candidate: Candidate, one: TunedSetting) -> str:

@@ -190,6 +190,11 @@ class Runtime:
         return self.session.target.context.n_ctx
 
     @property
+    def accept(self) -> str:
+        """The acceptance rule that was asked for."""
+        return self.options.accept
+
+    @property
     def drafter(self) -> str:
         """The expression of the drafter in use."""
         return self.session.drafter.name

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from specrun.bindings.context import ContextOptions
 from specrun.bindings.errors import OptionError
+from specrun.runtime.planning.chain_theory import ChainTheory
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.offload import LayerCount
 from specrun.runtime.sampling import SamplingParams
@@ -77,11 +78,12 @@ class TunedSetting:
     """What was found for one sampling setting: first the candidates that were run, the fastest first.
 
     `acceptance` holds for each proposal scheme the share of positions at which the child of each rank is
-    accepted.
+    accepted, `theory` what the formulas say about chains whose acceptance is that of the best scheme's first rank.
     """
 
     params: SamplingParams
     acceptance: dict[str, tuple[float, ...]]
+    theory: ChainTheory
     candidates: tuple[Candidate, ...]
 
     @property
@@ -116,6 +118,7 @@ class TuneResult:
                     "top_p": one.params.top_p,
                     "min_p": one.params.min_p,
                     "acceptance_by_rank": one.acceptance,
+                    "theory": dataclasses.asdict(one.theory),
                     "plans": [dataclasses.asdict(candidate) for candidate in one.candidates],
                     "best": one.best.options or "none",
                 }

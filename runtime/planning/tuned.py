@@ -28,6 +28,7 @@ from specrun.runtime.sampling import SamplingParams
 __all__ = [
     "StoredPlan",
     "cache_folder",
+    "describe_settings",
     "load_plans",
     "measured_acceptance",
     "plan_file",
@@ -35,7 +36,7 @@ __all__ = [
     "tuned_expression",
 ]
 
-_FORMAT = 1
+_FORMAT = 2
 _HASHED = 1 << 20  # bytes at the beginning and at the end: header, first and last tensors
 _MAX_FILE = 1 << 20
 _AGAIN = "run specrun tune again"
@@ -43,17 +44,29 @@ _AGAIN = "run specrun tune again"
 
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
-    """The fastest way to draft at one temperature; `options` is "" for plain decoding. Speeds in tokens a second."""
+    """The fastest way to draft at one temperature; `options` is "" for plain decoding. Speeds in tokens a second.
+
+    `alternatives` are the options of the best chain and trees of every proposal scheme, itself among them.
+    """
 
     temperature: float
     options: str
+    alternatives: tuple[str, ...]
     predicted: float
     measured: float | None
     plain: float | None
 
     def expression(self, draft: Path) -> str:
         """Return the drafter expression for a draft model file."""
-        return f"draft({quoted(str(draft))}, {self.options})" if self.options else "none"
+        return _expression(draft, self.options)
+
+    def every_expression(self, draft: Path) -> list[str]:
+        """Return the expressions of all alternatives."""
+        return [_expression(draft, options) for options in self.alternatives]
+
+
+def _expression(draft: Path, options: str) -> str:
+    return f"draft({quoted(str(draft))}, {options})" if options else "none"
 
 
 def tuned_expression(
@@ -110,6 +123,7 @@ def save_plans(options: TuneOptions, result: TuneResult) -> Path:
         {
             "temperature": one.params.temperature,
             "options": one.best.options,
+            "alternatives": [candidate.options for candidate in one.candidates if candidate.options],
             "predicted": one.best.predicted,
             "measured": one.best.measured,
             "plain": one.plain.measured,
@@ -243,7 +257,11 @@ def _plan(value: Mapping[str, Any]) -> StoredPlan:
     optional = {key: None if value[key] is None else float(value[key]) for key in ("measured", "plain")}
     if not isinstance(value["options"], str):
         raise TypeError("options must be a text")
-    return StoredPlan(float(value["temperature"]), value["options"], float(value["predicted"]), **optional)
+    alternatives = value["alternatives"]
+    if not (isinstance(alternatives, list) and all(isinstance(one, str) for one in alternatives)):
+        raise TypeError("alternatives must be a list of texts")
+    temperature, predicted = float(value["temperature"]), float(value["predicted"])
+    return StoredPlan(temperature, value["options"], tuple(alternatives), predicted, **optional)
 
 
 def _cpu_name() -> str:

@@ -27,6 +27,7 @@ from specrun.runtime.drafters.proposals import TreeSampling
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.pairing import check_draftable, check_pair
 from specrun.runtime.planning.calibration import CalibrationText, law_pairs
+from specrun.runtime.planning.chain_theory import chain_theory
 from specrun.runtime.planning.cost_curves import CostCurve, RoundCosts
 from specrun.runtime.planning.costs import MEASURED_SIZES, measure_cost_curve
 from specrun.runtime.planning.dynamic_acceptance import measure_dynamic_acceptance
@@ -148,7 +149,9 @@ class _Bench:
         plain = Candidate("", "plain", "", 0, 0, 1.0, 1.0 / costs.plain_seconds, speed, 1.0)
         acceptance, candidates = self._candidates(pairs, costs, params)
         unique = {one.options: one for one in (plain, *candidates, *dynamic)}
-        return TunedSetting(params, acceptance, tuple(sorted(unique.values(), key=lambda one: -one.predicted)))
+        alpha = max(shares[0] for shares in acceptance.values())
+        theory = chain_theory(alpha, costs, draft.n_params / self._target.n_params)
+        return TunedSetting(params, acceptance, theory, tuple(sorted(unique.values(), key=lambda one: -one.predicted)))
 
     def _candidates(
         self, pairs: list[LawPair], costs: RoundCosts, params: SamplingParams

@@ -79,6 +79,38 @@ def test_chosen_drafters_only(drafters: list[str], tiny_model: Path) -> None:
     assert [one["drafter"] for one in json.loads(output)["results"]] == ["none", "prompt-lookup(n=3, min_ngram=1)"]
 
 
+def test_rules_are_compared_on_the_same_drafts(drafters: list[str]) -> None:
+    arguments = ["-p", "one", "--temp", "1", "--spec-draft-n-max", "3", "--drafter", "none"]
+    output = good(bench(*drafters, *arguments, "--accept", "exact", "--accept", "block", "--json"))
+    results = json.loads(output)["results"]
+    assert [(one["drafter"], one["rule"]) for one in results] == [
+        ("none", "exact"),
+        ("draft(twin.gguf, n=3)", "exact"),
+        ("draft(twin.gguf, n=3)", "block"),
+    ]
+    assert "draft(twin.gguf, n=3), block" in good(bench(*drafters, *arguments, "--accept", "block"))
+    assert bench(*drafters, "-p", "one", "--accept", "blok").exit_code == 2
+
+
+def test_planned_drafters_are_those_that_tune_found(
+    drafters: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    asked = bench(*drafters, "-p", "one", "--planned")
+    assert asked.exit_code == 2
+    assert "run specrun tune first" in asked.stderr
+    loading = drafters[1:5] + drafters[drafters.index("-t") :]
+    tuned = CliRunner().invoke(cli, ["tune", *loading, "-n", "8", "--seconds", "0.05", "--temp", "0", "-p", "one"])
+    assert tuned.exit_code == 0, tuned.output
+    (plan,) = json.loads(next((tmp_path / "cache").rglob("*.json")).read_text())["plans"]
+    results = json.loads(good(bench(*drafters, "-p", "one", "--drafter", "none", "--planned", "--json")))["results"]
+    assert [one["drafter"] for one in results] == [
+        "none",
+        *(f"draft(twin.gguf, {options})" for options in plan["alternatives"]),
+    ]
+    assert bench(*drafters, "-p", "one", "--planned", "--pad-to", "200K").exit_code == 2
+
+
 def test_the_demo_asks_its_own_questions(
     tiny_model: Path, tiny_flat_twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ FACTS = TargetFacts("target.gguf", 770_000_000, 386_000_000, 379_000_000, "CPU",
 PLAIN = DrafterResult(
     target=FACTS,
     drafter="none",
+    rule="exact",
     temperature=0.0,
     n_prompts=2,
     max_tokens=16,

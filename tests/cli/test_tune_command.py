@@ -38,7 +38,12 @@ def pair(models: Models) -> tuple[str | Path, ...]:
 def test_what_was_measured_is_printed_and_the_plan_is_kept(models: Models) -> None:
     result = tune(*pair(models), *FAST, "--temp", "0,0.8")
     assert result.exit_code == 0, result.output
-    for title in ("What an evaluation costs:", "Accepted by rank, temperature 0:", "Plans, temperature 0.8:"):
+    for title in (
+        "What an evaluation costs:",
+        "Accepted by rank, temperature 0:",
+        "Plans, temperature 0.8:",
+        "Theory of chains",
+    ):
         assert title in result.stdout
     assert "no drafting" in result.stdout
     assert result.stdout.count("\ntemperature ") == 2
@@ -63,6 +68,7 @@ def test_json_holds_every_figure(models: Models) -> None:
     assert setting["temperature"] == 0.8
     assert set(setting["acceptance_by_rank"]) == {"argmax", "without", "with"}
     assert {"options", "predicted", "measured", "expected_tokens"} <= set(setting["plans"][0])
+    assert {"acceptance", "cost_ratio", "improvement", "operations"} <= set(setting["theory"])
     assert not plan_file(models.target, models.plain).exists()
 
 

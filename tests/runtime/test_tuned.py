@@ -248,7 +248,7 @@ def test_a_damaged_plan_is_ignored_with_a_warning(stored: tuple[Path, Path, Path
 
 def test_a_plan_of_another_format_is_ignored_with_a_warning(stored: tuple[Path, Path, Path]) -> None:
     target, draft, path = stored
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
     assert "another version" in ask(target, draft)[1][0]
 
 
