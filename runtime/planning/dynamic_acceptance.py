@@ -45,12 +45,12 @@ class DynamicAcceptance:
     @property
     def max_depth(self) -> int:
         """The deepest tree that was tried."""
-        return self.accepted.shape[0] - 1
+        return len(self.accepted) - 1
 
     @property
     def max_nodes(self) -> int:
         """The most nodes that were kept."""
-        return self.accepted.shape[1] - 1
+        return len(self.accepted[0]) - 1
 
 
 def kept_nodes(grown: GrownTree, text: Sequence[int], max_depth: int, max_nodes: int) -> FloatArray:
