@@ -1,0 +1,74 @@
+"""Where a small graph is computed: a GPU with the CPU behind it, or the CPU alone."""
+
+from __future__ import annotations
+
+import ctypes
+
+from specrun.bindings.devices import available_cores
+from specrun.bindings.errors import ClosedError, SpecrunError
+from specrun.bindings.ggml.functions import call
+
+__all__ = ["ComputeDevice"]
+
+_CPU, _GPU, _INTEGRATED_GPU = 0, 1, 2
+
+
+class ComputeDevice:
+    """Owns ggml backends. Close graphs and weights on it first; `close()` may be called again.
+
+    With `gpu`, the first GPU computes what it can and the CPU the rest, as in llama.cpp; raises SpecrunError where
+    there is none. `n_threads` 0 means as many as cores.
+    """
+
+    def __init__(self, *, gpu: bool = False, n_threads: int = 0) -> None:
+        self._backends: list[int] = []
+        if gpu:
+            device = call("ggml_backend_dev_by_type")(_GPU) or call("ggml_backend_dev_by_type")(_INTEGRATED_GPU)
+            if not device:
+                raise SpecrunError("there is no GPU that ggml can compute on: run `specrun doctor` to see the devices")
+            self._backends.append(_started(device))
+        try:
+            cpu = _started(call("ggml_backend_dev_by_type")(_CPU))
+        except BaseException:
+            self.close()
+            raise
+        call("ggml_backend_cpu_set_n_threads")(cpu, n_threads or available_cores())
+        self._backends.append(cpu)
+
+    @property
+    def backends(self) -> list[int]:
+        """The native handles, the preferred one first and the CPU last."""
+        if not self._backends:
+            raise ClosedError("the compute device is closed")
+        return self._backends
+
+    @property
+    def buffer_type(self) -> int:
+        """The native handle of the memory that weights go into."""
+        handle: int = call("ggml_backend_get_default_buffer_type")(self.backends[0])
+        return handle
+
+    def new_scheduler(self, graph_size: int) -> int:
+        """Return a native scheduler for graphs of up to so many nodes; the caller frees it."""
+        handles = (ctypes.c_void_p * len(self.backends))(*self.backends)
+        scheduler: int | None = call("ggml_backend_sched_new")(handles, None, len(handles), graph_size, False, False)
+        if not scheduler:
+            raise SpecrunError("ggml cannot make a scheduler for a graph")
+        return scheduler
+
+    def supports(self, operation: int) -> bool:
+        """Return whether one of the backends can compute a node (a tensor's native handle) where its sources lie."""
+        return any(call("ggml_backend_supports_op")(backend, operation) for backend in self.backends)
+
+    def close(self) -> None:
+        """Free the backends."""
+        while self._backends:
+            call("ggml_backend_free")(self._backends.pop())
+
+
+def _started(device: int | None) -> int:
+    backend: int | None = call("ggml_backend_dev_init")(device, None) if device else None
+    if not backend:
+        name = call("ggml_backend_dev_name")(device).decode("utf-8", "replace") if device else "a CPU"
+        raise SpecrunError(f"ggml cannot start its backend for {name}")
+    return backend

@@ -1,0 +1,335 @@
+"""Building and running small graphs: operations that check their shapes, because ggml's own checks end the process.
+
+Shapes are in ggml's order, fastest dimension first: n rows of h numbers are (h, n). numpy sees the same memory with
+the dimensions reversed, [n, h].
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import ClosedError, DecodeFailedError, OutOfMemoryError, UnsupportedModelError
+from specrun.bindings.ggml.device import ComputeDevice
+from specrun.bindings.ggml.functions import F16, F32, I32, I64, InitParams, call, fields
+
+__all__ = ["Graph", "GraphBuilder", "Rope", "Tensor"]
+
+_DTYPES: Mapping[int, npt.DTypeLike] = {F32: np.float32, F16: np.float16, I32: np.int32, I64: np.int64}
+_NEOX = 2
+_PARTS = 4  # tensors that one operation of the builder may need
+
+
+class Tensor:
+    """A node of a graph under construction, or a weight it reads."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The four sizes, fastest dimension first."""
+        a, b, c, d = fields(self.handle).ne
+        return a, b, c, d
+
+    @property
+    def strides(self) -> tuple[int, int, int, int]:
+        """Bytes from one element to the next in each dimension."""
+        a, b, c, d = fields(self.handle).nb
+        return a, b, c, d
+
+    @property
+    def type(self) -> int:
+        """ggml's number of the element type."""
+        number: int = fields(self.handle).type
+        return number
+
+    @property
+    def n_elements(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embeddings as a model's metadata gives them; `neox` pairs the halves of a head (Qwen, Gemma),
+    otherwise neighbours are paired (GGUF's Llama layout)."""
+
+    n_dims: int
+    freq_base: float = 10000.0
+    freq_scale: float = 1.0
+    neox: bool = False
+
+
+class GraphBuilder:
+    """Collects operations on a device; `build` makes them a graph that runs as often as wanted.
+
+    Sizes that do not fit raise ValueError here: in ggml they would abort the process.
+    """
+
+    def __init__(self, device: ComputeDevice, max_operations: int = 256) -> None:
+        self._device = device
+        self._size = max_operations * _PARTS
+        memory = self._size * call("ggml_tensor_overhead")() + call("ggml_graph_overhead_custom")(self._size, False)
+        self._context: int | None = call("ggml_init")(InitParams(memory, None, True))
+        self._graph: int = call("ggml_new_graph_custom")(self._context, self._size, False)
+        self._inputs: dict[str, Tensor] = {}
+        self._outputs: dict[str, Tensor] = {}
+        self._left = max_operations
+
+    # -- what goes in and out ------------------------------------------------------------------------------------
+
+    def input(self, name: str, type_number: int, *shape: int) -> Tensor:
+        """Return an input that `Graph.run` is given by this name."""
+        sizes = (ctypes.c_int64 * len(shape))(*shape)
+        tensor = Tensor(call("ggml_new_tensor")(self._context, type_number, len(shape), sizes))
+        call("ggml_set_input")(tensor.handle)
+        call("ggml_set_name")(tensor.handle, name.encode())
+        self._inputs[name] = tensor
+        return tensor
+
+    def output(self, name: str, tensor: Tensor) -> None:
+        """Let `Graph.run` return a tensor by this name."""
+        tensor = tensor if _is_contiguous(tensor) else self.contiguous(tensor)
+        call("ggml_set_output")(tensor.handle)
+        self._outputs[name] = tensor
+        self.keep(tensor)
+
+    def keep(self, tensor: Tensor) -> None:
+        """Have a node computed for its effect, such as `set_rows` into a cache, before everything added later."""
+        call("ggml_build_forward_expand")(self._graph, tensor.handle)
+
+    def build(self) -> Graph:
+        """Return the graph; the builder cannot be used any more."""
+        context, self._context = self._context, None
+        if context is None:
+            raise ClosedError("the graph was built already")
+        return Graph(self._device, context, self._graph, self._size, self._inputs, self._outputs)
+
+    def close(self) -> None:
+        """Free what was collected, if it was not built."""
+        if self._context:
+            call("ggml_free")(self._context)
+            self._context = None
+
+    # -- operations ----------------------------------------------------------------------------------------------
+
+    def mul_mat(self, weight: Tensor, x: Tensor) -> Tensor:
+        """Return rows times a matrix: weight (k, m), x (k, n) -> (m, n); batches of x broadcast over weight's."""
+        w, s = weight.shape, x.shape
+        fits = w[0] == s[0] and s[2] % w[2] == 0 and s[3] % w[3] == 0
+        _require(fits, "mul_mat", weight, x)
+        return self._add("ggml_mul_mat", weight, x)
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return a + b, b repeated where it is smaller."""
+        _require(_repeats(b, a), "add", a, b)
+        return self._add("ggml_add", a, b)
+
+    def sub(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return a - b, b repeated where it is smaller."""
+        _require(_repeats(b, a), "sub", a, b)
+        return self._add("ggml_sub", a, b)
+
+    def mul(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return a * b by element, b repeated where it is smaller."""
+        _require(_repeats(b, a), "mul", a, b)
+        return self._add("ggml_mul", a, b)
+
+    def scale(self, a: Tensor, factor: float) -> Tensor:
+        """Return a * factor."""
+        return self._add("ggml_scale", a, factor)
+
+    def silu(self, a: Tensor) -> Tensor:
+        """Return a * sigmoid(a)."""
+        return self._add("ggml_silu", a)
+
+    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Return silu(gate) * up."""
+        _require(gate.shape == up.shape, "swiglu", gate, up)
+        return self._add("ggml_swiglu_split", gate, up)
+
+    def rms_norm(self, a: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+        """Return each row over its root mean square, times `weight` where it is given."""
+        normed = self._add("ggml_rms_norm", a, eps)
+        return normed if weight is None else self.mul(normed, weight)
+
+    def get_rows(self, table: Tensor, rows: Tensor) -> Tensor:
+        """Return rows of a table as F32: table (h, v, b), rows I32 (n, b) -> (h, n, b)."""
+        fits = rows.type == I32 and table.shape[2] == rows.shape[1] and rows.shape[3] == 1
+        _require(fits, "get_rows", table, rows)
+        return self._add("ggml_get_rows", table, rows)
+
+    def set_rows(self, table: Tensor, values: Tensor, rows: Tensor) -> Tensor:
+        """Write F32 rows into a table that lives longer than the graph: values (h, n), rows I64 (n). `keep` it."""
+        t, v = table.shape, values.shape
+        fits = t[0] == v[0] and v[1] == rows.shape[0] and rows.type == I64 and values.type == F32 and t[2:] == v[2:]
+        _require(fits, "set_rows", table, values)
+        return self._add("ggml_set_rows", table, values, rows)
+
+    def concat(self, a: Tensor, b: Tensor, dimension: int = 0) -> Tensor:
+        """Return a followed by b along a dimension."""
+        others = [i for i in range(4) if i != dimension]
+        fits = 0 <= dimension < 4 and all(a.shape[i] == b.shape[i] for i in others) and a.type == b.type
+        _require(fits, "concat", a, b)
+        return self._add("ggml_concat", a, b, dimension)
+
+    def contiguous(self, a: Tensor) -> Tensor:
+        """Return a copy whose elements lie in order."""
+        return self._add("ggml_cont", a)
+
+    def cast(self, a: Tensor, type_number: int) -> Tensor:
+        """Return the same numbers in another type."""
+        return self._add("ggml_cast", a, type_number)
+
+    def permute(self, a: Tensor, *axes: int) -> Tensor:
+        """Return a view with dimension i of `a` as dimension axes[i]."""
+        _require(sorted(axes) == [0, 1, 2, 3], "permute", a)
+        return self._add("ggml_permute", a, *axes)
+
+    def reshape(self, a: Tensor, *shape: int) -> Tensor:
+        """Return the same elements in two or three other dimensions."""
+        _require(len(shape) in (2, 3) and math.prod(shape) == a.n_elements and _is_contiguous(a), "reshape", a)
+        return self._add(f"ggml_reshape_{len(shape)}d", a, *shape)
+
+    def columns(self, a: Tensor, first: int, count: int) -> Tensor:
+        """Return a view of `count` numbers of each row from `first` on: (h, n) -> (count, n)."""
+        _require(first >= 0 and 0 < count <= a.shape[0] - first and a.shape[2:] == (1, 1), "columns", a)
+        return self._add("ggml_view_2d", a, count, a.shape[1], a.strides[1], first * a.strides[0])
+
+    def first_rows(self, a: Tensor, count: int) -> Tensor:
+        """Return a view of the first `count` rows."""
+        _require(0 < count <= a.shape[1] and a.shape[2:] == (1, 1), "first_rows", a)
+        return self._add("ggml_view_2d", a, a.shape[0], count, a.strides[1], 0)
+
+    def rope(self, a: Tensor, positions: Tensor, rope: Rope, factors: Tensor | None = None) -> Tensor:
+        """Rotate heads by position: a (d, heads, n), positions I32 (n)."""
+        fits = positions.type == I32 and positions.shape[0] == a.shape[2] and 0 < rope.n_dims <= a.shape[0]
+        fits = fits and rope.n_dims % 2 == 0 and (factors is None or factors.shape[0] >= rope.n_dims // 2)
+        _require(fits, "rope", a, positions)
+        mode = _NEOX if rope.neox else 0
+        scaling = (rope.freq_base, rope.freq_scale, 0.0, 1.0, 32.0, 1.0)  # the last four belong to YaRN: off
+        return self._add("ggml_rope_ext", a, positions, factors, rope.n_dims, mode, 0, *scaling)
+
+    def soft_max(self, a: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        """Return softmax(scale a + mask) of each row; mask (k, n) F32 for all heads of a (k, n, heads)."""
+        if mask is None:
+            return self._add("ggml_soft_max", a if scale == 1.0 else self.scale(a, scale))
+        fits = mask.shape[0] == a.shape[0] and mask.shape[1] >= a.shape[1] and mask.type in (F32, F16)
+        _require(fits and _is_contiguous(mask), "soft_max", a, mask)
+        return self._add("ggml_soft_max_ext", a, mask, scale, 0.0)
+
+    def log_sum_exp(self, a: Tensor) -> Tensor:
+        """Return log sum exp of each row, (v, n) -> (1, n); rows are shifted by their largest element."""
+        top = self.pick(a, self._add("ggml_argmax", a), 1)
+        total = self._add("ggml_sum_rows", self._add("ggml_exp", self.sub(a, top)))
+        return self.add(self._add("ggml_log", total), top)
+
+    def top_k(self, a: Tensor, k: int) -> Tensor:
+        """Return the indices of the k largest of each row, in no particular order: (v, n) -> I32 (k, n)."""
+        _require(0 < k <= a.shape[0] and a.type == F32, "top_k", a)
+        return self._add("ggml_top_k", a, k)
+
+    def pick(self, a: Tensor, indices: Tensor, k: int) -> Tensor:
+        """Return the elements of each row at k indices of its own: (v, n), I32 (k, n) -> (k, n)."""
+        v, n = a.shape[:2]
+        _require(indices.n_elements == k * n and a.shape[2:] == (1, 1), "pick", a, indices)
+        rows = self.get_rows(self.reshape(a, 1, v, n), self.reshape(indices, k, n))
+        return self.reshape(rows, k, n)
+
+    def _add(self, name: str, *arguments: Tensor | float | None) -> Tensor:
+        if self._context is None:
+            raise ClosedError("the graph was built already")
+        if self._left == 0:
+            raise ValueError("the graph has more operations than it was made for")
+        self._left -= 1
+        natives = [one.handle if isinstance(one, Tensor) else one for one in arguments]
+        result = Tensor(call(name)(self._context, *natives))
+        if not self._device.supports(result.handle):
+            raise UnsupportedModelError(f"no backend of ggml here computes {name} for these tensor types")
+        return result
+
+
+class Graph:
+    """A graph with its memory: `run` it with arrays, again and again. Close it before weights and device."""
+
+    def __init__(
+        self,
+        device: ComputeDevice,
+        context: int,
+        graph: int,
+        size: int,
+        inputs: Mapping[str, Tensor],
+        outputs: Mapping[str, Tensor],
+    ) -> None:
+        self._context: int | None = context
+        self._graph = graph
+        self._inputs = dict(inputs)
+        self._outputs = {name: (one.handle, _array_shape(one), _DTYPES[one.type]) for name, one in outputs.items()}
+        self._scheduler = device.new_scheduler(size)
+        if not call("ggml_backend_sched_alloc_graph")(self._scheduler, graph):
+            self.close()
+            raise OutOfMemoryError("there is no room for a head's graph on the compute device")
+        self._expected = {name: (_array_shape(one), np.dtype(_DTYPES[one.type])) for name, one in inputs.items()}
+
+    def run(self, inputs: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, npt.NDArray[np.generic]]:
+        """Compute with these inputs and return copies of the outputs; shapes are numpy's, e.g. [n, h]."""
+        if self._context is None:
+            raise ClosedError("the graph is closed")
+        write, read = call("ggml_backend_tensor_set"), call("ggml_backend_tensor_get")
+        for name, (shape, dtype) in self._expected.items():
+            array = np.ascontiguousarray(inputs[name], dtype)
+            if array.size != math.prod(shape):
+                raise ValueError(f"input {name} has shape {array.shape}, and the graph takes {shape}")
+            write(self._inputs[name].handle, array.ctypes.data, 0, array.nbytes)
+        status = call("ggml_backend_sched_graph_compute")(self._scheduler, self._graph)
+        if status != 0:
+            raise DecodeFailedError(f"ggml could not compute a head's graph (status {status})", status)
+        results: dict[str, npt.NDArray[np.generic]] = {}
+        for name, (handle, shape, result_type) in self._outputs.items():
+            result = np.empty(shape, result_type)
+            read(handle, result.ctypes.data, 0, result.nbytes)
+            results[name] = result
+        return results
+
+    def close(self) -> None:
+        """Free the graph and its memory."""
+        if self._context is not None:
+            call("ggml_backend_sched_free")(self._scheduler)
+            call("ggml_free")(self._context)
+            self._context = None
+
+
+def _array_shape(tensor: Tensor) -> tuple[int, ...]:
+    """Return numpy's shape: dimensions reversed, without leading ones (at least two dimensions)."""
+    shape = list(tensor.shape)
+    while len(shape) > 2 and shape[-1] == 1:
+        shape.pop()
+    return tuple(reversed(shape))
+
+
+def _is_contiguous(tensor: Tensor) -> bool:
+    expected = tensor.strides[0]
+    for index, size in enumerate(tensor.shape[:3]):
+        # Quantized types pack blocks of a row: only the dimensions above it tell.
+        expected = tensor.strides[1] if index == 0 and tensor.type not in _DTYPES else expected * size
+        if tensor.strides[index + 1] != expected:
+            return False
+    return True
+
+
+def _repeats(small: Tensor, large: Tensor) -> bool:
+    return all(b % a == 0 for a, b in zip(small.shape, large.shape, strict=True))
+
+
+def _require(fits: bool, operation: str, *tensors: Tensor) -> None:
+    if not fits:
+        shapes = " and ".join(str(one.shape) for one in tensors)
+        raise ValueError(f"{operation} of tensors of shapes {shapes}")

@@ -1,0 +1,84 @@
+"""The target's own embedding and output matrices, for heads that read or predict its words.
+
+They are shared where ggml can reach them: the tensor itself is named in the head's graph, wherever llama.cpp put it and
+however it repacked it. Where llama.cpp's build hides them, or keeps them in a form that the operation cannot read
+(rows of a repacked matrix), they are loaded from the target's GGUF once more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from specrun.bindings.errors import UnsupportedModelError
+from specrun.bindings.ggml.device import ComputeDevice
+from specrun.bindings.ggml.functions import F32, I32
+from specrun.bindings.ggml.graph import GraphBuilder, Tensor
+from specrun.bindings.ggml.weights import TensorStore, load_tensors
+from specrun.bindings.library import native_function
+from specrun.bindings.model import Model
+
+__all__ = ["TargetTensors"]
+
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+
+
+class TargetTensors:
+    """The matrices of an open model as far as they are asked for. Close it before the model and the device."""
+
+    def __init__(self, model: Model, device: ComputeDevice) -> None:
+        self._model = model
+        self._device = device
+        self._loaded: list[TensorStore] = []
+        names = {one.name for one in model.header.tensors}
+        # Tied models use the embedding for both.
+        self._output_name = _OUTPUT if _OUTPUT in names else _EMBEDDING
+        self.shared: dict[str, bool] = {}
+        """Which matrices are the model's own memory; the others were loaded again."""
+
+    def embedding(self) -> Tensor:
+        """Return the matrix of token embeddings, (hidden, vocabulary)."""
+        return self._reachable(_EMBEDDING, rows=True)
+
+    def output(self) -> Tensor:
+        """Return the output matrix, (hidden, vocabulary); the embedding where the model ties them."""
+        return self._reachable(self._output_name, rows=False)
+
+    def close(self) -> None:
+        """Free what had to be loaded again."""
+        while self._loaded:
+            self._loaded.pop().close()
+
+    def _reachable(self, name: str, *, rows: bool) -> Tensor:
+        tensor = _tensor_of(self._model, name)
+        if tensor is not None and self._usable(tensor, rows=rows):
+            self.shared[name] = True
+            return tensor
+        self.shared[name] = False
+        store = load_tensors(self._model.path, self._device, [name])
+        self._loaded.append(store)
+        return Tensor(store[name])
+
+    def _usable(self, tensor: Tensor, *, rows: bool) -> bool:
+        """Whether the operation it is for can be computed where the tensor lies."""
+        builder = GraphBuilder(self._device, max_operations=1)
+        try:
+            if rows:
+                builder.get_rows(tensor, builder.input("rows", I32, 1))
+            else:
+                builder.mul_mat(tensor, builder.input("x", F32, tensor.shape[0], 1))
+        except UnsupportedModelError:
+            return False
+        finally:
+            builder.close()
+        return True
+
+
+def _tensor_of(model: Model, name: str) -> Tensor | None:
+    """Return a tensor of an open model by its name, None where this build of llama.cpp does not show them."""
+    try:
+        # llama_model::get_tensor(const char *) const: not part of the C interface, but exported.
+        find = native_function("_ZNK11llama_model10get_tensorEPKc", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+    except AttributeError:
+        return None
+    handle: int | None = find(model.handle, name.encode())
+    return Tensor(handle) if handle else None

@@ -1,0 +1,120 @@
+"""Tensors that live as long as a head does: its weights, read from a GGUF file, and its key-value cache."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import ClosedError, MalformedFileError, OutOfMemoryError
+from specrun.bindings.ggml.device import ComputeDevice
+from specrun.bindings.ggml.functions import InitParams, call, fields
+from specrun.bindings.gguf_header import TensorInfo, read_header
+from specrun.bindings.gguf_types import TENSOR_TYPES
+
+__all__ = ["TensorStore", "load_tensors"]
+
+_NUMBERS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
+_WEIGHTS = 1  # GGML_BACKEND_BUFFER_USAGE_WEIGHTS
+_PIECE = 16 << 20
+
+
+class TensorStore:
+    """Named tensors in one buffer of a device's memory, zero until they are written. Close it before the device.
+
+    `shapes` gives name -> (type name as in GGUF files, shape). Shapes are in ggml's order, fastest dimension
+    first: a matrix of [rows, columns] is (columns, rows).
+    """
+
+    def __init__(self, device: ComputeDevice, shapes: Mapping[str, tuple[str, Sequence[int]]]) -> None:
+        self._tensors: dict[str, int] = {}
+        self._buffer: int | None = None
+        overhead = call("ggml_tensor_overhead")()
+        self._context: int | None = call("ggml_init")(InitParams(overhead * (len(shapes) + 1), None, True))
+        for name, (type_name, shape) in shapes.items():
+            sizes = (ctypes.c_int64 * len(shape))(*shape)
+            tensor = call("ggml_new_tensor")(self._context, _NUMBERS[type_name], len(shape), sizes)
+            self._tensors[name] = tensor
+        if not shapes:
+            return
+        self._buffer = call("ggml_backend_alloc_ctx_tensors_from_buft")(self._context, device.buffer_type)
+        if not self._buffer:
+            total = sum(call("ggml_nbytes")(tensor) for tensor in self._tensors.values())
+            self.close()
+            raise OutOfMemoryError(f"there is no room for {total / 1e6:,.0f} MB of tensors on the compute device")
+        call("ggml_backend_buffer_set_usage")(self._buffer, _WEIGHTS)
+        call("ggml_backend_buffer_clear")(self._buffer, 0)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def __getitem__(self, name: str) -> int:
+        if self._context is None:
+            raise ClosedError("the tensors are closed")
+        return self._tensors[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's four sizes, fastest dimension first."""
+        return tuple(fields(self[name]).ne)
+
+    def write(self, name: str, data: memoryview | bytes | npt.NDArray[np.generic], offset: int = 0) -> None:
+        """Copy bytes into a tensor from byte `offset` on."""
+        array = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else np.ascontiguousarray(data)
+        if offset < 0 or offset + array.nbytes > call("ggml_nbytes")(self[name]):
+            raise ValueError(f"{array.nbytes} bytes from {offset} on do not fit tensor {name}")
+        call("ggml_backend_tensor_set")(self[name], array.ctypes.data, offset, array.nbytes)
+
+    def read(self, name: str, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+        """Return a copy of a tensor's bytes as a flat array."""
+        result = np.empty(call("ggml_nbytes")(self[name]), np.uint8)
+        call("ggml_backend_tensor_get")(self[name], result.ctypes.data, 0, result.nbytes)
+        return result.view(dtype)
+
+    def close(self) -> None:
+        """Free the tensors."""
+        self._tensors.clear()
+        if self._buffer:
+            call("ggml_backend_buffer_free")(self._buffer)
+            self._buffer = None
+        if self._context:
+            call("ggml_free")(self._context)
+            self._context = None
+
+
+def load_tensors(
+    path: str | os.PathLike[str], device: ComputeDevice, names: Iterable[str] | None = None
+) -> TensorStore:
+    """Read tensors of a GGUF file, all or those of `names`, in the types they are stored in.
+
+    The header is checked first, against the file's size too; a missing name is a MalformedFileError.
+    """
+    header = read_header(path)
+    known = {one.name: one for one in header.tensors}
+    wanted = list(known if names is None else names)
+    for name in wanted:
+        if name not in known:
+            raise MalformedFileError(f"{os.fspath(path)} has no tensor {name}: is it complete, and of the right kind?")
+    chosen = [known[name] for name in wanted]
+    store = TensorStore(device, {one.name: (one.type_name, one.shape) for one in chosen})
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for one in chosen:
+                _copy(store, one, data)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _copy(store: TensorStore, info: TensorInfo, data: mmap.mmap) -> None:
+    """Copy a tensor piece by piece, so that a large one is never in memory twice."""
+    with memoryview(data) as view:
+        for start in range(0, info.n_bytes, _PIECE):
+            end = min(info.n_bytes, start + _PIECE)
+            piece = np.frombuffer(view, np.uint8, end - start, info.offset + start)
+            store.write(info.name, piece, start)
+            del piece
