@@ -32,10 +32,21 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
     if name is None:
         name = "draft" if demo or settings.model_draft else "none"
     if name == "draft":
-        return _call(name, settings, _file_argument(settings, demo=demo))
+        return _call(_kind_of(settings.model_draft), settings, _file_argument(settings, demo=demo))
     if settings.model_draft is not None and name != "none":
         raise click.UsageError(f"--spec-type {settings.spec_type} drafts without a model: leave out -md")
     return _call(name, settings, [])
+
+
+def _kind_of(draft: Path | None) -> str:
+    """Return what drafts with a file: its architecture says whether it is a model or a kind of heads."""
+    if draft is None or not draft.is_file():
+        return "draft"  # what is missing is reported where it is opened
+    from specrun.bindings.gguf_header import read_header
+    from specrun.runtime.heads.head_file import HEAD_KINDS
+
+    architecture = read_header(draft).architecture
+    return architecture if architecture in HEAD_KINDS else "draft"
 
 
 def require_draft_files(expression: Expression) -> None:
@@ -84,6 +95,8 @@ def _call(name: str, settings: DraftSettings, arguments: list[str]) -> str:
     arguments = list(arguments)
     if settings.spec_draft_n_max is not None:
         _require_drafts(name, "--spec-draft-n-max")
+        if name not in ("draft", "prompt-lookup"):
+            raise click.UsageError(f"--spec-draft-n-max is not known to {name}: put nodes= or tree= into --drafter")
         arguments.append(f"n={settings.spec_draft_n_max}")
     if settings.spec_draft_p_min is not None:
         _require_drafts(name, "--spec-draft-p-min")

@@ -24,7 +24,7 @@ from specrun.runtime.planning.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams, unknown_option
 from specrun.runtime.session import GenerationStream, Session
-from specrun.runtime.target import TargetModel
+from specrun.runtime.target import TargetModel, target_context_options
 
 if TYPE_CHECKING:  # jinja2 is only worth its import time when there is something to render
     from specrun.runtime.chat_template import ChatTemplate, Message
@@ -104,10 +104,7 @@ class Runtime:
                 default_files=files,
             )
             built = build_drafter(drafter, environment)
-            context = Context(
-                self.model,
-                dataclasses.replace(context_options, n_sequences=built.max_leaves, n_outputs=built.max_nodes + 1),
-            )
+            context = Context(self.model, target_context_options(context_options, built))
         except BaseException:
             if built is not None:
                 built.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
@@ -10,15 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context
+from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.runtime.layout import TreeLayout, layout_tree
 from specrun.runtime.tree import ROOT, DraftTree
 
-__all__ = ["EvaluatedRows", "Target", "TargetModel"]
+__all__ = ["EvaluatedRows", "Target", "TargetModel", "target_context_options"]
 
 # Prompts are evaluated in pieces, because Ctrl-C is only seen between evaluations.
 _PREFILL_CHUNK = 256
+
+
+# With hidden states every token of a prompt needs an output row: prompts go in pieces of at least this size.
+_HIDDEN_STATE_ROWS = 64
 
 
 class EvaluatedRows(Protocol):
@@ -41,6 +46,14 @@ class Target(Protocol):
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the evaluated root and these nodes, a path from the root down; drop the others."""
+
+
+class DraftSize(Protocol):
+    """What the target's context must hold of a drafter's trees."""
+
+    max_leaves: int
+    max_nodes: int
+    needs_hidden_states: bool
 
 
 class TargetModel:
@@ -86,13 +99,14 @@ class TargetModel:
         return length
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Evaluate and commit more tokens, without output rows."""
+        """Evaluate and commit more tokens, without output rows unless hidden states are wanted of every token."""
+        hidden_states = self.context.options.hidden_states
         chunk = min(_PREFILL_CHUNK, self.context.n_batch)
-        if self.context.options.hidden_states:
+        if hidden_states:
             chunk = min(chunk, self.context.n_outputs)
         for start in range(0, len(tokens), chunk):
             piece = list(tokens[start : start + chunk])
-            self._batch.fill_chain(piece, len(self.tokens), self._all_ids, 0)
+            self._batch.fill_chain(piece, len(self.tokens), self._all_ids, len(piece) if hidden_states else 0)
             self.context.decode(self._batch)
             self.tokens.extend(piece)
 
@@ -141,3 +155,14 @@ class TargetModel:
         self.tokens.append(self._pending)
         self.tokens.extend(tree.tokens[node] for node in path)
         self._tree = None
+
+
+def target_context_options(options: ContextOptions, drafter: DraftSize) -> ContextOptions:
+    """Return the settings of a context that verifies this drafter's trees."""
+    rows = drafter.max_nodes + 1
+    return dataclasses.replace(
+        options,
+        n_sequences=drafter.max_leaves,
+        n_outputs=max(rows, _HIDDEN_STATE_ROWS) if drafter.needs_hidden_states else rows,
+        hidden_states=drafter.needs_hidden_states,
+    )

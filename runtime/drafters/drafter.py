@@ -57,6 +57,9 @@ class Drafter(ABC):
     max_nodes: int = 0
     """The most nodes a proposal has: how many output rows the target's context needs beside the root."""
 
+    needs_hidden_states: bool = False
+    """Whether it reads the target's final hidden states from the rows of an outcome."""
+
     def begin(self, tokens: Sequence[int]) -> None:  # noqa: B027 - most drafters keep no state
         """Start an answer: `tokens` is the whole prompt, which may continue or contradict earlier ones."""
 

@@ -38,7 +38,7 @@ from specrun.runtime.planning.tree_plan import plan_tree
 from specrun.runtime.planning.tune_result import Candidate, PlanKind, TunedSetting, TuneOptions, TuneResult
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
-from specrun.runtime.target import TargetModel
+from specrun.runtime.target import TargetModel, target_context_options
 
 __all__ = ["Progress", "tune"]
 
@@ -258,9 +258,8 @@ class _Bench:
         return Context(model, dataclasses.replace(options, n_outputs=max(MEASURED_SIZES)))
 
     def _session(self, drafter: Drafter) -> _ClosingSession:
-        size = dataclasses.replace(self._context, n_sequences=drafter.max_leaves, n_outputs=drafter.max_nodes + 1)
         try:
-            context = Context(self._target, size)
+            context = Context(self._target, target_context_options(self._context, drafter))
         except BaseException:
             drafter.close()
             raise

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 import pytest
+from tiny_heads import random_medusa
 
 from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.cli.drafter_choice import drafter_expression
@@ -45,6 +46,13 @@ def settings(**given: Any) -> DraftSettings:
 def test_expressions(given: dict[str, Any], demo: bool, expected: str) -> None:
     assert drafter_expression(settings(**given), demo=demo) == expected
     parse_expression(expected)
+
+
+def test_a_file_of_heads_is_recognised(tmp_path: Path) -> None:
+    path = random_medusa(8, 16).write(tmp_path / "heads.gguf", 16)
+    assert drafter_expression(settings(model_draft=path), demo=False) == f'medusa("{path}")'
+    with pytest.raises(click.UsageError, match="put nodes="):
+        drafter_expression(settings(model_draft=path, spec_draft_n_max=3), demo=False)
 
 
 @pytest.mark.parametrize(

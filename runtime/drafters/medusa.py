@@ -1,0 +1,86 @@
+"""Medusa drafts a tree from one hidden state of the target (Cai et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.topology import Topology
+from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+
+__all__ = ["MedusaDrafter", "WordHeads"]
+
+
+class WordHeads(Protocol):
+    """Heads that name the likely words at the next places; `heads.medusa_head.MedusaHead` is one."""
+
+    native_seconds: float
+    n_params: int
+
+    def best_words(self, features: npt.NDArray[np.float32]) -> list[list[int]]:
+        """Return each head's words for a final hidden state [hidden], the most likely first."""
+
+    def close(self) -> None:
+        """Free native memory."""
+
+
+class MedusaDrafter(Drafter):
+    """Children of depth k + 1 are head k's words by rank, whatever their parent: point masses.
+
+    The hidden state is the one from which the target's own token came, so a round's first drafts need no evaluation
+    of the target; the first round of an answer has none yet and drafts nothing.
+    """
+
+    needs_hidden_states = True
+
+    def __init__(self, heads: WordHeads, topology: Topology, *, name: str = "medusa") -> None:
+        self.name = name
+        self.max_nodes = len(topology)
+        self.max_leaves = topology.n_leaves
+        self._heads = heads
+        self._topology = topology
+        self._features: npt.NDArray[np.float32] | None = None
+        self._known = 0  # how many tokens were committed when the features were taken
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Forget the last answer's hidden state."""
+        self._features = None
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return the tree of the heads' words, cut where a limit asks for it."""
+        topology = self._topology.limited(request.max_depth, request.max_nodes)
+        if self._features is None or len(request.tokens) != self._known or not len(topology):
+            return DraftTree()
+        words = self._heads.best_words(self._features)
+        builder = TreeBuilder()
+        nodes = {ROOT: ROOT}
+        ranks: dict[int, int] = {}
+        for place, (parent, depth) in enumerate(zip(topology.parents, topology.depths, strict=True)):
+            rank = ranks.get(parent, 0)
+            ranks[parent] = rank + 1
+            nodes[place] = builder.add(nodes[parent], words[depth - 1][rank])
+        return builder.build()
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Keep the hidden state that the target's own token came from."""
+        row = outcome.path[-1] + 1 if outcome.path else 0
+        self._features = np.array(outcome.rows.hidden_state(row), np.float32)
+        self._known = len(outcome.tokens)
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in the heads' graph."""
+        return self._heads.native_seconds
+
+    @property
+    def n_params(self) -> int:
+        """The heads' parameters."""
+        return self._heads.n_params
+
+    def close(self) -> None:
+        """Free the heads."""
+        self._heads.close()

@@ -1,0 +1,84 @@
+"""GGUF files of heads: what they are, and whether they were made for this target.
+
+A head's `general.architecture` is `medusa`, `hydra` or `eagle`; below that name stand its sizes, such as
+`medusa.embedding_length`. `specrun.target.vocabulary_sha256` names the words of the target it was made for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
+from specrun.bindings.gguf_header import GGUFHeader, read_header
+from specrun.bindings.gguf_types import ArrayValue
+from specrun.bindings.model import Model
+
+__all__ = ["HEAD_KINDS", "TARGET_VOCABULARY", "HeadFile"]
+
+HEAD_KINDS = ("medusa", "hydra", "eagle")
+TARGET_VOCABULARY = "specrun.target.vocabulary_sha256"
+
+
+class HeadFile:
+    """The header of a head's file, read by name; every fault names the file and the key or tensor."""
+
+    def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
+        self.path = os.fspath(path)
+        self.kind = kind
+        self.header: GGUFHeader = read_header(path)
+        if self.header.architecture != kind:
+            raise UnsupportedModelError(
+                f"{self.path} is a file of architecture {self.header.architecture}, and {kind}(...) needs {kind} heads"
+            )
+        self._tensors = {one.name: one for one in self.header.tensors}
+
+    def __contains__(self, tensor: str) -> bool:
+        return tensor in self._tensors
+
+    def size(self, name: str, most: int = 1 << 24) -> int:
+        """Return the positive whole number `<kind>.<name>`."""
+        value = self.header.metadata.get(f"{self.kind}.{name}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+            raise MalformedFileError(f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again")
+        return value
+
+    def numbers(self, name: str) -> list[float] | None:
+        """Return the list `<kind>.<name>`, None where it is absent."""
+        value = self.header.metadata.get(f"{self.kind}.{name}")
+        if value is None:
+            return None
+        if not isinstance(value, ArrayValue) or not all(isinstance(one, int | float) for one in value):
+            raise MalformedFileError(
+                f"{self.path} has no list of numbers as {self.kind}.{name}: convert the head again"
+            )
+        return [float(one) for one in value]
+
+    def require(self, tensor: str, shape: Sequence[int]) -> str:
+        """Return the name of a tensor that must be there with this shape (ggml's order)."""
+        info = self._tensors.get(tensor)
+        if info is None:
+            raise MalformedFileError(f"{self.path} has no tensor {tensor}: the head is incomplete")
+        given = tuple(info.shape) + (1,) * (4 - len(info.shape))
+        if given != tuple(shape) + (1,) * (4 - len(shape)):
+            raise MalformedFileError(
+                f"{self.path} has {tensor} of shape {list(info.shape)}, and its metadata ask for {list(shape)}"
+            )
+        return tensor
+
+    def check_target(self, target: Model) -> None:
+        """Raise PairError, with both values, unless the head was made for a model of this size and these words."""
+        hidden, words = self.size("embedding_length"), self.size("vocab_size")
+        pair = f"{self.path} cannot draft for {target.path}"
+        if hidden != target.n_embd:
+            raise PairError(
+                f"{pair}: it reads hidden states of {hidden} numbers, and the target's have {target.n_embd}"
+            )
+        if words != target.vocabulary.size:
+            raise PairError(f"{pair}: it predicts {words} words, and the target has {target.vocabulary.size}")
+        made_for = self.header.metadata.get(TARGET_VOCABULARY)
+        ours = target.vocabulary.fingerprint.hex()
+        if isinstance(made_for, str) and made_for != ours:
+            raise PairError(
+                f"{pair}: it was made for another vocabulary ({made_for[:12]}..., the target's is {ours[:12]}...)"
+            )
