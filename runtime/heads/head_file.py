@@ -43,6 +43,13 @@ class HeadFile:
             raise MalformedFileError(f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again")
         return value
 
+    def number(self, name: str, default: float) -> float:
+        """Return the positive number `<kind>.<name>`, or `default` where it is absent."""
+        value = self.header.metadata.get(f"{self.kind}.{name}", default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < 1e12:
+            raise MalformedFileError(f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again")
+        return float(value)
+
     def numbers(self, name: str) -> list[float] | None:
         """Return the list `<kind>.<name>`, None where it is absent."""
         value = self.header.metadata.get(f"{self.kind}.{name}")
