@@ -110,7 +110,7 @@ class Session:
         shared = min(common_prefix(self.target.tokens, prompt), len(prompt) - 1)
         shared = self.target.rewind(shared)
         self.drafter.begin(prompt)
-        self.target.prefill(prompt[shared:-1])
+        self.target.prefill(prompt[shared:-1], self.drafter.learn_prompt)
         return shared
 
 

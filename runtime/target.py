@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -34,6 +34,9 @@ class EvaluatedRows(Protocol):
 
     def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
         """Return the final hidden state of one row, [n_embd]."""
+
+
+PromptLearner = Callable[[int, EvaluatedRows, int], None]
 
 
 class Target(Protocol):
@@ -98,8 +101,11 @@ class TargetModel:
         del self.tokens[length:]
         return length
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Evaluate and commit more tokens, without output rows unless hidden states are wanted of every token."""
+    def prefill(self, tokens: Sequence[int], learn: PromptLearner | None = None) -> None:
+        """Evaluate and commit more tokens, without output rows unless the context has hidden states.
+
+        Then `learn` is told each piece: the position of its first token, its rows, and how many there are.
+        """
         hidden_states = self.context.options.hidden_states
         chunk = min(_PREFILL_CHUNK, self.context.n_batch)
         if hidden_states:
@@ -107,7 +113,9 @@ class TargetModel:
         for start in range(0, len(tokens), chunk):
             piece = list(tokens[start : start + chunk])
             self._batch.fill_chain(piece, len(self.tokens), self._all_ids, len(piece) if hidden_states else 0)
-            self.context.decode(self._batch)
+            rows = self.context.decode(self._batch)
+            if hidden_states and learn is not None:
+                learn(len(self.tokens), rows, len(piece))
             self.tokens.extend(piece)
 
     def evaluate(self, pending: int, tree: DraftTree) -> EvaluatedRows:

@@ -109,3 +109,16 @@ def random_eagle(
     if bias:
         weights["fc.bias"] = normal(hidden)
     return TinyEagle(weights, n_heads, n_kv_heads)
+
+
+def read_eagle(path: Path) -> TinyEagle:
+    """The head of a file that `write` made in F32."""
+    gguf = __import__("gguf")
+    reader = gguf.GGUFReader(path)
+
+    def number(name: str) -> float:
+        return reader.fields[f"eagle.{name}"].contents()
+
+    weights = {one.name.removeprefix("eagle."): np.array(one.data) for one in reader.tensors}
+    heads, kv_heads = int(number("attention.head_count")), int(number("attention.head_count_kv"))
+    return TinyEagle(weights, heads, kv_heads, number("rope.freq_base"), number("attention.layer_norm_rms_epsilon"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specrun.runtime.drafters.build_draft import build_draft
+from specrun.runtime.drafters.build_eagle import build_eagle
 from specrun.runtime.drafters.build_medusa import build_medusa
 from specrun.runtime.drafters.drafter import Drafter, NoDrafter
 from specrun.runtime.drafters.ensemble import EnsembleDrafter
@@ -71,6 +72,7 @@ _BUILDERS: dict[str, Callable[[Expression, DraftEnvironment, BuildPart], Drafter
     "none": _build_none,
     "draft": build_draft,
     "ensemble": _build_ensemble,
+    "eagle": build_eagle,
     "medusa": build_medusa,
     "prompt-lookup": _build_prompt_lookup,
 }

@@ -63,6 +63,13 @@ class Drafter(ABC):
     def begin(self, tokens: Sequence[int]) -> None:  # noqa: B027 - most drafters keep no state
         """Start an answer: `tokens` is the whole prompt, which may continue or contradict earlier ones."""
 
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:  # noqa: B027
+        """Learn the hidden states of prompt tokens `start` to `start + count - 1`, rows 0 to count - 1.
+
+        Called after `begin` for what of the prompt was not cached, if `needs_hidden_states`; its last token is
+        the root of the first round.
+        """
+
     @abstractmethod
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree of guesses below the last committed token; empty to propose nothing."""

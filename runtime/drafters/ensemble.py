@@ -34,6 +34,7 @@ class EnsembleDrafter(Drafter):
         self.name = name
         self.max_leaves = sum(member.max_leaves for member in members)
         self.max_nodes = sum(member.max_nodes for member in members)
+        self.needs_hidden_states = any(member.needs_hidden_states for member in members)
         self._members = list(members)
         self._trees: list[DraftTree] = []
         self._places: list[dict[int, int]] = []
@@ -53,6 +54,12 @@ class EnsembleDrafter(Drafter):
         self._trees, self._places = [], []
         for member in self._members:
             member.begin(tokens)
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Pass on to those who read hidden states."""
+        for member in self._members:
+            if member.needs_hidden_states:
+                member.learn_prompt(start, rows, count)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the members' trees merged; where nodes are short, each member gets its share beforehand."""

@@ -9,8 +9,8 @@ The pair (f_j, t_(j+1)) stands at position j. Below the last real pair the head 
 pair for each node of the draft tree.
 
 Tensors: `eagle.fc.weight` (2h, h), `eagle.fc.bias` (h, optional), `eagle.attn_{q,k,v,output}.weight`,
-`eagle.ffn_norm.weight`, `eagle.ffn_{gate,up,down}.weight`, `token_embd.weight` (optional). Rotary pairs are the halves of
-a head, as in Hugging Face's checkpoints.
+`eagle.ffn_norm.weight`, `eagle.ffn_{gate,up,down}.weight`, `token_embd.weight` (optional). Rotary pairs are the halves
+of a head, as in Hugging Face's checkpoints.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ __all__ = ["EagleHead", "EagleRows", "EagleSizes"]
 
 FloatRows = npt.NDArray[np.float32]
 
+_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)  # few graphs serve all numbers of pairs: others are filled up
 _CELLS = 256  # attention reads the cache in steps of this size, so that few graphs serve all lengths
 _MASKED = float("-inf")
 
@@ -99,6 +100,7 @@ class EagleHead:
         self.native_seconds = 0.0
         self.n_params = file.header.n_parameters
         self.n_cells = -(-n_cells // _CELLS) * _CELLS
+        self._spare = self.n_cells  # where pairs that only fill up a graph write
         self._ranks = min(ranks, self.sizes.words)
         self._whole_rows = whole_rows
         names = _tensor_names(file, self.sizes)
@@ -109,7 +111,7 @@ class EagleHead:
         try:
             self._weights = load_tensors(path, self._device, names)
             self._stores.append(self._weights)
-            shape = ("F32", (self.sizes.kv_size, self.n_cells))
+            shape = ("F32", (self.sizes.kv_size, self.n_cells + 1))
             self._cache = TensorStore(self._device, {"keys": shape, "values": shape})
             self._stores.append(self._cache)
             own = "token_embd.weight"
@@ -136,29 +138,21 @@ class EagleHead:
         if used > self.n_cells:
             raise OptionError(f"an EAGLE head with {self.n_cells} cells cannot hold {used} pairs")
         length = -(-used // _CELLS) * _CELLS
-        graph = self._graphs.get((n, length))
+        width = next((one for one in _WIDTHS if one >= n), n)
+        graph = self._graphs.get((width, length))
         if graph is None:
-            graph = self._graphs[n, length] = self._build(n, length)
-        mask = np.full((n, length), _MASKED, np.float32)
-        mask[:, :used][sees] = 0.0
+            graph = self._graphs[width, length] = self._build(width, length)
+        inputs = _filled_up(tokens, states, positions, cells, sees, width, length, self._spare)
         started = time.perf_counter()
-        found = graph.run(
-            {
-                "tokens": np.asarray(tokens, np.int32),
-                "states": states,
-                "positions": positions,
-                "cells": cells,
-                "mask": mask,
-            }
-        )
+        found = graph.run(inputs)
         self.native_seconds += time.perf_counter() - started
-        values = found["values"]
+        values = _floats(found["values"])[:n]
         order = np.argsort(-values, axis=1, kind="stable")
         return EagleRows(
-            found["states"].astype(np.float32, copy=False),
-            np.take_along_axis(found["words"].astype(np.int32, copy=False), order, 1),
-            np.take_along_axis(values, order, 1) - found["total"],
-            found["logits"].astype(np.float32, copy=False) if self._whole_rows else None,
+            _floats(found["states"])[:n],
+            np.take_along_axis(found["words"].astype(np.int32, copy=False)[:n], order, 1),
+            np.take_along_axis(values, order, 1) - _floats(found["total"])[:n],
+            _floats(found["logits"])[:n] if self._whole_rows else None,
         )
 
     def close(self) -> None:
@@ -223,6 +217,37 @@ class EagleHead:
 
     def _weight(self, name: str) -> Tensor:
         return Tensor(self._weights[f"eagle.{name}"])
+
+
+def _floats(array: npt.NDArray[np.generic]) -> FloatRows:
+    return array.astype(np.float32, copy=False)
+
+
+def _filled_up(
+    tokens: Sequence[int],
+    states: FloatRows,
+    positions: npt.NDArray[np.int32],
+    cells: npt.NDArray[np.int64],
+    sees: npt.NDArray[np.bool_],
+    width: int,
+    length: int,
+    spare: int,
+) -> dict[str, npt.NDArray[np.generic]]:
+    """Return a graph's inputs with pairs that write to a spare cell, and see the first one, after the real ones."""
+    n, used = sees.shape
+    mask = np.full((width, length), _MASKED, np.float32)
+    mask[:n, :used][sees] = 0.0
+    mask[n:, 0] = 0.0
+    rows = np.zeros((width, states.shape[1]), np.float32)
+    rows[:n] = states
+    more = width - n
+    return {
+        "tokens": np.array([*tokens, *[0] * more], np.int32),
+        "states": rows,
+        "positions": np.concatenate([positions, np.zeros(more, np.int32)]),
+        "cells": np.concatenate([cells, np.full(more, spare, np.int64)]),
+        "mask": mask,
+    }
 
 
 def _sizes(file: HeadFile) -> EagleSizes:

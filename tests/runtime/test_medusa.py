@@ -148,6 +148,7 @@ def _trained(
     import torch
 
     torch.manual_seed(k)
+    torch.set_num_threads(1)
     x = torch.tensor(np.concatenate([state[: len(text) - k - 2] for text, state in zip(texts, states, strict=True)]))
     words = torch.tensor(np.concatenate([np.array(text[k + 2 :], np.int64) for text in texts]))
     block, output = torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Linear(HIDDEN, WORDS, bias=False)

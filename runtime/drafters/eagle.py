@@ -1,0 +1,129 @@
+"""EAGLE drafts in the target's own hidden states (Li et al. 2024): static trees of EAGLE-1, dynamic ones of EAGLE-2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.eagle_state import EagleState
+from specrun.runtime.drafters.path_probability import DynamicShape, grow_by_path_probability
+from specrun.runtime.drafters.proposals import TreeSampling, proposal_scheme
+from specrun.runtime.drafters.topology import Topology
+from specrun.runtime.drafters.tree_growth import grow_tree
+from specrun.runtime.heads.eagle_head import EagleHead, EagleRows
+from specrun.runtime.law import Law
+from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.transform import penalty_window, transformed_law
+from specrun.runtime.tree import ROOT, DraftTree
+
+__all__ = ["EagleDrafter"]
+
+
+class EagleDrafter(Drafter):
+    """Grows a tree with a head that predicts hidden states, all nodes of a depth in one evaluation. Owns the head.
+
+    `shape` is a fixed topology or a `DynamicShape`, which takes point masses only ("argmax"). Sampled schemes draw
+    from the head's law, transformed like the target's; the head must then return whole rows.
+    """
+
+    needs_hidden_states = True
+
+    def __init__(
+        self, head: EagleHead, shape: Topology | DynamicShape, *, sampling: TreeSampling = "argmax", name: str = "eagle"
+    ) -> None:
+        if isinstance(shape, DynamicShape) and sampling != "argmax":
+            raise OptionError(
+                f"sampling={sampling} with a dynamic tree would choose drawn tokens by their own probability, which "
+                "biases the text: use sampling=argmax, or a fixed tree=..."
+            )
+        self.name = name
+        self.max_nodes = shape.max_nodes if isinstance(shape, DynamicShape) else len(shape)
+        self.max_leaves = shape.max_leaves if isinstance(shape, DynamicShape) else shape.n_leaves
+        self._head = head
+        self._shape = shape
+        self._sampling = sampling
+        self._state = EagleState(head)
+        self._prompt: list[int] = []
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Keep the pairs of what the prompt shares with the last text."""
+        self._prompt = list(tokens)
+        self._state.begin(tokens)
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Cache the prompt's pairs."""
+        self._state.learn(start, np.stack([rows.hidden_state(row) for row in range(count)]), self._prompt)
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return a tree; none where the hidden state before the last token is not known."""
+        row = self._state.root(request.tokens)
+        max_nodes = min(request.max_nodes, self._state.room())
+        if row is None or request.max_depth < 1 or max_nodes < 1:
+            return DraftTree()
+        ranks = self._sampling == "argmax" or request.params.is_greedy
+        laws = _HeadLaws(self._state, row, request, ranks=ranks)
+        if isinstance(self._shape, DynamicShape):
+            max_depth = min(request.max_depth, 1 + self._state.room() // self._shape.topk)
+            return grow_by_path_probability(self._shape.limited(max_depth, max_nodes), laws)
+        topology = self._shape.limited(request.max_depth, max_nodes)
+        scheme = proposal_scheme("argmax" if ranks else self._sampling)
+        return grow_tree(topology, laws, scheme, request.noise, len(request.tokens))
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Cache real pairs of the root and the accepted nodes."""
+        rows = [0, *(node + 1 for node in outcome.path)]
+        if outcome.next_token is None:
+            rows.pop()  # nothing follows the last one
+        n_before = len(outcome.tokens) - len(outcome.path) - (outcome.next_token is not None)
+        if rows:
+            states = np.stack([outcome.rows.hidden_state(row) for row in rows])
+            self._state.learn(n_before - 1, states, outcome.tokens)
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in the head's graphs."""
+        return self._head.native_seconds
+
+    @property
+    def n_params(self) -> int:
+        """The head's parameters."""
+        return self._head.n_params
+
+    def close(self) -> None:
+        """Free the head."""
+        self._head.close()
+
+
+class _HeadLaws:
+    """The head as a source of laws: ranked words as they are, or whole rows transformed like the target's."""
+
+    def __init__(self, state: EagleState, root: EagleRows, request: DraftRequest, *, ranks: bool) -> None:
+        self._state = state
+        self._root = root
+        self._request = request
+        self._ranks = ranks
+        self._paths: list[list[int]] = []
+
+    def root(self) -> Law:
+        """Return the law after the last committed token, which was evaluated with it."""
+        return self._law(self._root, 0, [])
+
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Law]:
+        """Evaluate one depth of the tree."""
+        rows = self._state.below(parents, tokens)
+        paths = [[*([] if a == ROOT else self._paths[a]), token] for a, token in zip(parents, tokens, strict=True)]
+        self._paths += paths
+        return [self._law(rows, row, path) for row, path in enumerate(paths)]
+
+    def _law(self, rows: EagleRows, row: int, path: list[int]) -> Law:
+        if self._ranks:
+            order = np.argsort(rows.words[row])
+            weights = np.exp(rows.log_probs[row][order].astype(np.float64))
+            return Law.normalised(weights, rows.words[row][order].astype(np.intp))
+        if rows.logits is None:
+            raise OptionError("an EAGLE head that draws must be opened with whole rows")
+        params, tokens = self._request.params, self._request.tokens
+        return transformed_law(rows.logits[row], params, penalty_window(tokens, path, params))
