@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 
-__all__ = ["FloatArray", "IdArray", "Law"]
+__all__ = ["FloatArray", "IdArray", "Law", "LawWithout"]
 
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.intp]
@@ -117,6 +117,38 @@ class Law:
             return np.where(inside, self.probs[np.where(inside, other.ids, 0)], 0.0)
         slots = np.minimum(self.ids.searchsorted(other.ids), len(self.ids) - 1)
         return np.where(self.ids[slots] == other.ids, self.probs[slots], 0.0)
+
+
+class LawWithout(Law):
+    """`law.without(token)`, worked out when its probabilities are first read.
+
+    Drawing siblings without replacement makes one such law for each but the first, and acceptance reads the
+    laws of the few draws that it visits.
+    """
+
+    __slots__ = ("_law", "_token", "_worked_out")
+    _law: Law
+    _token: int
+    _worked_out: FloatArray | None
+
+    def __init__(self, law: Law, token: int) -> None:
+        object.__setattr__(self, "_law", law)
+        object.__setattr__(self, "_token", token)
+        object.__setattr__(self, "_worked_out", None)
+
+    @property
+    def probs(self) -> FloatArray:
+        """The probabilities on the support of the law that it comes from."""
+        probs = self._worked_out
+        if probs is None:
+            probs = self._law.without(self._token).probs
+            object.__setattr__(self, "_worked_out", probs)
+        return probs
+
+    @property
+    def ids(self) -> IdArray | None:
+        """The support of the law that it comes from."""
+        return self._law.ids
 
 
 @functools.lru_cache(maxsize=4096)

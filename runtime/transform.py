@@ -157,4 +157,4 @@ def _not_below_highest(logits: Logits, k: int) -> IdArray | None:
     candidates = logits < maxima[groups - k]
     # The inverse of "below", because NaN is not below anything: it stays and is seen.
     np.logical_not(candidates, out=candidates)
-    return candidates.nonzero()[0]
+    return candidates.nonzero()[0]  # type: ignore[no-any-return]
