@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import struct
 from bisect import bisect_right
 from itertools import accumulate
@@ -25,6 +26,7 @@ Words = npt.NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_GOLDEN_INT, _MIX_1_INT, _MIX_2_INT = int(_GOLDEN), int(_MIX_1), int(_MIX_2)
 _WORD = 0xFFFFFFFFFFFFFFFF
 _SHORT = 128  # words of a law up to which Python lists are quicker than numpy
 _SHIFTS = tuple(np.uint64(bits) for bits in (30, 27, 31, 11))
@@ -91,9 +93,9 @@ class SeededNoise:
         self._choices += 1
         uniforms = _uniforms(law, self._hash(2 * self._choices))
         best = int(law.probs.argmax())
-        bound = -np.log1p(-uniforms[best]) / law.probs[best]
+        bound = -math.log1p(-float(uniforms[best])) / float(law.probs[best])
         # -log(1 - u) >= u, so only these can arrive before the likeliest token: a few, without a logarithm.
-        rivals = np.flatnonzero(uniforms < bound * law.probs)
+        rivals = (uniforms < bound * law.probs).nonzero()[0]
         if len(rivals):
             times = -np.log1p(-uniforms[rivals]) / law.probs[rivals]
             first = int(times.argmin())
@@ -114,9 +116,9 @@ class SeededNoise:
         if self._key is None:
             key = struct.pack("<Qqq", self.seed, self._stream, self._position)
             self._key = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
-        word = (self._key + index * int(_GOLDEN)) & _WORD
-        word = ((word ^ (word >> 30)) * int(_MIX_1)) & _WORD
-        word = ((word ^ (word >> 27)) * int(_MIX_2)) & _WORD
+        word = (self._key + index * _GOLDEN_INT) & _WORD
+        word = ((word ^ (word >> 30)) * _MIX_1_INT) & _WORD
+        word = ((word ^ (word >> 27)) * _MIX_2_INT) & _WORD
         return word ^ (word >> 31)
 
 
@@ -182,10 +184,15 @@ def _uniforms(law: Law, key: int) -> npt.NDArray[np.float64]:
     if law.ids is None:
         words = _counters(len(law.probs)) + np.uint64(key)
     else:
-        words = (law.ids.astype(np.uint64) + np.uint64(1)) * _GOLDEN + np.uint64(key)
+        # (id + 1) * _GOLDEN + key; ids are not negative, so their bits may be read as unsigned.
+        words = law.ids.view(np.uint64) * _GOLDEN
+        words += np.uint64((key + _GOLDEN_INT) & _WORD)
     words ^= words >> _SHIFTS[0]
     words *= _MIX_1
     words ^= words >> _SHIFTS[1]
     words *= _MIX_2
     words ^= words >> _SHIFTS[2]
-    return (words >> _SHIFTS[3]).astype(np.float64) * 2.0**-53
+    words >>= _SHIFTS[3]
+    uniforms = words.astype(np.float64)
+    uniforms *= 2.0**-53
+    return uniforms

@@ -6,6 +6,7 @@ The same function serves the target and a draft model, so that both laws are cut
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
@@ -105,9 +106,9 @@ def _truncated(logits: Logits, ids: IdArray | None, params: SamplingParams) -> L
     n_kept = min(params.top_k or len(ordered), len(ordered))
     if params.top_p < 1.0:
         cumulative = np.exp(ordered[: -n_kept - 1 : -1]).cumsum()
-        n_kept = int(cumulative.searchsorted(params.top_p * cumulative[-1])) + 1
+        n_kept = bisect_left(cumulative, params.top_p * float(cumulative[-1])) + 1
     if params.min_p > 0.0:
-        n_kept = min(n_kept, len(ordered) - int(ordered.searchsorted(math.log(params.min_p))))
+        n_kept = min(n_kept, len(ordered) - bisect_left(ordered, math.log(params.min_p)))
     kept = (values >= ordered[-n_kept]).nonzero()[0]
     if len(kept) > n_kept:
         kept = _without_last_ties(kept, values[kept], n_kept)

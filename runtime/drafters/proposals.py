@@ -12,6 +12,7 @@ Every draw is stored with the law that it was really drawn from.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -61,10 +62,10 @@ def propose_without_replacement(
         tokens = noise.choose_distinct(law, count)
     else:
         tokens = choose_in_turn(noise, law, count)
-    children: list[Child] = []
-    for token in tokens:
+    children: list[Child] = [(builder.add(parent, tokens[0], law), tokens[0])]
+    for earlier, token in pairwise(tokens):
+        law = LawWithout(law, earlier)
         children.append((builder.add(parent, token, law), token))
-        law = LawWithout(law, token)
     return children
 
 
