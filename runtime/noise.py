@@ -92,6 +92,9 @@ class SeededNoise:
             return law.token_at(0.0)
         self._choices += 1
         uniforms = _uniforms(law, self._hash(2 * self._choices))
+        if len(uniforms) <= _SHORT:
+            best = _first_to_arrive(uniforms.tolist(), law.probs.tolist())
+            return best if law.ids is None else int(law.ids[best])
         best = int(law.probs.argmax())
         bound = -math.log1p(-float(uniforms[best])) / float(law.probs[best])
         # -log(1 - u) >= u, so only these can arrive before the likeliest token: a few, without a logarithm.
@@ -170,6 +173,17 @@ def choose_in_turn(noise: NoiseSource, law: Law, count: int) -> list[int]:
         if rest is law:  # the law was sure of this token: it is exhausted
             return tokens
         law = rest
+
+
+def _first_to_arrive(uniforms: list[float], rates: list[float]) -> int:
+    """Return the winner of the race in `SeededNoise.choose`, over lists: for a few words quicker than numpy."""
+    best, best_time = 0, math.inf
+    for index, rate in enumerate(rates):
+        if rate > 0.0:
+            time = -math.log1p(-uniforms[index]) / rate
+            if time < best_time:
+                best, best_time = index, time
+    return best
 
 
 @functools.lru_cache(maxsize=4)

@@ -116,12 +116,16 @@ class TreeBuilder:
         )
 
     def _append(self, parent: int, token: int, candidate: bool) -> int:
-        if not ROOT <= parent < len(self._tokens):
-            raise OptionError(f"a tree of {len(self._tokens)} nodes has no node {parent} to grow from")
-        if candidate and parent != ROOT and not self._is_candidate[parent]:
-            raise OptionError(f"node {parent} cannot be accepted, so nothing below it can be a candidate")
+        node = len(self._tokens)
+        depth = 1
+        if parent != ROOT:
+            if not ROOT < parent < node:
+                raise OptionError(f"a tree of {node} nodes has no node {parent} to grow from")
+            if candidate and not self._is_candidate[parent]:
+                raise OptionError(f"node {parent} cannot be accepted, so nothing below it can be a candidate")
+            depth = self._depths[parent] + 1
         self._tokens.append(token)
         self._parents.append(parent)
-        self._depths.append(1 if parent == ROOT else self._depths[parent] + 1)
+        self._depths.append(depth)
         self._is_candidate.append(candidate)
-        return len(self._tokens) - 1
+        return node

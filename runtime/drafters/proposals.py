@@ -58,10 +58,7 @@ def propose_without_replacement(
 ) -> list[Child]:
     """Draw up to `count` different tokens, each from what the earlier ones left of the law."""
     # All siblings at once, because none of their laws depends on anything but the earlier tokens.
-    if isinstance(noise, DraftNoise):
-        tokens = noise.choose_distinct(law, count)
-    else:
-        tokens = choose_in_turn(noise, law, count)
+    tokens = noise.choose_distinct(law, count) if isinstance(noise, DraftNoise) else choose_in_turn(noise, law, count)
     children: list[Child] = [(builder.add(parent, tokens[0], law), tokens[0])]
     for earlier, token in pairwise(tokens):
         law = LawWithout(law, earlier)
