@@ -17,7 +17,7 @@ from specrun.bindings.errors import DecodeFailedError
 from specrun.runtime.law import FloatArray, IdArray, Law
 from specrun.runtime.sampling import SamplingParams
 
-__all__ = ["Logits", "log_probability", "penalty_window", "transformed_law"]
+__all__ = ["Logits", "greedy_token", "log_probability", "penalty_window", "transformed_law"]
 
 Logits = npt.NDArray[np.float32]
 _GROUPS = 1024
@@ -29,14 +29,9 @@ def transformed_law(logits: Logits, params: SamplingParams, window: Sequence[int
 
     `window` are the tokens that penalties look at, oldest first (see `penalty_window`).
     """
-    if params.logit_bias or (window and params.has_penalties):
-        logits = logits.copy()
-        _add_bias(logits, params)
-        _penalise(logits, params, window)
     if params.is_greedy:
-        token = int(logits.argmax())
-        _require_finite(float(logits[token]))
-        return Law.point(token)
+        return Law.point(greedy_token(logits, params, window))
+    logits = _adjusted(logits, params, window)
     if 0 < params.top_k < len(logits):
         ids = _not_below_highest(logits, params.top_k)
     elif params.top_p < 1.0:
@@ -44,6 +39,14 @@ def transformed_law(logits: Logits, params: SamplingParams, window: Sequence[int
     else:
         return _untruncated(logits, params)
     return _truncated(logits, ids, params)
+
+
+def greedy_token(logits: Logits, params: SamplingParams, window: Sequence[int] = ()) -> int:
+    """Return the token of which the law at temperature 0 is sure, without making the law."""
+    logits = _adjusted(logits, params, window)
+    token = int(logits.argmax())
+    _require_finite(float(logits[token]))
+    return token
 
 
 def penalty_window(tokens: Sequence[int], path: Sequence[int], params: SamplingParams) -> list[int]:
@@ -67,6 +70,15 @@ def log_probability(logits: Logits, token: int) -> float:
 def _require_finite(value: float) -> None:
     if not math.isfinite(value):
         raise DecodeFailedError(f"the model gave logits of {value}: the file or the backend is broken", -3)
+
+
+def _adjusted(logits: Logits, params: SamplingParams, window: Sequence[int]) -> Logits:
+    """Return the logits after bias and penalties, a copy if there are any."""
+    if params.logit_bias or (window and params.has_penalties):
+        logits = logits.copy()
+        _add_bias(logits, params)
+        _penalise(logits, params, window)
+    return logits
 
 
 def _add_bias(logits: Logits, params: SamplingParams) -> None:
