@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,7 +42,8 @@ class Batch:
         self._unit_pointers = self._ids_address + np.arange(capacity, dtype=np.uintp) * self.ids.itemsize
         self.n_tokens = 0
         self.n_outputs = 0
-        self._filled: tuple[object, object, object] | None = None
+        # What the ids and flags in place were made of: three arrays, or the sequence of a single token.
+        self._filled: tuple[object, ...] = ()
         # Bounds of what was filled in, so that the context can check a batch without walking it again.
         self.token_bounds = (0, 0)
         self.id_bounds = (0, 0)
@@ -92,11 +92,12 @@ class Batch:
         self.tokens[:n] = tokens
         self.positions[:n] = positions
         self.token_bounds = _bounds(tokens)
-        self.first_position = int(self.positions[:n].min())
+        self.first_position = _lowest(positions)
         # Trees of one shape come round after round with the very same arrays: they are in place already.
-        if self._filled is not None and all(map(operator.is_, self._filled, (id_counts, ids, outputs))):
+        filled = self._filled
+        if len(filled) == 3 and filled[0] is id_counts and filled[1] is ids and filled[2] is outputs:
             return
-        self._filled = None
+        self._filled = ()
         if id_counts is None:
             self._fill_single_ids(n, ids)
         else:
@@ -131,16 +132,18 @@ class Batch:
 
     def fill_one(self, token: int, position: int, sequence: int = 0) -> None:
         """Write a single token with output: the step a draft model takes most."""
-        self._filled = None
         self.tokens[0] = token
         self.positions[0] = position
+        self.first_position = position
+        self.token_bounds = (token, token)
+        if self._filled == (sequence,):  # as a chain goes on, the rest is in place already
+            return
+        self._filled = (sequence,)
         self.id_counts[0] = 1
         self.outputs[0] = 1
         self.ids[0] = sequence
         self._pointers[0] = self._ids_address
         self.n_tokens = self.n_outputs = 1
-        self.first_position = position
-        self.token_bounds = (token, token)
         self.id_bounds = (sequence, sequence)
 
     def fill_chain(
@@ -154,6 +157,10 @@ class Batch:
         positions = np.arange(start, start + n, dtype=np.int32)
         counts = np.full(n, len(ids), np.int32)
         self.fill(tokens, positions, counts, np.tile(np.asarray(ids, np.int32), n), outputs)
+
+
+def _lowest(values: Sequence[int] | IntArray) -> int:
+    return int(np.minimum.reduce(values)) if isinstance(values, np.ndarray) else min(values)
 
 
 def _bounds(values: Sequence[int] | IntArray) -> tuple[int, int]:

@@ -158,6 +158,10 @@ class Context:
         self._n_vocab = model.vocabulary.size
         self._n_embd = model.n_embd
         self._views: dict[str, tuple[int, FloatRows]] = {}
+        self._buffers = {
+            name: native_function(name, ctypes.c_void_p, ctypes.c_void_p)
+            for name in ("llama_get_logits", "llama_get_embeddings")
+        }
 
     def _create(self) -> Any:  # noqa: ANN401 - a ctypes pointer
         options = self.options
@@ -279,7 +283,7 @@ class Context:
         return self._view("llama_get_embeddings", count, self._n_embd)
 
     def _view(self, name: str, count: int, width: int) -> FloatRows:
-        address: int | None = native_function(name, ctypes.c_void_p, ctypes.c_void_p)(self.handle)
+        address: int | None = self._buffers[name](self.handle)
         if not address:
             raise OptionError("this evaluation gave no rows: no token of the batch asked for output")
         known = self._views.get(name)

@@ -6,7 +6,7 @@ All arguments are checked first: llama.cpp asserts, and an assertion ends the Py
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from specrun.bindings.errors import ClosedError, OptionError, UnsupportedModelError
 
@@ -28,6 +28,9 @@ class Memory:
         unified: bool,
     ) -> None:
         self._native = native
+        # A round makes dozens of these two calls: looking the functions up in the module each time would show.
+        self._remove = native.llama_memory_seq_rm
+        self._share = native.llama_memory_seq_cp
         self._open_handle: Any = handle
         self._n_sequences = n_sequences
         self._can_branch = can_branch
@@ -48,7 +51,8 @@ class Memory:
 
         Raises `UnsupportedModelError` where the memory cannot drop a part (recurrent and hybrid models).
         """
-        self._check_sequence(sequence, allow_all=True)
+        if not ALL_SEQUENCES <= sequence < self._n_sequences:
+            self._refuse_sequence(sequence)
         if start < 0:
             raise OptionError(f"cannot truncate from position {start}: it is negative")
         if not self._can_branch and start > 0:
@@ -57,16 +61,16 @@ class Memory:
             if any(self.last_position(one) >= start for one in sequences):
                 raise UnsupportedModelError("this architecture's memory cannot drop single positions")
             return
-        if not self._native.llama_memory_seq_rm(self._handle, sequence, start, end):
+        if not self._remove(self._handle, sequence, start, end):
             raise UnsupportedModelError(f"llama.cpp cannot drop positions from {start} on of this memory")
 
     def branch(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
         """Let sequence `target` share the cached positions start <= p < end of `source`."""
-        self._check_sequence(source)
-        self._check_sequence(target)
+        if not (0 <= source < self._n_sequences and 0 <= target < self._n_sequences):
+            self._refuse_sequence(target if 0 <= source < self._n_sequences else source)
         if not self._can_branch or (not self._unified and source != target):
             raise UnsupportedModelError("sequences of this memory cannot share positions")
-        self._native.llama_memory_seq_cp(self._handle, source, target, start, end)
+        self._share(self._handle, source, target, start, end)
 
     def keep(self, sequence: int) -> None:
         """Drop every other sequence."""
@@ -87,7 +91,9 @@ class Memory:
         self._check_sequence(sequence)
         return int(self._native.llama_memory_seq_pos_min(self._handle, sequence))
 
-    def _check_sequence(self, sequence: int, *, allow_all: bool = False) -> None:
-        lowest = ALL_SEQUENCES if allow_all else 0
-        if not lowest <= sequence < self._n_sequences:
-            raise OptionError(f"sequence {sequence} is outside 0 to {self._n_sequences - 1} of this context")
+    def _check_sequence(self, sequence: int) -> None:
+        if not 0 <= sequence < self._n_sequences:
+            self._refuse_sequence(sequence)
+
+    def _refuse_sequence(self, sequence: int) -> NoReturn:
+        raise OptionError(f"sequence {sequence} is outside 0 to {self._n_sequences - 1} of this context")

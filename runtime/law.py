@@ -6,6 +6,7 @@ Laws are in float64: they come from float32 logits, but residuals subtract nearl
 from __future__ import annotations
 
 import functools
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 
-__all__ = ["FloatArray", "IdArray", "Law"]
+__all__ = ["FloatArray", "IdArray", "Law", "LawWithout"]
 
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.intp]
@@ -53,7 +54,7 @@ class Law:
             return float(self.probs[token]) if token < len(self.probs) else 0.0
         if len(self.ids) == 1:  # greedy decoding asks nothing else
             return 1.0 if self.ids[0] == token else 0.0
-        index = int(self.ids.searchsorted(token))
+        index = bisect_left(self.ids, token)  # a few comparisons, without the fixed cost of a numpy call
         if index < len(self.ids) and self.ids[index] == token:
             return float(self.probs[index])
         return 0.0
@@ -93,7 +94,7 @@ class Law:
 
         A law that is sure of `token` is returned as it is: rejecting it then had probability zero.
         """
-        index = token if self.ids is None else int(self.ids.searchsorted(token))
+        index = token if self.ids is None else bisect_left(self.ids, token)
         if index >= len(self.probs) or (self.ids is not None and self.ids[index] != token):
             return self
         left = self.probs.copy()
@@ -117,6 +118,37 @@ class Law:
             return np.where(inside, self.probs[np.where(inside, other.ids, 0)], 0.0)
         slots = np.minimum(self.ids.searchsorted(other.ids), len(self.ids) - 1)
         return np.where(self.ids[slots] == other.ids, self.probs[slots], 0.0)
+
+
+class LawWithout(Law):
+    """`law.without(token)`, worked out when its probabilities are first read.
+
+    Drawing siblings without replacement makes one such law for each but the first, and acceptance reads the
+    laws of the few draws that it visits.
+    """
+
+    __slots__ = ("_origin", "_worked_out")
+    _origin: tuple[Law, int]
+    _worked_out: FloatArray  # missing until it is needed
+
+    def __init__(self, law: Law, token: int) -> None:
+        object.__setattr__(self, "_origin", (law, token))
+
+    @property
+    def probs(self) -> FloatArray:
+        """The probabilities on the support of the law that it comes from."""
+        try:
+            return self._worked_out
+        except AttributeError:
+            law, token = self._origin
+            probs = law.without(token).probs
+            object.__setattr__(self, "_worked_out", probs)
+            return probs
+
+    @property
+    def ids(self) -> IdArray | None:
+        """The support of the law that it comes from."""
+        return self._origin[0].ids
 
 
 @functools.lru_cache(maxsize=4096)

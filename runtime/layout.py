@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TypeVar
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.batch import IntArray
+from specrun.bindings.errors import OptionError
 from specrun.runtime.tree import ROOT
 
 Number = TypeVar("Number", bound=np.generic)
 
-__all__ = ["TreeLayout", "count_leaves", "layout_tree"]
+__all__ = ["Move", "TreeLayout", "count_leaves", "layout_tree", "moves_onto"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +72,34 @@ def layout_tree(parents: tuple[int, ...], n_sequences: int) -> TreeLayout:
         deepest=tuple(deepest),
         n_leaves=len(leaves),
     )
+
+
+class Move(NamedTuple):
+    """What brings one sequence onto the accepted path: it shares `shared` nodes of it already.
+
+    If it `strays`, it holds nodes beside the rest of the path, which have to go first.
+    """
+
+    sequence: int
+    shared: int
+    strays: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def moves_onto(path: tuple[int, ...], parents: tuple[int, ...], n_sequences: int) -> tuple[Move, ...]:
+    """Return the moves of all sequences that do not hold the whole of `path`, a path from the root of a tree.
+
+    Rounds repeat a few shapes and paths, so they are worked out once. Raises `OptionError` for what is no path.
+    """
+    if any(parents[node] != above for above, node in pairwise((ROOT, *path))):
+        raise OptionError(f"nodes {list(path)} are not a path from the root of the tree")
+    layout = layout_tree(parents, n_sequences)
+    moves: list[Move] = []
+    for sequence in range(n_sequences):
+        shared = sum(sequence in layout.ids[node] for node in path)
+        if shared < len(path):
+            moves.append(Move(sequence, shared, layout.deepest[sequence] > shared))
+    return tuple(moves)
 
 
 def _constant(values: list[int], kind: type[Number]) -> npt.NDArray[Number]:

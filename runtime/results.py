@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from specrun.runtime.statistics import SpecStats
 from specrun.runtime.transform import Logits, log_probability
 
@@ -44,11 +46,18 @@ class TokenEvent:
             self._logprob = log_probability(self._logits(), self.token_id)
         return self._logprob
 
-    def keep_logits(self) -> None:
-        """Copy the target's row, which the next evaluation overwrites: cheaper than the softmax."""
-        if self._logprob is None:
-            copied = self._logits().copy()
-            self._logits = lambda: copied
+    def keep_logits(self, room: Logits | None = None) -> Logits | None:
+        """Copy the target's row, which the next evaluation overwrites: cheaper than the softmax.
+
+        The copy goes into `room`, if given, and is returned; where the value is known already, `room` comes back.
+        """
+        if self._logprob is not None:
+            return room
+        logits = self._logits()
+        copied = np.empty_like(logits) if room is None else room
+        np.copyto(copied, logits)
+        self._logits = lambda: copied
+        return copied
 
     def __repr__(self) -> str:
         return f"TokenEvent(text={self.text!r}, token_id={self.token_id}, origin={self.origin!r}, round={self.round})"
@@ -65,6 +74,8 @@ class LogprobKeeper:
     def __init__(self) -> None:
         self._current: list[weakref.ref[TokenEvent]] = []
         self._copied: weakref.ref[TokenEvent] | None = None
+        # One row of memory for all copies in turn: whoever still reads the last one is given its value first.
+        self._room: Logits | None = None
 
     def add(self, event: TokenEvent) -> None:
         """Watch an event of the current round."""
@@ -82,7 +93,7 @@ class LogprobKeeper:
                 _ = event.logprob
         last = self._current[-1]() if self._current else None
         if last is not None:
-            last.keep_logits()
+            self._room = last.keep_logits(self._room)
             self._copied = weakref.ref(last)
         self._current.clear()
 

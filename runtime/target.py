@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -13,8 +12,8 @@ import numpy.typing as npt
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.runtime.layout import TreeLayout, layout_tree
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.layout import TreeLayout, layout_tree, moves_onto
+from specrun.runtime.tree import DraftTree
 
 __all__ = ["EvaluatedRows", "Target", "TargetModel", "target_context_options"]
 
@@ -143,9 +142,7 @@ class TargetModel:
         if self._tree is None or self._layout is None:
             raise OptionError("there is no evaluated tree to commit")
         tree, layout = self._tree, self._layout
-        below = tree.parents[path[0]] if path else ROOT
-        if below != ROOT or any(tree.parents[b] != a for a, b in pairwise(path)):
-            raise OptionError(f"nodes {list(path)} are not a path from the root of the tree")
+        moves = moves_onto(tuple(path), tree.parents, self._n_sequences)
         root = len(self.tokens)
         end = root + 1 + len(path)
         memory = self.context.memory
@@ -153,11 +150,8 @@ class TargetModel:
             memory.truncate(end)  # one walk drops everything deeper than the path, for all sequences
         if path:
             source = layout.ids[path[-1]][0]
-            for sequence in range(self._n_sequences):
-                shared = sum(sequence in layout.ids[node] for node in path)
-                if shared == len(path):
-                    continue
-                if layout.deepest[sequence] > shared:
+            for sequence, shared, strays in moves:
+                if strays:
                     memory.truncate(root + 1 + shared, end, sequence)
                 memory.branch(source, sequence, root + 1 + shared, end)
         self.tokens.append(self._pending)

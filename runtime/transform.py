@@ -6,6 +6,7 @@ The same function serves the target and a draft model, so that both laws are cut
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
@@ -16,10 +17,10 @@ from specrun.bindings.errors import DecodeFailedError
 from specrun.runtime.law import FloatArray, IdArray, Law
 from specrun.runtime.sampling import SamplingParams
 
-__all__ = ["Logits", "log_probability", "penalty_window", "transformed_law"]
+__all__ = ["Logits", "greedy_token", "log_probability", "penalty_window", "transformed_law"]
 
 Logits = npt.NDArray[np.float32]
-_GROUP = 32
+_GROUPS = 1024
 _COLDEST = 1e-30  # below it, dividing would overflow, and the law is a point mass anyway
 
 
@@ -28,30 +29,24 @@ def transformed_law(logits: Logits, params: SamplingParams, window: Sequence[int
 
     `window` are the tokens that penalties look at, oldest first (see `penalty_window`).
     """
-    if params.logit_bias or (window and params.has_penalties):
-        logits = logits.copy()
-        _add_bias(logits, params)
-        _penalise(logits, params, window)
     if params.is_greedy:
-        token = int(logits.argmax())
-        _require_finite(float(logits[token]))
-        return Law.point(token)
+        return Law.point(greedy_token(logits, params, window))
+    logits = _adjusted(logits, params, window)
     if 0 < params.top_k < len(logits):
-        ids = _highest(logits, params.top_k)
+        ids = _not_below_highest(logits, params.top_k)
     elif params.top_p < 1.0:
-        ids = _descending(logits)
+        ids = None
     else:
         return _untruncated(logits, params)
-    values = logits[ids].astype(np.float64)
-    _require_finite(float(values[0]) if len(values) else math.nan)
-    values -= values[0]
-    if params.top_p < 1.0:
-        cumulative = np.exp(values).cumsum()
-        values = values[: int(cumulative.searchsorted(params.top_p * cumulative[-1])) + 1]
-    if params.min_p > 0.0:
-        values = values[: int((-values).searchsorted(-math.log(params.min_p), side="right"))]
-    order = ids[: len(values)].argsort()
-    return _tempered(values[order], params.temperature, ids[order])
+    return _truncated(logits, ids, params)
+
+
+def greedy_token(logits: Logits, params: SamplingParams, window: Sequence[int] = ()) -> int:
+    """Return the token of which the law at temperature 0 is sure, without making the law."""
+    logits = _adjusted(logits, params, window)
+    token = int(logits.argmax())
+    _require_finite(float(logits[token]))
+    return token
 
 
 def penalty_window(tokens: Sequence[int], path: Sequence[int], params: SamplingParams) -> list[int]:
@@ -77,6 +72,15 @@ def _require_finite(value: float) -> None:
         raise DecodeFailedError(f"the model gave logits of {value}: the file or the backend is broken", -3)
 
 
+def _adjusted(logits: Logits, params: SamplingParams, window: Sequence[int]) -> Logits:
+    """Return the logits after bias and penalties, a copy if there are any."""
+    if params.logit_bias or (window and params.has_penalties):
+        logits = logits.copy()
+        _add_bias(logits, params)
+        _penalise(logits, params, window)
+    return logits
+
+
 def _add_bias(logits: Logits, params: SamplingParams) -> None:
     for token, bias in params.logit_bias.items():
         if token < len(logits):
@@ -96,6 +100,37 @@ def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
     scale = np.float32(params.repeat_penalty)
     values = np.where(values <= 0, values * scale, values / scale)
     logits[ids] = values - times * np.float32(params.frequency_penalty) - np.float32(params.presence_penalty)
+
+
+def _truncated(logits: Logits, ids: IdArray | None, params: SamplingParams) -> Law:
+    """Return the law that top-k, top-p and min-p leave of `ids`, which hold the top k (None: of all words).
+
+    Where equal logits straddle a cut, the lower ids stay. Only values are sorted: what is kept is then found by
+    comparison with the lowest of them, and stands in token order as it is.
+    """
+    values = (logits if ids is None else logits[ids]).astype(np.float64)
+    ordered = values.copy()
+    ordered.sort()
+    highest = float(ordered[-1])  # also where a sort puts NaN
+    _require_finite(highest)
+    values -= highest
+    ordered -= highest
+    n_kept = min(params.top_k or len(ordered), len(ordered))
+    if params.top_p < 1.0:
+        cumulative = np.exp(ordered[: -n_kept - 1 : -1]).cumsum()
+        n_kept = bisect_left(cumulative, params.top_p * float(cumulative[-1])) + 1
+    if params.min_p > 0.0:
+        n_kept = min(n_kept, len(ordered) - bisect_left(ordered, math.log(params.min_p)))
+    kept = (values >= ordered[-n_kept]).nonzero()[0]
+    if len(kept) > n_kept:
+        kept = _without_last_ties(kept, values[kept], n_kept)
+    return _tempered(values[kept], params.temperature, kept if ids is None else ids[kept])
+
+
+def _without_last_ties(kept: IdArray, values: FloatArray, count: int) -> IdArray:
+    """Return `count` of these places: all but the last of those that share the lowest value."""
+    tied = (values == values.min()).nonzero()[0]
+    return np.delete(kept, tied[count - len(kept) :])
 
 
 def _untruncated(logits: Logits, params: SamplingParams) -> Law:
@@ -118,33 +153,21 @@ def _tempered(values: FloatArray, temperature: float, ids: IdArray | None) -> La
     return Law(values, ids)
 
 
-def _highest(logits: Logits, k: int) -> IdArray:
-    """Return the ids of the k highest logits, highest first, equal ones in token order.
+def _not_below_highest(logits: Logits, k: int) -> IdArray | None:
+    """Return the ids, ascending, of the k highest logits and of few others; None stands for all ids.
 
     A sort of the whole row would cost more than the rest of a round. Instead the row is cut into groups:
     the k-th highest group maximum is a bound that k entries reach and every one of the k highest entries
-    too, so only the entries above it (about k to 2k of them) are ever sorted.
+    too, so only the entries that reach it, few more than k, are ever sorted.
     """
-    groups, rest = divmod(len(logits), _GROUP)
-    if groups < 2 * k:
-        return _descending(logits)[:k]
-    maxima = np.maximum.reduce(logits[: groups * _GROUP].reshape(_GROUP, groups), axis=0)
-    # A partition puts NaN last, where it is seen; the comparison below would silently leave such words out.
-    maxima.partition((groups - k, groups - 1))
-    _refuse_nan(float(maxima[-1]))
-    if rest:
-        _refuse_nan(float(logits[-rest:].max()))
-    candidates = (logits >= maxima[groups - k]).nonzero()[0]
-    return candidates[(-logits[candidates]).argsort(kind="stable")[:k]]  # type: ignore[no-any-return]
-
-
-def _descending(logits: Logits) -> IdArray:
-    order = np.argsort(-logits, kind="stable")
-    _refuse_nan(float(logits[order[-1]]))  # where a sort puts them
-    return order
-
-
-def _refuse_nan(value: float) -> None:
-    """Raise for a maximum that is NaN; comparisons would silently leave such words out."""
-    if math.isnan(value):
-        _require_finite(value)
+    length = -(-len(logits) // _GROUPS)
+    groups = len(logits) // length
+    if groups < 2 * k or length < 2:
+        return None
+    # Entry j of every stretch of `groups` entries belongs to group j, so that numpy runs along whole stretches.
+    maxima = np.maximum.reduce(logits[: length * groups].reshape(length, groups), axis=0)
+    maxima.partition(groups - k)
+    candidates = logits < maxima[groups - k]
+    # The inverse of "below", because NaN is not below anything: it stays and is seen.
+    np.logical_not(candidates, out=candidates)
+    return candidates.nonzero()[0]  # type: ignore[no-any-return]

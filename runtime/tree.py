@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.law import Law
@@ -14,8 +15,7 @@ ROOT = -1
 """The last committed token, parent of the first drafted ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """One drafted child: its node and the law it was drawn from, None for a point mass.
 
     The law is that of the draw given everything before it, including its earlier siblings.
@@ -94,9 +94,11 @@ class TreeBuilder:
         """Record a draw of `token` below `parent` and return its node, shared with an equal sibling."""
         node = self._children.get((parent, token))
         if node is None:
-            node = self._append(parent, token, True)
-            self._children[parent, token] = node
-        self._draws.setdefault(parent, []).append(Draw(node, law))
+            node = self._children[parent, token] = self._append(parent, token, True)
+        draws = self._draws.get(parent)
+        if draws is None:
+            draws = self._draws[parent] = []
+        draws.append(Draw(node, law))
         return node
 
     def add_hidden(self, parent: int, token: int) -> int:
@@ -114,12 +116,16 @@ class TreeBuilder:
         )
 
     def _append(self, parent: int, token: int, candidate: bool) -> int:
-        if not ROOT <= parent < len(self._tokens):
-            raise OptionError(f"a tree of {len(self._tokens)} nodes has no node {parent} to grow from")
-        if candidate and parent != ROOT and not self._is_candidate[parent]:
-            raise OptionError(f"node {parent} cannot be accepted, so nothing below it can be a candidate")
+        node = len(self._tokens)
+        depth = 1
+        if parent != ROOT:
+            if not ROOT < parent < node:
+                raise OptionError(f"a tree of {node} nodes has no node {parent} to grow from")
+            if candidate and not self._is_candidate[parent]:
+                raise OptionError(f"node {parent} cannot be accepted, so nothing below it can be a candidate")
+            depth = self._depths[parent] + 1
         self._tokens.append(token)
         self._parents.append(parent)
-        self._depths.append(1 if parent == ROOT else self._depths[parent] + 1)
+        self._depths.append(depth)
         self._is_candidate.append(candidate)
-        return len(self._tokens) - 1
+        return node

@@ -11,7 +11,7 @@ from specrun.runtime.drafters.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.model_drafter import RANKED_WORDS, ModelDrafter, ranking_params
 from specrun.runtime.law import Law
 from specrun.runtime.prefix import common_prefix
-from specrun.runtime.transform import penalty_window, transformed_law
+from specrun.runtime.transform import greedy_token, penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
 
 __all__ = ["DraftModelDrafter", "DraftSampling"]
@@ -64,16 +64,20 @@ class DraftModelDrafter(ModelDrafter):
             params = ranking_params(params, RANKED_WORDS)  # a greedy law is always certain
         row = state.feed(request.tokens[len(state.cached) :])
         while True:
-            law = transformed_law(row, params, penalty_window(request.tokens, tokens, params))
-            best, best_prob = law.most_likely
-            if best_prob < self._p_min:
-                break
-            if points:
-                tokens.append(best)
+            window = penalty_window(request.tokens, tokens, params)
+            if params.is_greedy:
+                tokens.append(greedy_token(row, params, window))
             else:
-                request.noise.seek(start + len(tokens))
-                tokens.append(request.noise.choose(law))
-                laws.append(law)
+                law = transformed_law(row, params, window)
+                best, best_prob = law.most_likely
+                if best_prob < self._p_min:
+                    break
+                if points:
+                    tokens.append(best)
+                else:
+                    request.noise.seek(start + len(tokens))
+                    tokens.append(request.noise.choose(law))
+                    laws.append(law)
             if len(tokens) == count:
                 break
             row = state.feed_one(tokens[-1])

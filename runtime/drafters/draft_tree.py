@@ -115,6 +115,9 @@ class _ModelLaws:
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Law]:
         """Evaluate one depth of the tree."""
         rows = self._state.evaluate(parents, tokens)
+        if not self._params.has_penalties:  # nobody asks for the paths
+            shared = self._state.shared
+            return [transformed_law(shared(rows.logits(row)), self._params) for row in range(len(tokens))]
         paths = [[*([] if a == ROOT else self._paths[a]), token] for a, token in zip(parents, tokens, strict=True)]
         self._paths += paths
         return [self._law(self._state.shared(rows.logits(row)), path) for row, path in enumerate(paths)]

@@ -12,12 +12,13 @@ Every draw is stored with the law that it was really drawn from.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
-from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource
+from specrun.runtime.law import Law, LawWithout
+from specrun.runtime.noise import DraftNoise, NoiseSource, choose_in_turn
 from specrun.runtime.tree import TreeBuilder
 
 __all__ = [
@@ -56,16 +57,13 @@ def propose_without_replacement(
     builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
 ) -> list[Child]:
     """Draw up to `count` different tokens, each from what the earlier ones left of the law."""
-    children: list[Child] = []
-    while True:
-        token = noise.choose(law)
+    # All siblings at once, because none of their laws depends on anything but the earlier tokens.
+    tokens = noise.choose_distinct(law, count) if isinstance(noise, DraftNoise) else choose_in_turn(noise, law, count)
+    children: list[Child] = [(builder.add(parent, tokens[0], law), tokens[0])]
+    for earlier, token in pairwise(tokens):
+        law = LawWithout(law, earlier)
         children.append((builder.add(parent, token, law), token))
-        if len(children) == count:
-            return children
-        rest = law.without(token)
-        if rest is law:  # the law was sure of this token: it is exhausted
-            return children
-        law = rest
+    return children
 
 
 def propose_most_likely(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:

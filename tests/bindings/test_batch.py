@@ -128,3 +128,18 @@ def test_the_first_position_follows_even_where_only_positions_changed():
     for start in (5, -1):
         batch.fill([1, 2], [start, start + 1], counts, ids, flags)
         assert batch.first_position == start
+
+
+def test_a_single_token_after_a_batch_of_several_is_filled_anew():
+    batch = Batch(4, 2)
+    for _ in range(2):
+        batch.fill_one(7, 30, 2)
+        batch.fill([1, 2], [5, 6], None, [0, 1], [0, 0])
+        batch.fill_one(8, 31, 2)
+        batch.fill_one(9, 32, 2)  # only token and position differ from what is in place
+        assert (batch.n_tokens, batch.n_outputs, batch.first_position) == (1, 1, 32)
+        assert (batch.token_bounds, batch.id_bounds) == ((9, 9), (2, 2))
+        assert [int(one[0]) for one in (batch.tokens, batch.positions, batch.id_counts, batch.ids)] == [9, 32, 1, 2]
+        batch.fill_one(9, 33, 1)
+        assert batch.id_bounds == (1, 1)
+        assert int(batch.ids[0]) == 1

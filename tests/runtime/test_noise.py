@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from specrun.runtime.law import Law
-from specrun.runtime.noise import SeededNoise
+from specrun.runtime.noise import SeededNoise, choose_in_turn
 
 ALPHA = 1e-4
 SAMPLES = 4000
@@ -206,3 +206,37 @@ def test_nearly_equal_laws_nearly_always_choose_alike():
         noise = SeededNoise(29)
         changed += at(noise, position).choose(Law(probs)) != at(noise, position).choose(Law(other / other.sum()))
     assert changed <= 2  # 500 * 1e-4 on average, where one number on the cumulative law would give several
+
+
+# -- several different tokens at once ------------------------------------------------------------------------
+
+
+def random_law(generator: np.random.Generator) -> Law:
+    """A law of 1 to 200 words, dense or on a support, some of mass zero."""
+    size = int(generator.choice([1, 2, 5, 30, 128, 129, 200]))
+    weights = generator.exponential(size=size) ** 3 * (generator.random(size) < 0.8)
+    weights[int(generator.integers(size))] = 1.0
+    ids = None if generator.random() < 0.5 else np.sort(generator.choice(1000, size, replace=False))
+    return Law.normalised(weights, ids)
+
+
+def test_distinct_tokens_are_those_of_drawing_in_turn():
+    generator = np.random.default_rng(11)
+    for seed in range(400):
+        law, count = random_law(generator), int(generator.integers(1, 8))
+        at_once, in_turn = SeededNoise(seed).for_drafting(seed), SeededNoise(seed).for_drafting(seed)
+        for position in (3, 3, 4):  # twice the same node's position, as siblings of another parent are drawn
+            if position == 4:
+                at_once.seek(position), in_turn.seek(position)
+            tokens = at_once.choose_distinct(law, count)
+            assert tokens == choose_in_turn(in_turn, law, count)
+            assert len(set(tokens)) == len(tokens)
+            assert len(tokens) == min(count, int(np.count_nonzero(law.probs)))
+
+
+def test_a_race_over_lists_has_numpys_winner(monkeypatch: pytest.MonkeyPatch):
+    generator = np.random.default_rng(12)
+    laws = [random_law(generator) for _ in range(300)]
+    winners = [at(SeededNoise(5), position).choose(law) for position, law in enumerate(laws)]
+    monkeypatch.setattr("specrun.runtime.noise._SHORT", 0)
+    assert winners == [at(SeededNoise(5), position).choose(law) for position, law in enumerate(laws)]

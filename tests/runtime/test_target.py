@@ -16,7 +16,7 @@ from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.layout import count_leaves, layout_tree
+from specrun.runtime.layout import count_leaves, layout_tree, moves_onto
 from specrun.runtime.target import TargetModel
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
@@ -175,3 +175,12 @@ def test_layout_gives_every_path_its_sequences(parents: tuple[int, ...]) -> None
         set().union(*(ids[n] for n, p in enumerate(parents) if p == ROOT)) if parents else set(range(4))
     )
     assert list(layout.flat_ids[:4]) == [0, 1, 2, 3]
+
+
+def test_moves_bring_every_other_sequence_onto_the_path():
+    parents = (ROOT, ROOT, 0, 0, 1)  # leaves 2, 3 and 4; sequence 3 rides along with leaf 2
+    assert moves_onto((), parents, 4) == ()
+    assert moves_onto((0, 2), parents, 4) == ((1, 1, True), (2, 0, True))
+    assert moves_onto((0,), parents, 4) == ((2, 0, True),)
+    with pytest.raises(OptionError, match="not a path"):
+        moves_onto((0, 4), parents, 4)
