@@ -299,4 +299,5 @@ class _Answer:
             drafter_s=drafter_s if clock.started else 0.0,
             overhead_s=max(0.0, wall - target_s - drafter_s) if clock.started else 0.0,
             wall_s=wall,
+            drafting=session.drafter.report(),
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["RoundCounter", "SpecStats"]
@@ -17,7 +17,8 @@ class SpecStats:
     `drafted` counts candidate nodes, `accepted` the kept ones; `mean_accepted_length` is tokens per target
     evaluation, with the target's own token; `acceptance_by_position[i]` is the share of rounds that drafted
     at depth i + 1 and kept a token there. `overhead_s` is wall time outside native evaluation.
-    `tokens_per_second` leaves out the time until the first token's round began (the prompt).
+    `tokens_per_second` leaves out the time until the first token's round began (the prompt). `drafting` is what
+    the drafter itself reports: the choices of `auto`, the inner rounds of `cascade`, the parts of combinators.
     """
 
     drafter: str
@@ -36,6 +37,7 @@ class SpecStats:
     drafter_s: float
     overhead_s: float
     wall_s: float
+    drafting: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics as a mapping, ready for JSON."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.build_combined import build_cascade, build_relay
 from specrun.runtime.drafters.build_draft import build_draft
 from specrun.runtime.drafters.drafter import Drafter, NoDrafter
 from specrun.runtime.drafters.ensemble import EnsembleDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts
 from specrun.runtime.drafters.expression import Expression, parse_expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
+from specrun.runtime.drafters.members import close_all
 from specrun.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from specrun.runtime.pairing import check_draftable
 from specrun.runtime.sampling import unknown_option
@@ -23,7 +26,10 @@ def build_drafter(text: str, environment: DraftEnvironment) -> Drafter:
     Raises `OptionError` for an expression or option that makes no sense, `PairError` for a model that does
     not fit the target, `ModelError` for a file that cannot be used.
     """
-    return _build(parse_expression(text), environment)
+    expression = parse_expression(text)
+    if expression.count is not None:
+        raise OptionError(f"{expression}: @{expression.count} says how many tokens a part of relay(...) drafts")
+    return _build(expression, environment)
 
 
 def drafter_names() -> list[str]:
@@ -61,14 +67,15 @@ def _build_ensemble(expression: Expression, environment: DraftEnvironment, build
     try:
         return EnsembleDrafter(members, name=str(expression))
     except BaseException:
-        for member in members:
-            member.close()
+        close_all(members)
         raise
 
 
 _BUILDERS: dict[str, Callable[[Expression, DraftEnvironment, BuildPart], Drafter]] = {
     "none": _build_none,
     "draft": build_draft,
-    "ensemble": _build_ensemble,
     "prompt-lookup": _build_prompt_lookup,
+    "ensemble": _build_ensemble,
+    "cascade": build_cascade,
+    "relay": build_relay,
 }

@@ -13,9 +13,9 @@ from specrun.runtime.drafters.grafting import graft
 from specrun.runtime.target import EvaluatedRows, TargetModel
 from specrun.runtime.tree import DraftTree
 
-__all__ = ["DraftModelTarget"]
+__all__ = ["JOINED_TOKENS", "DraftModelTarget"]
 
-_JOINED = 1
+JOINED_TOKENS = 1
 """How many missing tokens are evaluated with a tree; the context needs as many more output rows."""
 
 
@@ -68,7 +68,7 @@ class DraftModelTarget:
     def prefill(self, tokens: Sequence[int]) -> None:
         """Commit more tokens, without output rows."""
         self.tokens.extend(tokens)
-        if len(self._missing) > _JOINED:
+        if len(self._missing) > JOINED_TOKENS:
             self._evaluate_missing()
 
     def evaluate(self, pending: int, tree: DraftTree) -> EvaluatedRows:
