@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.build_auto import build_auto
 from specrun.runtime.drafters.build_combined import build_cascade, build_relay
 from specrun.runtime.drafters.build_draft import build_draft
 from specrun.runtime.drafters.drafter import Drafter, NoDrafter
@@ -78,4 +79,5 @@ _BUILDERS: dict[str, Callable[[Expression, DraftEnvironment, BuildPart], Drafter
     "ensemble": _build_ensemble,
     "cascade": build_cascade,
     "relay": build_relay,
+    "auto": build_auto,
 }
