@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.build_auto import build_auto
-from specrun.runtime.drafters.build_combined import build_cascade, build_relay
+from specrun.runtime.drafters.build_combined import build_cascade, build_ouroboros, build_relay
 from specrun.runtime.drafters.build_draft import build_draft
 from specrun.runtime.drafters.drafter import Drafter, NoDrafter
 from specrun.runtime.drafters.ensemble import EnsembleDrafter
@@ -79,5 +79,6 @@ _BUILDERS: dict[str, Callable[[Expression, DraftEnvironment, BuildPart], Drafter
     "ensemble": _build_ensemble,
     "cascade": build_cascade,
     "relay": build_relay,
+    "ouroboros": build_ouroboros,
     "auto": build_auto,
 }

@@ -9,7 +9,7 @@ from specrun.runtime.drafters.drafter import RoundOutcome
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree
 
-__all__ = ["outcome_for", "outcome_for_idle"]
+__all__ = ["MemberRows", "outcome_for", "outcome_for_idle"]
 
 
 def outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -> RoundOutcome:
@@ -37,7 +37,7 @@ def outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -
     tree = own
     if len(tokens) > len(own):
         tree = DraftTree(tuple(tokens), tuple(parents), tuple(depths), tuple(flags), own.draws)
-    return RoundOutcome(outcome.tokens, tree, tuple(path), outcome.next_token, _MemberRows(outcome.rows, [root, *rows]))
+    return RoundOutcome(outcome.tokens, tree, tuple(path), outcome.next_token, MemberRows(outcome.rows, [root, *rows]))
 
 
 def outcome_for_idle(outcome: RoundOutcome) -> RoundOutcome:
@@ -45,8 +45,8 @@ def outcome_for_idle(outcome: RoundOutcome) -> RoundOutcome:
     return outcome_for(outcome, DraftTree(), {ROOT: ROOT})
 
 
-class _MemberRows:
-    """The evaluation's rows under a member's own node numbers."""
+class MemberRows:
+    """The evaluation's rows under a member's own node numbers: `places` of its root and its nodes, in order."""
 
     def __init__(self, rows: EvaluatedRows, places: list[int]) -> None:
         self._rows = rows

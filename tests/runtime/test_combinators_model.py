@@ -34,9 +34,12 @@ SAMPLED = [
     "cascade(draft(FILE, n=8, p_min=0.2), prompt-lookup(min_ngram=1), rounds=3)",
     "relay(draft(FILE)@2, draft(OTHER)@3)",
     "relay(draft(FILE, tree=2x2), prompt-lookup(min_ngram=1))",
+    "ouroboros(draft(FILE, n=3))",
     "ensemble(cascade(draft(FILE), draft(OTHER)), relay(draft(OTHER)@1, draft(FILE)@2))",
 ]
 POINTS = [
+    "ouroboros(draft(FILE, n=3, sampling=argmax), phrases=4, length=3)",
+    "relay(ouroboros(draft(FILE, n=2, sampling=argmax)), prompt-lookup(min_ngram=1)@2)",
     "cascade(draft(FILE, n=6, sampling=argmax), draft(OTHER))",
     "cascade(draft(FILE, n=6, sampling=argmax, p_min=0.1), draft(OTHER, depth=3, topk=2, nodes=5))",
     "cascade(draft(FILE, n=6, sampling=argmax), cascade(draft(OTHER, n=3), prompt-lookup(min_ngram=1)))",
@@ -204,7 +207,7 @@ def test_a_shorter_inner_context_only_ends_the_drafting(models: Path, tmp_path: 
         assert runtime.generate(prompt, params, max_tokens=60).token_ids == wanted
 
 
-@pytest.mark.parametrize("drafter", [SAMPLED[0], SAMPLED[4], POINTS[2]])
+@pytest.mark.parametrize("drafter", [SAMPLED[0], SAMPLED[4], POINTS[0], POINTS[4]])
 def test_the_end_of_the_context_and_abandoned_answers(models: Path, plain: Runtime, drafter: str) -> None:
     prompt, params = [one % 399 for one in range(230)], SamplingParams(temperature=0.0)
     with open_models(models, drafter) as runtime:
@@ -223,10 +226,15 @@ def test_the_end_of_the_context_and_abandoned_answers(models: Path, plain: Runti
     [
         ("cascade(draft(FILE))", "two parts"),
         ("cascade(draft(FILE), none, none)", "2 unnamed arguments at most"),
-        ("cascade(prompt-lookup, draft(FILE))", "first part of a cascade is a draft model"),
+        ("cascade(prompt-lookup, draft(FILE))", "first part is a draft model"),
         ("cascade(draft(FILE, tree=2x2), none)", "leave out tree"),
         ("cascade(draft(FILE), prompt-lookup, rounds=-1)", "rounds is -1"),
         ("cascade(draft(FILE), prompt-lookup, round=1)", "did you mean 'rounds'"),
+        ("ouroboros(prompt-lookup)", "first part is a draft model"),
+        ("ouroboros(draft(FILE), phrases=0)", "1 to 256 phrases"),
+        ("ouroboros(draft(FILE), phrases=200, length=40)", "do not fit a batch"),
+        ("ouroboros(draft(FILE), save=no)", "name it with pool"),
+        ("ouroboros(draft(FILE, depth=2, topk=2, nodes=3))", "drafts chains"),
         ("relay(draft(FILE)@2)", "at least two parts"),
         ("draft(FILE)@2", "a part of relay"),
         ("ensemble(draft(FILE)@2, none)", "means nothing here"),
