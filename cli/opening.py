@@ -15,8 +15,8 @@ from specrun.cli.model_options import DraftSettings, LoadSettings, TemplateSetti
 from specrun.cli.paths import read_text
 from specrun.cli.terminal import Terminal
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.drafters.build_auto import auto_expression
 from specrun.runtime.demo import demo_drafters, demo_target
+from specrun.runtime.drafters.build_auto import auto_expression
 
 __all__ = ["PLAIN_TEMPLATE", "check_sampling", "open_runtime", "template_text"]
 
