@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 from typing import Any
 
 from specrun.bindings.errors import ClosedError, OptionError
@@ -70,6 +71,13 @@ class Vocabulary:
         found = (token for token in range(self.size) if attribute(self._handle, token) & wanted)
         texts = (self.text(token) for token in found)
         return tuple(sorted({text for text in texts if text}, key=len, reverse=True))
+
+    @functools.cached_property
+    def fingerprint(self) -> bytes:
+        """The SHA-256 of all words as the file stores them: it tells vocabularies apart."""
+        get = self._native.llama_vocab_get_text
+        texts = b"\0".join(get(self._handle, token) or b"" for token in range(self.size))
+        return hashlib.sha256(texts).digest()
 
     def text(self, token: int) -> str:
         """Return the token's text as the file stores it (byte-level words stay encoded)."""
