@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specrun.runtime.drafters.build_draft import build_draft
+from specrun.runtime.drafters.build_lookahead import build_jacobi, build_lookahead
 from specrun.runtime.drafters.drafter import Drafter, NoDrafter
 from specrun.runtime.drafters.ensemble import EnsembleDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts
@@ -70,5 +71,7 @@ _BUILDERS: dict[str, Callable[[Expression, DraftEnvironment, BuildPart], Drafter
     "none": _build_none,
     "draft": build_draft,
     "ensemble": _build_ensemble,
+    "jacobi": build_jacobi,
+    "lookahead": build_lookahead,
     "prompt-lookup": _build_prompt_lookup,
 }
