@@ -8,6 +8,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.build_auto import build_auto
 from specrun.runtime.drafters.build_combined import build_cascade, build_ouroboros, build_relay
 from specrun.runtime.drafters.build_draft import build_draft
+from specrun.runtime.drafters.build_lookahead import build_jacobi, build_lookahead
 from specrun.runtime.drafters.drafter import Drafter, NoDrafter
 from specrun.runtime.drafters.ensemble import EnsembleDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts
@@ -75,8 +76,10 @@ def _build_ensemble(expression: Expression, environment: DraftEnvironment, build
 _BUILDERS: dict[str, Callable[[Expression, DraftEnvironment, BuildPart], Drafter]] = {
     "none": _build_none,
     "draft": build_draft,
-    "prompt-lookup": _build_prompt_lookup,
     "ensemble": _build_ensemble,
+    "jacobi": build_jacobi,
+    "lookahead": build_lookahead,
+    "prompt-lookup": _build_prompt_lookup,
     "cascade": build_cascade,
     "relay": build_relay,
     "ouroboros": build_ouroboros,

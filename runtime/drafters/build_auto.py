@@ -16,13 +16,13 @@ from specrun.runtime.drafters.members import close_all
 
 __all__ = ["auto_expression", "build_auto"]
 
-_WITHOUT_MODEL = "prompt-lookup"
+_WITHOUT_MODEL = ("prompt-lookup", "lookahead")
 _NONE = Expression("none")
 
 
-def auto_expression(draft: str | None) -> str:
-    """Return what to choose from by default, beside `none`: what a draft model drafts, if any, and prompt lookup."""
-    return f"auto({draft}, {_WITHOUT_MODEL})" if draft else f"auto({_WITHOUT_MODEL})"
+def auto_expression(draft: str) -> str:
+    """Return what to choose from by default, beside `none`: a draft model's drafts and what needs no model."""
+    return f"auto({', '.join([draft, *_WITHOUT_MODEL])})"
 
 
 def build_auto(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
@@ -46,7 +46,7 @@ def build_auto(expression: Expression, environment: DraftEnvironment, build: Bui
 
 def _default_arms(environment: DraftEnvironment) -> list[Expression]:
     draft = [Expression("draft")] if "draft" in (environment.default_files or {}) else []
-    return [*draft, Expression(_WITHOUT_MODEL)]
+    return [*draft, *map(Expression, _WITHOUT_MODEL)]
 
 
 def _refuse_twins(expression: Expression, arms: Sequence[Expression]) -> None:

@@ -140,7 +140,7 @@ class CascadeDrafter(Drafter):
         laws: list[Law] = []
         rounds = decode_rounds(self._model, self._inner, rule, noise, params, tokens, limits, frozenset())
         for number, one in enumerate(rounds, 1):
-            self._counter.count(one.tree.n_candidates, one.tree.max_depth, len(one.path), len(one.tokens))
+            self._counter.count(one.tree.n_candidates, one.tree.candidate_depth, len(one.path), len(one.tokens))
             for index in range(len(one.tokens)):
                 if self._is_unsure(one, index, rule.laws, request):
                     return laws

@@ -41,7 +41,7 @@ def settings(**given: Any) -> DraftSettings:
         ({"spec_type": "prompt-lookup"}, True, "prompt-lookup"),
         ({"drafter": "prompt-lookup(n=2)"}, True, "prompt-lookup(n=2)"),
         ({"drafter": "auto"}, True, "auto"),
-        ({"drafter": "auto", "model_draft": FILE}, False, 'auto(draft("small model.gguf"), prompt-lookup)'),
+        ({"drafter": "auto", "model_draft": FILE}, False, 'auto(draft("small model.gguf"), prompt-lookup, lookahead)'),
     ],
 )
 def test_expressions(given: dict[str, Any], demo: bool, expected: str) -> None:

@@ -249,4 +249,4 @@ def test_a_missing_log_and_expressions_that_make_no_sense(models: tuple[Path, st
 def test_bare_auto_chooses_from_what_there_is(models: tuple[Path, str]) -> None:
     with Runtime(models[0], drafter="auto", **F32) as runtime:
         stats = runtime.generate(PROMPT, SamplingParams(temperature=0.0), max_tokens=20).stats
-    assert [arm["drafter"] for arm in stats.drafting["arms"]] == ["prompt-lookup", "none"]
+    assert [arm["drafter"] for arm in stats.drafting["arms"]] == ["prompt-lookup", "lookahead", "none"]

@@ -35,9 +35,12 @@ SAMPLED = [
     "relay(draft(FILE)@2, draft(OTHER)@3)",
     "relay(draft(FILE, tree=2x2), prompt-lookup(min_ngram=1))",
     "ouroboros(draft(FILE, n=3))",
+    "cascade(draft(FILE, n=5), lookahead(window=3, ngram=3, guesses=2))",
     "ensemble(cascade(draft(FILE), draft(OTHER)), relay(draft(OTHER)@1, draft(FILE)@2))",
 ]
 POINTS = [
+    "relay(draft(FILE, n=2, sampling=argmax), lookahead(window=3, ngram=3, guesses=2))",
+    "cascade(draft(FILE, n=5, sampling=argmax), jacobi(n=3))",
     "ouroboros(draft(FILE, n=3, sampling=argmax), phrases=4, length=3)",
     "relay(ouroboros(draft(FILE, n=2, sampling=argmax)), prompt-lookup(min_ngram=1)@2)",
     "cascade(draft(FILE, n=6, sampling=argmax), draft(OTHER))",
@@ -207,7 +210,7 @@ def test_a_shorter_inner_context_only_ends_the_drafting(models: Path, tmp_path: 
         assert runtime.generate(prompt, params, max_tokens=60).token_ids == wanted
 
 
-@pytest.mark.parametrize("drafter", [SAMPLED[0], SAMPLED[4], POINTS[0], POINTS[4]])
+@pytest.mark.parametrize("drafter", [SAMPLED[0], SAMPLED[5], POINTS[0], POINTS[2], POINTS[6]])
 def test_the_end_of_the_context_and_abandoned_answers(models: Path, plain: Runtime, drafter: str) -> None:
     prompt, params = [one % 399 for one in range(230)], SamplingParams(temperature=0.0)
     with open_models(models, drafter) as runtime:
