@@ -46,7 +46,7 @@ class ScriptedClock:
         return self._now
 
 
-@pytest.mark.parametrize("steps", [(0, 1), (0, 1, 0, 5), (0, 5, 0, 1, 0, 1), (0, 0)], ids=str)
+@pytest.mark.parametrize("steps", [(0, 5, 0, 1, 0, 1), (0, 0)], ids=str)
 @pytest.mark.parametrize("seed", [1])
 def test_whatever_is_chosen_the_law_is_the_targets(steps: tuple[float, ...], seed: int) -> None:
     drafts = LawTable(3, seed + 100)
