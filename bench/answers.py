@@ -115,7 +115,7 @@ def _label(expression: Expression) -> str:
     """Return the expression with files by their name alone: paths would widen every table."""
 
     def short(one: Expression) -> Expression:
-        atom = Path(one.atom).name if one.atom.endswith(".gguf") else one.atom
+        atom = Path(one.atom).name if one.atom.endswith((".gguf", ".pool")) else one.atom
         arguments = tuple(map(short, one.arguments))
         return Expression(atom, arguments, tuple((k, short(v)) for k, v in one.options), one.count, one.is_call)
 

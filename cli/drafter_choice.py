@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import click
 from specrun.bindings.errors import OptionError
 from specrun.cli.model_options import DraftSettings
 from specrun.cli.paths import require_file
+from specrun.runtime.drafters.build_auto import auto_expression
 from specrun.runtime.drafters.expression import Expression, parse_expression, quoted
 
-__all__ = ["drafter_expression", "require_draft_files"]
+__all__ = ["drafter_expression", "is_bare_auto", "require_draft_files"]
 
 # llama.cpp's --spec-type names that mean the same here, and our own.
 _NAMES = {
@@ -26,6 +28,9 @@ _NAMES = {
 def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
     """Return the drafter expression that the options ask for; with the demo, drafting is the default."""
     if settings.drafter is not None:
+        if is_bare_auto(settings.drafter) and settings.model_draft is not None:
+            _refuse_beside_drafter(dataclasses.replace(settings, model_draft=None))
+            return auto_expression(_call("draft", settings, _file_argument(settings, demo=demo)))
         _refuse_beside_drafter(settings)
         return settings.drafter
     name = _method(settings.spec_type)
@@ -47,6 +52,12 @@ def _kind_of(draft: Path | None) -> str:
 
     architecture = read_header(draft).architecture
     return architecture if architecture in HEAD_KINDS else "draft"
+
+
+def is_bare_auto(drafter: str) -> bool:
+    """Whether a drafter expression leaves it to us what to choose from; then -md may stand beside it."""
+    expression = parse_expression(drafter)
+    return expression.atom == "auto" and not (expression.is_call or expression.count)
 
 
 def require_draft_files(expression: Expression) -> None:

@@ -10,12 +10,13 @@ import click
 
 from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.cli.context_options import context_options, runtime_options
-from specrun.cli.drafter_choice import drafter_expression
+from specrun.cli.drafter_choice import drafter_expression, is_bare_auto
 from specrun.cli.model_options import DraftSettings, LoadSettings, TemplateSettings
 from specrun.cli.paths import read_text
 from specrun.cli.terminal import Terminal
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.demo import demo_drafters, demo_target
+from specrun.runtime.drafters.build_auto import auto_expression
 
 __all__ = ["PLAIN_TEMPLATE", "check_sampling", "open_runtime", "template_text"]
 
@@ -51,8 +52,11 @@ def _tuned_expression(
     load: LoadSettings, draft: DraftSettings, params: SamplingParams, terminal: Terminal
 ) -> str | None:
     """Return what `specrun tune` found for this pair on this machine, if -md alone says how to draft."""
-    explicit = (draft.drafter, draft.spec_type, draft.spec_draft_n_max, draft.spec_draft_p_min)
+    explicit = (draft.spec_type, draft.spec_draft_n_max, draft.spec_draft_p_min)
+    choosing = draft.drafter is not None and is_bare_auto(draft.drafter)
     if load.model is None or draft.model_draft is None or any(one is not None for one in explicit):
+        return None
+    if draft.drafter is not None and not choosing:
         return None
     from specrun.runtime.planning.tuned import tuned_expression
 
@@ -65,6 +69,8 @@ def _tuned_expression(
         n_gpu_layers_draft=load.gpu_layers_draft,
         warn=terminal.warn,
     )
+    if choosing:  # auto measures again, so a plan that found plain decoding faster only leaves the default shape
+        return None if expression in (None, "none") else auto_expression(expression)
     if expression == "none":
         terminal.note("specrun tune found that drafting does not pay for this pair here: decoding plainly")
     return expression

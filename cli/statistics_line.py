@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from specrun.runtime.results import GenerationResult
 
 __all__ = ["statistics_line"]
@@ -24,6 +27,8 @@ def statistics_line(result: GenerationResult) -> str:
         "- tok/round" if stats.mean_accepted_length is None else f"{stats.mean_accepted_length:.2f} tok/round",
         "TTFT -" if stats.time_to_first_token_s is None else f"TTFT {stats.time_to_first_token_s:.2f} s",
     ]
+    if "choices" in stats.drafting:
+        parts.append(_choices(stats.drafting))
     if not stats.exact:
         parts.append(f"rule {stats.rule}, not exact")
     return " | ".join(parts)
@@ -31,3 +36,10 @@ def statistics_line(result: GenerationResult) -> str:
 
 def _rate(value: float | None) -> str:
     return "- tok/s" if value is None else f"{value:.1f} tok/s"
+
+
+def _choices(drafting: Mapping[str, Any]) -> str:
+    """Return how the rounds were shared out by `auto`, the most used drafter first."""
+    arms = sorted((arm for arm in drafting["arms"] if arm["rounds"]), key=lambda arm: -int(arm["rounds"]))
+    total = sum(arm["rounds"] for arm in arms)
+    return "auto " + (", ".join(f"{arm['drafter']} {arm['rounds'] / total:.0%}" for arm in arms) or "-")

@@ -62,6 +62,8 @@ for this pair on this machine. Do not use the machine meanwhile.
 def tune(load: LoadSettings, text: TuneText, sampling: TuneSampling, output: TuneOutput, terminal: Terminal) -> None:
     """Measure a target and a draft model, and plan what to draft."""
     from specrun.runtime.planning import tuning
+    from specrun.runtime.planning.offload import resolve_gpu_layers
+    from specrun.runtime.planning.stored_curves import save_curve
     from specrun.runtime.planning.tuned import save_plans
 
     options = _options(load, text, sampling)
@@ -75,6 +77,8 @@ def tune(load: LoadSettings, text: TuneText, sampling: TuneSampling, output: Tun
     _show(options, result, output, terminal)
     if output.save:
         terminal.note(f"kept in {save_plans(options, result)}")
+        layers = resolve_gpu_layers(options.n_gpu_layers, options.target)
+        save_curve(result.target, options.target, options.context, layers)  # drafters without a model plan with it
     if output.plot is not None:
         from specrun.bench.tune_plot import plot_tuning
 

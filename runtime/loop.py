@@ -13,7 +13,7 @@ from specrun.runtime.planning.limits import RoundLimits
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows, Target
 from specrun.runtime.transform import penalty_window, transformed_law
-from specrun.runtime.tree import DraftTree
+from specrun.runtime.tree import ROOT, DraftTree
 
 __all__ = ["Round", "decode_rounds"]
 
@@ -37,9 +37,13 @@ class Round:
         accepted = [self.tree.tokens[node] for node in self.path]
         return accepted if self.next_token is None else [*accepted, self.next_token]
 
+    def node_before(self, index: int) -> int:
+        """Return the node (or ROOT) whose law decided the round's `index`-th token."""
+        return ROOT if index == 0 else self.path[index - 1]
+
     def row_before(self, index: int) -> int:
         """Return the row whose law decided the round's `index`-th token."""
-        return 0 if index == 0 else self.path[index - 1] + 1
+        return self.node_before(index) + 1
 
 
 def decode_rounds(

@@ -217,8 +217,10 @@ class Runtime:
         """Free all native memory, drafter first; calling it again does nothing."""
         session, self._session = self._session, None
         if session is not None:
-            session.close()
-            self.model.close()
+            try:
+                session.close()
+            finally:
+                self.model.close()
 
     def __enter__(self) -> Runtime:
         return self

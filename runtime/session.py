@@ -91,8 +91,10 @@ class Session:
     def close(self) -> None:
         """Free the drafter, then the target's context; an answer that is being streamed cannot go on."""
         self.closed = True
-        self.drafter.close()
-        self.target.context.close()
+        try:
+            self.drafter.close()
+        finally:  # a pool that cannot be saved must not keep native memory
+            self.target.context.close()
 
     def acquire(self) -> None:
         """Mark the session as answering; raises `BusyError` if it already is."""
@@ -246,7 +248,8 @@ class _Answer:
         self, one: Round, number: int, final: bool, end_tokens: frozenset[int]
     ) -> Generator[TokenEvent, None, None]:
         new = one.tokens
-        self._counter.count(one.tree.n_candidates, one.tree.max_depth, len(one.path), len(new))
+        n_candidates, depth = one.tree.n_candidates, one.tree.candidate_depth
+        self._counter.count(n_candidates, depth, len(one.path), len(new), len(one.tree) - n_candidates)
         for index, token in enumerate(new):
             piece = b"" if token in end_tokens else self._session.vocabulary.piece(token)
             text = self._assembler.push(piece)
@@ -299,4 +302,6 @@ class _Answer:
             drafter_s=drafter_s if clock.started else 0.0,
             overhead_s=max(0.0, wall - target_s - drafter_s) if clock.started else 0.0,
             wall_s=wall,
+            drafting=session.drafter.report(),
+            non_candidates=counter.non_candidates,
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["RoundCounter", "SpecStats"]
@@ -14,10 +14,12 @@ __all__ = ["RoundCounter", "SpecStats"]
 class SpecStats:
     """Statistics of one answer; times in seconds, rates in tokens per second, None where nothing was counted.
 
-    `drafted` counts candidate nodes, `accepted` the kept ones; `mean_accepted_length` is tokens per target
+    `drafted` counts candidate nodes, `accepted` the kept ones, `mean_accepted_length` is tokens per target
     evaluation, with the target's own token; `acceptance_by_position[i]` is the share of rounds that drafted
     at depth i + 1 and kept a token there. `overhead_s` is wall time outside native evaluation.
-    `tokens_per_second` leaves out the time until the first token's round began (the prompt).
+    `tokens_per_second` leaves out the time until the first token's round began (the prompt). `drafting` is what
+    the drafter itself reports: the choices of `auto`, the inner rounds of `cascade`, the parts of combinators.
+    `non_candidates` are nodes that were evaluated beside the drafted ones and could not be kept (lookahead's window).
     """
 
     drafter: str
@@ -36,6 +38,8 @@ class SpecStats:
     drafter_s: float
     overhead_s: float
     wall_s: float
+    drafting: Mapping[str, Any] = field(default_factory=dict)
+    non_candidates: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics as a mapping, ready for JSON."""
@@ -50,15 +54,20 @@ class RoundCounter:
         self.tokens = 0
         self.drafted = 0
         self.accepted = 0
+        self.non_candidates = 0
         self._drafted_at: list[int] = []
         self._accepted_at: list[int] = []
 
-    def count(self, n_candidates: int, depth: int, n_accepted: int, n_tokens: int) -> None:
-        """Count a round that drafted `n_candidates` nodes down to `depth` and produced `n_tokens`."""
+    def count(self, n_candidates: int, depth: int, n_accepted: int, n_tokens: int, n_others: int = 0) -> None:
+        """Count a round that drafted `n_candidates` nodes down to `depth` and produced `n_tokens`.
+
+        `n_others` are the nodes that were evaluated but could not be accepted.
+        """
         self.rounds += 1
         self.tokens += n_tokens
         self.drafted += n_candidates
         self.accepted += n_accepted
+        self.non_candidates += n_others
         while len(self._drafted_at) < depth:
             self._drafted_at.append(0)
             self._accepted_at.append(0)

@@ -54,6 +54,11 @@ class DraftTree:
         """How many nodes can be accepted."""
         return sum(self.is_candidate)
 
+    @property
+    def candidate_depth(self) -> int:
+        """The depth of the deepest node that can be accepted, 0 without any."""
+        return max((depth for depth, one in zip(self.depths, self.is_candidate, strict=True) if one), default=0)
+
     def path_to(self, node: int) -> list[int]:
         """Return the nodes from the first below the root down to `node`; empty for ROOT."""
         path: list[int] = []
@@ -62,6 +67,11 @@ class DraftTree:
             node = self.parents[node]
         path.reverse()
         return path
+
+    def extends(self, other: DraftTree) -> bool:
+        """Whether the nodes of `other` are the first of this tree: what a drafter checks before it reads rows."""
+        n = len(other)
+        return self is other or (self.tokens[:n] == other.tokens and self.parents[:n] == other.parents)
 
     @staticmethod
     def chain(tokens: list[int], laws: list[Law] | None = None) -> DraftTree:

@@ -9,7 +9,7 @@ from branching import BranchingNoise, enumerate_law
 from scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, law_of
 
 from specrun.runtime.acceptance.rule import AcceptanceRule
-from specrun.runtime.drafters.drafter import DraftRequest, NoDrafter
+from specrun.runtime.drafters.drafter import Drafter, DraftRequest, NoDrafter
 from specrun.runtime.law import Law
 from specrun.runtime.loop import decode_rounds
 from specrun.runtime.noise import SeededNoise
@@ -179,9 +179,25 @@ def emitted_law(
 ) -> dict[tuple[int, ...], float]:
     """Return the exact law of what the shipped loop emits after the prompt."""
 
+    def make() -> Drafter:
+        return NoDrafter() if propose is None else ScriptedDrafter(propose)
+
+    return law_with_drafter(rule, make, table, length, end_tokens)
+
+
+def law_with_drafter(
+    rule: AcceptanceRule,
+    make: Callable[[], Drafter],
+    table: LawTable,
+    length: int,
+    end_tokens: frozenset[int] = frozenset(),
+) -> dict[tuple[int, ...], float]:
+    """Return the exact law of an answer with a drafter that keeps state from round to round, made anew each time."""
+
     def program(noise: BranchingNoise) -> tuple[int, ...]:
         tokens = list(PROMPT)
-        drafter = NoDrafter() if propose is None else ScriptedDrafter(propose)
+        drafter = make()
+        drafter.begin(tokens)
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
         target = TableTarget(table, PROMPT)
         for _ in decode_rounds(target, drafter, rule, noise, PLAIN, tokens, limits, end_tokens):
@@ -215,7 +231,18 @@ def bias(
     end_tokens: frozenset[int] = frozenset(),
 ) -> float:
     """Return the largest error of any text's probability."""
-    emitted = emitted_law(rule, propose, table, length, end_tokens)
+    return largest_error(emitted_law(rule, propose, table, length, end_tokens), table, length, end_tokens)
+
+
+def drafter_bias(rule: AcceptanceRule, make: Callable[[], Drafter], table: LawTable, length: int = 3) -> float:
+    """Return the largest error of any text's probability, with a drafter that keeps state."""
+    return largest_error(law_with_drafter(rule, make, table, length), table, length)
+
+
+def largest_error(
+    emitted: dict[tuple[int, ...], float], table: LawTable, length: int, end_tokens: frozenset[int] = frozenset()
+) -> float:
+    """Return the largest error of any text's probability."""
     wanted = target_law(table, length, end_tokens)
     return max(abs(emitted.get(text, 0.0) - wanted.get(text, 0.0)) for text in {*emitted, *wanted})
 

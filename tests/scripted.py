@@ -72,6 +72,33 @@ class TableTarget:
         self._tree = None
 
 
+class TableDraftModel(TableTarget):
+    """A draft model for cascades; counts its evaluations and writes down when it is closed."""
+
+    n_ctx = 64
+    max_nodes = 32
+    native_seconds = 0.5
+    n_params = 7
+
+    def __init__(self, table: LawTable) -> None:
+        super().__init__(table, [0])
+        self.evaluations = 0
+        self.closed = False
+
+    def rewind(self, length: int) -> None:
+        del self.tokens[length:]
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self.tokens += tokens
+
+    def evaluate(self, pending: int, tree: DraftTree) -> TableRows:
+        self.evaluations += 1
+        return super().evaluate(pending, tree)
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class ScriptedDrafter(Drafter):
     """Proposes whatever a function of the request returns."""
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.build_auto import build_auto
+from specrun.runtime.drafters.build_combined import build_cascade, build_ouroboros, build_relay
 from specrun.runtime.drafters.build_draft import build_draft
 from specrun.runtime.drafters.build_eagle import build_eagle
+from specrun.runtime.drafters.build_lookahead import build_jacobi, build_lookahead
 from specrun.runtime.drafters.build_medusa import build_medusa
 from specrun.runtime.drafters.drafter import Drafter, NoDrafter
 from specrun.runtime.drafters.ensemble import EnsembleDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts
 from specrun.runtime.drafters.expression import Expression, parse_expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
+from specrun.runtime.drafters.members import close_all
 from specrun.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from specrun.runtime.pairing import check_draftable
 from specrun.runtime.sampling import unknown_option
@@ -25,7 +30,10 @@ def build_drafter(text: str, environment: DraftEnvironment) -> Drafter:
     Raises `OptionError` for an expression or option that makes no sense, `PairError` for a model that does
     not fit the target, `ModelError` for a file that cannot be used.
     """
-    return _build(parse_expression(text), environment)
+    expression = parse_expression(text)
+    if expression.count is not None:
+        raise OptionError(f"{expression}: @{expression.count} says how many tokens a part of relay(...) drafts")
+    return _build(expression, environment)
 
 
 def drafter_names() -> list[str]:
@@ -63,8 +71,7 @@ def _build_ensemble(expression: Expression, environment: DraftEnvironment, build
     try:
         return EnsembleDrafter(members, name=str(expression))
     except BaseException:
-        for member in members:
-            member.close()
+        close_all(members)
         raise
 
 
@@ -74,5 +81,11 @@ _BUILDERS: dict[str, Callable[[Expression, DraftEnvironment, BuildPart], Drafter
     "ensemble": _build_ensemble,
     "eagle": build_eagle,
     "medusa": build_medusa,
+    "jacobi": build_jacobi,
+    "lookahead": build_lookahead,
     "prompt-lookup": _build_prompt_lookup,
+    "cascade": build_cascade,
+    "relay": build_relay,
+    "ouroboros": build_ouroboros,
+    "auto": build_auto,
 }

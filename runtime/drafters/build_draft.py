@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from specrun.bindings.context import Context, ContextOptions
@@ -22,12 +23,30 @@ from specrun.runtime.planning.offload import resolve_gpu_layers
 from specrun.runtime.planning.sequoia import best_tree, typical_acceptance
 from specrun.runtime.planning.tuned import measured_acceptance
 
-__all__ = ["build_draft", "draft_context_options"]
+__all__ = ["ChainOptions", "build_draft", "chain_options", "draft_context_options", "open_draft_model"]
+
+_OPTIONS = ["n", "sampling", "p_min", "tree", "depth", "topk", "nodes"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainOptions:
+    """What `draft(a.gguf, n=5, sampling=with, p_min=0)` says about chains."""
+
+    n: int
+    sampling: DraftSampling
+    p_min: float
+
+
+def chain_options(expression: Expression) -> ChainOptions:
+    """Return the options of a draft model that drafts chains."""
+    options = ExpressionOptions(expression, _OPTIONS, 1)
+    sampling: DraftSampling = "argmax" if options.choice("sampling", ["with", "argmax"], "with") == "argmax" else "with"
+    return ChainOptions(options.integer("n", 5), sampling, options.number("p_min", 0.0))
 
 
 def build_draft(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
     """Build `draft(a.gguf, ...)`: a chain or a tree from a draft model."""
-    options = ExpressionOptions(expression, ["n", "sampling", "p_min", "tree", "depth", "topk", "nodes"], 1)
+    options = ExpressionOptions(expression, _OPTIONS, 1)
     tree = TreeOptions(
         tree=options.optional("tree"),
         depth=options.optional_integer("depth"),
@@ -35,20 +54,18 @@ def build_draft(expression: Expression, environment: DraftEnvironment, build: Bu
         nodes=options.optional_integer("nodes"),
         n=options.optional_integer("n"),
     )
-    p_min = options.number("p_min", 0.0)
     if tree.asks_for_tree:
-        return _build_draft_tree(expression, environment, options, tree, p_min)
-    sampling: DraftSampling = "argmax" if options.choice("sampling", ["with", "argmax"], "with") == "argmax" else "with"
-    n = options.integer("n", 5)
+        return _build_draft_tree(expression, environment, options, tree, options.number("p_min", 0.0))
+    chain = chain_options(expression)
     return _with_draft_model(
         file_of(expression, environment),
         environment,
         lambda context: DraftModelDrafter(
             context,
             target_vocab_size=environment.target.vocabulary.size,
-            num_draft_tokens=n,
-            sampling=sampling,
-            p_min=p_min,
+            num_draft_tokens=chain.n,
+            sampling=chain.sampling,
+            p_min=chain.p_min,
             name=str(expression),
         ),
     )
@@ -89,11 +106,9 @@ def _with_draft_model(
     n_outputs: int = 1,
 ) -> Drafter:
     """Open a draft model with a context of this size, and close both again if anything fails."""
-    layers = resolve_gpu_layers(environment.n_gpu_layers, path)
-    model = Model(path, n_gpu_layers=layers, use_mmap=environment.use_mmap)
+    model = open_draft_model(path, environment)
     context: Context | None = None
     try:
-        check_pair(environment.target, model)
         options = draft_context_options(environment.context, model)
         context = Context(model, dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs))
         return build(context)
@@ -102,6 +117,18 @@ def _with_draft_model(
             context.close()
         model.close()
         raise
+
+
+def open_draft_model(path: Path, environment: DraftEnvironment) -> Model:
+    """Load a model that can draft for the target; raises `PairError` or `UnsupportedModelError` for others."""
+    layers = resolve_gpu_layers(environment.n_gpu_layers, path)
+    model = Model(path, n_gpu_layers=layers, use_mmap=environment.use_mmap)
+    try:
+        check_pair(environment.target, model)
+    except BaseException:
+        model.close()
+        raise
+    return model
 
 
 def draft_context_options(options: ContextOptions, model: Model) -> ContextOptions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.sampling import SamplingParams
@@ -76,6 +77,18 @@ class Drafter(ABC):
 
     def observe(self, outcome: RoundOutcome) -> None:  # noqa: B027
         """Learn what was accepted, and what the target said at every node."""
+
+    def rewind(self, length: int) -> None:  # noqa: B027
+        """Forget the tokens from position `length` on: a combinator had this drafter go on from guesses.
+
+        Where drafters draft for drafters, or one after the other, `DraftRequest.tokens` ends with tokens that
+        are drafted, not committed. Before anything else is asked, the combinator takes back those that were
+        rejected. Whoever keeps what it knows by position must drop it here.
+        """
+
+    def report(self) -> dict[str, Any]:
+        """Return what there is to say about the answer since `begin`, ready for JSON; empty if nothing."""
+        return {}
 
     @property
     def native_seconds(self) -> float:

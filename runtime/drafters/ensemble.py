@@ -8,21 +8,16 @@ law is the one it was drawn from; laws and point masses may mix.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
-from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource
-from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.drafters.member_noise import MemberNoise
+from specrun.runtime.drafters.member_outcome import outcome_for
+from specrun.runtime.drafters.members import close_all, part_reports
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
 __all__ = ["EnsembleDrafter", "merge_trees"]
-
-_STREAMS = 1_000_003  # more than any position, so that members and positions never meet
-_POSITION_BITS = 0x7FFF_FFFF_FFFF_FFFF
 
 
 class EnsembleDrafter(Drafter):
@@ -68,7 +63,7 @@ class EnsembleDrafter(Drafter):
                 DraftRequest(
                     request.tokens,
                     request.params,
-                    _MemberNoise(request.noise, index),
+                    MemberNoise(request.noise, index),
                     request.max_depth,
                     self._share(member, request.max_nodes),
                 )
@@ -90,19 +85,21 @@ class EnsembleDrafter(Drafter):
             if index >= len(self._trees):
                 member.observe(outcome)
                 continue
-            member.observe(_outcome_for(outcome, self._trees[index], self._places[index]))
+            member.observe(outcome_for(outcome, self._trees[index], self._places[index]))
         self._trees, self._places = [], []
+
+    def rewind(self, length: int) -> None:
+        """Pass on."""
+        for member in self._members:
+            member.rewind(length)
+
+    def report(self) -> dict[str, Any]:
+        """Return the reports of the members that have something to say."""
+        return part_reports(self._members)
 
     def close(self) -> None:
         """Close all members, whatever one of them raises."""
-        error: Exception | None = None
-        for member in self._members:
-            try:
-                member.close()
-            except Exception as one:
-                error = error or one
-        if error is not None:
-            raise error
+        close_all(self._members)
 
 
 def merge_trees(trees: Sequence[DraftTree]) -> tuple[DraftTree, list[dict[int, int]]]:
@@ -119,65 +116,3 @@ def merge_trees(trees: Sequence[DraftTree]) -> tuple[DraftTree, list[dict[int, i
                 places[node] = builder.add_hidden(places[parent], tree.tokens[node])
         all_places.append(places)
     return builder.build(), all_places
-
-
-def _outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -> RoundOutcome:
-    """Return the outcome as the member sees it: its own nodes keep their numbers, accepted ones are appended."""
-    back = {merged: node for node, merged in places.items()}
-    tokens, parents, depths, flags = list(own.tokens), list(own.parents), list(own.depths), list(own.is_candidate)
-    rows = [places[node] for node in range(len(own))]
-    path: list[int] = []
-    for merged in outcome.path:
-        node = back.get(merged)
-        if node is None:
-            node = len(tokens)
-            tokens.append(outcome.tree.tokens[merged])
-            parents.append(path[-1] if path else ROOT)
-            depths.append(len(path) + 1)
-            flags.append(True)
-            rows.append(merged)
-        path.append(node)
-    tree = own
-    if len(tokens) > len(own):
-        tree = DraftTree(tuple(tokens), tuple(parents), tuple(depths), tuple(flags), own.draws)
-    return RoundOutcome(outcome.tokens, tree, tuple(path), outcome.next_token, _MemberRows(outcome.rows, rows))
-
-
-class _MemberRows:
-    """The evaluation's rows under a member's own node numbers."""
-
-    def __init__(self, rows: EvaluatedRows, places: list[int]) -> None:
-        self._rows = rows
-        self._places = [ROOT, *places]
-
-    def logits(self, row: int) -> npt.NDArray[np.float32]:
-        """Return the logits of the member's row."""
-        return self._rows.logits(self._places[row] + 1)
-
-    def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
-        """Return the hidden state of the member's row."""
-        return self._rows.hidden_state(self._places[row] + 1)
-
-
-class _MemberNoise:
-    """A member's own draws: the same keys for two members would make their drafts dependent, and biased."""
-
-    def __init__(self, noise: NoiseSource, index: int) -> None:
-        self._noise = noise
-        self._index = index
-
-    def seek(self, position: int) -> None:
-        """Turn to this member's draws of a position; ensembles inside ensembles stay apart too."""
-        self._noise.seek((position * _STREAMS + self._index + 1) & _POSITION_BITS)
-
-    def accept(self, probability: float) -> bool:
-        """Pass on."""
-        return self._noise.accept(probability)
-
-    def choose(self, law: Law) -> int:
-        """Pass on."""
-        return self._noise.choose(law)
-
-    def for_drafting(self, round_start: int) -> NoiseSource:
-        """Return a source for a drafter of this member's, keyed apart from the other members'."""
-        return _MemberNoise(self._noise.for_drafting(round_start), self._index)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.expression import Expression
 from specrun.runtime.sampling import unknown_option
@@ -10,14 +12,20 @@ __all__ = ["ExpressionOptions"]
 
 
 class ExpressionOptions:
-    """Reads the options of one expression by type, and refuses those nobody asked for."""
+    """Reads the options of one expression by type, and refuses those nobody asked for.
 
-    def __init__(self, expression: Expression, known: list[str], n_arguments: int) -> None:
+    Only a `counted` expression's arguments may carry numbers after @.
+    """
+
+    def __init__(self, expression: Expression, known: list[str], n_arguments: int, *, counted: bool = False) -> None:
         self._name = expression.atom
         self._values = dict(expression.options)
         for name in self._values:
             if name not in known:
                 raise unknown_option(name, known, self._name)
+        self._refuse_counts(self._values.values())
+        if not counted:
+            self._refuse_counts(expression.arguments)
         if len(expression.arguments) > n_arguments:
             raise OptionError(f"{expression}: {self._name} takes {n_arguments} unnamed arguments at most")
 
@@ -59,3 +67,11 @@ class ExpressionOptions:
         if text not in allowed:
             raise unknown_option(text, allowed, f"{self._name}: {name}")
         return text
+
+    def _refuse_counts(self, expressions: Iterable[Expression]) -> None:
+        for one in expressions:
+            if one.count is not None:
+                raise OptionError(
+                    f"{one}: @{one.count} says how many tokens a part of a relay drafts, as in "
+                    "relay(draft(a.gguf)@2, prompt-lookup@3); it means nothing here"
+                )

@@ -41,6 +41,10 @@ class ModelDrafter(Drafter):
         """Keep the cache of what the prompt shares with the last one."""
         self._model_state.rewind(common_prefix(self._model_state.cached, tokens))
 
+    def rewind(self, length: int) -> None:
+        """Drop the cache of tokens that were only guesses."""
+        self._model_state.rewind(min(length, len(self._model_state.cached)))
+
     def close(self) -> None:
         """Free the draft model's context and the model."""
         self._model_state.close()

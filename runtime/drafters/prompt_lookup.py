@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest
@@ -36,14 +36,12 @@ class PromptLookupDrafter(Drafter):
         self.max_nodes = num_draft_tokens
         self._sizes = range(min_ngram, max_ngram + 1)
         self._indexed: list[int] = []
-        # n-gram -> the position after its latest and after its previous occurrence
-        self._after: dict[tuple[int, ...], tuple[int, int]] = {}
+        # n-gram -> the positions after its occurrences, in order
+        self._after: dict[tuple[int, ...], list[int]] = {}
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Index the prompt; what it shares with the last one stays indexed."""
-        if common_prefix(self._indexed, tokens) < len(self._indexed):
-            self._indexed.clear()
-            self._after.clear()
+        self.rewind(common_prefix(self._indexed, tokens))
         self._index(tokens)
 
     def propose(self, request: DraftRequest) -> DraftTree:
@@ -61,17 +59,31 @@ class PromptLookupDrafter(Drafter):
         for size in reversed(self._sizes):
             if size >= end:
                 continue
-            latest, previous = self._after.get(tuple(self._indexed[end - size :]), (0, 0))
-            start = latest if latest < end else previous
-            if start > 0:
-                return start
+            after = self._after.get(tuple(self._indexed[end - size :]), [])
+            for start in after[:-3:-1]:  # the last one may be the suffix itself
+                if start < end:
+                    return start
         return None
 
+    def rewind(self, length: int) -> None:
+        """Take the tokens from position `length` on out of the index."""
+        while (end := len(self._indexed)) > length:
+            for gram in self._grams_before(end, self._indexed):
+                after = self._after.get(gram, [])
+                if after and after[-1] >= end:
+                    after.pop()
+            self._indexed.pop()
+
     def _index(self, tokens: Sequence[int]) -> None:
-        for position in range(len(self._indexed), len(tokens)):
-            for size in self._sizes:
-                if size <= position + 1:
-                    gram = tuple(tokens[position + 1 - size : position + 1])
-                    latest, _ = self._after.get(gram, (0, 0))
-                    self._after[gram] = (position + 1, latest)
-            self._indexed.append(tokens[position])  # last, so that Ctrl-C above only means doing it again
+        for end in range(len(self._indexed) + 1, len(tokens) + 1):
+            for gram in self._grams_before(end, tokens):
+                after = self._after.setdefault(gram, [])
+                if not after or after[-1] < end:
+                    after.append(end)
+            self._indexed.append(tokens[end - 1])  # last, so that Ctrl-C above only means doing it again
+
+    def _grams_before(self, end: int, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Yield the n-grams that end before a position."""
+        for size in self._sizes:
+            if size <= end:
+                yield tuple(tokens[end - size : end])

@@ -41,6 +41,8 @@ def settings(**given: Any) -> DraftSettings:
         ({"spec_type": "ngram-simple", "spec_draft_n_max": 9}, False, "prompt-lookup(n=9)"),
         ({"spec_type": "prompt-lookup"}, True, "prompt-lookup"),
         ({"drafter": "prompt-lookup(n=2)"}, True, "prompt-lookup(n=2)"),
+        ({"drafter": "auto"}, True, "auto"),
+        ({"drafter": "auto", "model_draft": FILE}, False, 'auto(draft("small model.gguf"), prompt-lookup, lookahead)'),
     ],
 )
 def test_expressions(given: dict[str, Any], demo: bool, expected: str) -> None:
@@ -59,6 +61,8 @@ def test_a_file_of_heads_is_recognised(tmp_path: Path) -> None:
     ("given", "named"),
     [
         ({"drafter": "none", "model_draft": FILE}, "-md"),
+        ({"drafter": "auto(prompt-lookup)", "model_draft": FILE}, "-md"),
+        ({"drafter": "auto", "model_draft": FILE, "spec_type": "none"}, "--spec-type"),
         ({"drafter": "draft", "spec_draft_n_max": 3}, "--spec-draft-n-max"),
         ({"drafter": "draft", "spec_draft_p_min": 0.0}, "--spec-draft-p-min"),
         ({"drafter": "draft", "spec_type": "none"}, "--spec-type"),

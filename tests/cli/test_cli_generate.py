@@ -30,6 +30,7 @@ STATS_KEYS = [
     "drafter_s",
     "overhead_s",
     "wall_s",
+    "non_candidates",
 ]
 
 
@@ -55,6 +56,24 @@ def test_json_has_the_promised_keys(run: Run, models: Models) -> None:
     assert list(values["usage"]) == ["prompt_tokens", "completion_tokens"]
     assert list(values["stats"]) == STATS_KEYS
     assert (values["usage"]["completion_tokens"], values["finish_reason"], values["seed"]) == (9, "length", 3)
+
+
+def test_a_pool_of_ngrams_goes_from_one_run_to_the_next(run: Run, models: Models, tmp_path: Path) -> None:
+    pool = tmp_path / "a.pool"
+    drafter = f'lookahead(window=2, ngram=4, guesses=3, pool="{pool}")'
+    asked = ("generate", "-m", models.target, "-p", "hello", "-n", 40, "--temp", 0, "--json", *ENDLESS)
+    plain = json.loads(run(*asked).stdout)
+    cold, warm = (json.loads(run(*asked, "--drafter", drafter).stdout) for _ in range(2))
+    assert cold["token_ids"] == warm["token_ids"] == plain["token_ids"]
+    assert warm["stats"]["rounds"] < cold["stats"]["rounds"]
+    assert cold["stats"]["non_candidates"] > 0
+    whole = pool.read_bytes()
+    pool.write_bytes(whole[:-1])
+    result = run(*asked, "--drafter", drafter)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr.count("\n") == 1
+    assert str(pool) in result.stderr
+    assert pool.read_bytes() == whole[:-1]
 
 
 def test_drafting_keeps_the_tokens(run: Run, models: Models) -> None:

@@ -64,6 +64,13 @@ def test_a_rule_that_is_not_exact_is_named() -> None:
     )
 
 
+def test_what_auto_chose_is_shown() -> None:
+    arms = [{"drafter": "draft(n=5)", "rounds": 9}, {"drafter": "prompt-lookup", "rounds": 0}]
+    arms.append({"drafter": "none", "rounds": 27})
+    drafting = {"arms": arms, "choices": [[0, 9], [2, 27]]}
+    assert line(dataclasses.replace(STATS, drafting=drafting), Usage(1, 1)).endswith("auto none 75%, draft(n=5) 25%")
+
+
 @pytest.mark.parametrize(
     ("count", "text"), [(999, "999"), (36_480, "36.5k"), (6_300_000, "6.3M"), (8_030_000_000, "8.03B")]
 )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_lookahead import PlainPool
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, ModelError, OptionError
 from specrun.runtime.drafters.ngram_file import load_pool, save_pool
@@ -28,27 +29,6 @@ class Vocabulary:
 
 
 WORDS = Vocabulary()
-
-
-class PlainPool:
-    """The same pool as lists that are searched from end to end."""
-
-    def __init__(self, per_key: int, max_keys: int) -> None:
-        self.per_key, self.max_keys = per_key, max_keys
-        self.used: list[tuple[int, ...]] = []
-
-    def add(self, ngram: tuple[int, ...]) -> None:
-        self.used = [one for one in self.used if one != ngram] + [ngram]
-        own = [one for one in self.used if one[0] == ngram[0]]
-        if len(own) > self.per_key:
-            self.used.remove(own[0])
-        last_use = {one[0]: index for index, one in enumerate(self.used)}
-        if len(last_use) > self.max_keys:
-            oldest = min(last_use, key=lambda first: last_use[first])
-            self.used = [one for one in self.used if one[0] != oldest]
-
-    def guesses(self, first: int) -> list[tuple[int, ...]]:
-        return [one[1:] for one in reversed(self.used) if one[0] == first]
 
 
 NGRAMS = st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=4).map(tuple), max_size=40)

@@ -1,0 +1,56 @@
+"""Builds `auto(a, b, ...)`, and says what bare `auto` chooses from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.auto import AutoDrafter
+from specrun.runtime.drafters.choice_log import read_choice_logs
+from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts
+from specrun.runtime.drafters.expression import Expression
+from specrun.runtime.drafters.expression_options import ExpressionOptions
+from specrun.runtime.drafters.members import close_all
+
+__all__ = ["auto_expression", "build_auto"]
+
+_WITHOUT_MODEL = ("prompt-lookup", "lookahead")
+_NONE = Expression("none")
+
+
+def auto_expression(draft: str) -> str:
+    """Return what to choose from by default, beside `none`: a draft model's drafts and what needs no model."""
+    return f"auto({', '.join([draft, *_WITHOUT_MODEL])})"
+
+
+def build_auto(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+    """Build `auto(a, b, replay=FILE)`; plain decoding is always one of the choices."""
+    options = ExpressionOptions(expression, ["replay"], len(expression.arguments))
+    replay = options.optional("replay")
+    logs = read_choice_logs(Path(replay).expanduser()) if replay is not None else []
+    arms = list(expression.arguments) or _default_arms(environment)
+    if _NONE not in (Expression(arm.atom) if arm.atom == "none" else arm for arm in arms):
+        arms.append(_NONE)
+    _refuse_twins(expression, arms)
+    members = build_parts(arms, environment, build)
+    try:
+        for log in logs:
+            log.choices_for([member.name for member in members])
+        return AutoDrafter(members, replay=logs, name=str(expression))
+    except BaseException:
+        close_all(members)
+        raise
+
+
+def _default_arms(environment: DraftEnvironment) -> list[Expression]:
+    draft = [Expression("draft")] if "draft" in (environment.default_files or {}) else []
+    return [*draft, *map(Expression, _WITHOUT_MODEL)]
+
+
+def _refuse_twins(expression: Expression, arms: Sequence[Expression]) -> None:
+    names = [str(arm) for arm in arms]
+    for name in names:
+        if names.count(name) > 1:
+            raise OptionError(f"{expression}: {name} stands there twice: auto would measure the same thing twice")

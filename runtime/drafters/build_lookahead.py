@@ -1,0 +1,119 @@
+"""The builders of `lookahead(...)` and `jacobi(...)`: drafting without a second model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specrun.bindings.context import MAX_SEQUENCES
+from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
+from specrun.runtime.drafters.expression import Expression
+from specrun.runtime.drafters.expression_options import ExpressionOptions
+from specrun.runtime.drafters.jacobi import JacobiDrafter
+from specrun.runtime.drafters.lookahead import LookaheadDrafter
+from specrun.runtime.drafters.lookahead_window import window_leaves, window_nodes
+from specrun.runtime.drafters.ngram_guesses import Guesses, LatestGuesses, PlannedGuesses
+from specrun.runtime.drafters.ngram_pool import MAX_NGRAM
+from specrun.runtime.drafters.ngram_store import open_store
+from specrun.runtime.planning.cost_curves import CostCurve
+from specrun.runtime.planning.lookahead_plan import plan_lookahead
+from specrun.runtime.planning.stored_curves import load_curve, typical_curve
+from specrun.runtime.planning.window_guard import WindowGuard
+
+__all__ = ["build_jacobi", "build_lookahead"]
+
+_NGRAM = 5
+_PER_KEY, _MAX_KEYS = 16, 16384
+_FEWEST_PATHS = 4
+_PLANNED_NODES = 16
+_YES_NO = ["yes", "no"]
+
+
+def build_jacobi(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+    """Build `jacobi(n=4)`."""
+    options = ExpressionOptions(expression, ["n", "seed"], 0)
+    n = options.integer("n", 4)
+    drafter = JacobiDrafter(n=n, seed=options.integer("seed", 0), name=str(expression))
+    _require_room(expression, environment, n, 1)
+    return drafter
+
+
+def build_lookahead(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+    """Build `lookahead(window=15, ngram=5, guesses=15, pool=FILE)`; what is left out is planned.
+
+    The plan reads the target's cost curve, measured by `specrun tune` on this machine or else a typical one.
+    """
+    known = ["window", "ngram", "guesses", "pool", "save", "text", "per_key", "max_keys", "seed"]
+    options = ExpressionOptions(expression, known, 0)
+    ngram = options.integer("ngram", _NGRAM)
+    if not 2 <= ngram <= MAX_NGRAM:
+        raise OptionError(f"{expression}: ngram is {ngram}: give 2 to {MAX_NGRAM}")
+    curve = _curve(environment)
+    window, n_guesses = options.optional_integer("window"), options.optional_integer("guesses")
+    width = plan_lookahead(curve, ngram).window if window is None else window
+    if width < 0 or (n_guesses or 0) < 0:
+        raise OptionError(f"{expression}: window and guesses count columns and n-grams: give 0 or more")
+    guesses: Guesses
+    if n_guesses is None:
+        guesses = PlannedGuesses(curve, max_leaves=max(width, _FEWEST_PATHS), max_nodes=_most_nodes(curve))
+    else:
+        guesses = LatestGuesses(n_guesses, ngram)
+    _require_room(
+        expression,
+        environment,
+        window_nodes(width, ngram) + guesses.max_nodes,
+        window_leaves(width, ngram) + guesses.max_leaves,
+    )
+    path = options.optional("pool")
+    keep = options.choice("save", _YES_NO, "yes") == "yes"
+    if path is None and not keep:
+        raise OptionError(f"{expression}: save=no is about a pool's file: name it with pool=FILE")
+    return LookaheadDrafter(
+        ngram=ngram,
+        width=width,
+        guesses=guesses,
+        store=open_store(
+            None if path is None else Path(path).expanduser(),
+            environment.target.vocabulary,
+            n=ngram,
+            per_key=options.integer("per_key", _PER_KEY),
+            max_keys=options.integer("max_keys", _MAX_KEYS),
+            keep=keep,
+        ),
+        guard=WindowGuard(curve) if window is None and width else None,
+        learn_text=options.choice("text", _YES_NO, "yes") == "yes",
+        seed=options.integer("seed", 0),
+        name=str(expression),
+    )
+
+
+def _curve(environment: DraftEnvironment) -> CostCurve:
+    target = environment.target
+    measured = load_curve(target.path, environment.context, target.n_gpu_layers)
+    return measured or typical_curve(target.n_gpu_layers)
+
+
+def _most_nodes(curve: CostCurve) -> int:
+    """Return how many nodes are worth drafting where every one of them is sure to be accepted."""
+    return max(range(1, _PLANNED_NODES + 1), key=lambda n: (n + 1) / curve.seconds(n + 1))
+
+
+def _require_room(expression: Expression, environment: DraftEnvironment, nodes: int, leaves: int) -> None:
+    """Raise where no evaluation could hold a proposal of this size."""
+    if leaves > MAX_SEQUENCES:
+        raise OptionError(
+            f"{expression} needs {leaves} sequences: llama.cpp evaluates at most {MAX_SEQUENCES} paths at once; "
+            "lower window or guesses"
+        )
+    context = environment.context
+    n_ctx = context.n_ctx or environment.target.n_ctx_train
+    for limit, name, advice in (
+        (context.n_batch, "a batch", "the batch size (-b)"),
+        (n_ctx, "a context", "the context size (-c)"),
+    ):
+        if nodes + 1 > limit:
+            raise OptionError(
+                f"{expression} evaluates up to {nodes + 1} tokens at once, which do not fit {name} of {limit}: "
+                f"lower its sizes, or raise {advice}"
+            )

@@ -1,0 +1,28 @@
+"""What combinators do with all their members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from specrun.runtime.drafters.drafter import Drafter
+
+__all__ = ["close_all", "part_reports"]
+
+
+def close_all(members: Sequence[Drafter]) -> None:
+    """Close all members, whatever one of them raises; raises the first error afterwards."""
+    error: Exception | None = None
+    for member in members:
+        try:
+            member.close()
+        except Exception as one:
+            error = error or one
+    if error is not None:
+        raise error
+
+
+def part_reports(members: Sequence[Drafter]) -> dict[str, Any]:
+    """Return the reports of the members that have something to say, as {"parts": [{"drafter": name, ...}]}."""
+    parts = [{"drafter": member.name, **report} for member in members if (report := member.report())]
+    return {"parts": parts} if parts else {}

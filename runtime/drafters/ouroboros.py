@@ -1,0 +1,143 @@
+"""Ouroboros: a draft model that drafts phrases, and a pool of phrases that verification feeds (Zhao et al. 2024).
+
+1. The draft model drafts with the pool: phrases after the last token are its own drafts, which it verifies itself
+   (section 3.2), a cascade whose inner drafter is the pool.
+2. Phrases after the draft's last token extend the draft as branches (section 3.3), point masses below it.
+3. The target's evaluation answers at every node. The answers along the branches are refined phrases, and what it
+   agrees with behind a rejected token are phrases too (sections 3.3 and 3.4). Both flow back, with the text's own.
+4. The pool outlives the answer, and with a file the process: warm start (section 3.5).
+
+The paper decodes greedily. Here drawn tokens keep their laws, and phrases are point masses, so every temperature is
+exact; which phrases there are depends on earlier rounds only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.grafting import first_path, graft
+from specrun.runtime.drafters.member_outcome import MemberRows
+from specrun.runtime.drafters.ngram_store import NgramStore
+from specrun.runtime.drafters.phrases import matched_phrases, phrase_tree, refined_phrases
+from specrun.runtime.prefix import common_prefix
+from specrun.runtime.tree import ROOT, DraftTree
+
+__all__ = ["OuroborosDrafter"]
+
+
+class OuroborosDrafter(Drafter):
+    """Extends the chains of `draft` by up to `count` phrases of `length` tokens. Owns `draft` and saves the pool.
+
+    `draft` is a cascade over a `PhraseDrafter` of the same `store`, or any drafter of chains.
+    """
+
+    def __init__(
+        self, draft: Drafter, store: NgramStore, *, count: int = 3, length: int = 4, name: str = "ouroboros"
+    ) -> None:
+        if count < 1 or length < 1:
+            raise OptionError(f"{name}: phrases={count} of length={length}: give at least 1 of both")
+        self.name = name
+        self.max_nodes = draft.max_nodes + count * length
+        self.max_leaves = draft.max_leaves + count - 1
+        self._draft = draft
+        self._store = store
+        self._count = count
+        self._length = length
+        self._read: list[int] = []
+        self._proposal: _Proposal | None = None
+        self._n_phrases = [0, 0]  # drafted, and used by at least one token
+
+    @property
+    def native_seconds(self) -> float:
+        """Time inside the draft model's evaluations."""
+        return self._draft.native_seconds
+
+    @property
+    def n_params(self) -> int:
+        """The draft model's parameters."""
+        return self._draft.n_params
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start an answer: the pool goes on, unless there are no tokens; then it starts over."""
+        self._draft.begin(tokens)
+        self._proposal = None
+        self._n_phrases = [0, 0]
+        if not tokens:
+            self._store.forget()
+            self._read.clear()
+            return
+        self._store.save()
+        del self._read[common_prefix(self._read, tokens) :]
+        self._learn_text(tokens)
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return the draft with phrases below its last token."""
+        tree = self._draft.propose(request)
+        chain = first_path(tree)
+        last = tree.tokens[chain[-1]] if chain else request.tokens[-1]
+        depth = min(self._length, request.max_depth - len(chain))
+        room = min(self._count * self._length, request.max_nodes - len(tree))
+        phrases = phrase_tree(self._store.pool, last, self._count, depth, room)
+        whole, places = graft(tree, chain[-1] if chain else ROOT, phrases)
+        self._proposal = _Proposal(whole, chain, phrases, places, last)
+        self._n_phrases[0] += len(phrases.draws.get(ROOT, ()))
+        return whole
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Take refined phrases, what was right behind a rejected token, and the new text into the pool."""
+        proposal, self._proposal = self._proposal, None
+        if proposal is not None and outcome.tree.tokens[: len(proposal.tree)] == proposal.tree.tokens:
+            self._learn(outcome, proposal)
+        self._draft.observe(outcome)
+        self._learn_text(outcome.tokens)
+
+    def _learn(self, outcome: RoundOutcome, proposal: _Proposal) -> None:
+        chain = proposal.chain
+        kept = common_prefix(chain, outcome.path)
+        self._n_phrases[1] += kept == len(chain) < len(outcome.path)
+        tail = [proposal.tree.tokens[node] for node in chain[kept:]]
+        for phrase in matched_phrases(tail, chain[kept:], self._length + 1, outcome.rows):
+            self._store.add(phrase)
+        if len(proposal.phrases):
+            rows = MemberRows(outcome.rows, [proposal.places[node] for node in range(ROOT, len(proposal.phrases))])
+            for phrase in refined_phrases(proposal.phrases, proposal.last, rows):
+                self._store.add(phrase)
+
+    def _learn_text(self, tokens: Sequence[int]) -> None:
+        """Add the phrases of the text that end after what was read before."""
+        start, size = len(self._read), self._length + 1
+        self._read.extend(tokens[start:])
+        for end in range(max(start + 1, size), len(tokens) + 1):
+            self._store.add(tokens[end - size : end])
+
+    def rewind(self, length: int) -> None:
+        """Forget guesses; phrases that they made stay, as phrases may come from anywhere."""
+        del self._read[length:]
+        self._draft.rewind(length)
+
+    def report(self) -> dict[str, Any]:
+        """Return how the phrases fared, and the draft model's own rounds."""
+        drafted, used = self._n_phrases
+        return {"phrases": {"pool": len(self._store.pool), "drafted": drafted, "used": used}, **self._draft.report()}
+
+    def close(self) -> None:
+        """Save the pool and free the draft model."""
+        try:
+            self._store.save()
+        finally:
+            self._draft.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    """A draft, its chain, the phrases below it, where their nodes stand, and the token that they follow."""
+
+    tree: DraftTree
+    chain: tuple[int, ...]
+    phrases: DraftTree
+    places: dict[int, int]
+    last: int
