@@ -15,6 +15,7 @@ from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.member_noise import MemberNoise
 from specrun.runtime.drafters.member_outcome import outcome_for
 from specrun.runtime.drafters.members import close_all, part_reports
+from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
 __all__ = ["EnsembleDrafter", "merge_trees"]
