@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 from typing import Any
 
 from specrun.bindings.errors import ClosedError, OptionError
@@ -70,6 +71,16 @@ class Vocabulary:
         found = (token for token in range(self.size) if attribute(self._handle, token) & wanted)
         texts = (self.text(token) for token in found)
         return tuple(sorted({text for text in texts if text}, key=len, reverse=True))
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the kind of vocabulary and every stored text in order: equal where token ids mean the same."""
+        get, handle = self._native.llama_vocab_get_text, self._handle
+        digest = hashlib.sha256(f"{self.kind} {self.size}".encode())
+        for token in range(self.size):
+            word: bytes = get(handle, token) or b""
+            digest.update(len(word).to_bytes(4, "little") + word)
+        return digest.hexdigest()
 
     def text(self, token: int) -> str:
         """Return the token's text as the file stores it (byte-level words stay encoded)."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specrun.runtime.drafters.build_draft import build_draft
+from specrun.runtime.drafters.build_retrieval import build_prompt_lookup, build_rest
 from specrun.runtime.drafters.drafter import Drafter, NoDrafter
 from specrun.runtime.drafters.ensemble import EnsembleDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts
 from specrun.runtime.drafters.expression import Expression, parse_expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
-from specrun.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from specrun.runtime.pairing import check_draftable
 from specrun.runtime.sampling import unknown_option
 
@@ -45,16 +45,6 @@ def _build_none(expression: Expression, environment: DraftEnvironment, build: Bu
     return NoDrafter()
 
 
-def _build_prompt_lookup(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
-    options = ExpressionOptions(expression, ["n", "max_ngram", "min_ngram"], 0)
-    return PromptLookupDrafter(
-        num_draft_tokens=options.integer("n", 5),
-        max_ngram=options.integer("max_ngram", 4),
-        min_ngram=options.integer("min_ngram", 2),
-        name=str(expression),
-    )
-
-
 def _build_ensemble(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
     ExpressionOptions(expression, [], len(expression.arguments))
     members = build_parts(expression.arguments, environment, build)
@@ -70,5 +60,6 @@ _BUILDERS: dict[str, Callable[[Expression, DraftEnvironment, BuildPart], Drafter
     "none": _build_none,
     "draft": build_draft,
     "ensemble": _build_ensemble,
-    "prompt-lookup": _build_prompt_lookup,
+    "prompt-lookup": build_prompt_lookup,
+    "rest": build_rest,
 }
