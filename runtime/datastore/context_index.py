@@ -31,7 +31,7 @@ class ContextIndex:
         self._tokens = np.asarray(tokens).view(np.ndarray)
         self._order = np.asarray(order).view(np.ndarray)
         self._samples = np.asarray(samples).view(np.ndarray)
-        self._n_words = n_words
+        self.n_words = n_words
         self._bits, per_key = key_width(n_words)
         self._per_key = min(per_key, DEPTH)
 
@@ -47,6 +47,11 @@ class ContextIndex:
     def __len__(self) -> int:
         return len(self._order)
 
+    def excerpt(self, share: float, length: int) -> list[int]:
+        """Return up to `length` tokens from a place in the text, 0 <= `share` < 1, without separators."""
+        start = DEPTH + int(share * max(1, len(self._tokens) - DEPTH - length))
+        return [one for one in self._tokens[start : start + length].tolist() if 0 <= one < self.n_words]
+
     def nearest(self, context: Sequence[int], count: int, length: int, min_match: int) -> list[tuple[int, list[int]]]:
         """Return up to `count` places with the longest matches: the matched tokens and what follows, longest first.
 
@@ -57,7 +62,7 @@ class ContextIndex:
         if not len(self._order) or not context:
             return []
         query = [*reversed(context[-DEPTH:])]
-        query += [self._n_words] * (DEPTH - len(query))
+        query += [self.n_words] * (DEPTH - len(query))
         place = self._search(query)
         around = self._order[max(0, place - count) : place + count].astype(np.int64)
         equal = np.take(self._tokens, around[:, None] - _BACK, mode="clip") == np.array(query, np.int32)
@@ -69,9 +74,9 @@ class ContextIndex:
         return [(match, self._until_end(row)) for match, row in zip(matched[best].tolist(), rows, strict=True)]
 
     def _until_end(self, row: list[int]) -> list[int]:
-        if max(row) < self._n_words and min(row) >= 0:  # a damaged file must not feed the target unknown words
+        if max(row) < self.n_words and min(row) >= 0:  # a damaged file must not feed the target unknown words
             return row
-        return row[: next(i for i, token in enumerate(row) if not 0 <= token < self._n_words)]
+        return row[: next(i for i, token in enumerate(row) if not 0 <= token < self.n_words)]
 
     def _search(self, query: list[int]) -> int:
         """Return where the query belongs in the order."""

@@ -72,7 +72,7 @@ def _buckets(tokens: TokenArray, n_words: int) -> list[tuple[int, int]]:
     n = len(tokens)
     stride = max(1, n // _SAMPLED)
     sampled = [
-        first_keys(tokens, start, min(start + _CHUNK, n), n_words)[::stride] for start in range(DEPTH, n, _CHUNK)
+        first_keys(tokens, start, min(start + _CHUNK, n), n_words)[::stride].copy() for start in range(DEPTH, n, _CHUNK)
     ]
     keys = np.sort(np.concatenate(sampled))
     count = -(-n // _BUCKET)

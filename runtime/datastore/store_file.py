@@ -27,6 +27,7 @@ __all__ = [
     "HEADER_BYTES",
     "StoreHeader",
     "content_checksum",
+    "open_mapped",
     "open_store",
     "read_store_header",
     "verify_store",
@@ -112,6 +113,12 @@ def open_store(path: Path, vocabulary: Vocabulary) -> ContextIndex:
             f"{header.vocabulary[:12]}, of {header.model}) than the target's ({vocabulary.size:,} words, hash "
             f"{vocabulary.digest[:12]}): build it again with -m and this target"
         )
+    return open_mapped(path)
+
+
+def open_mapped(path: Path) -> ContextIndex:
+    """Return the mapped index of a datastore, whatever its vocabulary."""
+    header = read_store_header(path)
     tokens, order, samples, _ = header.offsets
     return ContextIndex(
         np.memmap(path, np.dtype("<i4"), "r", tokens, (header.n_tokens,)),

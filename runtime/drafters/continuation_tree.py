@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specrun.runtime.drafters.match_trust import LONGEST_MATCH, MatchTrust
 from specrun.runtime.planning.cost_curves import CostCurve
@@ -28,11 +28,18 @@ _LEAST_PROBABILITY = 0.05  # no batch is so cheap that such a node pays
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What followed an earlier occurrence of the last `match` tokens; `weight` ranks equal matches."""
+    """What followed an earlier occurrence of the last `match` tokens; `weight` ranks equal matches.
+
+    `votes` are what it counts among others: a token more of context counts double, up to where no doubt is left.
+    """
 
     tokens: Sequence[int]
     match: int
     weight: float = 1.0
+    votes: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "votes", self.weight * 2.0 ** min(self.match, LONGEST_MATCH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +123,19 @@ def _children(
     alive = [one for one in alive if len(one.tokens) > depth]
     if not alive:
         return []
-    longest = max(one.match for one in alive)
     groups: dict[int, list[Continuation]] = {}
-    weights: dict[int, float] = {}
+    votes: dict[int, float] = {}
     for one in alive:
         token = one.tokens[depth]
-        groups.setdefault(token, []).append(one)
-        # One more token of context halves the doubt, up to where all doubt is gone.
-        missing = min(longest, LONGEST_MATCH) - min(one.match, LONGEST_MATCH)
-        weights[token] = weights.get(token, 0.0) + one.weight * 0.5**missing
-    scale = probability * trust.expected(longest + depth) / sum(weights.values())
-    return [_Branch(scale * weights[token], parent, token, depth + 1, own) for token, own in groups.items()]
+        if token in groups:
+            groups[token].append(one)
+            votes[token] += one.votes
+        else:
+            groups[token] = [one]
+            votes[token] = one.votes
+    longest = max(one.match for one in alive)
+    scale = probability * trust.expected(longest + depth) / sum(votes.values())
+    return [_Branch(scale * votes[token], parent, token, depth + 1, own) for token, own in groups.items()]
 
 
 def _worthwhile(probabilities: Sequence[float], costs: CostCurve) -> int:
@@ -134,8 +143,9 @@ def _worthwhile(probabilities: Sequence[float], costs: CostCurve) -> int:
     best, rate, tokens = 0, 1.0 / costs.seconds(1), 1.0
     for count, probability in enumerate(probabilities, 1):
         tokens += probability
-        if tokens / costs.seconds(count + 1) > rate:
-            best, rate = count, tokens / costs.seconds(count + 1)
+        achieved = tokens / costs.seconds(count + 1)
+        if achieved > rate:
+            best, rate = count, achieved
     return best
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from specrun.bindings.errors import OptionError
@@ -9,6 +10,7 @@ from specrun.runtime.datastore.context_index import ContextIndex
 from specrun.runtime.datastore.context_order import DEPTH
 from specrun.runtime.drafters.continuation_drafter import ContinuationDrafter
 from specrun.runtime.drafters.continuation_tree import Continuation
+from specrun.runtime.prefix import common_prefix
 
 __all__ = ["RestDrafter"]
 
@@ -39,14 +41,18 @@ class RestDrafter(ContinuationDrafter):
         if not 1 <= min_match <= DEPTH:
             raise OptionError(f"rest: min_match is {min_match}: give 1 to {DEPTH}, the longest suffix looked up")
         self._store = store
+        self._prompt: list[int] = []
         self._places = places
         self._min_match = min_match
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Forget what the last answer taught: every answer is drafted alike."""
-        self.start_over()
+        """Keep what earlier answers taught as long as the conversation goes on."""
+        if common_prefix(self._prompt, tokens) < len(self._prompt):
+            self.start_over()
+        self._prompt = list(tokens)
 
     def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
         """Return what followed the places whose last tokens match longest."""
         found = self._store.nearest(tokens[-DEPTH:], self._places, length, self._min_match)
-        return [Continuation(known, match) for match, known in found]
+        alike = Counter((match, tuple(known)) for match, known in found)
+        return [Continuation(known, match, count) for (match, known), count in alike.items()]
