@@ -46,6 +46,8 @@ def build_store(
     disk is too small. Nothing is written then, or after Ctrl-C; the file appears whole or not at all.
     """
     sizes = [check_text_file(path) for path in files]
+    if any(output.exists() and path.samefile(output) for path in files):
+        raise OptionError(f"{output} is one of the texts: name another file to write")
     with atomic_path(output, force=force) as aside:
         require_free_space(output.parent, int(sum(sizes) / _USUAL_TOKEN_LENGTH * _BYTES_PER_TOKEN))
         with aside.open("r+b") as file:
@@ -87,8 +89,8 @@ def _write_tokens(
         n_tokens += 1
     held = n_tokens - DEPTH - len(files)
     if held < _FEWEST_TOKENS:
-        names = f"{files[0]}" if len(files) == 1 else f"the {len(files)} files"
-        raise OptionError(f"{names} hold {held} tokens: a datastore needs at least {_FEWEST_TOKENS}")
+        texts = str(files[0]) if len(files) == 1 else f"{len(files)} files"
+        raise OptionError(f"the corpus ({texts}) holds {held} tokens: a datastore needs at least {_FEWEST_TOKENS}")
     return n_tokens
 
 

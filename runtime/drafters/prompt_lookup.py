@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from specrun.bindings.errors import OptionError
 from specrun.runtime.datastore.context_index import ContextIndex
 from specrun.runtime.drafters.continuation_drafter import ContinuationDrafter
-from specrun.runtime.drafters.continuation_tree import Continuation
+from specrun.runtime.drafters.continuation_tree import TYPICAL_COSTS, Continuation
 from specrun.runtime.drafters.ngram_index import NgramIndex
+from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.prefix import common_prefix
 
 __all__ = ["PromptLookupDrafter"]
@@ -35,8 +36,9 @@ class PromptLookupDrafter(ContinuationDrafter):
         min_ngram: int = 2,
         reference: ContextIndex | None = None,
         name: str = "prompt-lookup",
+        costs: CostCurve = TYPICAL_COSTS,
     ) -> None:
-        super().__init__(depth=num_draft_tokens, nodes=nodes, branches=branches, name=name)
+        super().__init__(depth=num_draft_tokens, nodes=nodes, branches=branches, name=name, costs=costs)
         if not 1 <= min_ngram <= max_ngram:
             raise OptionError(f"n-gram sizes from {min_ngram} to {max_ngram}: give 1 <= min_ngram <= max_ngram")
         self._places = branches

@@ -9,7 +9,8 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.datastore.context_index import ContextIndex
 from specrun.runtime.datastore.context_order import DEPTH
 from specrun.runtime.drafters.continuation_drafter import ContinuationDrafter
-from specrun.runtime.drafters.continuation_tree import Continuation
+from specrun.runtime.drafters.continuation_tree import TYPICAL_COSTS, Continuation
+from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.prefix import common_prefix
 
 __all__ = ["RestDrafter"]
@@ -34,8 +35,9 @@ class RestDrafter(ContinuationDrafter):
         places: int = 32,
         min_match: int = 2,
         name: str = "rest",
+        costs: CostCurve = TYPICAL_COSTS,
     ) -> None:
-        super().__init__(depth=num_draft_tokens, nodes=nodes, branches=branches, name=name)
+        super().__init__(depth=num_draft_tokens, nodes=nodes, branches=branches, name=name, costs=costs)
         if not 1 <= places <= _MOST_PLACES:
             raise OptionError(f"rest: places is {places}: give 1 to {_MOST_PLACES}")
         if not 1 <= min_match <= DEPTH:
