@@ -238,7 +238,7 @@ draft_options = option_group(
         section=_DRAFTING,
         type=click.IntRange(1, 1024),
         metavar="N",
-        help="The most tokens drafted in a round.  [default: the drafter's own, 5]",
+        help="The most tokens drafted in a round.  [default: the drafter's own: 5, where text is retrieved 15]",
     ),
     option(
         "--spec-draft-p-min",

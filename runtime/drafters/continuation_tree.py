@@ -23,6 +23,7 @@ TYPICAL_COSTS = CostCurve(
 )
 """Evaluations of n tokens over one: a 400M F16 model on two CPU cores. GPUs are flatter, small models steeper."""
 
+_LEAST_GAIN = 1.1  # expected speed-up from which a round is drafted for: Python costs something too
 _LEAST_PROBABILITY = 0.05  # no batch is so cheap that such a node pays
 
 
@@ -140,7 +141,7 @@ def _children(
 
 def _worthwhile(probabilities: Sequence[float], costs: CostCurve) -> int:
     """Return how many of the nodes give the most expected tokens for their evaluation's time."""
-    best, rate, tokens = 0, 1.0 / costs.seconds(1), 1.0
+    best, rate, tokens = 0, _LEAST_GAIN / costs.seconds(1), 1.0
     for count, probability in enumerate(probabilities, 1):
         tokens += probability
         achieved = tokens / costs.seconds(count + 1)

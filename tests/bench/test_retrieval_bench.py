@@ -17,6 +17,7 @@ from specrun.bindings.model import Model
 from specrun.cli.main import cli
 from specrun.runtime.datastore.store_file import open_store
 from specrun.runtime.demo import demo_questions
+from specrun.train.corpus import Entry
 
 QUESTIONS = [json.loads(line) for line in demo_questions().read_text(encoding="utf-8").splitlines()]
 ANSWERS = {one["question"]: one["answer"] for one in QUESTIONS}
@@ -47,8 +48,14 @@ def test_repeated_questions_were_answered_before(context: int) -> None:
         assert context <= count_words(chat) < max(context, 60) + 60
 
 
-def test_edited_answers_differ_a_little_from_an_earlier_one() -> None:
-    for chat in demo_workload("edited", 3, 0, count_words):
+def test_edited_answers_differ_a_little_from_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sentence = "Return the lowest index in {} where the subsection sub is found, and -1 on failure."
+    entries = [Entry(f"{one}.find", "method", None, sentence.format(one)) for one in ("bytes", "str")]
+    entries += [Entry("a.find", "method", None, "Search."), Entry("os.find", "method", None, "Walk the whole tree.")]
+    monkeypatch.setattr("specrun.train.corpus.build_corpus", lambda: entries)
+    chats = demo_workload("edited", 3, 0, count_words)
+    assert len(chats) == 1
+    for chat in chats:
         assert chat[0]["content"] != chat[-1]["content"]
         assert chat[0]["content"].rpartition(".")[2] == chat[-1]["content"].rpartition(".")[2]
         assert len(chat[1]["content"]) > 30
@@ -67,6 +74,12 @@ def test_what_the_literature_says_stands_beside() -> None:
     assert literature_note(["none"]) is None
 
 
+@pytest.fixture
+def small_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specrun.bench.lookup._STORE_TOKENS", 20_000)
+
+
+@pytest.mark.usefixtures("small_store")
 def test_lookups_are_timed_without_a_model() -> None:
     results = list(measure_lookup(LookupOptions(contexts=(50, 500), rounds=20)))
     assert [(one.drafter, one.context) for one in results] == [
@@ -81,6 +94,7 @@ def test_lookups_are_timed_without_a_model() -> None:
         list(measure_lookup(LookupOptions(store=demo_questions())))
 
 
+@pytest.mark.usefixtures("small_store")
 def test_lookup_on_the_command_line() -> None:
     done = bench("lookup", "--context", "50", "--rounds", "5", "--json")
     assert done.exit_code == 0, done.output

@@ -10,7 +10,7 @@ from specrun.runtime.drafters.continuation_tree import TYPICAL_COSTS, Continuati
 from specrun.runtime.drafters.match_trust import LONGEST_MATCH, MatchTrust
 from specrun.runtime.planning.cost_curves import CostCurve
 
-FREE = CostCurve.flat([1.0] * 65)
+FREE = CostCurve.flat([1.0] + [0.01] * 64)  # any draft pays, and more are no dearer
 WIDE = TreeLimits(64, 64, 64)
 CONTINUATIONS = st.lists(
     st.builds(
@@ -68,7 +68,9 @@ def test_as_many_nodes_as_pay(continuations, steps):
     known = trie(continuations, trust)
     probabilities = [known[one] for one in prefixes_of(continuation_tree(continuations, trust, limits, FREE))]
     rates = [(1.0 + sum(probabilities[:n])) / costs.seconds(n + 1) for n in range(len(probabilities) + 1)]
-    assert rates[len(tree)] == pytest.approx(max(rates))
+    best = max(rates[1:], default=0.0)
+    # Plain decoding unless a draft is expected to gain a tenth.
+    assert len(tree) == 0 if best <= 1.1 - 1e-9 else rates[len(tree)] == pytest.approx(best) or best <= 1.1 + 1e-9
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

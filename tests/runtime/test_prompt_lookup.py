@@ -124,7 +124,7 @@ def test_the_law_of_the_text_is_the_targets(seed, options, width):
     """The shipped loop under every outcome, learning included: repeated words leave the law as it is, to 1e-12."""
 
     def make() -> PromptLookupDrafter:  # drafting is free: every retrieved word is drafted
-        return PromptLookupDrafter(**options, costs=CostCurve.flat([1.0] * 40))
+        return PromptLookupDrafter(**options, costs=CostCurve.flat([1.0] + [0.01] * 40))
 
     error, nodes, widest = retrieval_bias(make, LawTable(3, seed), REPEATING, 4)
     assert error < TOLERANCE

@@ -22,7 +22,7 @@ from specrun.runtime.drafters.rest import RestDrafter
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.planning.cost_curves import CostCurve
 
-FREE = CostCurve.flat([1.0] * 65)
+FREE = CostCurve.flat([1.0] + [0.01] * 64)
 F32 = {"n_ctx": 256, "n_threads": 1, "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
 PENALTIES = {"repeat_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2}
 
