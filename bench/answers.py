@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from specrun.bench.prompts import Prompt, as_text
 from specrun.bindings.errors import SpecrunError
 from specrun.runtime.drafters.expression import Expression, parse_expression
 from specrun.runtime.results import GenerationResult
@@ -21,7 +22,7 @@ class Arm:
     `as_chat` None renders prompts by the model's chat template if it has one.
     """
 
-    def __init__(self, runtime: Runtime, prompts: Sequence[str], as_chat: bool | None) -> None:
+    def __init__(self, runtime: Runtime, prompts: Sequence[Prompt], as_chat: bool | None) -> None:
         self.runtime = runtime
         self.label = _label(parse_expression(runtime.drafter))
         try:
@@ -38,6 +39,11 @@ class Arm:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.runtime.close()
+
+    @property
+    def prompt_tokens(self) -> float:
+        """The mean length of a prompt in tokens."""
+        return sum(map(len, self._prompts)) / len(self._prompts)
 
     def answer(self, number: int, params: SamplingParams, max_tokens: int, *, seed: int) -> GenerationResult:
         """Answer one prompt from an empty cache, so that no arm profits from what came before."""
@@ -105,17 +111,17 @@ class Answers:
             self._by_position[index] = (before[0] + kept, before[1] + rounds)
 
 
-def _tokens(runtime: Runtime, prompt: str, chat: bool) -> list[int]:
+def _tokens(runtime: Runtime, prompt: Prompt, chat: bool) -> list[int]:
     if chat:
-        return runtime.chat_prompt([{"role": "user", "content": prompt}])
-    return runtime.vocabulary.tokenize(prompt)
+        return runtime.chat_prompt([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+    return runtime.vocabulary.tokenize(prompt if isinstance(prompt, str) else as_text(prompt))
 
 
 def _label(expression: Expression) -> str:
     """Return the expression with files by their name alone: paths would widen every table."""
 
     def short(one: Expression) -> Expression:
-        atom = Path(one.atom).name if one.atom.endswith((".gguf", ".pool")) else one.atom
+        atom = Path(one.atom).name if one.atom.endswith((".gguf", ".pool")) or "/" in one.atom else one.atom
         arguments = tuple(map(short, one.arguments))
         return Expression(atom, arguments, tuple((k, short(v)) for k, v in one.options), one.count, one.is_call)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bench.answers import Answers, Arm
+from specrun.bench.prompts import Prompt
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.devices import devices
 from specrun.bindings.errors import OptionError
@@ -33,18 +34,19 @@ class DrafterBench:
     `drafters` are expressions of the drafter language, with their files; each runs with all acceptance `rules`.
     Every repetition answers all prompts, with the seed of `params` plus the number of the repetition. `as_chat`
     None asks models with a chat template in a conversation and lets others continue the text. `options` are those
-    of `Runtime`.
+    of `Runtime`. `workload` says what the prompts are and what the drafters know of their answers.
     """
 
     target: Path
     drafters: tuple[str, ...]
-    prompts: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
     params: tuple[SamplingParams, ...]
     rules: tuple[str, ...] = (EXACT,)
     max_tokens: int = 128
     repetitions: int = 5
     as_chat: bool | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    workload: str = ""
 
     def __post_init__(self) -> None:
         for name in ("drafters", "prompts", "params", "rules"):
@@ -85,7 +87,8 @@ class DrafterResult:
 
     `speed_up` compares with plain decoding at the same temperature, `text` too (at temperature 0 only).
     `acceptance_rate` and `mean_accepted_length` are of all repetitions together. `round_us` is a whole round,
-    `overhead_us_per_round` its part outside native evaluation, in microseconds.
+    `overhead_us_per_round` its part outside native evaluation, in microseconds. `prompt_tokens` is the mean
+    length of a prompt.
     """
 
     target: TargetFacts
@@ -105,6 +108,8 @@ class DrafterResult:
     round_us: Spread
     overhead_us_per_round: Spread
     text: TextComparison | None
+    prompt_tokens: float = 0.0
+    workload: str = ""
 
     @property
     def label(self) -> str:
@@ -227,6 +232,8 @@ def _result(
         round_us=spread_of([1e6 * one.decoding_s / one.rounds for one in own]),
         overhead_us_per_round=spread_of([1e6 * one.overhead_s / one.rounds for one in own]),
         text=_compare(own[0], plain[0]) if params.is_greedy and own is not plain else None,
+        prompt_tokens=arm.prompt_tokens,
+        workload=bench.workload,
     )
 
 

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError
 from specrun.runtime.demo import demo_questions
 
-__all__ = ["demo_prompts", "read_prompts"]
+__all__ = ["Prompt", "as_text", "demo_prompts", "read_prompts"]
+
+Prompt = str | tuple[Mapping[str, str], ...]
+"""A text, or a conversation: messages with "role" and "content"."""
+
 
 _KEYS = ("prompt", "question", "text")
+
+
+def as_text(conversation: Sequence[Mapping[str, str]]) -> str:
+    """Return a conversation for models without a chat template: its texts, one below the other."""
+    return "".join(message["content"] + "\n" for message in conversation)
 
 
 def demo_prompts(count: int) -> tuple[str, ...]:

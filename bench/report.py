@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from specrun.bench.drafters import DrafterResult, TextComparison
+from specrun.bench.literature import literature_note
+from specrun.bench.lookup import LookupResult
 from specrun.bench.overhead import OverheadResult
 from specrun.bench.table import Table
 from specrun.bench.timing import Ratio, Spread
 
-__all__ = ["CONSTANT_COLUMNS", "drafters_table", "machine_facts", "overhead_table"]
+__all__ = ["CONSTANT_COLUMNS", "drafters_table", "lookup_table", "machine_facts", "overhead_table"]
 
 CONSTANT_COLUMNS = ("model", "size", "params", "backend", "ngl", "temp", "vocab", "ctx")
 """Columns that are often the same in every row, and then stand above the table on a screen."""
@@ -40,6 +42,28 @@ def overhead_table(results: Sequence[OverheadResult]) -> Table:
         "Random models of almost no width: native times say nothing about real models.",
     )
     return Table(columns, rows, notes)
+
+
+def lookup_table(results: Sequence[LookupResult]) -> Table:
+    """Return the table of `specrun bench lookup`: microseconds per round."""
+    columns = ("drafter", "stored tokens", "context", "us/round", "prompt us/token", "drafted", "accepted")
+    rows = tuple(
+        (
+            one.drafter,
+            "-" if one.n_stored is None else f"{one.n_stored:,}",
+            f"{one.context:,}",
+            f"{one.round_us.median:,.0f} ({one.round_us.lower_quartile:,.0f}-{one.round_us.upper_quartile:,.0f})",
+            f"{one.prompt_us_per_token:.2f}",
+            f"{one.drafted_per_round:.1f}",
+            f"{one.accepted_per_round:.2f}",
+        )
+        for one in results
+    )
+    note = (
+        "us/round: propose and observe, median over the rounds (quartiles), without any evaluation. prompt us/token: "
+        "indexing the context once. The texts are synthetic or excerpts: what is accepted says nothing about real ones."
+    )
+    return Table(columns, rows, (note,))
 
 
 def machine_facts() -> dict[str, Any]:
@@ -83,11 +107,15 @@ def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
         return []
     first = results[0]
     notes = [
-        f"Prompts: {first.n_prompts}, answered with up to {first.max_tokens} tokens; "
+        f"Prompts: {first.n_prompts} of {first.prompt_tokens:,.0f} tokens on average"
+        f"{f' ({first.workload})' if first.workload else ''}, answered with up to {first.max_tokens} tokens; "
         f"interleaved repetitions: {first.repetitions}. "
         "tok/s: median (least to most); with sampling and verification, without the prompt. "
         "speed-up: ratio of the medians (least to most within one repetition)."
     ]
+    published = literature_note(one.drafter for one in results)
+    if published:
+        notes.append(published)
     padded = first.target.padded_parameters
     if padded:
         notes.append(

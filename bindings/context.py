@@ -141,6 +141,7 @@ class Context:
                 f"{model.path} ({model.architecture}) is not a left-to-right language model: "
                 "it cannot be used to generate text"
             )
+        model.require_weights()
         self._handle = self._create()
         model.adopt()
         self.n_ctx = int(self._native.llama_n_ctx(self._handle))

@@ -33,7 +33,8 @@ class Model:
 
     Parameters: `n_gpu_layers` is how many layers go to the GPU (-1 all); `use_mmap` maps the file instead
     of reading it; `use_mlock` keeps it in RAM; `progress` is called with 0.0..1.0 and may return False to
-    stop loading. Raises `FileMissingError`, `MalformedFileError`, `ModelLoadError`, `OutOfMemoryError`.
+    stop loading; `vocab_only` loads the words alone, for what needs no evaluation. Raises `FileMissingError`,
+    `MalformedFileError`, `ModelLoadError`, `OutOfMemoryError`.
     """
 
     def __init__(
@@ -44,9 +45,11 @@ class Model:
         use_mmap: bool = True,
         use_mlock: bool = False,
         progress: Callable[[float], bool] | None = None,
+        vocab_only: bool = False,
     ) -> None:
         self._handle: Any = None
         self._children = 0
+        self._vocab_only = vocab_only
         if n_gpu_layers < -1:
             raise OptionError(f"n_gpu_layers is {n_gpu_layers}: give -1 (all) or a count of layers")
         self.path = Path(path)
@@ -66,6 +69,7 @@ class Model:
     ) -> Any:  # noqa: ANN401 - a ctypes pointer
         params = self._native.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
+        params.vocab_only = self._vocab_only
         params.load_mode = (_MMAP_LOCKED if use_mlock else _MMAP) if use_mmap else _COPY
         if progress is not None:
             report = progress
@@ -189,6 +193,11 @@ class Model:
                 read(handle, index, buffer, size)
                 texts.append(buffer.value.decode("utf-8", "replace"))
             yield texts[0], texts[1]
+
+    def require_weights(self) -> None:
+        """Raise `OptionError` if only the vocabulary was loaded."""
+        if self._vocab_only:
+            raise OptionError(f"only the vocabulary of {self.path} was loaded: it cannot evaluate anything")
 
     # -- children ----------------------------------------------------------------------------------------
 

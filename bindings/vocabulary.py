@@ -74,10 +74,13 @@ class Vocabulary:
 
     @functools.cached_property
     def fingerprint(self) -> bytes:
-        """The SHA-256 of all words as the file stores them: it tells vocabularies apart."""
-        get = self._native.llama_vocab_get_text
-        texts = b"\0".join(get(self._handle, token) or b"" for token in range(self.size))
-        return hashlib.sha256(texts).digest()
+        """SHA-256 of the kind of vocabulary and every stored text in order: equal where token ids mean the same."""
+        get, handle = self._native.llama_vocab_get_text, self._handle
+        digest = hashlib.sha256(f"{self.kind} {self.size}".encode())
+        for token in range(self.size):
+            word: bytes = get(handle, token) or b""
+            digest.update(len(word).to_bytes(4, "little") + word)
+        return digest.digest()
 
     def text(self, token: int) -> str:
         """Return the token's text as the file stores it (byte-level words stay encoded)."""

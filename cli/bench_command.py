@@ -10,6 +10,7 @@ __all__ = ["bench"]
 
 _COMMANDS = {
     "drafters": LazyCommand("specrun.cli.bench_drafters_command", "drafters", "Drafters against plain decoding."),
+    "lookup": LazyCommand("specrun.cli.bench_lookup_command", "lookup", "What retrieving drafts costs a round."),
     "overhead": LazyCommand("specrun.cli.bench_overhead_command", "overhead", "Python's share of a round, by part."),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,13 +20,14 @@ from specrun.cli.bench_drafters_options import (
     prompt_choice_options,
     sampling_grid_options,
 )
+from specrun.cli.bench_drafters_prompts import chosen_prompts, with_documentation
 from specrun.cli.bench_output import OutputForm, format_options, print_results
 from specrun.cli.context_options import context_options, runtime_options
 from specrun.cli.drafter_choice import require_draft_files
 from specrun.cli.model_options import LoadSettings, load_options
 from specrun.cli.option_group import SectionedCommand
 from specrun.cli.output_options import terminal_options
-from specrun.cli.paths import read_text, require_file
+from specrun.cli.paths import require_file
 from specrun.cli.temperature_grid import sampling_grid
 from specrun.cli.terminal import Terminal
 from specrun.runtime.atomic import check_target
@@ -38,6 +40,8 @@ __all__ = ["drafters"]
 _EPILOG = """\b
 Examples:
   specrun bench drafters --demo --pad-to 400M
+  specrun bench drafters --demo --pad-to 400M --workload repeated --context 1500 --drafter prompt-lookup
+  specrun bench drafters --demo --pad-to 400M --drafter rest --docs-store all
   specrun bench drafters -m target.gguf -md small.gguf -f prompt.txt --temp 0,0.8 --plot speed.png
   specrun bench drafters -m target.gguf --drafter prompt-lookup --drafter "draft(small.gguf, n=8)" -p "Once"
 
@@ -72,12 +76,14 @@ def drafters(
 
     target = _target(load)
     _check_options(chosen, measuring)
-    settings = _settings(target, load, chosen, source, sampling, measuring)
     try:
-        with padded_target(
-            target, measuring.pad_to, keep=measuring.keep, progress=lambda what: terminal.passing(f"{what} ...")
-        ) as path:
-            results = _run(dataclasses.replace(settings, target=path), terminal)
+        with ExitStack() as stack:
+            say = lambda what: terminal.passing(f"{what} ...")  # noqa: E731
+            chosen, about_store = with_documentation(chosen, target, source.docs_store, stack, say)
+            settings = _settings(target, load, chosen, source, sampling, measuring)
+            workload = "; ".join(filter(None, (settings.workload, about_store)))
+            path = stack.enter_context(padded_target(target, measuring.pad_to, keep=measuring.keep, progress=say))
+            results = _run(dataclasses.replace(settings, target=path, workload=workload), terminal)
     finally:
         terminal.passing("")
     print_results("drafters", results, form, lambda: drafters_table(results), terminal)
@@ -116,10 +122,13 @@ def _settings(
 ) -> DrafterBench:
     from specrun.bench.drafters import DrafterBench
 
+    expressions = _expressions(chosen, demo=load.demo)
+    prompts, workload = chosen_prompts(source, target, demo=load.demo)
     return DrafterBench(
         target=target,
-        drafters=(*_expressions(chosen, demo=load.demo), *_planned(target, load, chosen, sampling)),
-        prompts=_prompts(source, demo=load.demo),
+        drafters=(*expressions, *_planned(target, load, chosen, sampling)),
+        prompts=prompts,
+        workload=workload,
         params=sampling_grid(
             sampling.temp, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, seed=sampling.seed
         ),
@@ -178,22 +187,6 @@ def _planned(target: Path, load: LoadSettings, chosen: DrafterChoice, sampling: 
             nearest = min(plans, key=lambda plan: abs(plan.temperature - params.temperature))
             names += nearest.every_expression(draft)
     return list(dict.fromkeys(names))
-
-
-def _prompts(source: PromptChoice, *, demo: bool) -> tuple[str, ...]:
-    from specrun.bench.prompts import demo_prompts, read_prompts
-
-    prompts = list(source.prompt)
-    if source.file is not None:
-        # As in generate and in llama.cpp, one newline at the end of a file is not part of its prompt.
-        prompts.append(read_text(source.file).removesuffix("\n").removesuffix("\r"))
-    if source.prompts is not None:
-        prompts += read_prompts(source.prompts)
-    if prompts:
-        return tuple(prompts)
-    if not demo:
-        raise click.UsageError("no prompt is given: use -p TEXT, -f FILE or --prompts FILE")
-    return demo_prompts(source.questions)
 
 
 def _check_options(chosen: DrafterChoice, measuring: Measuring) -> None:

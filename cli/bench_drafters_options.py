@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -46,6 +47,9 @@ class PromptChoice:
     file: Path | None
     prompts: Path | None
     questions: int
+    workload: str | None
+    context: int
+    docs_store: Literal["all", "disjoint"]
     no_chat_template: bool
 
 
@@ -131,6 +135,32 @@ prompt_choice_options = option_group(
         default=8,
         show_default=True,
         help="How many of the demo's questions are asked, where no prompt is given.",
+    ),
+    option(
+        "--workload",
+        section=_PROMPTS,
+        type=click.Choice(["questions", "repeated", "edited", "quoted"]),
+        show_default="questions, with --demo",
+        help="Ask the demo's questions; repeated: answered before; edited: an answer nearly like an earlier one; "
+        "quoted: a text to repeat (too hard for the demo).",
+    ),
+    option(
+        "--context",
+        section=_PROMPTS,
+        type=click.IntRange(0, 2**20),
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Lengthen the conversations of a workload to about N tokens by earlier questions and answers.",
+    ),
+    option(
+        "--docs-store",
+        section=_PROMPTS,
+        type=click.Choice(["all", "disjoint"]),
+        default="disjoint",
+        show_default=True,
+        help="What a `rest` without a file retrieves from: the documentation the questions are about (it holds the "
+        "answers), or only that without the answers.",
     ),
     option(
         "--no-chat-template",

@@ -34,6 +34,8 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
         _refuse_beside_drafter(settings)
         return settings.drafter
     name = _method(settings.spec_type)
+    if name is None and settings.reference is not None and settings.model_draft is None:
+        name = "prompt-lookup"  # who names a text to quote from wants it to be used
     if name is None:
         name = "draft" if demo or settings.model_draft else "none"
     if name == "draft":
@@ -61,10 +63,13 @@ def is_bare_auto(drafter: str) -> bool:
 
 
 def require_draft_files(expression: Expression) -> None:
-    """Raise with near names if a GGUF file named in an expression is missing."""
-    for one in (*expression.arguments, *(value for _, value in expression.options)):
-        if not one.is_call and one.atom.endswith(".gguf"):
+    """Raise with near names if a file named in an expression is missing."""
+    files = [one for one in expression.arguments if one.atom.endswith(".gguf") or expression.atom == "rest"]
+    files += [value for name, value in expression.options if value.atom.endswith(".gguf") or name == "reference"]
+    for one in files:
+        if not one.is_call:
             require_file(Path(one.atom).expanduser())
+    for one in (*expression.arguments, *(value for _, value in expression.options)):
         require_draft_files(one)
 
 

@@ -34,6 +34,7 @@ class DraftSettings:
     spec_draft_n_max: int | None
     spec_draft_p_min: float | None
     accept: str
+    reference: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +238,7 @@ draft_options = option_group(
         section=_DRAFTING,
         type=click.IntRange(1, 1024),
         metavar="N",
-        help="The most tokens drafted in a round.  [default: the drafter's own, 5]",
+        help="The most tokens drafted in a round.  [default: the drafter's own: 5, where text is retrieved 15]",
     ),
     option(
         "--spec-draft-p-min",
@@ -246,6 +247,12 @@ draft_options = option_group(
         type=click.FloatRange(0, 1),
         metavar="P",
         help="End a draft where the draft model is less certain than this.  [default: 0]",
+    ),
+    option(
+        "--reference",
+        section=_DRAFTING,
+        type=ExistingFile(),
+        help="A text that answers may quote, read by prompt-lookup (which it implies) beside the conversation.",
     ),
     _removed("--draft", "--spec-draft-n-max"),
     _removed("--draft-n", "--spec-draft-n-max"),

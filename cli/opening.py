@@ -34,6 +34,7 @@ def open_runtime(
         raise click.UsageError(f"{problem}: give -m FILE, or --demo for the embedded models")
     drafter = _tuned_expression(load, draft, params, terminal) or drafter_expression(draft, demo=load.demo)
     options = {**runtime_options(load), "accept": draft.accept, "chat_template": template_text(template), "seed": None}
+    options["reference"] = draft.reference
     terminal.passing(f"loading {load.model or 'the embedded models'} ...")
     try:
         if load.model is not None:
@@ -52,7 +53,7 @@ def _tuned_expression(
     load: LoadSettings, draft: DraftSettings, params: SamplingParams, terminal: Terminal
 ) -> str | None:
     """Return what `specrun tune` found for this pair on this machine, if -md alone says how to draft."""
-    explicit = (draft.spec_type, draft.spec_draft_n_max, draft.spec_draft_p_min)
+    explicit = (draft.spec_type, draft.spec_draft_n_max, draft.spec_draft_p_min, draft.reference)
     choosing = draft.drafter is not None and is_bare_auto(draft.drafter)
     if load.model is None or draft.model_draft is None or any(one is not None for one in explicit):
         return None

@@ -18,6 +18,7 @@ from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance.build import build_rule
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.drafters.build_retrieval import with_reference
 from specrun.runtime.drafters.drafter import Drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.planning.offload import LayerCount, resolve_gpu_layers
@@ -40,7 +41,8 @@ class RuntimeOptions:
 
     `n_ctx` 0 takes the length the target was trained with; larger values than that are cut to it.
     `n_gpu_layers` is a count, "all" or "auto" (as many as fit). `n_threads` 0 is one per core. `seed` None
-    picks one at random for every answer. `accept` names the acceptance rule.
+    picks one at random for every answer. `accept` names the acceptance rule. `reference` is a text file that
+    prompt lookup reads too: short for `prompt-lookup(reference=FILE)` wherever the drafter has a prompt lookup.
     """
 
     n_ctx: int = DEFAULT_N_CTX
@@ -58,6 +60,7 @@ class RuntimeOptions:
     accept: str = "exact"
     chat_template: str | None = None
     seed: int | None = 0
+    reference: str | os.PathLike[str] | None = None
 
 
 class Runtime:
@@ -87,6 +90,8 @@ class Runtime:
         self._session: Session | None = None
         self.options = options
         rule = build_rule(options.accept)
+        if options.reference is not None:
+            drafter = with_reference(drafter, Path(options.reference))
         self.model = Model(
             target,
             n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, target),

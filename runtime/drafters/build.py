@@ -11,13 +11,13 @@ from specrun.runtime.drafters.build_draft import build_draft
 from specrun.runtime.drafters.build_eagle import build_eagle
 from specrun.runtime.drafters.build_lookahead import build_jacobi, build_lookahead
 from specrun.runtime.drafters.build_medusa import build_medusa
+from specrun.runtime.drafters.build_retrieval import build_prompt_lookup, build_rest
 from specrun.runtime.drafters.drafter import Drafter, NoDrafter
 from specrun.runtime.drafters.ensemble import EnsembleDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts
 from specrun.runtime.drafters.expression import Expression, parse_expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
 from specrun.runtime.drafters.members import close_all
-from specrun.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from specrun.runtime.pairing import check_draftable
 from specrun.runtime.sampling import unknown_option
 
@@ -55,16 +55,6 @@ def _build_none(expression: Expression, environment: DraftEnvironment, build: Bu
     return NoDrafter()
 
 
-def _build_prompt_lookup(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
-    options = ExpressionOptions(expression, ["n", "max_ngram", "min_ngram"], 0)
-    return PromptLookupDrafter(
-        num_draft_tokens=options.integer("n", 5),
-        max_ngram=options.integer("max_ngram", 4),
-        min_ngram=options.integer("min_ngram", 2),
-        name=str(expression),
-    )
-
-
 def _build_ensemble(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
     ExpressionOptions(expression, [], len(expression.arguments))
     members = build_parts(expression.arguments, environment, build)
@@ -83,9 +73,10 @@ _BUILDERS: dict[str, Callable[[Expression, DraftEnvironment, BuildPart], Drafter
     "medusa": build_medusa,
     "jacobi": build_jacobi,
     "lookahead": build_lookahead,
-    "prompt-lookup": _build_prompt_lookup,
     "cascade": build_cascade,
     "relay": build_relay,
     "ouroboros": build_ouroboros,
     "auto": build_auto,
+    "prompt-lookup": build_prompt_lookup,
+    "rest": build_rest,
 }

@@ -2,88 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.drafter import Drafter, DraftRequest
+from specrun.runtime.datastore.context_index import ContextIndex
+from specrun.runtime.drafters.continuation_drafter import ContinuationDrafter
+from specrun.runtime.drafters.continuation_tree import TYPICAL_COSTS, Continuation
+from specrun.runtime.drafters.ngram_index import NgramIndex
+from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.prefix import common_prefix
-from specrun.runtime.tree import DraftTree
 
 __all__ = ["PromptLookupDrafter"]
 
+_RECENCY = 0.8  # of two equally long matches, the earlier one counts this much
+_FROM_REFERENCE = 4  # places of the reference that are considered
 
-class PromptLookupDrafter(Drafter):
-    """Finds the latest earlier place where the last tokens stood, and drafts what followed there.
 
-    The longest suffix of up to `max_ngram` and at least `min_ngram` tokens decides. The drafts are point
-    masses, so the text is plain decoding's own at every temperature. The index of n-grams grows with the
-    committed tokens: a round costs the same at any context length.
+class PromptLookupDrafter(ContinuationDrafter):
+    """Finds the places of prompt, history and reference that the last tokens resemble most, and merges what followed.
+
+    The longest suffix of at least `min_ngram` tokens decides: n-grams of up to `max_ngram` tokens are indexed,
+    matches are compared up to twice that. Among places with equally long matches later ones count more. A round
+    costs the same at any context length.
     """
 
     def __init__(
         self,
         *,
-        num_draft_tokens: int = 5,
-        max_ngram: int = 4,
+        num_draft_tokens: int = 15,
+        nodes: int | None = None,
+        branches: int = 4,
+        max_ngram: int = 16,
         min_ngram: int = 2,
+        reference: ContextIndex | None = None,
         name: str = "prompt-lookup",
+        costs: CostCurve = TYPICAL_COSTS,
     ) -> None:
-        if num_draft_tokens < 1:
-            raise OptionError(f"n is {num_draft_tokens}: prompt lookup must draft at least 1 token (or use none)")
+        super().__init__(depth=num_draft_tokens, nodes=nodes, branches=branches, name=name, costs=costs)
         if not 1 <= min_ngram <= max_ngram:
             raise OptionError(f"n-gram sizes from {min_ngram} to {max_ngram}: give 1 <= min_ngram <= max_ngram")
-        self.name = name
-        self.max_nodes = num_draft_tokens
-        self._sizes = range(min_ngram, max_ngram + 1)
-        self._indexed: list[int] = []
-        # n-gram -> the positions after its occurrences, in order
-        self._after: dict[tuple[int, ...], list[int]] = {}
+        self._places = branches
+        self._min_ngram = min_ngram
+        self._index = NgramIndex(min_ngram, max_ngram)
+        self._reference = reference
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Index the prompt; what it shares with the last one stays indexed."""
-        self.rewind(common_prefix(self._indexed, tokens))
-        self._index(tokens)
-
-    def propose(self, request: DraftRequest) -> DraftTree:
-        """Return the continuation of the longest suffix seen before, as a chain of point masses."""
-        self._index(request.tokens)
-        count = min(self.max_nodes, request.max_depth, request.max_nodes)
-        start = self._continuation() if count > 0 else None
-        if start is None:
-            return DraftTree()
-        return DraftTree.chain(self._indexed[start : start + count])
-
-    def _continuation(self) -> int | None:
-        """Return the position that follows the latest earlier occurrence of the longest known suffix."""
-        end = len(self._indexed)
-        for size in reversed(self._sizes):
-            if size >= end:
-                continue
-            after = self._after.get(tuple(self._indexed[end - size :]), [])
-            for start in after[:-3:-1]:  # the last one may be the suffix itself
-                if start < end:
-                    return start
-        return None
+        known = self._index.tokens
+        if common_prefix(known, tokens) < len(known):
+            self._index.clear()
+            self.start_over()
+        self._index.extend(tokens[len(self._index.tokens) :])
 
     def rewind(self, length: int) -> None:
         """Take the tokens from position `length` on out of the index."""
-        while (end := len(self._indexed)) > length:
-            for gram in self._grams_before(end, self._indexed):
-                after = self._after.get(gram, [])
-                if after and after[-1] >= end:
-                    after.pop()
-            self._indexed.pop()
+        self._index.rewind(length)
+        super().rewind(length)
 
-    def _index(self, tokens: Sequence[int]) -> None:
-        for end in range(len(self._indexed) + 1, len(tokens) + 1):
-            for gram in self._grams_before(end, tokens):
-                after = self._after.setdefault(gram, [])
-                if not after or after[-1] < end:
-                    after.append(end)
-            self._indexed.append(tokens[end - 1])  # last, so that Ctrl-C above only means doing it again
-
-    def _grams_before(self, end: int, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Yield the n-grams that end before a position."""
-        for size in self._sizes:
-            if size <= end:
-                yield tuple(tokens[end - size : end])
+    def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
+        """Return what followed the places that the last tokens resemble most."""
+        index = self._index
+        index.extend(tokens[len(index.tokens) :])
+        weight, found = 1.0, []
+        for place, match in index.matches(self._places):
+            found.append(Continuation(index.continuation(place, length), match, weight))
+            weight *= _RECENCY
+        if self._reference is not None:
+            found += [
+                Continuation(known, match, weight)
+                for match, known in self._reference.nearest(tokens, _FROM_REFERENCE, length, self._min_ngram)
+            ]
+        return found

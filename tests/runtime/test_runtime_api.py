@@ -280,7 +280,7 @@ def test_a_bad_option_is_refused_and_nothing_stays_open(tiny_model, options, nam
         ("prompt-lookup(n=0)", "n is 0"),
         ("prompt-lookup(n=x)", "not a whole number"),
         ("prompt-lookup(m=3)", "no option 'm'"),
-        ("prompt-lookup(min_ngram=5)", "min_ngram <= max_ngram"),
+        ("prompt-lookup(min_ngram=17)", "min_ngram <= max_ngram"),
         ("draft", "name the GGUF file"),
         ("draft(a.gguf, b.gguf)", "at most"),
         ("draft(a.gguf, sampling=no)", "no option 'no'"),

@@ -1,0 +1,94 @@
+"""What `specrun bench drafters` asks, and what its `rest` retrieves from, by the options."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from specrun.bindings.errors import OptionError
+from specrun.cli.bench_drafters_options import DrafterChoice, PromptChoice
+from specrun.cli.paths import read_text
+from specrun.runtime.drafters.expression import Expression, parse_expression
+
+if TYPE_CHECKING:
+    from specrun.bench.documentation_store import DocumentationKind
+    from specrun.bench.prompts import Prompt
+    from specrun.bench.workloads import Conversation, Workload
+
+__all__ = ["chosen_prompts", "with_documentation"]
+
+_ROOM_FOR_ANSWERS = 128
+
+
+def chosen_prompts(source: PromptChoice, target: Path, *, demo: bool) -> tuple[tuple[Prompt, ...], str]:
+    """Return the prompts and what they are; without any choice, the demo's questions."""
+    from specrun.bench.prompts import read_prompts
+
+    prompts: list[Prompt] = [*source.prompt]
+    if source.file is not None:
+        # As in generate and in llama.cpp, one newline at the end of a file is not part of its prompt.
+        prompts.append(read_text(source.file).removesuffix("\n").removesuffix("\r"))
+    if source.prompts is not None:
+        prompts += read_prompts(source.prompts)
+    if prompts and (source.workload or source.context):
+        raise click.UsageError("--workload and --context make their own prompts: leave out -p, -f and --prompts")
+    if prompts:
+        return tuple(prompts), ""
+    if not demo and source.workload is None:
+        raise click.UsageError("no prompt is given: use -p TEXT, -f FILE, --prompts FILE or --workload")
+    if source.workload is None and not source.context:
+        from specrun.bench.prompts import demo_prompts
+
+        return demo_prompts(source.questions), ""
+    return _workload(source, target)
+
+
+def with_documentation(
+    chosen: DrafterChoice, target: Path, kind: DocumentationKind, stack: ExitStack, say: Callable[[str], None]
+) -> tuple[DrafterChoice, str]:
+    """Return the drafters with a store of the documentation for each `rest` that names none, and what it holds."""
+    if not any(_lacks_store(parse_expression(one)) for one in chosen.drafter):
+        return chosen, ""
+    from specrun.bench.documentation_store import documentation_store, store_description
+    from specrun.bench.drafters import with_files
+
+    store = stack.enter_context(documentation_store(target, kind, progress=say))
+    drafters = tuple(with_files(one, {"rest": store}) for one in chosen.drafter)
+    return dataclasses.replace(chosen, drafter=drafters), store_description(kind)
+
+
+def _lacks_store(expression: Expression) -> bool:
+    if expression.atom == "rest":
+        return not expression.arguments
+    return any(map(_lacks_store, expression.arguments))
+
+
+def _workload(source: PromptChoice, target: Path) -> tuple[tuple[Prompt, ...], str]:
+    from specrun.bench.prompts import as_text
+    from specrun.bench.workloads import demo_workload
+    from specrun.bindings.model import Model
+
+    workload = cast("Workload", source.workload or "questions")
+    with Model(target, vocab_only=True) as model:
+        # llama.cpp reports no context length where only the vocabulary was loaded.
+        trained = model.header.metadata.get(f"{model.architecture}.context_length", 0)
+        trained = trained if isinstance(trained, int) else 0
+        most = trained - _ROOM_FOR_ANSWERS
+        if source.context > most:
+            raise OptionError(
+                f"a context of {source.context:,} tokens does not fit: the target was trained for "
+                f"{trained:,}, which leaves {most:,} beside the answer. For longer ones take another target, "
+                "or measure the retrieval alone with specrun bench lookup"
+            )
+
+        def count_tokens(conversation: Conversation) -> int:
+            # Two control tokens around every message, as most templates have.
+            return len(model.vocabulary.tokenize(as_text(conversation), add_special=False)) + 2 * len(conversation)
+
+        prompts = demo_workload(workload, source.questions, source.context, count_tokens)
+    return prompts, f"workload {workload}"

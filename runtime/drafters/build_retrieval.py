@@ -1,0 +1,96 @@
+"""Builds the drafters that retrieve text instead of running a model: prompt lookup and REST."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.datastore.reference import read_reference
+from specrun.runtime.datastore.store_file import open_store
+from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
+from specrun.runtime.drafters.expression import Expression, parse_expression
+from specrun.runtime.drafters.expression_options import ExpressionOptions
+from specrun.runtime.drafters.prompt_lookup import PromptLookupDrafter
+from specrun.runtime.drafters.rest import RestDrafter
+
+__all__ = ["build_prompt_lookup", "build_rest", "with_reference"]
+
+_PROMPT_LOOKUP = "prompt-lookup"
+
+
+def build_prompt_lookup(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+    """Build `prompt-lookup(n=15, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=FILE)`."""
+    options = ExpressionOptions(expression, ["n", "nodes", "branches", "max_ngram", "min_ngram", "reference"], 0)
+    reference = options.optional("reference")
+    words = environment.target.vocabulary
+    return _sized(
+        PromptLookupDrafter(
+            num_draft_tokens=options.integer("n", 15),
+            nodes=options.optional_integer("nodes"),
+            branches=options.integer("branches", 4),
+            max_ngram=options.integer("max_ngram", 16),
+            min_ngram=options.integer("min_ngram", 2),
+            reference=None if reference is None else read_reference(Path(reference).expanduser(), words),
+            name=str(expression),
+        ),
+        environment,
+    )
+
+
+def build_rest(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+    """Build `rest(STORE, n=15, nodes=15, branches=4, places=32, min_match=2)`."""
+    options = ExpressionOptions(expression, ["n", "nodes", "branches", "places", "min_match"], 1)
+    if not expression.arguments:
+        raise OptionError(
+            f"{expression}: name the datastore, as in rest(docs.store); specrun datastore build makes one"
+        )
+    store = open_store(Path(expression.arguments[0].atom).expanduser(), environment.target.vocabulary)
+    return _sized(
+        RestDrafter(
+            store,
+            num_draft_tokens=options.integer("n", 15),
+            nodes=options.optional_integer("nodes"),
+            branches=options.integer("branches", 4),
+            places=options.integer("places", 32),
+            min_match=options.integer("min_match", 2),
+            name=str(expression),
+        ),
+        environment,
+    )
+
+
+def with_reference(text: str, reference: Path) -> str:
+    """Return a drafter expression whose prompt lookups also read `reference`.
+
+    Raises `OptionError` where there is no prompt lookup to read it, or it already has a reference.
+    """
+    found = 0
+
+    def read(one: Expression) -> Expression:
+        nonlocal found
+        options = tuple((name, read(value)) for name, value in one.options)
+        is_call = one.is_call
+        if one.atom == _PROMPT_LOOKUP:
+            found += 1
+            if any(name == "reference" for name, _ in options):
+                raise OptionError(f"{text} already names a reference: leave out {reference}")
+            options, is_call = (*options, ("reference", Expression(str(reference)))), True
+        return Expression(one.atom, tuple(map(read, one.arguments)), options, one.count, is_call)
+
+    expression = str(read(parse_expression(text)))
+    if not found:
+        raise OptionError(
+            f"a reference is read by prompt-lookup, which is not part of {text}: use prompt-lookup, or "
+            f"{'ensemble(' + text + ', prompt-lookup)' if text != 'none' else 'leave out the reference'}"
+        )
+    return expression
+
+
+def _sized(drafter: Drafter, environment: DraftEnvironment) -> Drafter:
+    if drafter.max_nodes + 1 > environment.context.n_batch:
+        raise OptionError(
+            f"{drafter.name}: a tree of {drafter.max_nodes} nodes and its root do not fit a batch of "
+            f"{environment.context.n_batch}: lower nodes, or raise the batch size (-b)"
+        )
+    return drafter

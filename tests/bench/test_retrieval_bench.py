@@ -1,0 +1,153 @@
+"""What retrieval is measured on: conversations, documentation, lookups without a model, the literature beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from specrun.bench.documentation_store import documentation_store, store_description
+from specrun.bench.literature import literature_note
+from specrun.bench.lookup import LookupOptions, measure_lookup
+from specrun.bench.workloads import Conversation, demo_workload
+from specrun.bindings.errors import MalformedFileError, OptionError
+from specrun.bindings.model import Model
+from specrun.cli.main import cli
+from specrun.runtime.datastore.store_file import open_store
+from specrun.runtime.demo import demo_questions
+from specrun.train.corpus import Entry
+
+QUESTIONS = [json.loads(line) for line in demo_questions().read_text(encoding="utf-8").splitlines()]
+ANSWERS = {one["question"]: one["answer"] for one in QUESTIONS}
+
+
+def bench(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["bench", *map(str, arguments)])
+
+
+def count_words(conversation: Conversation) -> int:
+    return sum(len(one["content"].split()) for one in conversation)
+
+
+def test_plain_questions_have_nothing_before_them() -> None:
+    chats = demo_workload("questions", 5, 0, count_words)
+    assert all(len(chat) == 1 and chat[0]["content"] in ANSWERS for chat in chats)
+    assert len({chat[0]["content"] for chat in chats}) == 5
+
+
+@pytest.mark.parametrize("context", [0, 100, 700])
+def test_repeated_questions_were_answered_before(context: int) -> None:
+    for chat in demo_workload("repeated", 4, context, count_words):
+        question = chat[-1]["content"]
+        assert [one["content"] for one in chat[:2]] == [question, ANSWERS[question]]
+        assert [one["role"] for one in chat] == ["user", "assistant"] * (len(chat) // 2) + ["user"]
+        # Asked once before, however long the conversation.
+        assert sum(one["content"] == question for one in chat) == 2
+        assert context <= count_words(chat) < max(context, 60) + 60
+
+
+def test_edited_answers_differ_a_little_from_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sentence = "Return the lowest index in {} where the subsection sub is found, and -1 on failure."
+    entries = [Entry(f"{one}.find", "method", None, sentence.format(one)) for one in ("bytes", "str")]
+    entries += [Entry("a.find", "method", None, "Search."), Entry("os.find", "method", None, "Walk the whole tree.")]
+    monkeypatch.setattr("specrun.train.corpus.build_corpus", lambda: entries)
+    chats = demo_workload("edited", 3, 0, count_words)
+    assert len(chats) == 1
+    for chat in chats:
+        assert chat[0]["content"] != chat[-1]["content"]
+        assert chat[0]["content"].rpartition(".")[2] == chat[-1]["content"].rpartition(".")[2]
+        assert len(chat[1]["content"]) > 30
+
+
+def test_quoted_texts_stand_in_the_question() -> None:
+    for chat in demo_workload("quoted", 3, 0, count_words):
+        assert chat[-1]["content"].removeprefix("Repeat: ") in ANSWERS.values()
+
+
+def test_what_the_literature_says_stands_beside() -> None:
+    note = literature_note(["none", "ensemble(draft(a.gguf), prompt-lookup)", "rest(x.store)"])
+    assert note is not None
+    assert "prompt lookup 1.73" in note
+    assert "REST 1.63" in note
+    assert literature_note(["none"]) is None
+
+
+@pytest.fixture
+def small_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specrun.bench.lookup._STORE_TOKENS", 20_000)
+
+
+@pytest.mark.usefixtures("small_store")
+def test_lookups_are_timed_without_a_model() -> None:
+    results = list(measure_lookup(LookupOptions(contexts=(50, 500), rounds=20)))
+    assert [(one.drafter, one.context) for one in results] == [
+        *(("prompt-lookup", 50), ("rest", 50), ("prompt-lookup", 500), ("rest", 500))
+    ]
+    assert all(one.round_us.n == 20 and one.round_us.median > 0 for one in results)
+    assert any(one.accepted_per_round > 0.1 for one in results)
+    assert all(one.accepted_per_round <= one.drafted_per_round for one in results)
+    with pytest.raises(OptionError):
+        LookupOptions(contexts=(0,))
+    with pytest.raises(MalformedFileError):
+        list(measure_lookup(LookupOptions(store=demo_questions())))
+
+
+@pytest.mark.usefixtures("small_store")
+def test_lookup_on_the_command_line() -> None:
+    done = bench("lookup", "--context", "50", "--rounds", "5", "--json")
+    assert done.exit_code == 0, done.output
+    assert [one["drafter"] for one in json.loads(done.stdout)["results"]] == ["prompt-lookup", "rest"]
+    assert bench("lookup", "--context", "50", "--rounds", "5", "-o", "md").stdout.startswith("| drafter ")
+
+
+@pytest.fixture
+def small_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real thing takes seconds to read."""
+    known = [("f", QUESTIONS[0]["answer"]), ("g", "Something else that is documented here.")]
+    monkeypatch.setattr("specrun.bench.documentation._of_files", lambda: iter(known))
+    monkeypatch.setattr("specrun.bench.documentation.native_entries", lambda: iter([("h", "class", None, None)]))
+
+
+@pytest.mark.usefixtures("small_documentation")
+def test_a_disjoint_store_holds_no_answer(tiny_model: Path) -> None:
+    with Model(tiny_model, vocab_only=True) as model:
+        query = model.vocabulary.tokenize(QUESTIONS[0]["answer"][:12], add_special=False)
+        for kind, holds in (("all", True), ("disjoint", False)):
+            with documentation_store(tiny_model, kind) as path:
+                found = open_store(path, model.vocabulary).nearest(query, 1, 5, len(query))
+                assert bool(found) is holds
+            assert not path.exists()
+    assert "holds the answers" in store_description("all")
+    assert "disjoint" in store_description("disjoint")
+
+
+@pytest.mark.usefixtures("small_documentation")
+def test_a_bench_of_retrieval_says_what_was_asked_and_retrieved(tiny_model: Path) -> None:
+    quick = ["drafters", "-m", tiny_model, "-n", "8", "-r", "1", "-t", "1", "-c", "1024", "--questions", "1"]
+    done = bench(
+        *quick, "--workload", "repeated", "--context", "300", "--drafter", "rest", "--docs-store", "all", "--json"
+    )
+    assert done.exit_code == 0, done.output
+    results = json.loads(done.stdout)["results"]
+    assert [one["drafter"] for one in results] == ["none", "rest(all.store)"]
+    assert "workload repeated" in results[0]["workload"]
+    assert "the store holds the answers" in results[0]["workload"]
+    assert 300 <= results[0]["prompt_tokens"] < 600
+    assert results[1]["text"]["n_same"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workload", "repeated", "--context", "4000"], "trained for 1,024"),
+        (["--workload", "repeated", "-p", "x"], "leave out -p"),
+        (["--context", "50", "-p", "x"], "leave out -p"),
+        (["--workload", "nothing"], "nothing"),
+    ],
+)
+def test_workloads_that_cannot_be_made(tiny_model: Path, arguments: list[str], message: str) -> None:
+    done = bench("drafters", "-m", tiny_model, *arguments)
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr

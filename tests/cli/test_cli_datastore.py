@@ -1,0 +1,138 @@
+"""`specrun datastore`, drafting from a store and from a reference, as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TEXT = "the quick brown fox jumps over the lazy dog\n" * 20
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def store(run, models, corpus: Path) -> Path:
+    path = corpus.with_name("a.store")
+    done = run("datastore", "build", corpus, "-m", models.target, "-o", path)
+    assert done.exit_code == 0, done.output
+    assert "draft with --drafter" in done.stderr
+    assert done.stdout == ""
+    return path
+
+
+def test_info_as_text_and_json(run, models, store: Path):
+    shown = run("datastore", "info", store, "-m", models.target)
+    assert shown.exit_code == 0, shown.output
+    assert "undamaged" in shown.stdout
+    assert "fits" in shown.stdout
+    values = json.loads(run("datastore", "info", store, "--json").stdout)
+    assert values["n_text_bytes"] == len(TEXT)
+    assert values["model"] == models.target.name
+
+
+def test_drafting_from_a_store_and_a_reference_keeps_the_text(run, models, store: Path, corpus: Path):
+    common = ("generate", "-m", models.target, "-p", "the quick", "-n", "24", "--temp", "0.8", "-s", "3", "--json")
+    plain = json.loads(run(*common).stdout)
+    for extra in (
+        ("--drafter", f'rest("{store}", min_match=1)'),
+        ("--reference", corpus),
+        ("--drafter", "prompt-lookup(min_ngram=1)", "--reference", corpus),
+    ):
+        drafted = run(*common, *extra)
+        assert drafted.exit_code == 0, drafted.output
+        assert json.loads(drafted.stdout)["token_ids"] == plain["token_ids"]
+        assert json.loads(drafted.stdout)["stats"]["drafter"].startswith(("rest", "prompt-lookup"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["datastore", "build", "CORPUS", "-m", "MODEL", "-o", "STORE"], 2, "--force"),
+        (["datastore", "build", "CORPUS", "-o", "x"], 2, "--model"),
+        (["datastore", "build", "-m", "MODEL", "-o", "x"], 2, "FILES"),
+        (["datastore", "build", "CORPSU", "-m", "MODEL", "-o", "x"], 3, "no file"),
+        (["datastore", "build", "EMPTY", "-m", "MODEL", "-o", "NEW"], 2, "at least 2"),
+        (["datastore", "build", "CORPUS", "-m", "CORPUS", "-o", "NEW"], 3, "GGUF"),
+        (["datastore", "build", "MODEL", "-m", "MODEL", "-o", "NEW"], 3, "UTF-8"),
+        (["datastore", "build", "CORPUS", "-m", "MODEL", "-o", "nowhere/x"], 3, "folder"),
+        (["datastore", "info", "CORPUS"], 3, "not a datastore"),
+        (["datastore", "info", "STORE", "-m", "STRANGER"], 4, "another vocabulary"),
+        (["datastore", "inof", "STORE"], 2, "info"),
+        (["generate", "-m", "MODEL", "-p", "x", "--drafter", "rest(none.store)"], 3, "none.store"),
+        (["generate", "-m", "MODEL", "-p", "x", "--drafter", "rest(CORPUS)"], 3, "not a datastore"),
+        (["generate", "-m", "STRANGER", "-p", "x", "--drafter", "rest(STORE)"], 4, "another vocabulary"),
+        (["generate", "-m", "MODEL", "-p", "x", "--reference", "none.txt"], 3, "none.txt"),
+        (["generate", "-m", "MODEL", "-p", "x", "--reference", "EMPTY"], 2, "0 tokens"),
+        (["generate", "-m", "MODEL", "-p", "x", "--reference", "MODEL"], 3, "UTF-8"),
+        (["generate", "-m", "MODEL", "-md", "MODEL", "-p", "x", "--reference", "CORPUS"], 2, "ensemble"),
+        (["generate", "-m", "MODEL", "-p", "x", "--drafter", "none", "--reference", "CORPUS"], 2, "not part of none"),
+        (["generate", "-m", "MODEL", "-p", "x", "--drafter", "prompt-lookup(reference=none.txt)"], 3, "none.txt"),
+    ],
+)
+def test_bad_input_says_what_and_writes_nothing(run, models, store, corpus, arguments, code, message):
+    empty = corpus.with_name("empty.txt")
+    empty.write_text("", encoding="utf-8")
+    before = sorted(corpus.parent.iterdir())
+    names = {"CORPUS": corpus, "STORE": store, "EMPTY": empty, "NEW": corpus.with_name("new.store")}
+    names |= {"MODEL": models.target, "STRANGER": models.stranger}
+    for name, path in names.items():
+        arguments = [
+            one.replace(name, f'"{path}"') if "(" in one else str(path) if one == name else one for one in arguments
+        ]
+    result = run(*arguments)
+    assert result.exit_code == code, result.output
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert sorted(corpus.parent.iterdir()) == before
+
+
+def test_a_damaged_store_is_seen_by_info(run, store: Path):
+    data = bytearray(store.read_bytes())
+    data[-1] ^= 1
+    store.write_bytes(data)
+    result = run("datastore", "info", store)
+    assert result.exit_code == 3
+    assert "damaged" in result.stderr
+
+
+def test_ctrl_c_in_a_real_process_leaves_nothing(models, tmp_path: Path):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(TEXT * 20_000, encoding="utf-8")  # 18 MB: seconds of work
+    command = [sys.executable, "-c", "from specrun.cli.main import main; main()", "datastore", "build", str(corpus)]
+    command += ["-m", str(models.target), "-o", str(tmp_path / "out.store")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(child.pid, signal.SIGINT)
+        _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130, errors
+    assert errors.splitlines()[-1] == b"Error: interrupted"
+    assert [one.name for one in tmp_path.iterdir()] == ["corpus.txt"]
+
+
+def test_a_reference_implies_prompt_lookup_only_where_nothing_else_drafts():
+    from specrun.cli.drafter_choice import drafter_expression
+    from specrun.cli.model_options import DraftSettings
+
+    def chosen(**values: object) -> str:
+        nothing = dict.fromkeys(("model_draft", "drafter", "spec_type", "spec_draft_n_max", "spec_draft_p_min"))
+        return drafter_expression(DraftSettings(**{**nothing, "accept": "exact", **values}), demo=False)
+
+    reference = Path("r.txt")
+    assert chosen() == "none"
+    assert chosen(reference=reference) == "prompt-lookup"
+    assert chosen(reference=reference, spec_draft_n_max=7) == "prompt-lookup(n=7)"
+    assert chosen(reference=reference, model_draft=Path("a.gguf")) == 'draft("a.gguf")'

@@ -1,0 +1,45 @@
+"""The exact law of what the shipped loop emits with a drafter that retrieves, with everything it learns meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from branching import BranchingNoise, enumerate_law
+from scripted import PLAIN, LawTable, TableTarget
+
+from specrun.runtime.acceptance.exact import ExactRule
+from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.loop import decode_rounds
+from specrun.runtime.planning.limits import RoundLimits
+
+
+def retrieval_bias(
+    make: Callable[[], Drafter], table: LawTable, prompt: Sequence[int], length: int
+) -> tuple[float, int, int]:
+    """Return the largest error of any text's probability, the nodes drafted in all outcomes, and the widest tree."""
+    nodes = widest = 0
+
+    def program(noise: BranchingNoise) -> tuple[int, ...]:
+        nonlocal nodes, widest
+        tokens, drafter = list(prompt), make()
+        drafter.begin(tokens)
+        limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
+        rounds = decode_rounds(
+            TableTarget(table, prompt), drafter, ExactRule(), noise, PLAIN, tokens, limits, frozenset()
+        )
+        for one in rounds:
+            nodes += len(one.tree)
+            widest = max(widest, max(map(len, one.tree.draws.values()), default=0))
+        return tuple(tokens[len(prompt) :])
+
+    emitted = enumerate_law(program)
+    wanted = {(): 1.0}
+    for _ in range(length):
+        wanted = {
+            (*text, token): probability * conditional
+            for text, probability in wanted.items()
+            for token, conditional in enumerate(table([*prompt, *text]))
+            if conditional
+        }
+    errors = [abs(emitted.get(text, 0.0) - wanted.get(text, 0.0)) for text in {*emitted, *wanted}]
+    return max(errors), nodes, widest
