@@ -14,7 +14,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.member_noise import MemberNoise
 from specrun.runtime.drafters.member_outcome import outcome_for
-from specrun.runtime.drafters.members import close_all, part_reports
+from specrun.runtime.drafters.members import close_all, learn_prompts, part_reports
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
@@ -53,9 +53,7 @@ class EnsembleDrafter(Drafter):
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Pass on to those who read hidden states."""
-        for member in self._members:
-            if member.needs_hidden_states:
-                member.learn_prompt(start, rows, count)
+        learn_prompts(self._members, start, rows, count)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the members' trees merged; where nodes are short, each member gets its share beforehand."""

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.target import EvaluatedRows
 
-__all__ = ["close_all", "part_reports"]
+__all__ = ["close_all", "learn_prompts", "part_reports"]
 
 
 def close_all(members: Sequence[Drafter]) -> None:
@@ -20,6 +21,13 @@ def close_all(members: Sequence[Drafter]) -> None:
             error = error or one
     if error is not None:
         raise error
+
+
+def learn_prompts(members: Sequence[Drafter], start: int, rows: EvaluatedRows, count: int) -> None:
+    """Show a prompt's hidden states to the members that read them."""
+    for member in members:
+        if member.needs_hidden_states:
+            member.learn_prompt(start, rows, count)
 
 
 def part_reports(members: Sequence[Drafter]) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.grafting import first_path, graft
 from specrun.runtime.drafters.member_noise import MemberNoise
 from specrun.runtime.drafters.member_outcome import outcome_for, outcome_for_idle
-from specrun.runtime.drafters.members import close_all, part_reports
+from specrun.runtime.drafters.members import close_all, learn_prompts, part_reports
 from specrun.runtime.prefix import common_prefix
+from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree
 
 __all__ = ["RelayDrafter"]
@@ -33,6 +34,7 @@ class RelayDrafter(Drafter):
         if len(members) < 2:
             raise OptionError(f"{name}: a relay needs at least two drafters, as in relay(draft(a.gguf)@2, ...)")
         self.name = name
+        self.needs_hidden_states = any(member.needs_hidden_states for member in members)
         self.max_nodes = sum(member.max_nodes for member in members)
         # The leaf that a member goes on from is a leaf no longer.
         self.max_leaves = sum(member.max_leaves for member in members) - len(members) + 1
@@ -56,6 +58,10 @@ class RelayDrafter(Drafter):
         self._trees, self._places = [], []
         for member in self._members:
             member.begin(tokens)
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Pass on to those who read hidden states."""
+        learn_prompts(self._members, start, rows, count)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the members' trees, one below the other."""

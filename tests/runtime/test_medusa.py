@@ -237,3 +237,24 @@ def test_trees_that_cannot_be_are_refused(tiny_model: Path, tmp_path: Path, opti
     path = random_medusa(HIDDEN, WORDS).write(tmp_path / "h.gguf", WORDS)
     with pytest.raises(OptionError, match=problem):
         Runtime(tiny_model, drafter=f"medusa({quoted(str(path))}, {options})", **EXACT)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "ensemble(medusa(HEADS, tree=2x1), prompt-lookup)",
+        "relay(medusa(HEADS, tree=1x1), prompt-lookup)",
+        "auto(medusa(HEADS, tree=2x2x1), prompt-lookup)",
+    ],
+)
+def test_combinators_let_heads_see_hidden_states(tiny_model: Path, fitted: Path, expression: str) -> None:
+    params = SamplingParams(temperature=0.8, seed=5)
+    drafted, stats = answer(tiny_model, expression.replace("HEADS", quoted(str(fitted))), params, 60)
+    assert drafted == answer(tiny_model, "none", params, 60)[0]
+    assert stats.drafted > 0  # type: ignore[attr-defined]
+
+
+def test_heads_cannot_draft_for_a_draft_model(tiny_model: Path, tiny_drafter: Path, fitted: Path) -> None:
+    expression = f"cascade(draft({quoted(str(tiny_drafter))}), medusa({quoted(str(fitted))}))"
+    with pytest.raises(SpecrunError, match="hidden states"):
+        Runtime(tiny_model, drafter=expression, **EXACT)
