@@ -126,7 +126,8 @@ def plan_conversion(
 
     `outtype` is f32, f16, bf16, auto (what most of the checkpoint has), or a type of the quantizer such as
     q4_k_m; `pre` is llama.cpp's name of the way text is split before words are merged, where that is not to be
-    recognised from the tokenizer. Raises OptionError for another one, FileMissingError, MalformedFileError, UnsupportedModelError.
+    recognised from the tokenizer. Raises OptionError for another type, FileMissingError, MalformedFileError,
+    UnsupportedModelError.
     """
     wanted = _known_type(outtype)
     checkpoint = open_checkpoint(Path(source), allow_pickle=allow_pickle)
@@ -174,9 +175,9 @@ def convert_checkpoint(
 ) -> ConversionReport:
     """Convert the checkpoint folder `source` (config.json, weights, tokenizer.json) to the file `output`.
 
-    `outtype` and `pre` are as in `plan_conversion`; vectors stay float32. `output` may be a folder, None means the current
-    one: the file is then named by the GGUF convention. `allow_pickle` opens .bin and .pt weights, as tensors
-    only, where there are no safetensors. `verify` compares logits with transformers, where that is installed,
+    `outtype` and `pre` are as in `plan_conversion`; vectors stay float32. `output` may be a folder, None means
+    the current one: the file is then named by the GGUF convention. `allow_pickle` opens .bin and .pt weights, as
+    tensors only, where there are no safetensors. `verify` compares logits with transformers, where that is installed,
     and None does for models of up to SMALL_MODEL parameters; names, shapes and types are always compared.
     `n_threads` are the quantizer's and the comparison's, 0 for as many as cores.
 
