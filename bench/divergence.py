@@ -83,7 +83,7 @@ def summarise_rows(parts: Sequence[RowDivergence]) -> DivergenceSummary:
         kl_mean=float(kl.mean()),
         kl_error=_standard_error(kl),
         kl_median=float(np.median(kl)),
-        kl_99=float(np.quantile(kl, 0.99)),
+        kl_99=float(np.quantile(kl, 0.99, method="higher")),
         kl_largest=float(kl.max()),
         same_top=share,
         top_error=math.sqrt(share * (1 - share) / len(same)),
@@ -104,4 +104,6 @@ def _perplexity(nll: Floats) -> Perplexity:
 
 
 def _standard_error(values: Floats) -> float:
+    if not np.isfinite(values).all():
+        return math.inf
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0

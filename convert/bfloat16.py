@@ -16,7 +16,7 @@ _SIGN = np.uint16(0x8000)
 _MAGNITUDE = np.uint16(0x7FFF)
 _LEAST_NORMAL = np.uint16((127 - 14) << 7)  # 2^-14, the smallest number that float16 holds with all its bits
 _EXPONENT_SHIFT = np.uint16((127 - 15) << 7)  # between the biases of the two exponents
-_BLOCK = 1 << 16  # numbers at a time, so that what lies between the steps stays in the cache
+_BLOCK = 1 << 17  # numbers at a time, so that what lies between the steps stays in the cache
 
 
 def widened(bits: Bits) -> npt.NDArray[np.float32]:

@@ -19,7 +19,8 @@ from specrun.convert.metadata import Metadata
 
 __all__ = ["ModelName", "file_name", "name_of"]
 
-_LONGEST_CARD = 1 << 20
+_LONGEST_CARD = 1 << 16
+_MOST_BRACKETS = 500  # the parser takes time with the square of their depth
 _LONGEST_TEXT = 400
 _FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
 _NOT_IN_NAMES = re.compile(r"[^\w.+-]+")
@@ -96,7 +97,9 @@ def _front_matter(path: Path) -> Mapping[str, Any]:
         with path.open("rb") as file:
             text = file.read(_LONGEST_CARD).decode("utf-8", "replace")
         found = _FRONT_MATTER.match(text.replace("\r\n", "\n"))
-        card = yaml.safe_load(found[1]) if found else None
+        if found is None or found[1].count("[") + found[1].count("{") > _MOST_BRACKETS:
+            return {}
+        card = yaml.safe_load(found[1])
     except (OSError, yaml.YAMLError, RecursionError, ValueError):
         return {}
     return card if isinstance(card, dict) else {}

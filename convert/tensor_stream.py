@@ -114,7 +114,7 @@ class TensorStream:
         try:
             for item in items:
                 ahead.append(self._pool.submit(work, item))
-                if len(ahead) > self._n_workers:
+                if len(ahead) >= 2 * self._n_workers:
                     yield ahead.popleft().result()
             while ahead:
                 yield ahead.popleft().result()

@@ -23,6 +23,8 @@ __all__ = ["measure"]
 SHARE_OF_COPY = 0.5
 """F16 conversion is to reach this share of a plain copy's bandwidth."""
 
+_LEAST_BYTES = 10**9  # of less, starting takes longer than copying
+
 MEMORY_BEYOND_LARGEST = 2 << 30
 """Memory a conversion may take beyond its largest tensor, in bytes."""
 
@@ -59,9 +61,10 @@ def measure(options: ConvertOptions, progress: Progress) -> Iterator[ConvertResu
         bandwidth=spread_of(bandwidths[1]),
         baseline="copy",
         of_baseline=ratio_of(bandwidths[1], bandwidths[0]),
-        budget=SHARE_OF_COPY,
+        budget=SHARE_OF_COPY if n_bytes >= _LEAST_BYTES else None,
         peak_bytes=peak,
         peak_budget=MEMORY_BEYOND_LARGEST + _LARGEST_TENSOR,
+        note="" if n_bytes >= _LEAST_BYTES else "the budget is for checkpoints of at least 1 GB",
     )
 
 
