@@ -51,12 +51,14 @@ def convert_checkpoint(
     output: str | os.PathLike[str],
     *,
     outtype: str = "f16",
+    pre: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> ConversionReport:
-    """Convert the checkpoint folder `source` (config.json, safetensors, tokenizer.json) to the file `output`.
+    """Convert the checkpoint folder `source` (config.json, weights, tokenizer) to the file `output`.
 
-    `outtype` is f32, f16 or bf16: the type of matrices; vectors stay float32. Config, words and shapes are
+    `outtype` is f32, f16 or bf16: the type of matrices; vectors stay float32. `pre` names the pre-tokenizer
+    of a byte-level vocabulary as llama.cpp does, where it is not recognised. Config, words and shapes are
     checked before the first byte is written, then one tensor at a time is read, and the file appears whole
     or not at all.
 
@@ -77,7 +79,7 @@ def convert_checkpoint(
     metadata.text("general.name", folder.resolve().name or "model")
     metadata.count("general.file_type", file_type)
     family.describe(checkpoint.config, metadata)
-    vocabulary = read_vocabulary(checkpoint)
+    vocabulary = read_vocabulary(checkpoint, pre=pre)
     vocabulary.describe(metadata)
     tensors = list(_plan(checkpoint, family, type_name))
     n_bytes = write_gguf(target, family.gguf_architecture, metadata, tensors, force=force, progress=progress)

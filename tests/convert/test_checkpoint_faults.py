@@ -121,11 +121,11 @@ FAULTS = {
     "empty index": (INDEX, {}, MalformedFileError, "names no tensors"),
     "no tokenizer": (TOKENIZER, None, FileMissingError, "no tokenizer.json"),
     "other tokenizer": (TOKENIZER, tokenizer_model(type="Unigram"), UnsupportedModelError, "a Unigram tokenizer"),
-    "byte fallback": (TOKENIZER, tokenizer_model(byte_fallback=True), UnsupportedModelError, "byte_fallback"),
+    "no byte words": (TOKENIZER, tokenizer_model(byte_fallback=True), UnsupportedModelError, "no byte word <0x00>"),
     "other splitting": (TOKENIZER, tokenizer(pre_tokenizer=not_ours), UnsupportedModelError, "Metaspace"),
     "prefix space": (
         TOKENIZER,
-        tokenizer(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True}),
+        tokenizer(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}),
         UnsupportedModelError,
         "add_prefix_space",
     ),
