@@ -18,6 +18,7 @@ from specrun.convert.families import family_of
 from specrun.convert.families.family import Family, TensorRule
 from specrun.convert.hf_tokenizer import read_vocabulary
 from specrun.convert.metadata import Metadata
+from specrun.convert.model_name import model_name
 from specrun.convert.names import nearest
 from specrun.convert.number_types import stored_as
 from specrun.convert.safetensors_file import StoredTensor
@@ -74,12 +75,12 @@ def convert_checkpoint(
     check_target(target, force=force)
     checkpoint = open_checkpoint(folder)
     family = family_of(checkpoint.config)
+    vocabulary = read_vocabulary(checkpoint, pre=pre)
     metadata = Metadata()
     metadata.text("general.type", "model")
-    metadata.text("general.name", folder.resolve().name or "model")
+    metadata.text("general.name", model_name(checkpoint, vocabulary.words))
     metadata.count("general.file_type", file_type)
     family.describe(checkpoint.config, metadata)
-    vocabulary = read_vocabulary(checkpoint, pre=pre)
     vocabulary.describe(metadata)
     tensors = list(_plan(checkpoint, family, type_name))
     n_bytes = write_gguf(target, family.gguf_architecture, metadata, tensors, force=force, progress=progress)
