@@ -17,6 +17,7 @@ from specrun.convert.checkpoint import Checkpoint, open_checkpoint
 from specrun.convert.families import family_of
 from specrun.convert.header_text import replace_text
 from specrun.convert.hf_tokenizer import read_vocabulary
+from specrun.convert.loadable_name import loadable_name
 from specrun.convert.logit_check import LogitCheck, check_logits
 from specrun.convert.metadata import Metadata
 from specrun.convert.model_name import file_name, name_of
@@ -144,6 +145,7 @@ def plan_conversion(
     metadata = Metadata()
     metadata.text("general.type", "model")
     name.describe(metadata)
+    metadata.text("general.name", loadable_name(name.name, checkpoint, vocabulary.words))
     metadata.count("general.file_type", OUTPUT_TYPES[type_name.lower()][1])
     metadata.count("general.quantization_version", 2)
     metadata.text(SOURCE_KEY, SourceDigest.placeholder)
