@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.errors import MalformedFileError, OptionError, UnsupportedModelError
 from specrun.convert.checkpoint import Checkpoint, open_checkpoint
 from specrun.convert.families import family_of
 from specrun.convert.families.family import Family, TensorRule
@@ -30,6 +30,7 @@ __all__ = ["OUTPUT_TYPES", "ConversionReport", "convert_checkpoint"]
 OUTPUT_TYPES: dict[str, tuple[str, int]] = {"f32": ("F32", 0), "f16": ("F16", 1), "bf16": ("BF16", 32)}
 """The values of `outtype`, with the type of matrices and llama.cpp's number of the file type."""
 
+_MOST_NAMED = 40  # tensors in one message
 # Tensors that old checkpoints carry although they are computed.
 _COMPUTED = ("rotary_emb.inv_freq", "masked_bias")
 
@@ -92,19 +93,29 @@ def convert_checkpoint(
 
 def _plan(checkpoint: Checkpoint, family: Family, type_name: str) -> Iterator[PlannedTensor]:
     used: set[str] = set()
+    missing: list[str] = []
     for rule in family.rules(checkpoint.config):
+        absent = [name for name in rule.sources if name not in checkpoint.tensors]
+        missing += absent
+        if len(missing) >= _MOST_NAMED:  # a config may state layers without end
+            break
+        if absent:
+            continue
         stored = [checkpoint.tensor(name, rule.shape) for name in rule.sources]
         used.update(rule.sources)
         kind = "F32" if rule.is_f32 else type_name
         load = functools.partial(_load, rule, stored, kind)
         yield PlannedTensor(rule.name, rule.written_shape, kind, load)
+    if missing:
+        more = ", and perhaps more" if len(missing) >= _MOST_NAMED else ""
+        raise MalformedFileError(f"{checkpoint.folder} has no tensor {', '.join(missing)}{more}: it is incomplete")
     left = [name for name in checkpoint.tensors if name not in used and not name.endswith(_COMPUTED)]
-    if checkpoint.config.any("tie_word_embeddings"):
-        left = [name for name in left if name != "lm_head.weight"]  # a copy of the embeddings
+    # Where embeddings are tied, a head that is there all the same is a copy of them.
+    left = [name for name in left if name != "lm_head.weight"]
     if left:
-        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
         raise UnsupportedModelError(
-            f"{checkpoint.folder} has tensors its architecture does not know: {', '.join(left[:3])}{more}"
+            f"{checkpoint.folder} has tensors its architecture does not know: {', '.join(left[:_MOST_NAMED])}{more}"
         )
 
 

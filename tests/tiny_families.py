@@ -70,7 +70,8 @@ class Family:
 
 FAMILIES = (
     Family("llama2", "Llama", {}, "llama", {"rope_parameters": _PLAIN}),
-    Family("vicuna json only", "Llama", {"num_key_value_heads": 4}, "newer llama", {"rms_norm_eps": 0.1}, model_file=False),
+    Family("vicuna json only", "Llama", {"num_key_value_heads": 4}, "newer llama", {"rms_norm_eps": 0.1},
+           model_file=False),
     Family("llama3", "Llama", {"rope_parameters": _LLAMA3, "attention_bias": True}, "llama-bpe",
            {"rope_parameters": {**_LLAMA3, "rope_type": "default"}}),
     Family("llama linear", "Llama", {"rope_parameters": {**_PLAIN, "rope_type": "linear", "factor": 4.0}}, "llama",

@@ -29,13 +29,11 @@ def corpus() -> list[str]:
     """Lines to train on."""
     folder = Path(__file__).resolve().parent.parent / "runtime"
     text = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py")))
-    return [*text.splitlines()[:4000], *_WORLD.splitlines()]
+    return [*text.splitlines()[:2000], *_WORLD.splitlines()]
 
 
 def _pre_tokenizer(name: str) -> Any:
-    for stages, known in _SHAPES.items():
-        if known == name:
-            break
+    stages = next(stages for stages, known in _SHAPES.items() if known == name)
     built: list[Any] = []
     for kind, detail in stages:
         if kind == "Split":
@@ -47,6 +45,7 @@ def _pre_tokenizer(name: str) -> Any:
     return built[0] if len(built) == 1 else pre_tokenizers.Sequence(built)
 
 
+@cache
 def byte_level(name: str, size: int = 600) -> PreTrainedTokenizerBase:
     """A byte-level BPE tokenizer that splits as llama.cpp's pre-tokenizer `name` does, three control words last."""
     tokenizer = Tokenizer(models.BPE())
@@ -68,6 +67,7 @@ def byte_level(name: str, size: int = 600) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE, **names)
 
 
+@cache
 def sentencepiece_bytes(size: int = 600, **options: Any) -> bytes:
     """A tokenizer.model: BPE with byte words; `options` are SentencePiece's."""
     model = io.BytesIO()
@@ -109,7 +109,7 @@ def newer_llama_style(folder: Path) -> PreTrainedTokenizerBase:
 def gemma_style(folder: Path) -> PreTrainedTokenizerBase:
     """Gemma's kind: no space before the text, runs of newlines as words; tokenizer.model is left in `folder`."""
     special = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "eos_piece": "<eos>", "bos_piece": "<bos>"}
-    words = ["<mask>", "<start_of_turn>", "<end_of_turn>", "\n\n", "\n\n\n", "▁▁", "▁▁▁", "▁▁▁▁"]
+    words = ("<mask>", "<start_of_turn>", "<end_of_turn>", "\n\n", "\n\n\n", "▁▁", "▁▁▁", "▁▁▁▁")
     data = sentencepiece_bytes(add_dummy_prefix=False, user_defined_symbols=words, **special)
     (folder / "tokenizer.model").write_bytes(data)
     return GemmaTokenizer.from_pretrained(folder, add_bos_token=True, chat_template=TEMPLATE)

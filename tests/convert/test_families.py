@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 import tiny_families
 from tiny_families import FAMILIES, SENTENCEPIECE, Built, Family, transformers_logits
-from tiny_tokenizers import CONTROLS, NASTY, TEMPLATE
+from tiny_tokenizers import NASTY, TEMPLATE
 from transformers import AutoTokenizer
 
 from specrun.bindings.model import Model
