@@ -71,8 +71,7 @@ def map_tensors(checkpoint: Checkpoint, family: Family, type_name: str) -> list[
         mapped.append(MappedTensor(rule, sources, "F32" if rule.is_f32 else type_name))
     if missing:
         raise MalformedFileError(
-            f"{checkpoint.folder} has no tensor {_listed(missing)}: the checkpoint is incomplete, or is not "
-            f"what its config.json says"
+            f"{checkpoint.folder} has no tensor {_listed(missing)}: it is incomplete, or not what config.json says"
         )
     _check_left(checkpoint, used)
     return mapped
@@ -90,8 +89,8 @@ def usual_type(checkpoint: Checkpoint) -> str:
 
 def _check_left(checkpoint: Checkpoint, used: Collection[str]) -> None:
     left = [name for name in checkpoint.tensors if name not in used and not name.endswith(_COMPUTED)]
-    if checkpoint.config.any("tie_word_embeddings"):
-        left = [name for name in left if name != "lm_head.weight"]  # a copy of the embeddings
+    # Where embeddings are tied, a head that is there all the same is a copy of them.
+    left = [name for name in left if name != "lm_head.weight"]
     if left:
         raise UnsupportedModelError(f"{checkpoint.folder} has tensors its architecture does not know: {_listed(left)}")
 

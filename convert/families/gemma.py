@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specrun.bindings.errors import UnsupportedModelError
+from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.convert.families.family import Family, TensorRule
 from specrun.convert.families.rope import describe_rope, rope_base, rope_settings
 from specrun.convert.families.steps import (
@@ -90,6 +90,8 @@ def _describe_window(config: JsonObject, metadata: Metadata, prefix: str, patter
     slides = [(layer + 1) % pattern != 0 for layer in range(count)]
     if "layer_types" in config:
         slides = [kind == "sliding_attention" for kind in config.items("layer_types")]
+        if len(slides) != count:
+            raise MalformedFileError(f"{config.shown} has layer_types for {len(slides)} of {count} layers")
     metadata.count(f"{prefix}.attention.sliding_window", config.count("sliding_window", 4096))
     usual = 2 if prefix == "gemma2" else 6
     if slides != [(layer + 1) % usual != 0 for layer in range(count)]:
