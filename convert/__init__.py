@@ -5,7 +5,7 @@ from __future__ import annotations
 from specrun.bindings.errors import SpecrunError
 
 try:
-    from specrun.convert.conversion import ConversionReport, convert_checkpoint
+    from specrun.convert.conversion import ConversionPlan, ConversionReport, convert_checkpoint, plan_conversion
     from specrun.convert.pad import PadReport, pad_ffn
     from specrun.convert.quantize import QuantizationReport, quantize_model
     from specrun.convert.random_model import RandomLlama, write_random_llama
@@ -15,12 +15,14 @@ except ModuleNotFoundError as error:
     raise SpecrunError("this needs the package gguf: run pip install 'specrun[convert]'") from error
 
 __all__ = [
+    "ConversionPlan",
     "ConversionReport",
     "PadReport",
     "QuantizationReport",
     "RandomLlama",
     "convert_checkpoint",
     "pad_ffn",
+    "plan_conversion",
     "quantize_model",
     "write_random_llama",
 ]

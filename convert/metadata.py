@@ -51,6 +51,14 @@ class Metadata:
         """Set an array of signed 32-bit integers."""
         self._array(key, values, GGUFValueType.INT32)
 
+    def numbers(self, key: str, values: Sequence[float]) -> None:
+        """Set an array of 32-bit floating-point numbers."""
+        self._array(key, values, GGUFValueType.FLOAT32)
+
+    def flags(self, key: str, values: Sequence[bool]) -> None:
+        """Set an array of truth values."""
+        self._array(key, values, GGUFValueType.BOOL)
+
     def raw(self, key: str, value: Any, kind: GGUFValueType, element: GGUFValueType | None) -> None:  # noqa: ANN401 - any GGUF value
         """Set a value of any GGUF type, `element` being the type of an array's elements."""
         self._entries[key] = value, kind, element

@@ -1,18 +1,41 @@
-"""Byte-level BPE vocabularies, as a GGUF file states them."""
+"""Vocabularies as a GGUF file states them: byte-level BPE, and SentencePiece's words with scores."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from specrun.bindings.errors import OptionError
 from specrun.convert.metadata import Metadata
 
-__all__ = ["CONTROL", "NORMAL", "UNUSED", "USER_DEFINED", "BytePairVocabulary", "byte_words"]
+__all__ = [
+    "BYTE",
+    "CONTROL",
+    "NORMAL",
+    "UNKNOWN",
+    "UNUSED",
+    "USER_DEFINED",
+    "BytePairVocabulary",
+    "ScoredVocabulary",
+    "Vocabulary",
+    "byte_words",
+]
 
 # llama.cpp's token types
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+
+class Vocabulary(Protocol):
+    """The words of a tokenizer, in the order of their ids, ready to be written."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words."""
+
+    def describe(self, metadata: Metadata) -> None:
+        """Add the tokenizer's keys to `metadata`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +57,7 @@ class BytePairVocabulary:
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
-        if len(self.types) != len(self.words):
-            raise OptionError(f"a vocabulary of {len(self.words)} words has {len(self.types)} word types")
-        for name, token in self.special_ids.items():
-            if not 0 <= token < len(self.words):
-                raise OptionError(f"the {name} token {token} is outside a vocabulary of {len(self.words)} words")
+        _check(self.words, self.types, self.special_ids)
 
     def describe(self, metadata: Metadata) -> None:
         """Add the tokenizer's keys to `metadata`."""
@@ -48,13 +67,62 @@ class BytePairVocabulary:
         metadata.integers("tokenizer.ggml.token_type", self.types)
         # llama.cpp refuses a file without merges: one of two zero bytes, which no text has, does no harm.
         metadata.texts("tokenizer.ggml.merges", self.merges or (f"{byte_words()[0]} {byte_words()[0]}",))
-        for name, token in self.special_ids.items():
-            metadata.count(f"tokenizer.ggml.{name}_token_id", token)
-        for name, added in (("bos", self.add_bos), ("eos", self.add_eos)):
-            if added is not None:
-                metadata.flag(f"tokenizer.ggml.add_{name}_token", added)
-        if self.chat_template is not None:
-            metadata.text("tokenizer.chat_template", self.chat_template)
+        _describe_special(self, metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredVocabulary:
+    """The words of a SentencePiece tokenizer (BPE by scores), in the order of their ids.
+
+    Two neighbours merge where together they are a word, the one of the highest score first; what is no word in
+    the end is written as byte words (`<0x0A>`, type BYTE). `add_space` is whether text gets a space in front.
+    Raises OptionError if a byte word is missing: llama.cpp ends the process when it needs that one.
+    """
+
+    words: tuple[str, ...]
+    types: tuple[int, ...]
+    scores: tuple[float, ...]
+    special_ids: Mapping[str, int] = field(default_factory=dict)
+    add_space: bool = True
+    add_bos: bool | None = True
+    add_eos: bool | None = None
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.words, self.types, self.special_ids)
+        if len(self.scores) != len(self.words):
+            raise OptionError(f"a vocabulary of {len(self.words)} words has {len(self.scores)} scores")
+        missing = {f"<0x{byte:02X}>" for byte in range(256)}.difference(self.words)
+        if missing:
+            raise OptionError(f"the vocabulary has no byte word {min(missing)}, which llama.cpp needs")
+
+    def describe(self, metadata: Metadata) -> None:
+        """Add the tokenizer's keys to `metadata`."""
+        metadata.text("tokenizer.ggml.model", "llama")
+        metadata.text("tokenizer.ggml.pre", "default")
+        metadata.texts("tokenizer.ggml.tokens", self.words)
+        metadata.numbers("tokenizer.ggml.scores", self.scores)
+        metadata.integers("tokenizer.ggml.token_type", self.types)
+        metadata.flag("tokenizer.ggml.add_space_prefix", self.add_space)
+        _describe_special(self, metadata)
+
+
+def _check(words: tuple[str, ...], types: tuple[int, ...], special_ids: Mapping[str, int]) -> None:
+    if len(types) != len(words):
+        raise OptionError(f"a vocabulary of {len(words)} words has {len(types)} word types")
+    for name, token in special_ids.items():
+        if not 0 <= token < len(words):
+            raise OptionError(f"the {name} token {token} is outside a vocabulary of {len(words)} words")
+
+
+def _describe_special(vocabulary: BytePairVocabulary | ScoredVocabulary, metadata: Metadata) -> None:
+    for name, token in vocabulary.special_ids.items():
+        metadata.count(f"tokenizer.ggml.{name}_token_id", token)
+    for name, added in (("bos", vocabulary.add_bos), ("eos", vocabulary.add_eos)):
+        if added is not None:
+            metadata.flag(f"tokenizer.ggml.add_{name}_token", added)
+    if vocabulary.chat_template is not None:
+        metadata.text("tokenizer.chat_template", vocabulary.chat_template)
 
 
 @functools.cache

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
-from specrun.convert.families import llama
+from specrun.convert.families import gemma, llama, mistral, phi3, qwen, smollm3
 from specrun.convert.families.family import Family
 from specrun.convert.json_file import JsonObject
 
 __all__ = ["family_of", "known_architectures"]
 
-_FAMILIES = (llama.FAMILY,)
+_FAMILIES = (
+    llama.FAMILY,
+    mistral.FAMILY,
+    smollm3.FAMILY,
+    qwen.QWEN2,
+    qwen.QWEN3,
+    gemma.GEMMA2,
+    gemma.GEMMA3,
+    phi3.FAMILY,
+)
 _BY_ARCHITECTURE = {name: family for family in _FAMILIES for name in family.architectures}
 
 
@@ -29,5 +38,8 @@ def family_of(config: JsonObject) -> Family:
     family = _BY_ARCHITECTURE.get(names[0])
     if family is None:
         known = ", ".join(known_architectures())
-        raise UnsupportedModelError(f"{config.shown} is a {names[0][:80]!r}, and these can be converted: {known}")
+        raise UnsupportedModelError(
+            f"{config.shown} is a {names[0][:80]!r}, and these can be converted: {known}; for another, "
+            "make the GGUF file with llama.cpp's convert_hf_to_gguf.py"
+        )
     return family

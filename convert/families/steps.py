@@ -1,10 +1,9 @@
-"""Steps that families share: the keys of a decoder-only transformer, rope scaling, tensor rules."""
+"""Steps that families share: the keys of a decoder-only transformer, sliding windows, tensor rules."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from math import pi
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -14,13 +13,18 @@ from specrun.convert.json_file import JsonObject
 from specrun.convert.metadata import Metadata
 
 __all__ = [
+    "attention",
     "describe_decoder",
-    "describe_rope",
+    "embeddings",
+    "gated_feed_forward",
+    "head_norms",
     "head_width",
     "interleave_halves",
     "kv_heads",
-    "llama3_factors",
+    "norms",
+    "plus_one",
     "require",
+    "require_square_attention",
     "with_bias",
 ]
 
@@ -51,60 +55,42 @@ def require(config: JsonObject, key: str, wanted: object) -> None:
         )
 
 
-def describe_decoder(config: JsonObject, metadata: Metadata, prefix: str) -> None:
-    """Write the keys every decoder with RMS norms has; `prefix` is llama.cpp's name of the architecture."""
+def require_square_attention(config: JsonObject) -> None:
+    """Raise UnsupportedModelError unless the heads together are as wide as the hidden states."""
+    inner, width = config.count("num_attention_heads") * head_width(config), config.count("hidden_size")
+    if inner != width:
+        raise UnsupportedModelError(
+            f"{config.shown} has heads of {inner} numbers together and hidden states of {width}: "
+            "llama.cpp has only equal ones for this family"
+        )
+
+
+def describe_decoder(
+    config: JsonObject,
+    metadata: Metadata,
+    prefix: str,
+    *,
+    window: int | None = None,
+    key_length: bool = False,
+) -> None:
+    """Write the keys every decoder with RMS norms has; `prefix` is llama.cpp's name of the architecture.
+
+    `window` is a sliding window that llama.cpp does not have for the architecture: within it the numbers are
+    the same, so it becomes the context length. `key_length` writes the width of heads even where it follows.
+    """
     heads, width = config.count("num_attention_heads"), head_width(config)
+    context = config.count("max_position_embeddings")
     metadata.count(f"{prefix}.vocab_size", config.count("vocab_size"))
-    metadata.count(f"{prefix}.context_length", config.count("max_position_embeddings"))
+    metadata.count(f"{prefix}.context_length", context if window is None else min(context, window))
     metadata.count(f"{prefix}.embedding_length", config.count("hidden_size"))
     metadata.count(f"{prefix}.block_count", config.count("num_hidden_layers"))
     metadata.count(f"{prefix}.feed_forward_length", config.count("intermediate_size"))
     metadata.count(f"{prefix}.attention.head_count", heads)
     metadata.count(f"{prefix}.attention.head_count_kv", kv_heads(config))
     metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon", config.number("rms_norm_eps"))
-    if heads * width != config.count("hidden_size"):
+    if key_length or heads * width != config.count("hidden_size"):
         metadata.count(f"{prefix}.attention.key_length", width)
         metadata.count(f"{prefix}.attention.value_length", width)
-
-
-def _rope(config: JsonObject) -> tuple[JsonObject, str]:
-    # transformers 5 moved rope_theta and rope_scaling together into rope_parameters.
-    rope = config.object("rope_parameters" if "rope_parameters" in config else "rope_scaling")
-    return rope, rope.text("rope_type", rope.text("type", "default"))
-
-
-def describe_rope(config: JsonObject, metadata: Metadata, prefix: str) -> None:
-    """Write the keys of the rotary embedding; raises UnsupportedModelError for an unknown scaling."""
-    rope, kind = _rope(config)
-    metadata.count(f"{prefix}.rope.dimension_count", head_width(config))
-    base = rope.number("rope_theta", config.number("rope_theta", 10000.0))
-    metadata.number(f"{prefix}.rope.freq_base", base)
-    if kind == "linear":
-        metadata.text(f"{prefix}.rope.scaling.type", "linear")
-        metadata.number(f"{prefix}.rope.scaling.factor", rope.number("factor"))
-    elif kind not in ("default", "llama3"):
-        raise UnsupportedModelError(f"{rope.shown} is {kind!r}: only default, linear and llama3 can be converted")
-
-
-def llama3_factors(config: JsonObject) -> Iterator[TensorRule]:
-    """Yield the tensor that divides each rope frequency, where the config asks for llama3's scaling."""
-    rope, kind = _rope(config)
-    if kind != "llama3":
-        return
-    width = head_width(config)
-    base = rope.number("rope_theta", config.number("rope_theta", 10000.0))
-    factor, low, high = rope.number("factor"), rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    trained = rope.count("original_max_position_embeddings")
-    if high <= low:
-        raise MalformedFileError(f"{rope.shown} has high_freq_factor {high:g}, not above low_freq_factor {low:g}")
-
-    def compute() -> Array:
-        wavelength = 2 * pi * base ** (np.arange(0, width, 2, dtype=np.float64) / width)
-        # 1 where a wave fits the trained context `high` times, 0 where less than `low` times.
-        kept = np.clip((trained / wavelength - low) / (high - low), 0.0, 1.0)
-        return (1.0 / ((1.0 - kept) / factor + kept)).astype(np.float32)
-
-    yield TensorRule("rope_freqs.weight", (), (width // 2,), compute)
 
 
 def interleave_halves(array: Array, heads: int) -> Array:
@@ -116,11 +102,74 @@ def interleave_halves(array: Array, heads: int) -> Array:
     return split.swapaxes(1, 2).reshape(array.shape)
 
 
+def plus_one(array: Array) -> Array:
+    """Return a norm's weights as factors, where the checkpoint stores what is added to 1."""
+    return array.astype(np.float32, copy=False) + np.float32(1.0)
+
+
 def with_bias(
     name: str, source: str, shape: tuple[int, int], *, bias: bool, rope_heads: int = 0
 ) -> Iterator[TensorRule]:
     """Yield the rule of a matrix, and of its bias; `rope_heads` > 0 reorders rows for llama.cpp's rope."""
     change = functools.partial(interleave_halves, heads=rope_heads) if rope_heads else unchanged
-    yield TensorRule(f"{name}.weight", (f"{source}.weight",), shape, change)
+    yield TensorRule(f"{name}.weight", (f"{source}.weight",), shape, change, moves_only=True)
     if bias:
-        yield TensorRule(f"{name}.bias", (f"{source}.bias",), shape[:1], change)
+        yield TensorRule(f"{name}.bias", (f"{source}.bias",), shape[:1], change, moves_only=True)
+
+
+def embeddings(
+    config: JsonObject, *, tied: bool = False, change: Callable[[Array], Array] = unchanged
+) -> Iterator[TensorRule]:
+    """Yield the rules of the embeddings, the output head and the last norm.
+
+    `tied` is what the family takes an absent tie_word_embeddings for, `change` what happens to the norm.
+    """
+    vocab, width = config.count("vocab_size"), config.count("hidden_size")
+    yield TensorRule("token_embd.weight", ("model.embed_tokens.weight",), (vocab, width))
+    if not config.flag("tie_word_embeddings", tied):
+        yield TensorRule("output.weight", ("lm_head.weight",), (vocab, width))
+    yield TensorRule("output_norm.weight", ("model.norm.weight",), (width,), change)
+
+
+def attention(
+    config: JsonObject, layer: int, *, bias: bool = False, output_bias: bool | None = None, interleaved: bool = False
+) -> Iterator[TensorRule]:
+    """Yield the rules of a layer's four projections.
+
+    `bias` is of queries, keys and values, and of the output unless `output_bias` says otherwise;
+    `interleaved` where llama.cpp rotates neighbours instead of halves.
+    """
+    width, heads, shared = config.count("hidden_size"), config.count("num_attention_heads"), kv_heads(config)
+    inner, kv_inner = heads * head_width(config), shared * head_width(config)
+    block, source = f"blk.{layer}", f"model.layers.{layer}.self_attn"
+    queries, keys = (heads, shared) if interleaved else (0, 0)
+    yield from with_bias(f"{block}.attn_q", f"{source}.q_proj", (inner, width), bias=bias, rope_heads=queries)
+    yield from with_bias(f"{block}.attn_k", f"{source}.k_proj", (kv_inner, width), bias=bias, rope_heads=keys)
+    yield from with_bias(f"{block}.attn_v", f"{source}.v_proj", (kv_inner, width), bias=bias)
+    output_bias = bias if output_bias is None else output_bias
+    yield from with_bias(f"{block}.attn_output", f"{source}.o_proj", (width, inner), bias=output_bias)
+
+
+def gated_feed_forward(config: JsonObject, layer: int, *, bias: bool = False) -> Iterator[TensorRule]:
+    """Yield the rules of a layer's gate, up and down projections."""
+    width, ffn = config.count("hidden_size"), config.count("intermediate_size")
+    block, source = f"blk.{layer}", f"model.layers.{layer}.mlp"
+    yield from with_bias(f"{block}.ffn_gate", f"{source}.gate_proj", (ffn, width), bias=bias)
+    yield from with_bias(f"{block}.ffn_up", f"{source}.up_proj", (ffn, width), bias=bias)
+    yield from with_bias(f"{block}.ffn_down", f"{source}.down_proj", (width, ffn), bias=bias)
+
+
+def norms(
+    config: JsonObject, layer: int, names: Mapping[str, str], change: Callable[[Array], Array] = unchanged
+) -> Iterator[TensorRule]:
+    """Yield the rules of a layer's norms over the hidden states; `names` are llama.cpp's and the checkpoint's."""
+    width = config.count("hidden_size")
+    for ours, theirs in names.items():
+        yield TensorRule(f"blk.{layer}.{ours}.weight", (f"model.layers.{layer}.{theirs}.weight",), (width,), change)
+
+
+def head_norms(config: JsonObject, layer: int, change: Callable[[Array], Array] = unchanged) -> Iterator[TensorRule]:
+    """Yield the rules of the norms over each head's queries and keys."""
+    for part in ("q", "k"):
+        source = f"model.layers.{layer}.self_attn.{part}_norm.weight"
+        yield TensorRule(f"blk.{layer}.attn_{part}_norm.weight", (source,), (head_width(config),), change)

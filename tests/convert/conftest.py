@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,13 @@ from specrun.bindings.model import Model
 
 
 @pytest.fixture
-def logits() -> Callable[[Path, Sequence[int]], npt.NDArray[np.float32]]:
+def logits() -> Callable[..., npt.NDArray[np.float32]]:
     """Llama.cpp's logits after each of the tokens, everything in float32."""
 
-    def evaluate(path: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+    def evaluate(path: Path, tokens: Sequence[int], n_ctx: int = 64) -> npt.NDArray[np.float32]:
         n = len(tokens)
         options = ContextOptions(
-            n_ctx=64, n_outputs=n, n_threads=1, flash_attention="off", cache_type_k="f32", cache_type_v="f32"
+            n_ctx=n_ctx, n_outputs=n, n_threads=1, flash_attention="off", cache_type_k="f32", cache_type_v="f32"
         )
         with Model(path) as model, Context(model, options) as context:
             batch = Batch(n, 1)
@@ -33,6 +33,15 @@ def logits() -> Callable[[Path, Sequence[int]], npt.NDArray[np.float32]]:
             return np.stack([rows.logits(row) for row in range(n)])
 
     return evaluate
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail what was skipped in the comparison of families."""
+    report = yield
+    if report.skipped and item.path.name == "test_families.py":
+        report.outcome, report.longrepr = "failed", "a family's comparison was skipped"
+    return report
 
 
 @pytest.fixture

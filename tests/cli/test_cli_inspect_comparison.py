@@ -1,0 +1,61 @@
+"""`specrun inspect A B`: what quantizing cost, and pairs that cannot be compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specrun.convert.quantize import quantize_model
+from specrun.convert.random_model import RandomLlama, write_random_llama
+
+from .conftest import Models, Run
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("pair")
+    write_random_llama(folder / "a.gguf", RandomLlama(vocab_size=320, width=64, ffn=64, layers=1, context=512))
+    quantize_model(folder / "a.gguf", folder / "b.gguf", "Q4_0", n_threads=1)
+    return folder / "a.gguf", folder / "b.gguf"
+
+
+def test_figures_as_json(run: Run, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a short text of some letters " * 20)
+    result = run("inspect", *pair, "-f", tmp_path / "text.txt", "-c", 64, "-t", 1, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["comparison"]
+    assert found["n_ctx"] == 64
+    summary = found["summary"]
+    assert summary["n_tokens"] == found["n_chunks"] * 31
+    assert 0 < summary["kl_median"] < summary["kl_99"] <= summary["kl_largest"]
+    assert summary["original"]["value"] != summary["other"]["value"]
+    errors = {one["name"]: one["relative_rms"] for one in found["tensor_errors"]}
+    assert errors["output_norm.weight"] == 0
+    assert 0.03 < errors["blk.0.ffn_up.weight"] < 0.2
+
+
+def test_a_model_against_itself(run: Run, pair: tuple[Path, Path]) -> None:
+    result = run("inspect", pair[0], pair[0], "-c", 64, "--chunks", 2, "-t", 1)
+    assert result.exit_code == 0, result.output
+    assert "62 tokens of the fixed text (2 chunks of 64)" in result.stdout
+    assert "KL divergence, mean     0 +- 0 nats" in result.stdout
+    assert "same first word         100.00 +- 0.00 %" in result.stdout
+    assert "tensors have the same numbers" in result.stdout
+    assert result.stderr == ""
+
+
+def test_other_words_are_refused_by_the_first_difference(run: Run, models: Models, pair: tuple[Path, Path]) -> None:
+    result = run("inspect", models.target, models.stranger, "-t", 1)
+    assert result.exit_code == 4
+    assert "token 316 is '<|end|>' in the first" in result.stderr
+    assert result.stdout == ""
+
+
+def test_options_that_do_not_go_together(run: Run, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    assert run("inspect", *pair, "--sha256").exit_code == 2
+    (tmp_path / "short.txt").write_text("")
+    result = run("inspect", *pair, "-f", tmp_path / "short.txt", "-t", 1)
+    assert result.exit_code == 2
+    assert "at least 8 are needed" in result.stderr
