@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 from specrun.bindings.errors import SpecrunError
+from specrun.bindings.gguf_types import stored_bytes
 from specrun.convert.metadata import Metadata
 from specrun.runtime.atomic import atomic_path, check_target, require_free_space
 
@@ -29,14 +29,15 @@ STORED_TYPES: dict[str, npt.DTypeLike] = {
     "I32": np.int32,
     "I64": np.int64,
 }
-"""The tensor types this module writes, with the numpy type that holds them; BF16 as its 16 bits."""
+"""The plain tensor types, with the numpy type that holds them; BF16 as its 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """A tensor that will be written: `shape` in numpy's order (rows first), `type_name` of STORED_TYPES.
+    """A tensor that will be written: `shape` in numpy's order (rows first), `type_name` any GGUF tensor type.
 
-    `load` is called once, when its turn comes, and returns the array in the numpy type of `type_name`.
+    `load` is called once, when its turn comes, and returns the array in the numpy type of `type_name`; of a
+    type that is not in STORED_TYPES its blocks, uint8 with the bytes of a row in place of its numbers.
     """
 
     name: str
@@ -47,7 +48,19 @@ class PlannedTensor:
     @property
     def n_bytes(self) -> int:
         """The size in the file, without padding."""
-        return prod(self.shape) * np.dtype(STORED_TYPES[self.type_name]).itemsize
+        return stored_bytes(self.shape, self.type_name)
+
+    @property
+    def array_type(self) -> np.dtype[Any]:
+        """The numpy type of what `load` returns."""
+        return np.dtype(STORED_TYPES.get(self.type_name, np.uint8))
+
+    @property
+    def array_shape(self) -> tuple[int, ...]:
+        """The shape of what `load` returns."""
+        if self.type_name in STORED_TYPES:
+            return self.shape
+        return (*self.shape[:-1], stored_bytes(self.shape[-1:], self.type_name))
 
 
 def write_gguf(
@@ -84,9 +97,8 @@ def _write_header(writer: GGUFWriter, metadata: Metadata, tensors: Sequence[Plan
         if key == "general.alignment" and kind is GGUFValueType.UINT32:
             writer.data_alignment = value
     for tensor in tensors:
-        numbers: np.dtype[Any] = np.dtype(STORED_TYPES[tensor.type_name])
         stored = GGMLQuantizationType[tensor.type_name]
-        writer.add_tensor_info(tensor.name, tensor.shape, numbers, tensor.n_bytes, stored)
+        writer.add_tensor_info(tensor.name, tensor.array_shape, tensor.array_type, tensor.n_bytes, stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -96,9 +108,8 @@ def _write_tensors(writer: GGUFWriter, tensors: Sequence[PlannedTensor], total: 
     done = 0
     for tensor in tensors:
         array = np.ascontiguousarray(tensor.load())
-        kind = np.dtype(STORED_TYPES[tensor.type_name])
-        if array.shape != tensor.shape or array.dtype != kind:
-            got = f"{array.shape} of {array.dtype}, not {tensor.shape} of {kind}"
+        if array.shape != tensor.array_shape or array.dtype != tensor.array_type:
+            got = f"{array.shape} of {array.dtype}, not {tensor.array_shape} of {tensor.array_type}"
             raise SpecrunError(f"the tensor {tensor.name} came out as {got}: this is a mistake in specrun")
         writer.write_tensor_data(array)
         done += tensor.n_bytes
