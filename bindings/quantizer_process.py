@@ -31,15 +31,13 @@ logger = logging.getLogger("specrun.llama")
 class QuantizerProcess:
     """One quantization: `plan()` first, then `write()`; a context manager that leaves no process behind.
 
-    Both yield llama.cpp's log line by line as it comes. `output` is written over what is there; a partial one
-    is left behind on failure (and removed should this process be killed). Raises ModelError if llama.cpp
+    Both yield llama.cpp's log line by line as it comes. Should this process be killed before `close()`, the
+    other one removes what it wrote; so a file should get its final name before. Raises ModelError if llama.cpp
     fails or crashes, OutOfMemoryError if the other process was killed for its memory.
     """
 
-    def __init__(
-        self, source: str | os.PathLike[str], output: str | os.PathLike[str], options: QuantizeOptions
-    ) -> None:
-        self._source, self._output, self._options = os.fspath(source), os.fspath(output), options
+    def __init__(self, source: str | os.PathLike[str], options: QuantizeOptions) -> None:
+        self._source, self._options = os.fspath(source), options
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "GGML_NO_BACKTRACE": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "specrun.bindings.quantizer_worker"],
@@ -73,13 +71,16 @@ class QuantizerProcess:
         importance = values.pop("importance")
         values["metadata"] = dict(values["metadata"])
         sizes = [(name, int(np.size(numbers))) for name, numbers in importance.items()]
-        job = {"source": self._source, "output": self._output, "options": values, "importance": sizes}
+        job = {"source": self._source, "options": values, "importance": sizes}
         self._send(json.dumps(job).encode() + b"\n", *importance.values())
         return self._lines_until("planned")
 
-    def write(self) -> Iterator[str]:
-        """Write the output, yielding llama.cpp's log line by line."""
-        self._send(b"write\n")
+    def write(self, output: str | os.PathLike[str]) -> Iterator[str]:
+        """Write the file `output` over what is there, yielding llama.cpp's log line by line.
+
+        A partial file is left behind on failure.
+        """
+        self._send(json.dumps(os.fspath(output)).encode() + b"\n")
         return self._lines_until("written")
 
     def _send(self, *parts: Any) -> None:  # noqa: ANN401 - bytes or arrays

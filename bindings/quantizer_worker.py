@@ -1,8 +1,9 @@
 """The process in which llama.cpp quantizes: started by `QuantizerProcess`, one job, then it ends.
 
-It reads a line of JSON and the importance matrices' numbers from its input, plans, and reports; on the word
-"write" it writes. Every line of its output is one JSON object: a line of llama.cpp's log, or the end of a step.
-When its input ends, whoever started it is gone: it removes the file it was writing, and ends.
+It reads a line of JSON and the importance matrices' numbers from its input, plans, and reports; the next line
+is the path to write. Every line of its output is one JSON object: a line of llama.cpp's log, or the end of a
+step. Then it stays until it is ended: when its input ends, whoever started it is gone, killed before the file
+had its name, and the file is removed.
 """
 
 from __future__ import annotations
@@ -59,10 +60,14 @@ def main() -> None:
         options = _options(job, job_input)
         plan_quantization(job["source"], options)
         reports.report(step="planned")
-        if job_input.readline() == b"write\n":
-            threading.Thread(target=_end_with_parent, args=(job_input, job["output"]), daemon=True).start()
-            quantize_file(job["source"], job["output"], options)
+        line = job_input.readline()
+        if line:
+            output = json.loads(line)
+            watch = threading.Thread(target=_end_with_parent, args=(job_input, output), daemon=True)
+            watch.start()
+            quantize_file(job["source"], output, options)
             reports.report(step="written")
+            watch.join()
         del keep
     except SpecrunError as error:
         reports.report(error=str(error))

@@ -108,14 +108,12 @@ def quantize_model(
     _check_overrides(original, header, options)
     if imatrix is not None:
         options = _with_importance(options, Path(imatrix), read_importance(imatrix))
-    with (
-        atomic_path(target, force=force) as aside,
-        QuantizerProcess(original, aside, options) as quantizer,
-    ):
+    with QuantizerProcess(original, options) as quantizer:
         plan = planned_types(header, quantizer.plan())
         without = check_importance(original, plan, options)
         require_free_space(target.parent, sum(one.n_bytes for one in plan) + _HEADER_ROOM)
-        written = _write(quantizer, aside, header, plan, progress)
+        with atomic_path(target, force=force) as aside:
+            written = _write(quantizer, aside, header, plan, progress)
     return _report(target, options.file_type, header, written, without)
 
 
@@ -208,7 +206,7 @@ def _write(
 ) -> GGUFHeader:
     """Let llama.cpp write, and return the header of what it wrote, which is what was planned."""
     try:
-        _follow(quantizer.write(), header, progress)
+        _follow(quantizer.write(aside), header, progress)
         written = read_header(aside)
     except (ModelError, MalformedFileError) as error:
         # llama.cpp does not say why it could not write, and goes on after some writes that failed.
