@@ -8,14 +8,13 @@ from pathlib import Path
 
 from specrun.bindings.errors import OptionError, PairError
 from specrun.bindings.gguf_header import TensorInfo
-from specrun.bindings.quantize_types import needs_importance
+from specrun.bindings.quantize_types import OF_WORDS, needs_importance
 from specrun.bindings.quantizer import QuantizeOptions
 from specrun.convert.quantization_plan import PlannedType
 
 __all__ = ["check_importance"]
 
 _PLAIN = {"F32", "F16", "BF16"}
-_WORDS = ("token_embd.weight", "output.weight", "per_layer_token_embd.weight")
 
 
 def check_importance(model: Path, plan: Sequence[PlannedType], options: QuantizeOptions) -> int:
@@ -37,11 +36,16 @@ def check_importance(model: Path, plan: Sequence[PlannedType], options: Quantize
                 f"{options.file_type} stores {one.tensor.name} as {one.type_name}, which needs an importance "
                 "matrix: make one with specrun imatrix, and pass it with --imatrix"
             )
+        if one.tensor.name in OF_WORDS:
+            raise OptionError(
+                f"the importance matrix has no entry for {one.tensor.name}, as usual, and {one.type_name} needs one: "
+                "name a larger type with --token-embedding-type or --output-tensor-type"
+            )
         raise PairError(
             f"the importance matrix has no entry for {one.tensor.name}, which {model} needs to become "
             f"{one.type_name}: was it made for another model, or from too short a text?"
         )
-    return sum(one.tensor.name not in _WORDS for one in missing) if options.importance else 0
+    return sum(one.tensor.name not in OF_WORDS for one in missing) if options.importance else 0
 
 
 def _check_entry(model: Path, name: str, tensor: TensorInfo | None, size: int) -> None:

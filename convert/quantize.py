@@ -20,7 +20,7 @@ from specrun.convert.importance_fit import check_importance
 from specrun.convert.names import nearest
 from specrun.convert.quantization_plan import PlannedType, planned_types, tensor_of_line
 from specrun.convert.writer import Progress
-from specrun.runtime.atomic import atomic_path, check_target, require_free_space
+from specrun.runtime.atomic import atomic_path, check_target, require_free_space, require_writable
 
 __all__ = ["QuantizationReport", "TypeShare", "known_file_type", "known_tensor_type", "quantize_model", "share_types"]
 
@@ -106,6 +106,7 @@ def quantize_model(
     header = read_header(original)
     _check_source(original, header, options)
     _check_overrides(original, header, options)
+    require_writable(target)
     if imatrix is not None:
         options = _with_importance(options, Path(imatrix), read_importance(imatrix))
     with QuantizerProcess(original, options) as quantizer:
