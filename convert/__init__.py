@@ -5,7 +5,7 @@ from __future__ import annotations
 from specrun.bindings.errors import SpecrunError
 
 try:
-    from specrun.convert.conversion import ConversionReport, convert_checkpoint
+    from specrun.convert.conversion import ConversionPlan, ConversionReport, convert_checkpoint, plan_conversion
     from specrun.convert.imatrix import ImportanceOptions, ImportanceReport, measure_importance, merge_importance
     from specrun.convert.imatrix_file import ImportanceMatrix, read_importance, write_importance
     from specrun.convert.pad import PadReport, pad_ffn
@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
     raise SpecrunError("this needs the package gguf: run pip install 'specrun[convert]'") from error
 
 __all__ = [
+    "ConversionPlan",
     "ConversionReport",
     "ImportanceMatrix",
     "ImportanceOptions",
@@ -29,6 +30,7 @@ __all__ = [
     "measure_importance",
     "merge_importance",
     "pad_ffn",
+    "plan_conversion",
     "quantize_head",
     "quantize_model",
     "read_importance",

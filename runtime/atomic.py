@@ -25,8 +25,8 @@ def atomic_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterato
     The file is then synced, renamed over `path`, and the folder synced. On any exception, KeyboardInterrupt
     too, it is removed and an existing `path` stays as it was.
 
-    Raises OptionError if `path` exists and `force` is not given, or cannot be written; FileMissingError if
-    its folder does not exist; SpecrunError if the disk is full.
+    Raises OptionError if `path` exists and `force` is not given; FileMissingError if its folder does not exist;
+    SpecrunError if the disk is full or the folder cannot be written.
     """
     target = Path(path)
     check_target(target, force=force)
@@ -57,7 +57,7 @@ def check_target(target: Path, *, force: bool = False) -> None:
 
 
 def require_writable(target: Path) -> None:
-    """Raise OptionError unless files can be made beside `target`: before long work, not after it."""
+    """Raise SpecrunError unless files can be made beside `target`: before long work, not after it."""
     aside = _aside(target)
     try:
         _create(aside, target)
@@ -86,7 +86,7 @@ def _create(aside: Path, target: Path) -> None:
     except OSError as error:
         if error.errno in _FULL:
             raise
-        raise OptionError(f"{target} cannot be written ({error.strerror}); choose another folder") from error
+        raise SpecrunError(f"{target} cannot be written ({error.strerror}); choose another folder") from error
 
 
 def _sync_file(aside: Path) -> None:
