@@ -35,6 +35,8 @@ class QuantizeOptions:
     (ECMAScript, searched in names, the first that matches decides) and a tensor type. `importance` has the
     mean square of every input of a matrix, by the matrix's name: float32 of shape [row length], or
     [experts * row length]. `metadata` is written into the new file: texts of up to 127 bytes, whole numbers.
+    `buffer_bytes` is about how much memory rows may take while they are converted; 0: llama.cpp's own 8 GiB,
+    which is to say a whole tensor. What is written does not depend on it.
     """
 
     file_type: str
@@ -47,6 +49,7 @@ class QuantizeOptions:
     tensor_types: tuple[tuple[str, str], ...] = ()
     importance: Mapping[str, FloatArray] = field(default_factory=dict)
     metadata: Mapping[str, str | int] = field(default_factory=dict)
+    buffer_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.file_type not in FILE_TYPES and self.file_type != COPY:
@@ -56,6 +59,8 @@ class QuantizeOptions:
         for kind in (self.output_tensor_type, self.token_embedding_type, *(kind for _, kind in self.tensor_types)):
             if kind is not None and kind not in TENSOR_NUMBERS:
                 raise OptionError(f"the tensor type is {kind!r}: use one of {', '.join(TENSOR_NUMBERS)}")
+        if not 0 <= self.buffer_bytes < 2**63:
+            raise OptionError(f"buffer_bytes is {self.buffer_bytes}: give 0 (llama.cpp's own) or more")
         if any(not pattern or "\0" in pattern for pattern, _ in self.tensor_types):
             raise OptionError("the name in a tensor type is empty: give NAME=TYPE, such as attn_v=Q8_0")
 
@@ -105,6 +110,8 @@ def _native_params(options: QuantizeOptions) -> tuple[Any, list[object]]:
         params.only_copy = True
     else:
         params.ftype = FILE_TYPES[options.file_type].number
+    if options.buffer_bytes:
+        params.max_buf_size = options.buffer_bytes
     params.nthread = options.n_threads or available_cores()
     params.pure = options.pure
     params.allow_requantize = options.allow_requantize

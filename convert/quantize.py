@@ -27,6 +27,7 @@ __all__ = ["QuantizationReport", "TypeShare", "known_file_type", "known_tensor_t
 _PLAIN = {"F32", "F16", "BF16"}
 _KEPT = {"F64", "I8", "I16", "I32", "I64"}
 _BLOCK = 32  # the smallest block of numbers that shares a scale
+_BUFFER_BYTES = 32 << 20  # enough rows to keep every thread busy; a whole tensor at a time would be no faster
 _HEADER_ROOM = 1 << 20  # a header may grow by the keys that name the importance matrix
 _BLOCK_SIZES = {kind.name: kind.block_size for kind in TENSOR_TYPES.values()}
 
@@ -100,6 +101,7 @@ def quantize_model(
         output_tensor_type=output_tensor_type and known_tensor_type(output_tensor_type),
         token_embedding_type=token_embedding_type and known_tensor_type(token_embedding_type),
         tensor_types=tuple((pattern, known_tensor_type(kind)) for pattern, kind in tensor_types),
+        buffer_bytes=_BUFFER_BYTES,
     )
     original, target = Path(source), Path(output)
     check_target(target, force=force)
