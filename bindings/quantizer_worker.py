@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,6 +25,8 @@ from specrun.bindings.library import llama, native_function
 from specrun.bindings.quantizer import QuantizeOptions, plan_quantization, quantize_file
 
 __all__ = ["main"]
+
+_INPUT, _OUTPUT, _ERRORS = 0, 1, 2  # the standard descriptors
 
 
 class _Reports(logging.Handler):
@@ -49,8 +50,8 @@ def main() -> None:
     """Do the job that stands on standard input."""
     # Ctrl-C reaches the whole group of processes: who started this one decides what happens.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    job_input, reports = sys.stdin.buffer, _Reports(os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever native code prints is no report
+    job_input, reports = os.fdopen(_INPUT, "rb"), _Reports(os.fdopen(os.dup(_OUTPUT), "wb"))
+    os.dup2(_ERRORS, _OUTPUT)  # whatever native code prints is no report
     log = logging.getLogger("specrun.llama")
     log.addHandler(reports)
     log.setLevel(logging.DEBUG)
