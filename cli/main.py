@@ -19,6 +19,8 @@ _COMMANDS = {
     "inspect": LazyCommand("specrun.cli.inspect_command", "inspect", "Show what a GGUF file holds, and what fits it."),
     "datastore": LazyCommand("specrun.cli.datastore_command", "datastore", "Texts to draft from: REST's datastores."),
     "convert": LazyCommand("specrun.cli.convert_command", "convert", "Turn a Hugging Face checkpoint into GGUF."),
+    "quantize": LazyCommand("specrun.cli.quantize_command", "quantize", "Write a GGUF file with smaller numbers."),
+    "imatrix": LazyCommand("specrun.cli.imatrix_command", "imatrix", "Measure an importance matrix for quantizing."),
     "tune": LazyCommand("specrun.cli.tune_command", "tune", "Measure a pair of models and plan what to draft."),
     "bench": LazyCommand("specrun.cli.bench_command", "bench", "Measure what drafting gains and costs."),
     "doctor": LazyCommand("specrun.cli.doctor_command", "doctor", "Check this installation and this machine."),

@@ -6,8 +6,11 @@ from specrun.bindings.errors import SpecrunError
 
 try:
     from specrun.convert.conversion import ConversionPlan, ConversionReport, convert_checkpoint, plan_conversion
+    from specrun.convert.imatrix import ImportanceOptions, ImportanceReport, measure_importance, merge_importance
+    from specrun.convert.imatrix_file import ImportanceMatrix, read_importance, write_importance
     from specrun.convert.pad import PadReport, pad_ffn
     from specrun.convert.quantize import QuantizationReport, quantize_model
+    from specrun.convert.quantize_head import quantize_head
     from specrun.convert.random_model import RandomLlama, write_random_llama
 except ModuleNotFoundError as error:
     if error.name != "gguf":
@@ -17,12 +20,20 @@ except ModuleNotFoundError as error:
 __all__ = [
     "ConversionPlan",
     "ConversionReport",
+    "ImportanceMatrix",
+    "ImportanceOptions",
+    "ImportanceReport",
     "PadReport",
     "QuantizationReport",
     "RandomLlama",
     "convert_checkpoint",
+    "measure_importance",
+    "merge_importance",
     "pad_ffn",
     "plan_conversion",
+    "quantize_head",
     "quantize_model",
+    "read_importance",
+    "write_importance",
     "write_random_llama",
 ]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf_header import read_header
-from specrun.bindings.quantizer import FILE_TYPES
+from specrun.bindings.quantize_types import FILE_TYPES
 from specrun.convert.checkpoint import Checkpoint, open_checkpoint
 from specrun.convert.families import family_of
 from specrun.convert.header_text import replace_text
@@ -227,9 +227,11 @@ def _known_type(outtype: str) -> str:
     if outtype.lower() == _AUTOMATIC:
         return _AUTOMATIC
     name = outtype.upper()
-    if outtype.lower() in OUTPUT_TYPES or name in FILE_TYPES:
+    # What needs an importance matrix cannot be made from a checkpoint at once.
+    there = [one for one, kind in FILE_TYPES.items() if not kind.needs_importance]
+    if outtype.lower() in OUTPUT_TYPES or name in there:
         return name
-    quantized = [one.lower() for one in FILE_TYPES if one.lower() not in OUTPUT_TYPES]
+    quantized = [one.lower() for one in there if one.lower() not in OUTPUT_TYPES]
     hint = nearest(outtype.lower(), [*OUTPUT_TYPES, _AUTOMATIC, *quantized])
     raise OptionError(
         f"outtype is {outtype!r}: use one of {', '.join(OUTPUT_TYPES)}{hint}, {_AUTOMATIC}, "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 from specrun.bindings.errors import SpecrunError
+from specrun.bindings.gguf_types import stored_bytes
 from specrun.convert.metadata import Metadata
 from specrun.runtime.atomic import atomic_path, check_target, require_free_space
 
@@ -29,15 +29,16 @@ STORED_TYPES: dict[str, npt.DTypeLike] = {
     "I32": np.int32,
     "I64": np.int64,
 }
-"""The tensor types this module writes, with the numpy type that holds them; BF16 as its 16 bits."""
+"""The plain tensor types, with the numpy type that holds them; BF16 as its 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """A tensor that will be written: `shape` in numpy's order (rows first), `type_name` of STORED_TYPES.
+    """A tensor that will be written: `shape` in numpy's order (rows first), `type_name` any GGUF tensor type.
 
     `load` is called once, when its turn comes, and returns the array in the numpy type of `type_name`, or
-    pieces that make it up in order, of which one at a time is in memory.
+    pieces that make it up in order, of which one at a time is in memory. Of a type that is not in STORED_TYPES
+    it returns blocks: uint8 with the bytes of a row in place of its numbers.
     """
 
     name: str
@@ -48,7 +49,19 @@ class PlannedTensor:
     @property
     def n_bytes(self) -> int:
         """The size in the file, without padding."""
-        return prod(self.shape) * np.dtype(STORED_TYPES[self.type_name]).itemsize
+        return stored_bytes(self.shape, self.type_name)
+
+    @property
+    def array_type(self) -> np.dtype[Any]:
+        """The numpy type of what `load` returns."""
+        return np.dtype(STORED_TYPES.get(self.type_name, np.uint8))
+
+    @property
+    def array_shape(self) -> tuple[int, ...]:
+        """The shape of what `load` returns."""
+        if self.type_name in STORED_TYPES:
+            return self.shape
+        return (*self.shape[:-1], stored_bytes(self.shape[-1:], self.type_name))
 
 
 def write_gguf(
@@ -89,9 +102,8 @@ def _write_header(aside: Path, architecture: str, metadata: Metadata, tensors: S
             if key == "general.alignment" and kind is GGUFValueType.UINT32:
                 writer.data_alignment = value
         for tensor in tensors:
-            numbers: np.dtype[Any] = np.dtype(STORED_TYPES[tensor.type_name])
             stored = GGMLQuantizationType[tensor.type_name]
-            writer.add_tensor_info(tensor.name, tensor.shape, numbers, tensor.n_bytes, stored)
+            writer.add_tensor_info(tensor.name, tensor.array_shape, tensor.array_type, tensor.n_bytes, stored)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -107,12 +119,12 @@ def _write_tensors(
     for tensor in tensors:
         _pad(file, alignment)
         content = tensor.load()
-        if isinstance(content, np.ndarray) and content.shape != tensor.shape:
-            raise _mistake(tensor, f"{content.shape}, not {tensor.shape}")
+        if isinstance(content, np.ndarray) and content.shape != tensor.array_shape:
+            raise _mistake(tensor, f"{content.shape}, not {tensor.array_shape}")
         end = done + tensor.n_bytes
         for piece in [content] if isinstance(content, np.ndarray) else content:
             done += piece.nbytes
-            if piece.dtype != np.dtype(STORED_TYPES[tensor.type_name]) or done > end:
+            if piece.dtype != tensor.array_type or done > end:
                 raise _mistake(tensor, f"{piece.size} numbers of {piece.dtype}, too many for {tensor.type_name}")
             file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
             if progress is not None:

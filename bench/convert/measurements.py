@@ -11,7 +11,11 @@ from specrun.convert.names import nearest
 
 __all__ = ["MEASUREMENTS", "measure"]
 
-MEASUREMENTS = {"checkpoint": "specrun.bench.convert.checkpoint_to_f16"}
+MEASUREMENTS = {
+    "checkpoint": "specrun.bench.convert.checkpoint_to_f16",
+    "quantize": "specrun.bench.convert.model_to_q4_k_m",
+    "imatrix": "specrun.bench.convert.importance_overhead",
+}
 """The names, in the order they are measured, and the modules whose function `measure` does it."""
 
 
