@@ -17,6 +17,7 @@ _COMMANDS = {
     "chat": LazyCommand("specrun.cli.chat_command", "chat", "Talk to a model."),
     "generate": LazyCommand("specrun.cli.generate_command", "generate", "Continue or answer one prompt."),
     "inspect": LazyCommand("specrun.cli.inspect_command", "inspect", "Show what a GGUF file holds, and what fits it."),
+    "cut": LazyCommand("specrun.cli.cut_command", "cut", "Make a drafter of a model's own layers."),
     "tune": LazyCommand("specrun.cli.tune_command", "tune", "Measure a pair of models and plan what to draft."),
     "bench": LazyCommand("specrun.cli.bench_command", "bench", "Measure what drafting gains and costs."),
     "doctor": LazyCommand("specrun.cli.doctor_command", "doctor", "Check this installation and this machine."),

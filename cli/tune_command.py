@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from specrun.cli.model_options import LoadSettings, load_options
 from specrun.cli.option_group import SectionedCommand
 from specrun.cli.output_options import terminal_options
 from specrun.cli.paths import read_text, require_file
+from specrun.cli.progress import progress_bar
 from specrun.cli.temperature_grid import sampling_grid
 from specrun.cli.terminal import Terminal
 from specrun.cli.tune_options import (
@@ -70,7 +70,7 @@ def tune(load: LoadSettings, text: TuneText, sampling: TuneSampling, output: Tun
 
         check_plot_file(output.plot)
     prompts = _prompts(text, demo=load.demo)
-    with _progress(terminal) as progress:
+    with progress_bar(terminal, "loading the models") as progress:
         result = tuning.tune(options, lambda model: _tokens(model, prompts, text.no_chat_template), progress)
     _show(options, result, output, terminal)
     if output.save:
@@ -136,31 +136,6 @@ def _tokens(model: Model, prompts: Sequence[str], as_text: bool) -> list[list[in
     eos = words.text(words.eos) if words.eos is not None else ""
     template = ChatTemplate(model.chat_template, bos=bos, eos=eos)
     return [chat_tokens(template, words, [{"role": "user", "content": prompt}]) for prompt in prompts]
-
-
-@contextmanager
-def _progress(terminal: Terminal) -> Iterator[Callable[[str, float], None]]:
-    """Yield what shows a step and the share that is done: a bar on a screen, nothing elsewhere."""
-    if terminal.quiet or not terminal.notes_on_screen:
-        yield lambda _what, _share: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f} %"),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    console = Console(stderr=True, no_color=not terminal.color_notes, highlight=False)
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("loading the models", total=1.0)
-
-        def report(what: str, share: float) -> None:
-            bar.update(task, description=what, completed=share)
-
-        yield report
 
 
 def _show(options: TuneOptions, result: TuneResult, output: TuneOutput, terminal: Terminal) -> None:

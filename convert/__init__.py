@@ -6,6 +6,7 @@ from specrun.bindings.errors import SpecrunError
 
 try:
     from specrun.convert.conversion import ConversionReport, convert_checkpoint
+    from specrun.convert.cut import CutReport, LayeredModel, cut_layers
     from specrun.convert.pad import PadReport, pad_ffn
     from specrun.convert.quantize import QuantizationReport, quantize_model
     from specrun.convert.random_model import RandomLlama, write_random_llama
@@ -16,10 +17,13 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "ConversionReport",
+    "CutReport",
+    "LayeredModel",
     "PadReport",
     "QuantizationReport",
     "RandomLlama",
     "convert_checkpoint",
+    "cut_layers",
     "pad_ffn",
     "quantize_model",
     "write_random_llama",

@@ -16,7 +16,7 @@ from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.bindings.gguf_header import GGUFHeader, TensorInfo, read_header
 from specrun.convert.array_file import read_array
 from specrun.convert.metadata import Metadata
-from specrun.convert.writer import STORED_TYPES
+from specrun.convert.writer import STORED_TYPES, PlannedTensor
 
 __all__ = ["GGUFSource"]
 
@@ -51,6 +51,13 @@ class GGUFSource:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise UnsupportedModelError(f"{self.path} has no single number as {key}")
         return value
+
+    def unchanged(self, tensor: TensorInfo, name: str) -> PlannedTensor:
+        """Return the tensor as it stands, of any type and bit by bit, to be written under `name`."""
+        shape = tensor.shape[::-1]
+        plain = STORED_TYPES.get(tensor.type_name)
+        numbers, size = (np.uint8, (tensor.n_bytes,)) if plain is None else (plain, shape)
+        return PlannedTensor(name, shape, tensor.type_name, lambda: read_array(self.path, numbers, size, tensor.offset))
 
     def loader(self, tensor: TensorInfo) -> tuple[str, Callable[[], npt.NDArray[Any]]]:
         """Return the type a tensor has once read, and the function that reads it, shape in numpy's order.

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+from gguf import GGUFValueType, GGUFWriter
 
 from specrun.bindings.errors import SpecrunError
+from specrun.bindings.gguf_types import TENSOR_TYPES
 from specrun.convert.metadata import Metadata
-from specrun.runtime.atomic import atomic_path, check_target, require_free_space
+from specrun.runtime.atomic import check_target, require_free_space
+from specrun.runtime.unnamed_file import unnamed_path
 
 __all__ = ["STORED_TYPES", "PlannedTensor", "Progress", "write_gguf"]
 
@@ -29,14 +31,17 @@ STORED_TYPES: dict[str, npt.DTypeLike] = {
     "I32": np.int32,
     "I64": np.int64,
 }
-"""The tensor types this module writes, with the numpy type that holds them; BF16 as its 16 bits."""
+"""The tensor types that are arrays of numbers, with the numpy type that holds them; BF16 as its 16 bits."""
+
+_CODES = {kind.name: code for code, kind in TENSOR_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """A tensor that will be written: `shape` in numpy's order (rows first), `type_name` of STORED_TYPES.
+    """A tensor that will be written: `shape` in numpy's order (rows first), `type_name` any of ggml's.
 
-    `load` is called once, when its turn comes, and returns the array in the numpy type of `type_name`.
+    `load` is called once, when its turn comes, and returns the array of `shape` in the numpy type of STORED_TYPES,
+    or for all other types the blocks as the file holds them: uint8 numbers, [n_bytes].
     """
 
     name: str
@@ -47,7 +52,18 @@ class PlannedTensor:
     @property
     def n_bytes(self) -> int:
         """The size in the file, without padding."""
-        return prod(self.shape) * np.dtype(STORED_TYPES[self.type_name]).itemsize
+        kind = TENSOR_TYPES[_CODES[self.type_name]]
+        return prod(self.shape) // kind.block_size * kind.block_bytes
+
+    def read(self) -> npt.NDArray[Any]:
+        """Load the array; raises SpecrunError if it is not what was planned."""
+        array = np.ascontiguousarray(self.load())
+        kind = np.dtype(STORED_TYPES.get(self.type_name, np.uint8))
+        shape = self.shape if self.type_name in STORED_TYPES else (self.n_bytes,)
+        if array.shape != shape or array.dtype != kind:
+            got = f"{array.shape} of {array.dtype}, not {shape} of {kind}"
+            raise SpecrunError(f"the tensor {self.name} came out as {got}: this is a mistake in specrun")
+        return array
 
 
 def write_gguf(
@@ -68,7 +84,7 @@ def write_gguf(
     check_target(target, force=force)
     total = sum(tensor.n_bytes for tensor in tensors)
     require_free_space(target.parent, total)
-    with atomic_path(target, force=force) as aside:
+    with unnamed_path(target, force=force) as aside:
         writer = GGUFWriter(aside, architecture)
         try:
             _write_header(writer, metadata, tensors)
@@ -84,9 +100,10 @@ def _write_header(writer: GGUFWriter, metadata: Metadata, tensors: Sequence[Plan
         if key == "general.alignment" and kind is GGUFValueType.UINT32:
             writer.data_alignment = value
     for tensor in tensors:
-        numbers: np.dtype[Any] = np.dtype(STORED_TYPES[tensor.type_name])
-        stored = GGMLQuantizationType[tensor.type_name]
-        writer.add_tensor_info(tensor.name, tensor.shape, numbers, tensor.n_bytes, stored)
+        # The type's number, not gguf's name of it: llama.cpp has types that the package does not know. With one
+        # given, any numpy type but uint8 lets the shape stay in numbers.
+        code = _CODES[tensor.type_name]
+        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.n_bytes, code)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -95,12 +112,7 @@ def _write_header(writer: GGUFWriter, metadata: Metadata, tensors: Sequence[Plan
 def _write_tensors(writer: GGUFWriter, tensors: Sequence[PlannedTensor], total: int, progress: Progress | None) -> None:
     done = 0
     for tensor in tensors:
-        array = np.ascontiguousarray(tensor.load())
-        kind = np.dtype(STORED_TYPES[tensor.type_name])
-        if array.shape != tensor.shape or array.dtype != kind:
-            got = f"{array.shape} of {array.dtype}, not {tensor.shape} of {kind}"
-            raise SpecrunError(f"the tensor {tensor.name} came out as {got}: this is a mistake in specrun")
-        writer.write_tensor_data(array)
+        writer.write_tensor_data(tensor.read())
         done += tensor.n_bytes
         if progress is not None:
             progress(done, total)

@@ -18,8 +18,8 @@ from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance.build import build_rule
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.build import build_drafter
-from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.planning.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams, unknown_option

@@ -18,8 +18,8 @@ from specrun.bindings.model import Model
 from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.build_draft import draft_context_options
-from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.drafter import Drafter, NoDrafter
+from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.expression import quoted
 from specrun.runtime.drafters.proposals import TreeSampling
 from specrun.runtime.drafters.topology import Topology
