@@ -117,9 +117,7 @@ def _cut_text(facts: dict[str, Any]) -> str | None:
 def _padded_text(facts: dict[str, Any]) -> str | None:
     if not isinstance(facts["padded_parameters"], int):
         return None
-    return (
-        f"{count_text(facts['padded_parameters'])} of the parameters only cost time: {facts['padded_from']}, widened"
-    )
+    return f"{count_text(facts['padded_parameters'])} of the parameters only cost time: {facts['padded_from']}, widened"
 
 
 def _vocabulary(header: GGUFHeader) -> dict[str, Any]:

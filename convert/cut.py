@@ -115,7 +115,7 @@ class LayeredModel:
         kind = missing_kind(self._facts, rules, kept)
         if kind:
             raise UnsupportedModelError(
-                f"{self.path} is a {name}: at least one of its layers with {kind} must stay, and {range_text(kept)} has none"
+                f"{self.path} is a {name}: one of its layers with {kind} must stay, and {range_text(kept)} has none"
             )
         moved = self._first_out_of_place(kept)
         if moved is not None:

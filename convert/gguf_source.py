@@ -21,6 +21,13 @@ from specrun.convert.writer import STORED_TYPES, PlannedTensor
 __all__ = ["GGUFSource"]
 
 
+class _MetadataReader(GGUFReader):  # type: ignore[misc] - gguf has no types
+    """Reads the metadata only: the package refuses tensors of types that it does not know."""
+
+    def _build_tensors(self, start_offs: int, fields: object) -> None:
+        self.tensors = []
+
+
 class GGUFSource:
     """A checked GGUF file. Raises FileMissingError or MalformedFileError if it cannot be used."""
 
@@ -34,7 +41,7 @@ class GGUFSource:
         """Return a copy of the metadata to change and write; architecture and empty lists are left out."""
         copied = Metadata()
         try:
-            for field in GGUFReader(self.path).fields.values():
+            for field in _MetadataReader(self.path).fields.values():
                 if field.name.startswith("GGUF.") or field.name == "general.architecture":
                     continue
                 is_array = field.types[0] is GGUFValueType.ARRAY

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
+from specrun.runtime.drafters.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.draft_model import DraftModelDrafter, DraftSampling
 from specrun.runtime.drafters.draft_tree import DraftTreeDrafter, draft_size
 from specrun.runtime.drafters.drafter import Drafter
@@ -35,7 +37,10 @@ def build_draft(expression: Expression, environment: DraftEnvironment, build: Bu
         nodes=options.optional_integer("nodes"),
         n=options.optional_integer("n"),
     )
-    p_min = options.number("p_min", 0.0)
+    adaptive_exit = _adaptive_exit(options)
+    if adaptive_exit is not None and tree.asks_for_tree:
+        raise OptionError(f"{expression}: p_min=adaptive ends chains, not trees; give n= or a fixed p_min")
+    p_min = 0.0 if adaptive_exit is not None else options.number("p_min", 0.0)
     if tree.asks_for_tree:
         return _build_draft_tree(expression, environment, options, tree, p_min)
     sampling: DraftSampling = "argmax" if options.choice("sampling", ["with", "argmax"], "with") == "argmax" else "with"
@@ -49,8 +54,27 @@ def build_draft(expression: Expression, environment: DraftEnvironment, build: Bu
             num_draft_tokens=n,
             sampling=sampling,
             p_min=p_min,
+            adaptive_exit=adaptive_exit,
             name=str(expression),
         ),
+    )
+
+
+def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExit | None:
+    """Return Draft & Verify's stop for p_min=adaptive or p_min=adaptive(acceptance=0.9, ...)."""
+    given = options.expression("p_min")
+    if given is None or given.atom != "adaptive":
+        return None
+    defaults = AdaptiveExitOptions()
+    inner = ExpressionOptions(given, ["start", "acceptance", "step", "beta1", "beta2"], 0)
+    return AdaptiveExit(
+        AdaptiveExitOptions(
+            start=None if inner.optional("start") is None else inner.number("start", 0.0),
+            acceptance=inner.number("acceptance", defaults.acceptance),
+            step=inner.number("step", defaults.step),
+            beta1=inner.number("beta1", defaults.beta1),
+            beta2=inner.number("beta2", defaults.beta2),
+        )
     )
 
 

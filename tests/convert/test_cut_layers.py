@@ -117,7 +117,7 @@ def test_weights_of_every_type_are_copied_bit_by_bit(tmp_path: Path) -> None:
 
 
 def test_a_quantized_cut_runs(tmp_path: Path, logits) -> None:
-    spec = RandomLlama(width=256, heads=4, kv_heads=4, ffn=256, layers=4, scale=3.0)
+    spec = RandomLlama(vocab_size=96, width=256, heads=4, kv_heads=4, ffn=256, layers=4, scale=3.0)
     write_random_llama(tmp_path / "plain.gguf", spec)
     quantize_model(tmp_path / "plain.gguf", tmp_path / "whole.gguf", "Q4_K_M", n_threads=1)
     # Q4_K_M gives some layers other types: quantizing a cut would not give the same as cutting what is quantized.
