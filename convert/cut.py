@@ -103,9 +103,9 @@ class LayeredModel:
             raise OptionError(f"{self.path} has layers 0 to {self.n_layers - 1}: name each once, in their order")
         name, rules, count = self._facts.architecture, self._rules, len(kept)
         if rules.exit_only and tuple(kept) != tuple(range(count)):
-            possible = f"--layers {range_text(range(count))}"
+            early = range_text(range(count))
             raise UnsupportedModelError(
-                f"{self.path} is a {name}, and {rules.exit_only}: only its last layers can go, as in {possible}"
+                f"{self.path} is a {name}, and {rules.exit_only}: only its last layers can go, as in --layers {early}"
             )
         if rules.kind_of(self.n_layers) != rules.kind_of(count):
             raise UnsupportedModelError(

@@ -21,7 +21,7 @@ from specrun.convert.writer import STORED_TYPES, PlannedTensor
 __all__ = ["GGUFSource"]
 
 
-class _MetadataReader(GGUFReader):  # type: ignore[misc] - gguf has no types
+class _MetadataReader(GGUFReader):
     """Reads the metadata only: the package refuses tensors of types that it does not know."""
 
     def _build_tensors(self, start_offs: int, fields: object) -> None:

@@ -103,7 +103,7 @@ def _write_header(writer: GGUFWriter, metadata: Metadata, tensors: Sequence[Plan
         # The type's number, not gguf's name of it: llama.cpp has types that the package does not know. With one
         # given, any numpy type but uint8 lets the shape stay in numbers.
         code = _CODES[tensor.type_name]
-        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.n_bytes, code)
+        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.n_bytes, code)  # type: ignore[arg-type]
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
