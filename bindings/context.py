@@ -21,6 +21,7 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
     decode_error,
 )
+from specrun.bindings.input_observer import InputObserver
 from specrun.bindings.library import last_native_errors, llama, native_function
 from specrun.bindings.memory import Memory
 from specrun.bindings.model import Model
@@ -128,14 +129,18 @@ class Rows:
 class Context:
     """Evaluation state over one model: KV memory and output buffers. Close it before the model.
 
-    `native_seconds` adds up the time spent inside llama.cpp's evaluation (decode and synchronize).
+    `observer` is called with the inputs of matrices during every evaluation. `native_seconds` adds up the time
+    spent inside llama.cpp's evaluation (decode and synchronize), an observer's included.
     """
 
-    def __init__(self, model: Model, options: ContextOptions | None = None) -> None:
+    def __init__(
+        self, model: Model, options: ContextOptions | None = None, *, observer: InputObserver | None = None
+    ) -> None:
         self._handle: Any = None
         self._native = llama()
         self.model = model
         self.options = options or ContextOptions()
+        self._observer = observer  # llama.cpp keeps its callback's pointer
         if not model.can_generate:
             raise UnsupportedModelError(
                 f"{model.path} ({model.architecture}) is not a left-to-right language model: "
@@ -178,6 +183,8 @@ class Context:
         params.kv_unified = True  # sequences share prefixes: a tree is many sequences over one prefix
         params.swa_full = True  # a rolling window could not be rolled back after a rejection
         params.no_perf = True
+        if self._observer is not None:
+            params.cb_eval = self._observer.callback
         last_native_errors()
         handle = self._native.llama_init_from_model(self.model.handle, params)
         if not handle:

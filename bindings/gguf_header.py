@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from itertools import pairwise
@@ -30,7 +30,7 @@ from specrun.bindings.gguf_types import (
     MetadataValue,
 )
 
-__all__ = ["ArrayValue", "GGUFHeader", "MetadataValue", "TensorInfo", "read_header"]
+__all__ = ["ArrayValue", "GGUFHeader", "MetadataValue", "TensorInfo", "read_any_header", "read_header"]
 
 # Far above any real model (about 100 keys, 20,000 tensors), and checked in a second or so where reached.
 _MAX_KEYS = 1 << 16
@@ -97,10 +97,22 @@ class GGUFHeader:
 
 
 def read_header(path: str | os.PathLike[str]) -> GGUFHeader:
-    """Read and check the header of the GGUF file at `path`.
+    """Read and check the header of the GGUF model at `path`.
 
     Raises FileMissingError if there is no such file or it cannot be read, MalformedFileError otherwise.
     """
+    return _read_checked(path, _read_model)
+
+
+def read_any_header(path: str | os.PathLike[str]) -> GGUFHeader:
+    """Read and check the header of a GGUF file that need not name an architecture: an importance matrix.
+
+    Raises as `read_header`; `architecture` of the result raises KeyError where the file has none.
+    """
+    return _read_checked(path, _read)
+
+
+def _read_checked(path: str | os.PathLike[str], read: Callable[[HeaderReader], GGUFHeader]) -> GGUFHeader:
     shown = os.fsdecode(path)
     # A path may hold line breaks or control codes, which must not reach the terminal.
     shown = shown if shown.isprintable() else repr(shown)
@@ -109,7 +121,7 @@ def read_header(path: str | os.PathLike[str]) -> GGUFHeader:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise FileMissingError(f"{shown} is not a regular file; name a GGUF file")
-            return _read(HeaderReader(file, status.st_size, shown))
+            return read(HeaderReader(file, status.st_size, shown))
     except FileMissingError:
         raise
     except FileNotFoundError as error:
@@ -137,10 +149,17 @@ def _quoted(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:80] + "...")
 
 
-def _read(reader: HeaderReader) -> GGUFHeader:
+def _read_model(reader: HeaderReader) -> GGUFHeader:
+    return _read(reader, _check_architecture)
+
+
+def _read(
+    reader: HeaderReader,
+    check: Callable[[HeaderReader, Mapping[str, tuple[int, MetadataValue]]], None] = lambda *_: None,
+) -> GGUFHeader:
     version, n_tensors, n_keys = _read_preamble(reader)
     metadata = _read_metadata(reader, n_keys)
-    _check_architecture(reader, metadata)
+    check(reader, metadata)
     alignment = _read_alignment(reader, metadata)
     tensors = _read_tensors(reader, n_tensors, alignment)
     _check_extents(reader, tensors)

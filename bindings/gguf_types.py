@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, overload
 
@@ -24,6 +25,7 @@ __all__ = [
     "Scalar",
     "ScalarType",
     "TensorType",
+    "stored_bytes",
 ]
 
 Scalar: TypeAlias = bool | int | float | str
@@ -111,6 +113,15 @@ TENSOR_TYPES: Mapping[int, TensorType] = MappingProxyType(
         42: TensorType("Q2_0", 64, 18),
     }
 )
+
+_BY_NAME = {kind.name: kind for kind in TENSOR_TYPES.values()}
+
+
+def stored_bytes(shape: Sequence[int], type_name: str) -> int:
+    """Return the bytes of a tensor in a type whose blocks divide its rows; the order of `shape` is no matter."""
+    kind = _BY_NAME[type_name]
+    return prod(shape) // kind.block_size * kind.block_bytes
+
 
 # Numbers once given to types that llama.cpp no longer reads: worth a name in the refusal.
 REMOVED_TENSOR_TYPES: Mapping[int, str] = MappingProxyType(

@@ -10,6 +10,7 @@ __all__ = ["bench"]
 
 _COMMANDS = {
     "drafters": LazyCommand("specrun.cli.bench_drafters_command", "drafters", "Drafters against plain decoding."),
+    "convert": LazyCommand("specrun.cli.bench_convert_command", "convert", "Conversion: bandwidth and memory."),
     "overhead": LazyCommand("specrun.cli.bench_overhead_command", "overhead", "Python's share of a round, by part."),
 }
 
@@ -18,6 +19,7 @@ Examples:
   specrun bench drafters --demo --pad-to 400M
   specrun bench drafters -m target.gguf -md small.gguf -f prompt.txt --temp 0,0.8
   specrun bench overhead --vocab 32000
+  specrun bench convert --size 4G
 
 \b
 Measure on a machine that does nothing else: llama.cpp's threads wait for each other, and a
@@ -27,4 +29,4 @@ single busy program beside them makes every figure meaningless.
 
 @click.group(cls=LazyGroup, lazy=_COMMANDS, epilog=_EPILOG)
 def bench() -> None:
-    """Measure what drafting gains and costs."""
+    """Measure what drafting gains and costs, and how fast models are converted."""

@@ -1,4 +1,4 @@
-"""`specrun inspect`: what a GGUF file holds, and whether a draft model fits it."""
+"""`specrun inspect`: what a GGUF file holds, whether a draft model fits it, and how two models differ."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import click
 
 from specrun.bindings.errors import MalformedFileError, SpecrunError
 from specrun.bindings.gguf_header import read_header
+from specrun.cli.comparison_options import ComparisonSettings, comparison_options
+from specrun.cli.inspect_comparison import compare_files, print_comparison
 from specrun.cli.model_summary import describe_summary, file_sha256, summarise, tensor_rows
 from specrun.cli.option_group import SectionedCommand, option
 from specrun.cli.option_types import ExistingFile
@@ -24,6 +26,7 @@ _EPILOG = """\b
 Examples:
   specrun inspect target.gguf
   specrun inspect target.gguf -md small.gguf      exit code 4 if they do not fit
+  specrun inspect target.gguf target-q4.gguf -f text.txt      what quantizing cost
   specrun inspect target.gguf --sha256            print the checksum
   specrun inspect target.gguf --sha256 9f86d0...  exit code 3 if it differs
 """
@@ -51,6 +54,7 @@ def _check_hash(_context: click.Context, _option: click.Parameter, value: str | 
 
 @click.command(cls=_InspectCommand, epilog=_EPILOG)
 @click.argument("file", type=ExistingFile())
+@click.argument("other", type=ExistingFile(), required=False)
 @option("-md", "--model-draft", "--draft-model", section="Model", type=ExistingFile(), help="Check a draft model.")
 @option(
     "--sha256",
@@ -61,13 +65,28 @@ def _check_hash(_context: click.Context, _option: click.Parameter, value: str | 
     metavar="[HEX]",
     help="Print the file's checksum; with HEX, fail if it is another.",
 )
+@comparison_options
 @terminal_options
 @option("--json", "as_json", section="Output", is_flag=True, help="Print one JSON object.")
-def inspect(file: Path, model_draft: Path | None, sha256: str | None, terminal: Terminal, as_json: bool) -> None:
+def inspect(
+    file: Path,
+    other: Path | None,
+    model_draft: Path | None,
+    sha256: str | None,
+    comparison: ComparisonSettings,
+    terminal: Terminal,
+    as_json: bool,
+) -> None:
     """Show what a GGUF file holds, and whether a draft model fits it.
 
-    Only the header is read; -md also loads both vocabularies.
+    Only the header is read; -md also loads both vocabularies. With OTHER, a model of the same vocabulary such as
+    FILE quantized, both are evaluated on a text: perplexities, KL divergence, agreement, error by tensor.
     """
+    if other is not None:
+        if model_draft is not None or sha256 is not None:
+            raise click.UsageError("comparing two models goes without -md and --sha256")
+        _compare(file, other, comparison, terminal, as_json=as_json)
+        return
     facts = summarise(file, read_header(file))
     if sha256 is not None:
         facts["sha256"] = file_sha256(file)
@@ -83,6 +102,15 @@ def inspect(file: Path, model_draft: Path | None, sha256: str | None, terminal: 
     _check_sum(file, sha256, facts.get("sha256"))
     if problem is not None:
         raise problem
+
+
+def _compare(file: Path, other: Path, settings: ComparisonSettings, terminal: Terminal, *, as_json: bool) -> None:
+    one, two = (summarise(path, read_header(path)) for path in (file, other))
+    found = compare_files(file, other, settings, terminal)
+    if as_json:
+        terminal.answer(json.dumps({"first": one, "second": two, "comparison": found}, ensure_ascii=True) + "\n")
+    else:
+        print_comparison(terminal, one, two, found)
 
 
 def _pair_problem(target: Path, draft: Path) -> SpecrunError | None:

@@ -18,6 +18,9 @@ _COMMANDS = {
     "generate": LazyCommand("specrun.cli.generate_command", "generate", "Continue or answer one prompt."),
     "inspect": LazyCommand("specrun.cli.inspect_command", "inspect", "Show what a GGUF file holds, and what fits it."),
     "cut": LazyCommand("specrun.cli.cut_command", "cut", "Make a drafter of a model's own layers."),
+    "convert": LazyCommand("specrun.cli.convert_command", "convert", "Turn a Hugging Face checkpoint into GGUF."),
+    "quantize": LazyCommand("specrun.cli.quantize_command", "quantize", "Write a GGUF file with smaller numbers."),
+    "imatrix": LazyCommand("specrun.cli.imatrix_command", "imatrix", "Measure an importance matrix for quantizing."),
     "tune": LazyCommand("specrun.cli.tune_command", "tune", "Measure a pair of models and plan what to draft."),
     "bench": LazyCommand("specrun.cli.bench_command", "bench", "Measure what drafting gains and costs."),
     "doctor": LazyCommand("specrun.cli.doctor_command", "doctor", "Check this installation and this machine."),
@@ -29,6 +32,7 @@ Examples:
   specrun chat -m target.gguf -md small.gguf      a target and a draft model
   specrun generate -m target.gguf -p "Once upon a time" --json
   specrun inspect target.gguf -md small.gguf      whether they fit
+  specrun convert folder -o model.gguf            from Hugging Face's form
   specrun doctor                                  when something is wrong
 
 \b

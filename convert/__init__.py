@@ -5,10 +5,13 @@ from __future__ import annotations
 from specrun.bindings.errors import SpecrunError
 
 try:
-    from specrun.convert.conversion import ConversionReport, convert_checkpoint
+    from specrun.convert.conversion import ConversionPlan, ConversionReport, convert_checkpoint, plan_conversion
     from specrun.convert.cut import CutReport, LayeredModel, cut_layers
+    from specrun.convert.imatrix import ImportanceOptions, ImportanceReport, measure_importance, merge_importance
+    from specrun.convert.imatrix_file import ImportanceMatrix, read_importance, write_importance
     from specrun.convert.pad import PadReport, pad_ffn
     from specrun.convert.quantize import QuantizationReport, quantize_model
+    from specrun.convert.quantize_head import quantize_head
     from specrun.convert.random_model import RandomLlama, write_random_llama
 except ModuleNotFoundError as error:
     if error.name != "gguf":
@@ -16,15 +19,25 @@ except ModuleNotFoundError as error:
     raise SpecrunError("this needs the package gguf: run pip install 'specrun[convert]'") from error
 
 __all__ = [
+    "ConversionPlan",
     "ConversionReport",
     "CutReport",
+    "ImportanceMatrix",
+    "ImportanceOptions",
+    "ImportanceReport",
     "LayeredModel",
     "PadReport",
     "QuantizationReport",
     "RandomLlama",
     "convert_checkpoint",
     "cut_layers",
+    "measure_importance",
+    "merge_importance",
     "pad_ffn",
+    "plan_conversion",
+    "quantize_head",
     "quantize_model",
+    "read_importance",
+    "write_importance",
     "write_random_llama",
 ]

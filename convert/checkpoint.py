@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, UnsupportedModelError
 from specrun.convert.json_file import JsonObject, read_json_object
-from specrun.convert.safetensors_file import StoredTensor, read_safetensors
+from specrun.convert.pickled_file import PICKLE_ENDINGS, read_pickle
+from specrun.convert.safetensors_file import read_safetensors
+from specrun.convert.source_tensor import SourceTensor
 
 __all__ = ["Checkpoint", "open_checkpoint"]
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_PICKLED_WEIGHTS = "pytorch_model.bin"
+_PICKLED_INDEX = "pytorch_model.bin.index.json"
+# Pickles that lie beside weights and are none.
+_NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +28,14 @@ class Checkpoint:
 
     folder: Path
     config: JsonObject
-    tensors: dict[str, StoredTensor]
+    tensors: Mapping[str, SourceTensor]
 
     def optional(self, name: str) -> JsonObject:
         """Return the JSON file `name` of the folder, an empty object where it is absent."""
         path = self.folder / name
         return read_json_object(path) if path.exists() else JsonObject({}, str(path))
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+    def tensor(self, name: str, shape: tuple[int, ...]) -> SourceTensor:
         """Return a tensor; raises MalformedFileError if it is missing or has another shape."""
         stored = self.tensors.get(name)
         if stored is None:
@@ -41,47 +47,61 @@ class Checkpoint:
         return stored
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a folder with config.json and safetensors weights, in one file or in several with an index.
+def open_checkpoint(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
+    """Open a folder with config.json and weights, in one file or in several with an index.
 
-    Raises FileMissingError, MalformedFileError, or UnsupportedModelError for weights that are pickles.
+    Weights are read from safetensors; where there are none and `allow_pickle` is given, from torch's pickles.
+    Raises FileMissingError, MalformedFileError, or UnsupportedModelError for pickles that are not allowed.
     """
     if not folder.is_dir():
         if folder.exists():
             raise FileMissingError(f"{folder} is a file; name the checkpoint's folder, which has a config.json")
         raise FileMissingError(f"there is no folder {folder}; check the path")
     config = read_json_object(folder / "config.json")
-    return Checkpoint(folder, config, _find_tensors(folder))
+    return Checkpoint(folder, config, _find_tensors(folder, allow_pickle=allow_pickle))
 
 
-def _find_tensors(folder: Path) -> dict[str, StoredTensor]:
+def _find_tensors(folder: Path, *, allow_pickle: bool) -> Mapping[str, SourceTensor]:
     if (folder / _INDEX).exists():
-        return _read_shards(folder)
+        return _read_shards(folder / _INDEX, (".safetensors",), read_safetensors)
     if (folder / _WEIGHTS).exists():
         return read_safetensors(folder / _WEIGHTS)
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
-    if pickles:
+    pickles = _pickles(folder)
+    if pickles and not allow_pickle:
         raise UnsupportedModelError(
             f"{folder} has its weights in {pickles[0]}, a pickle, which can run code when it is opened: "
-            "get the checkpoint as safetensors"
+            "get the checkpoint as safetensors, or open it with --allow-pickle, which lets it build tensors only"
         )
+    if (folder / _PICKLED_INDEX).exists():
+        return _read_shards(folder / _PICKLED_INDEX, PICKLE_ENDINGS, read_pickle)
+    if len(pickles) == 1 or _PICKLED_WEIGHTS in pickles:
+        return read_pickle(folder / (_PICKLED_WEIGHTS if _PICKLED_WEIGHTS in pickles else pickles[0]))
+    if pickles:
+        raise UnsupportedModelError(f"{folder} has several pickles ({', '.join(pickles[:4])}) and no {_PICKLED_INDEX}")
     raise FileMissingError(f"there is neither {_WEIGHTS} nor {_INDEX} in {folder}; is the checkpoint complete?")
 
 
-def _read_shards(folder: Path) -> dict[str, StoredTensor]:
-    index = read_json_object(folder / _INDEX)
+def _pickles(folder: Path) -> list[str]:
+    found = (path.name for path in folder.iterdir() if path.suffix in PICKLE_ENDINGS)
+    return sorted(name for name in found if name not in _NOT_WEIGHTS)
+
+
+def _read_shards(
+    index_file: Path, endings: tuple[str, ...], read: Callable[[Path], Mapping[str, SourceTensor]]
+) -> dict[str, SourceTensor]:
+    index, folder = read_json_object(index_file), index_file.parent
     names = index.object("weight_map")
-    shards: dict[str, dict[str, StoredTensor]] = {}
-    tensors: dict[str, StoredTensor] = {}
+    shards: dict[str, Mapping[str, SourceTensor]] = {}
+    tensors: dict[str, SourceTensor] = {}
     for name in names.values:
         file_name = names.text(name)
         # A name from the index must not lead out of the folder.
-        if not file_name.endswith(".safetensors") or Path(file_name).name != file_name or "\\" in file_name:
+        if not file_name.endswith(endings) or Path(file_name).name != file_name or "\\" in file_name:
             raise MalformedFileError(f"{index.shown} puts {name} into {file_name!r}, not a file of the folder")
         if file_name not in shards:
-            shards[file_name] = read_safetensors(folder / file_name)
+            shards[file_name] = read(folder / file_name)
         if name not in shards[file_name]:
-            raise MalformedFileError(f"{folder / file_name} lacks the tensor {name} that {_INDEX} puts there")
+            raise MalformedFileError(f"{folder / file_name} lacks the tensor {name} that {index_file.name} puts there")
         tensors[name] = shards[file_name][name]
     if not tensors:
         raise MalformedFileError(f"{index.shown} names no tensors")

@@ -1,41 +1,108 @@
-"""Converts a Hugging Face checkpoint folder to one GGUF file."""
+"""Converts a Hugging Face checkpoint folder to one GGUF file: planned and checked first, then written."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import Any
 
-import numpy.typing as npt
-
-from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.errors import OptionError
+from specrun.bindings.gguf_header import read_header
+from specrun.bindings.quantizer import FILE_TYPES
 from specrun.convert.checkpoint import Checkpoint, open_checkpoint
 from specrun.convert.families import family_of
-from specrun.convert.families.family import Family, TensorRule
+from specrun.convert.header_text import replace_text
 from specrun.convert.hf_tokenizer import read_vocabulary
+from specrun.convert.logit_check import LogitCheck, check_logits
 from specrun.convert.metadata import Metadata
+from specrun.convert.model_name import file_name, name_of
 from specrun.convert.names import nearest
-from specrun.convert.number_types import stored_as
-from specrun.convert.safetensors_file import StoredTensor
+from specrun.convert.quantize import quantize_model
+from specrun.convert.source_digest import SOURCE_KEY, SourceDigest
+from specrun.convert.tensor_map import MappedTensor, map_tensors, usual_type
+from specrun.convert.tensor_stream import TensorStream
 from specrun.convert.writer import PlannedTensor, Progress, write_gguf
-from specrun.runtime.atomic import check_target
+from specrun.convert.written_check import check_written
+from specrun.runtime.atomic import check_target, require_free_space
 
-__all__ = ["OUTPUT_TYPES", "ConversionReport", "convert_checkpoint"]
+__all__ = [
+    "OUTPUT_TYPES",
+    "SMALL_MODEL",
+    "ConversionPlan",
+    "ConversionReport",
+    "convert_checkpoint",
+    "plan_conversion",
+]
 
 OUTPUT_TYPES: dict[str, tuple[str, int]] = {"f32": ("F32", 0), "f16": ("F16", 1), "bf16": ("BF16", 32)}
-"""The values of `outtype`, with the type of matrices and llama.cpp's number of the file type."""
+"""The values of `outtype` that need no quantizer, with the type of matrices and llama.cpp's number of the file type."""
 
-# Tensors that old checkpoints carry although they are computed.
-_COMPUTED = ("rotary_emb.inv_freq", "masked_bias")
+SMALL_MODEL = 300_000_000
+"""The most parameters of a model whose logits are compared where nothing else is said."""
+
+_AUTOMATIC = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionPlan:
+    """What a conversion will do; no number of the weights has been read.
+
+    `file_type` is what was asked for (F16, Q4_K_M, ...), `type_name` the type matrices are converted to, which
+    a quantizer then makes smaller where the two differ. `file_name` follows the GGUF naming convention.
+    """
+
+    checkpoint: Checkpoint
+    architecture: str
+    metadata: Metadata
+    tensors: Sequence[MappedTensor]
+    n_words: int
+    type_name: str
+    file_type: str
+    file_name: str
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the quantizer runs after the conversion."""
+        return self.file_type != self.type_name
+
+    @property
+    def n_parameters(self) -> int:
+        """The numbers of all tensors."""
+        return sum(tensor.n_parameters for tensor in self.tensors)
+
+    @property
+    def source_bytes(self) -> int:
+        """The bytes of all tensors in the checkpoint."""
+        return sum({source.name: source.n_bytes for one in self.tensors for source in one.sources}.values())
+
+    @property
+    def source_types(self) -> Mapping[str, int]:
+        """How many tensors of the checkpoint have each type."""
+        types = {source.name: source.type_name for one in self.tensors for source in one.sources}
+        return {kind: list(types.values()).count(kind) for kind in sorted(set(types.values()))}
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes of all tensors once converted, before any quantizing."""
+        return sum(tensor.n_bytes for tensor in self.tensors)
+
+    def output_in(self, place: Path | None) -> Path:
+        """Return the file to write: `place`, or the conventional name in that folder, or in the current one."""
+        if place is None:
+            return Path(self.file_name)
+        return place / self.file_name if place.is_dir() else place
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionReport:
-    """What a conversion wrote: `type_name` is that of the matrices, `n_bytes` the size of the file."""
+    """What a conversion wrote: `type_name` is the file type (F16, Q4_K_M, ...), `n_bytes` the size of the file.
+
+    `source_bytes` is the size of the tensors in the checkpoint; `logits` is None unless they were to be compared.
+    """
 
     output: Path
     architecture: str
@@ -44,67 +111,154 @@ class ConversionReport:
     n_parameters: int
     n_words: int
     n_bytes: int
+    source_bytes: int
+    source_types: Mapping[str, int]
+    tensor_types: Mapping[str, int]
+    bits_per_weight: float
+    source_sha256: str
+    logits: LogitCheck | None
+
+
+def plan_conversion(
+    source: str | os.PathLike[str], *, outtype: str = "f16", allow_pickle: bool = False, pre: str | None = None
+) -> ConversionPlan:
+    """Read config, words and the places of all tensors, and return what a conversion would do.
+
+    `outtype` is f32, f16, bf16, auto (what most of the checkpoint has), or a type of the quantizer such as
+    q4_k_m; `pre` is llama.cpp's name of the way text is split before words are merged, where that is not to be
+    recognised from the tokenizer. Raises OptionError for another type, FileMissingError, MalformedFileError,
+    UnsupportedModelError.
+    """
+    wanted = _known_type(outtype)
+    checkpoint = open_checkpoint(Path(source), allow_pickle=allow_pickle)
+    family = family_of(checkpoint.config)
+    # What a quantizer will read loses nothing before.
+    type_name = wanted if wanted.lower() in OUTPUT_TYPES else usual_type(checkpoint)
+    file_type = type_name if wanted == _AUTOMATIC else wanted
+    described = Metadata()
+    family.describe(checkpoint.config, described)
+    vocabulary = read_vocabulary(checkpoint, pre=pre)
+    vocabulary.describe(described)
+    tensors = map_tensors(checkpoint, family, type_name)
+    name = name_of(checkpoint.folder, sum(tensor.n_parameters for tensor in tensors))
+    metadata = Metadata()
+    metadata.text("general.type", "model")
+    name.describe(metadata)
+    metadata.count("general.file_type", OUTPUT_TYPES[type_name.lower()][1])
+    metadata.count("general.quantization_version", 2)
+    metadata.text(SOURCE_KEY, SourceDigest.placeholder)
+    for entry in described:
+        metadata.raw(*entry)
+    return ConversionPlan(
+        checkpoint=checkpoint,
+        architecture=family.gguf_architecture,
+        metadata=metadata,
+        tensors=tensors,
+        n_words=len(vocabulary.words),
+        type_name=type_name,
+        file_type=file_type,
+        file_name=file_name(name, file_type),
+    )
 
 
 def convert_checkpoint(
     source: str | os.PathLike[str],
-    output: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
     *,
     outtype: str = "f16",
     force: bool = False,
+    allow_pickle: bool = False,
+    pre: str | None = None,
+    verify: bool | None = False,
+    n_threads: int = 0,
     progress: Progress | None = None,
 ) -> ConversionReport:
-    """Convert the checkpoint folder `source` (config.json, safetensors, tokenizer.json) to the file `output`.
+    """Convert the checkpoint folder `source` (config.json, weights, tokenizer.json) to the file `output`.
 
-    `outtype` is f32, f16 or bf16: the type of matrices; vectors stay float32. Config, words and shapes are
-    checked before the first byte is written, then one tensor at a time is read, and the file appears whole
-    or not at all.
+    `outtype` and `pre` are as in `plan_conversion`; vectors stay float32. `output` may be a folder, None means
+    the current one: the file is then named by the GGUF convention. `allow_pickle` opens .bin and .pt weights, as
+    tensors only, where there are no safetensors. `verify` compares logits with transformers, where that is installed,
+    and None does for models of up to SMALL_MODEL parameters; names, shapes and types are always compared.
+    `n_threads` are the quantizer's and the comparison's, 0 for as many as cores.
+
+    Config, words and shapes are checked before the first byte is written, then the tensors are read piece by
+    piece, and the file appears whole or not at all.
 
     Raises OptionError (unknown `outtype`, `output` exists and `force` is not given), FileMissingError,
-    MalformedFileError, UnsupportedModelError; SpecrunError if the disk is full.
+    MalformedFileError, UnsupportedModelError; SpecrunError if the disk is full, the folder cannot be written
+    or the logits are not the checkpoint's.
     """
-    if outtype.lower() not in OUTPUT_TYPES:
-        known = ", ".join(OUTPUT_TYPES)
-        hint = nearest(outtype.lower(), OUTPUT_TYPES)
-        raise OptionError(f"outtype is {outtype!r}: use one of {known}{hint}; smaller types come from quantizing")
-    type_name, file_type = OUTPUT_TYPES[outtype.lower()]
-    folder, target = Path(source), Path(output)
+    plan = plan_conversion(source, outtype=outtype, allow_pickle=allow_pickle, pre=pre)
+    target = plan.output_in(None if output is None else Path(output))
     check_target(target, force=force)
-    checkpoint = open_checkpoint(folder)
-    family = family_of(checkpoint.config)
-    metadata = Metadata()
-    metadata.text("general.type", "model")
-    metadata.text("general.name", folder.resolve().name or "model")
-    metadata.count("general.file_type", file_type)
-    family.describe(checkpoint.config, metadata)
-    vocabulary = read_vocabulary(checkpoint)
-    vocabulary.describe(metadata)
-    tensors = list(_plan(checkpoint, family, type_name))
-    n_bytes = write_gguf(target, family.gguf_architecture, metadata, tensors, force=force, progress=progress)
-    parameters = sum(prod(tensor.shape) for tensor in tensors)
-    return ConversionReport(
-        target, family.gguf_architecture, type_name, len(tensors), parameters, len(vocabulary.words), n_bytes
+    if verify is None:
+        verify = plan.n_parameters <= SMALL_MODEL
+    digest = SourceDigest(plan.checkpoint.folder)
+    logits: LogitCheck | None = None
+
+    def finish(aside: Path) -> None:
+        nonlocal logits
+        replace_text(aside, SOURCE_KEY, digest.placeholder, digest.value)
+        check_written(aside, plan.tensors)
+        if verify:
+            logits = check_logits(
+                aside, plan.checkpoint.folder, plan.type_name, allow_pickle=allow_pickle, n_threads=n_threads
+            )
+
+    with TensorStream(digest) as stream:
+        planned = [
+            PlannedTensor(one.name, one.shape, one.type_name, functools.partial(stream.pieces, one))
+            for one in plan.tensors
+        ]
+        if plan.is_quantized:
+            # The quantizer reads a file: both have to fit.
+            require_free_space(target.parent, plan.n_bytes + plan.n_bytes // 2)
+            with _intermediate(target) as whole:
+                write_gguf(whole, plan.architecture, plan.metadata, planned, progress=progress, finish=finish)
+                quantize_model(whole, target, plan.file_type, force=force, n_threads=n_threads)
+        else:
+            write_gguf(target, plan.architecture, plan.metadata, planned, force=force, progress=progress, finish=finish)
+    return _report(plan, target, digest.value, logits)
+
+
+def _known_type(outtype: str) -> str:
+    if outtype.lower() == _AUTOMATIC:
+        return _AUTOMATIC
+    name = outtype.upper()
+    if outtype.lower() in OUTPUT_TYPES or name in FILE_TYPES:
+        return name
+    quantized = [one.lower() for one in FILE_TYPES if one.lower() not in OUTPUT_TYPES]
+    hint = nearest(outtype.lower(), [*OUTPUT_TYPES, _AUTOMATIC, *quantized])
+    raise OptionError(
+        f"outtype is {outtype!r}: use one of {', '.join(OUTPUT_TYPES)}{hint}, {_AUTOMATIC}, "
+        f"or to quantize {', '.join(quantized)}"
     )
 
 
-def _plan(checkpoint: Checkpoint, family: Family, type_name: str) -> Iterator[PlannedTensor]:
-    used: set[str] = set()
-    for rule in family.rules(checkpoint.config):
-        stored = [checkpoint.tensor(name, rule.shape) for name in rule.sources]
-        used.update(rule.sources)
-        kind = "F32" if rule.is_f32 else type_name
-        load = functools.partial(_load, rule, stored, kind)
-        yield PlannedTensor(rule.name, rule.written_shape, kind, load)
-    left = [name for name in checkpoint.tensors if name not in used and not name.endswith(_COMPUTED)]
-    if checkpoint.config.any("tie_word_embeddings"):
-        left = [name for name in left if name != "lm_head.weight"]  # a copy of the embeddings
-    if left:
-        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-        raise UnsupportedModelError(
-            f"{checkpoint.folder} has tensors its architecture does not know: {', '.join(left[:3])}{more}"
-        )
+@contextmanager
+def _intermediate(target: Path) -> Iterator[Path]:
+    """Yield the path of a hidden file beside `target`, which is gone afterwards."""
+    path = target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}.whole")
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
 
 
-def _load(rule: TensorRule, stored: list[StoredTensor], kind: str) -> npt.NDArray[Any]:
-    array = rule.change(*(tensor.read() for tensor in stored))
-    return stored_as(array, kind, rule.sources[0] if rule.sources else rule.name)
+def _report(plan: ConversionPlan, target: Path, sha256: str, logits: LogitCheck | None) -> ConversionReport:
+    header = read_header(target)
+    return ConversionReport(
+        output=target,
+        architecture=plan.architecture,
+        type_name=plan.file_type,
+        n_tensors=len(header.tensors),
+        n_parameters=plan.n_parameters,
+        n_words=plan.n_words,
+        n_bytes=header.file_size,
+        source_bytes=plan.source_bytes,
+        source_types=plan.source_types,
+        tensor_types=header.tensor_type_counts,
+        bits_per_weight=8 * sum(tensor.n_bytes for tensor in header.tensors) / header.n_parameters,
+        source_sha256=sha256,
+        logits=logits,
+    )

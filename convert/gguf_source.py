@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -62,9 +63,9 @@ class GGUFSource:
     def unchanged(self, tensor: TensorInfo, name: str) -> PlannedTensor:
         """Return the tensor as it stands, of any type and bit by bit, to be written under `name`."""
         shape = tensor.shape[::-1]
-        plain = STORED_TYPES.get(tensor.type_name)
-        numbers, size = (np.uint8, (tensor.n_bytes,)) if plain is None else (plain, shape)
-        return PlannedTensor(name, shape, tensor.type_name, lambda: read_array(self.path, numbers, size, tensor.offset))
+        planned = PlannedTensor(name, shape, tensor.type_name, lambda: np.empty(0))
+        kind, stored = planned.array_type, planned.array_shape
+        return dataclasses.replace(planned, load=lambda: read_array(self.path, kind, stored, tensor.offset))
 
     def loader(self, tensor: TensorInfo) -> tuple[str, Callable[[], npt.NDArray[Any]]]:
         """Return the type a tensor has once read, and the function that reads it, shape in numpy's order.

@@ -17,15 +17,17 @@ __all__ = ["read_vocabulary"]
 _SPECIAL_NAMES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 
 
-def read_vocabulary(checkpoint: Checkpoint) -> BytePairVocabulary:
+def read_vocabulary(checkpoint: Checkpoint, *, pre: str | None = None) -> BytePairVocabulary:
     """Return the vocabulary of a checkpoint, filled up to the size its config states.
+
+    `pre` names the way text is split before merging, where it is not to be recognised.
 
     Raises UnsupportedModelError for anything but byte-level BPE split in a way llama.cpp knows,
     MalformedFileError for files that contradict themselves or each other.
     """
     tokenizer = read_json_object(checkpoint.folder / "tokenizer.json")
     settings = checkpoint.optional("tokenizer_config.json")
-    pre = _pre_tokenizer_name(tokenizer)
+    pre = pre or _pre_tokenizer_name(tokenizer)
     words, types = _read_words(tokenizer, checkpoint.config.count("vocab_size"))
     special = _special_ids(checkpoint, settings, words)
     return BytePairVocabulary(

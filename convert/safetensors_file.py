@@ -17,42 +17,24 @@ import numpy.typing as npt
 from specrun.bindings.errors import FileMissingError, MalformedFileError, UnsupportedModelError
 from specrun.convert.array_file import read_array
 from specrun.convert.json_file import JsonObject, parse_json_object
+from specrun.convert.source_tensor import NUMBER_TYPES, SourceTensor
 
 __all__ = ["StoredTensor", "read_safetensors"]
 
 _LARGEST_HEADER = 100_000_000  # the format's own limit
-_TYPES: dict[str, npt.DTypeLike] = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": "<u2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "BOOL": "|b1",
-}
 _AGAIN = "download it again"
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(SourceTensor):
     """A tensor in a safetensors file; `offset` counts from the start of the file, in bytes."""
 
-    path: Path
-    name: str
-    type_name: str
-    shape: tuple[int, ...]
     offset: int
 
-    def read(self) -> npt.NDArray[Any]:
-        """Return the numbers; BF16 is widened to float32.
-
-        Raises MalformedFileError if the file has become shorter, FileMissingError if it is gone.
-        """
-        array = read_array(self.path, _TYPES[self.type_name], self.shape, self.offset)
-        if self.type_name == "BF16":
-            # A bfloat16 is the upper half of a float32.
-            return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        return array
+    def raw(self, start: int, count: int) -> npt.NDArray[Any]:
+        """Read a piece from the file, as `SourceTensor.raw` says."""
+        kind = np.dtype(NUMBER_TYPES[self.type_name])
+        return read_array(self.path, kind, (count,), self.offset + start * kind.itemsize)
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
@@ -79,12 +61,12 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
 def _stored(path: Path, header: JsonObject, name: str, start: int, size: int) -> StoredTensor:
     entry = header.object(name)
     type_name, shape, extent = entry.text("dtype"), entry.items("shape"), entry.items("data_offsets")
-    if type_name not in _TYPES:
-        raise UnsupportedModelError(f"{path} stores {name} as {type_name}: only {', '.join(_TYPES)} can be read")
+    if type_name not in NUMBER_TYPES:
+        raise UnsupportedModelError(f"{path} stores {name} as {type_name}: only {', '.join(NUMBER_TYPES)} can be read")
     if not all(type(n) is int and 0 <= n < 2**48 for n in (*shape, *extent)) or len(extent) != 2:
         raise MalformedFileError(f"{path} is damaged: the place of the tensor {name} makes no sense; {_AGAIN}")
     begin, end = extent
-    n_bytes = prod(shape) * np.dtype(_TYPES[type_name]).itemsize
+    n_bytes = prod(shape) * np.dtype(NUMBER_TYPES[type_name]).itemsize
     if end - begin != n_bytes or n_bytes == 0:
         problem = f"{name} of shape {tuple(shape)} takes {end - begin:,} bytes instead of {n_bytes:,}"
         raise MalformedFileError(f"{path} is damaged: {problem}; {_AGAIN}")

@@ -1,20 +1,19 @@
-"""Writes GGUF files: the header first, then one tensor at a time, the whole file or nothing."""
+"""Writes GGUF files: the header first, then one tensor at a time or piece by piece, the whole file or nothing."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGUFValueType, GGUFWriter
 
 from specrun.bindings.errors import SpecrunError
-from specrun.bindings.gguf_types import TENSOR_TYPES
+from specrun.bindings.gguf_types import TENSOR_TYPES, stored_bytes
 from specrun.convert.metadata import Metadata
 from specrun.runtime.atomic import check_target, require_free_space
 from specrun.runtime.unnamed_file import unnamed_path
@@ -31,39 +30,41 @@ STORED_TYPES: dict[str, npt.DTypeLike] = {
     "I32": np.int32,
     "I64": np.int64,
 }
-"""The tensor types that are arrays of numbers, with the numpy type that holds them; BF16 as its 16 bits."""
+"""The plain tensor types, with the numpy type that holds them; BF16 as its 16 bits."""
 
 _CODES = {kind.name: code for code, kind in TENSOR_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """A tensor that will be written: `shape` in numpy's order (rows first), `type_name` any of ggml's.
+    """A tensor that will be written: `shape` in numpy's order (rows first), `type_name` any GGUF tensor type.
 
-    `load` is called once, when its turn comes, and returns the array of `shape` in the numpy type of STORED_TYPES,
-    or for all other types the blocks as the file holds them: uint8 numbers, [n_bytes].
+    `load` is called once, when its turn comes, and returns the array in the numpy type of `type_name`, or
+    pieces that make it up in order, of which one at a time is in memory. Of a type that is not in STORED_TYPES
+    it returns blocks: uint8 with the bytes of a row in place of its numbers.
     """
 
     name: str
     shape: tuple[int, ...]
     type_name: str
-    load: Callable[[], npt.NDArray[Any]]
+    load: Callable[[], npt.NDArray[Any] | Iterable[npt.NDArray[Any]]]
 
     @property
     def n_bytes(self) -> int:
         """The size in the file, without padding."""
-        kind = TENSOR_TYPES[_CODES[self.type_name]]
-        return prod(self.shape) // kind.block_size * kind.block_bytes
+        return stored_bytes(self.shape, self.type_name)
 
-    def read(self) -> npt.NDArray[Any]:
-        """Load the array; raises SpecrunError if it is not what was planned."""
-        array = np.ascontiguousarray(self.load())
-        kind = np.dtype(STORED_TYPES.get(self.type_name, np.uint8))
-        shape = self.shape if self.type_name in STORED_TYPES else (self.n_bytes,)
-        if array.shape != shape or array.dtype != kind:
-            got = f"{array.shape} of {array.dtype}, not {shape} of {kind}"
-            raise SpecrunError(f"the tensor {self.name} came out as {got}: this is a mistake in specrun")
-        return array
+    @property
+    def array_type(self) -> np.dtype[Any]:
+        """The numpy type of what `load` returns."""
+        return np.dtype(STORED_TYPES.get(self.type_name, np.uint8))
+
+    @property
+    def array_shape(self) -> tuple[int, ...]:
+        """The shape of what `load` returns."""
+        if self.type_name in STORED_TYPES:
+            return self.shape
+        return (*self.shape[:-1], stored_bytes(self.shape[-1:], self.type_name))
 
 
 def write_gguf(
@@ -74,9 +75,11 @@ def write_gguf(
     *,
     force: bool = False,
     progress: Progress | None = None,
+    finish: Callable[[Path], None] | None = None,
 ) -> int:
     """Write a GGUF file and return its size in bytes; only one tensor is in memory at a time.
 
+    `finish` gets the path of the complete file before it becomes `output`: what it raises stops that.
     Raises OptionError if `output` exists and `force` is not given, SpecrunError if the disk is full; what
     `PlannedTensor.load` raises passes through. Nothing is left behind on failure.
     """
@@ -85,34 +88,61 @@ def write_gguf(
     total = sum(tensor.n_bytes for tensor in tensors)
     require_free_space(target.parent, total)
     with unnamed_path(target, force=force) as aside:
-        writer = GGUFWriter(aside, architecture)
-        try:
-            _write_header(writer, metadata, tensors)
-            _write_tensors(writer, tensors, total, progress)
-        finally:
-            writer.close()
+        alignment = _write_header(aside, architecture, metadata, tensors)
+        with aside.open("ab") as file:
+            _write_tensors(file, alignment, tensors, total, progress)
+        if finish is not None:
+            finish(aside)
         return aside.stat().st_size
 
 
-def _write_header(writer: GGUFWriter, metadata: Metadata, tensors: Sequence[PlannedTensor]) -> None:
-    for key, value, kind, element in metadata:
-        writer.add_key_value(key, value, kind, element)
-        if key == "general.alignment" and kind is GGUFValueType.UINT32:
-            writer.data_alignment = value
-    for tensor in tensors:
-        # The type's number, not gguf's name of it: llama.cpp has types that the package does not know. With one
-        # given, any numpy type but uint8 lets the shape stay in numbers.
-        code = _CODES[tensor.type_name]
-        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.n_bytes, code)  # type: ignore[arg-type]
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
+def _write_header(aside: Path, architecture: str, metadata: Metadata, tensors: Sequence[PlannedTensor]) -> int:
+    """Write everything before the tensors' numbers; return what their places are a multiple of."""
+    writer = GGUFWriter(aside, architecture)
+    try:
+        for key, value, kind, element in metadata:
+            writer.add_key_value(key, value, kind, element)
+            if key == "general.alignment" and kind is GGUFValueType.UINT32:
+                writer.data_alignment = value
+        for tensor in tensors:
+            # The type's number, not gguf's name of it: llama.cpp has types that the package does not know. With one
+            # given, any numpy type but uint8 lets the shape stay in numbers.
+            code: Any = _CODES[tensor.type_name]
+            writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.n_bytes, code)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        return int(writer.data_alignment)
+    finally:
+        writer.close()
 
 
-def _write_tensors(writer: GGUFWriter, tensors: Sequence[PlannedTensor], total: int, progress: Progress | None) -> None:
+def _write_tensors(
+    file: BinaryIO, alignment: int, tensors: Sequence[PlannedTensor], total: int, progress: Progress | None
+) -> None:
     done = 0
     for tensor in tensors:
-        writer.write_tensor_data(tensor.read())
-        done += tensor.n_bytes
-        if progress is not None:
-            progress(done, total)
+        _pad(file, alignment)
+        content = tensor.load()
+        if isinstance(content, np.ndarray) and content.shape != tensor.array_shape:
+            raise _mistake(tensor, f"{content.shape}, not {tensor.array_shape}")
+        end = done + tensor.n_bytes
+        for piece in [content] if isinstance(content, np.ndarray) else content:
+            done += piece.nbytes
+            if piece.dtype != tensor.array_type or done > end:
+                raise _mistake(tensor, f"{piece.size} numbers of {piece.dtype}, too many for {tensor.type_name}")
+            file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
+            if progress is not None:
+                progress(done, total)
+        if done != end:
+            raise _mistake(tensor, f"{end - done} bytes too few")
+    if tensors:
+        _pad(file, alignment)
+
+
+def _pad(file: BinaryIO, alignment: int) -> None:
+    file.write(bytes(-file.tell() % alignment))
+
+
+def _mistake(tensor: PlannedTensor, got: str) -> SpecrunError:
+    return SpecrunError(f"the tensor {tensor.name} came out as {got}: this is a mistake in specrun")

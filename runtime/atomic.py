@@ -13,7 +13,7 @@ from pathlib import Path
 
 from specrun.bindings.errors import FileMissingError, OptionError, SpecrunError
 
-__all__ = ["atomic_path", "check_target", "require_free_space", "sync_folder"]
+__all__ = ["atomic_path", "check_target", "require_free_space", "require_writable", "sync_folder"]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -25,13 +25,12 @@ def atomic_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterato
     The file is then synced, renamed over `path`, and the folder synced. On any exception, KeyboardInterrupt
     too, it is removed and an existing `path` stays as it was.
 
-    Raises OptionError if `path` exists and `force` is not given, or cannot be written; FileMissingError if
-    its folder does not exist; SpecrunError if the disk is full.
+    Raises OptionError if `path` exists and `force` is not given; FileMissingError if its folder does not exist;
+    SpecrunError if the disk is full or the folder cannot be written.
     """
     target = Path(path)
     check_target(target, force=force)
-    # The random part cannot be guessed, so nobody can have put a link in its place.
-    aside = target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}.partial")
+    aside = _aside(target)
     try:
         _create(aside, target)
         yield aside
@@ -57,12 +56,26 @@ def check_target(target: Path, *, force: bool = False) -> None:
         raise OptionError(f"{target} already exists; choose another name, or overwrite it with --force")
 
 
+def require_writable(target: Path) -> None:
+    """Raise SpecrunError unless files can be made beside `target`: before long work, not after it."""
+    aside = _aside(target)
+    try:
+        _create(aside, target)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
 def require_free_space(folder: str | os.PathLike[str], n_bytes: int) -> None:
     """Raise SpecrunError unless the disk of `folder` has at least `n_bytes` bytes free."""
     free = shutil.disk_usage(folder).free
     if free < n_bytes:
         needed = f"{n_bytes / 1e6:,.1f} MB are needed in {os.fspath(folder)}"
         raise SpecrunError(f"{needed} and {free / 1e6:,.1f} MB are free: free some space, or write elsewhere")
+
+
+def _aside(target: Path) -> Path:
+    # The random part cannot be guessed, so nobody can have put a link in its place.
+    return target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}.partial")
 
 
 def _create(aside: Path, target: Path) -> None:
@@ -73,7 +86,7 @@ def _create(aside: Path, target: Path) -> None:
     except OSError as error:
         if error.errno in _FULL:
             raise
-        raise OptionError(f"{target} cannot be written ({error.strerror}); choose another folder") from error
+        raise SpecrunError(f"{target} cannot be written ({error.strerror}); choose another folder") from error
 
 
 def _sync_file(aside: Path) -> None:

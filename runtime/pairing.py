@@ -5,7 +5,7 @@ from __future__ import annotations
 from specrun.bindings.errors import PairError, UnsupportedModelError
 from specrun.bindings.model import Model
 
-__all__ = ["check_draftable", "check_pair"]
+__all__ = ["check_draftable", "check_pair", "check_same_words"]
 
 # The constants of llama.cpp's speculative decoding: vocabularies may differ by this many words, and the
 # first ids (unknown, bos, eos, padding) may have other texts.
@@ -48,3 +48,18 @@ def check_pair(target: Model, draft: Model) -> None:
     if token is not None:
         texts = f"{ours.text(token)!r} for the target, {theirs.text(token)!r} for the drafter"
         raise PairError(f"{pair}: token {token} is {texts}. Use a drafter of the same model family")
+
+
+def check_same_words(one: Model, other: Model) -> None:
+    """Raise `PairError` unless both models have the same vocabulary, word for word: the first difference is named."""
+    ours, theirs = one.vocabulary, other.vocabulary
+    pair = f"{one.path} and {other.path} cannot be compared"
+    if ours.kind != theirs.kind:
+        raise PairError(f"{pair}: their vocabularies are of kind {ours.kind} and {theirs.kind}")
+    token = ours.first_difference(theirs, 0)
+    if token is not None:
+        raise PairError(
+            f"{pair}: token {token} is {ours.text(token)!r} in the first, {theirs.text(token)!r} in the other"
+        )
+    if ours.size != theirs.size:
+        raise PairError(f"{pair}: the first has {ours.size} words, the other {theirs.size}")

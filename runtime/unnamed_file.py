@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.bindings.errors import SpecrunError
 from specrun.runtime.atomic import atomic_path, check_target, sync_folder
 
 __all__ = ["unnamed_path"]
@@ -59,7 +59,7 @@ def _open_unnamed(target: Path) -> int | None:
         return os.open(target.parent, kind | os.O_RDWR, 0o666)
     except OSError as error:
         if error.errno in _FORBIDDEN:
-            raise OptionError(f"{target} cannot be written ({error.strerror}); choose another folder") from error
+            raise SpecrunError(f"{target} cannot be written ({error.strerror}); choose another folder") from error
         if error.errno in _FULL:
             raise SpecrunError(f"the disk is full: {target} was not written; free some space") from error
         return None

@@ -27,8 +27,9 @@ class TensorRule:
 
     Shapes are numpy's (rows first). `change` gets the sources' arrays, in their own number type, and returns
     an array of `result_shape`, which is `shape` unless given. `keep_f32` is for tensors that llama.cpp reads
-    as float32 whatever the rest is stored as; those of one dimension always are. A rule without sources
-    computes its tensor.
+    as float32 whatever the rest is stored as; those of one dimension always are. `moves_only` says that
+    `change` puts numbers elsewhere and leaves each as it is: it then gets bfloat16 as its bits, unwidened. A
+    rule without sources computes its tensor.
     """
 
     name: str
@@ -37,6 +38,7 @@ class TensorRule:
     change: Callable[..., Array] = unchanged
     result_shape: tuple[int, ...] | None = None
     keep_f32: bool = False
+    moves_only: bool = False
 
     @property
     def written_shape(self) -> tuple[int, ...]:

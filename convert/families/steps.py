@@ -121,6 +121,6 @@ def with_bias(
 ) -> Iterator[TensorRule]:
     """Yield the rule of a matrix, and of its bias; `rope_heads` > 0 reorders rows for llama.cpp's rope."""
     change = functools.partial(interleave_halves, heads=rope_heads) if rope_heads else unchanged
-    yield TensorRule(f"{name}.weight", (f"{source}.weight",), shape, change)
+    yield TensorRule(f"{name}.weight", (f"{source}.weight",), shape, change, moves_only=True)
     if bias:
-        yield TensorRule(f"{name}.bias", (f"{source}.bias",), shape[:1], change)
+        yield TensorRule(f"{name}.bias", (f"{source}.bias",), shape[:1], change, moves_only=True)

@@ -100,8 +100,8 @@ def test_bad_files_have_their_own_exit_codes(models: Models, run: Run, tmp_path:
     ("number", "code", "problem"),
     [
         (errno.ENOSPC, 1, "the disk is full"),
-        (errno.EROFS, 2, "cannot be written"),
-        (errno.EACCES, 2, "cannot be written"),
+        (errno.EROFS, 1, "cannot be written"),
+        (errno.EACCES, 1, "cannot be written"),
     ],
 )
 def test_a_full_disk_and_a_read_only_folder(

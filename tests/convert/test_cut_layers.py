@@ -104,7 +104,8 @@ def test_weights_of_every_type_are_copied_bit_by_bit(tmp_path: Path) -> None:
             n_bytes = 4 * 256 // kind.block_size * kind.block_bytes
             data = noise.integers(0, 256, n_bytes, np.uint8)
             if kind.name in STORED_TYPES:
-                data = data.view(STORED_TYPES[kind.name]).reshape(4, 256)
+                data = data.view(STORED_TYPES[kind.name])
+            data = data.reshape(4, -1)
             name = f"blk.{layer}.{kind.name.lower()}.weight"
             tensors.append(PlannedTensor(name, (4, 256), kind.name, lambda data=data: data))
     write_gguf(tmp_path / "whole.gguf", "llama", metadata, tensors)

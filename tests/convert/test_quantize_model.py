@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specrun.bindings import quantizer
 from specrun.bindings.errors import (
     FileMissingError,
     MalformedFileError,
@@ -16,8 +15,8 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.gguf_header import read_header
-from specrun.bindings.quantizer import FILE_TYPES, quantize_file
-from specrun.convert import RandomLlama, quantize, quantize_model, write_random_llama
+from specrun.bindings.quantizer_process import QuantizerProcess
+from specrun.convert import RandomLlama, quantize_model, write_random_llama
 from specrun.convert.metadata import Metadata
 from specrun.convert.writer import write_gguf
 
@@ -149,20 +148,11 @@ def test_what_llama_cpp_refuses_is_a_named_error_with_nothing_left(tmp_path: Pat
 
 
 def test_an_interrupted_quantization_leaves_nothing(tmp_path: Path, source: Path, monkeypatch) -> None:
-    def interrupt(_source: Path, aside: Path, *_options: object, **_more: object) -> None:
+    def interrupt(_process: QuantizerProcess, aside: Path) -> None:
         aside.write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(quantize, "quantize_file", interrupt)
+    monkeypatch.setattr(QuantizerProcess, "write", interrupt)
     with pytest.raises(KeyboardInterrupt):
         quantize_model(source, tmp_path / "m", "Q8_0")
     assert not list(tmp_path.iterdir())
-
-
-def test_the_native_call_checks_its_options(tmp_path: Path, source: Path) -> None:
-    assert quantizer.FILE_TYPES["Q4_K_M"] == 15
-    with pytest.raises(OptionError, match="file type is 'q8_0'"):
-        quantize_file(source, tmp_path / "m", "q8_0")
-    with pytest.raises(OptionError, match="n_threads is -1"):
-        quantize_file(source, tmp_path / "m", "Q8_0", n_threads=-1)
-    assert not any(name.startswith(("IQ", "TQ")) for name in FILE_TYPES)

@@ -1,0 +1,1 @@
+"""What `specrun bench convert` measures: one file for each thing, listed in `measurements`."""

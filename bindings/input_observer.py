@@ -1,0 +1,133 @@
+"""Sums the squares of everything that a model's matrices are multiplied with, while it is evaluated.
+
+That is what an importance matrix is made of. llama.cpp calls back for every node of the graph, first to ask,
+then with the node computed (`cb_eval`); a callback is fixed when a context is made, and splits the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import SpecrunError
+from specrun.bindings.graph_tensor import F32, GraphTensor, operation_number, tensor_array, tensor_at
+from specrun.bindings.library import llama
+
+__all__ = ["InputObserver", "InputSums"]
+
+_FEWEST_ROWS = 16  # as llama.cpp's own tool: fewer are no part of a text that is read in batches
+
+InputSums = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
+"""Sums of squares float32 [n, width], and how many rows each is of, int64 [n]; n as in `ImportanceEntry`."""
+
+
+class InputObserver:
+    """Pass it to a `Context`: it sums over every evaluation, and `take` hands out the sums.
+
+    `wants` decides by a matrix's name, such as "blk.0.attn_q.weight". Matrices of experts have a row for each
+    expert, summed over the tokens that were sent to it.
+    """
+
+    def __init__(self, wants: Callable[[str], bool]) -> None:
+        self._wants = wants
+        self._multiply = operation_number("MUL_MAT")
+        self._multiply_experts = operation_number("MUL_MAT_ID")
+        self._sums: dict[str, InputSums] = {}
+        self._error: BaseException | None = None
+        # q, k and v, and gate and up, read one input: its sums are taken once.
+        self._last: tuple[int, npt.NDArray[np.float32]] | None = None
+        self.callback = llama().ggml_backend_sched_eval_callback(self._called)
+        """What `llama_context_params.cb_eval` takes; lives as long as this object."""
+
+    def take(self) -> dict[str, InputSums]:
+        """Return what was summed since the last call, by the names of matrices.
+
+        Raises what was raised while summing: a KeyboardInterrupt, or SpecrunError for sums that are not finite.
+        """
+        sums, self._sums, self._last = self._sums, {}, None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        for name, (squares, _) in sums.items():
+            if not np.isfinite(squares).all():
+                raise SpecrunError(f"the inputs of {name} are not finite: the model or its weights are damaged")
+        return sums
+
+    def _called(self, address: Any, ask: bool, _data: object) -> bool:  # noqa: ANN401 - a pointer
+        # Nothing can be raised through native code: it is kept, and the evaluation is let go on without us.
+        if self._error is not None:
+            return not ask
+        try:
+            node = tensor_at(address)
+            if ask:
+                if self._last is not None and self._last[0] == address:
+                    self._last = None  # it is about to be computed anew
+                return self._is_wanted(node)
+            self._add(node)
+        except BaseException as error:
+            self._error = error
+        return True
+
+    def _is_wanted(self, node: GraphTensor) -> bool:
+        if node.op not in (self._multiply, self._multiply_experts):
+            return False
+        inputs = tensor_at(node.src[1])
+        if inputs.type != F32 or (node.op == self._multiply and inputs.ne[1] < _FEWEST_ROWS):
+            return False
+        return self._wants(_plain_name(tensor_at(node.src[0]).name))
+
+    def _add(self, node: GraphTensor) -> None:
+        matrix, inputs = tensor_at(node.src[0]), tensor_at(node.src[1])
+        name = _plain_name(matrix.name)
+        if node.op == self._multiply_experts:
+            chosen = tensor_array(tensor_at(node.src[2]))[0, 0]
+            squares, counts = expert_sums(tensor_array(inputs)[0], chosen, int(matrix.ne[2]))
+        else:
+            n_matrices = int(matrix.ne[2] * matrix.ne[3])
+            squares = self._dense_sums(int(node.src[1]), inputs, int(matrix.ne[2]), int(matrix.ne[3]))
+            rows = int(inputs.ne[1] * inputs.ne[2] * inputs.ne[3])
+            counts = np.array([rows // n_matrices], np.int64)
+        if name in self._sums:
+            before = self._sums[name]
+            squares, counts = before[0] + squares, before[1] + counts
+        self._sums[name] = squares, counts
+
+    def _dense_sums(self, address: int, inputs: GraphTensor, n2: int, n3: int) -> npt.NDArray[np.float32]:
+        if n2 * n3 == 1:
+            if self._last is None or self._last[0] != address:
+                rows = tensor_array(inputs).reshape(-1, int(inputs.ne[0]))
+                self._last = address, np.einsum("ij,ij->j", rows, rows)[None, :]
+            return self._last[1]
+        array = tensor_array(inputs)
+        sums = np.zeros((n3, n2, array.shape[-1]), np.float32)
+        for third in range(array.shape[0]):
+            for second in range(array.shape[1]):
+                rows = array[third, second]
+                sums[third % n3, second % n2] += np.einsum("ij,ij->j", rows, rows)
+        return sums.reshape(1, -1)
+
+
+def expert_sums(inputs: npt.NDArray[np.float32], chosen: npt.NDArray[np.int32], n_experts: int) -> InputSums:
+    """Return sums and counts [n_experts, ...] of inputs [tokens, 1 or used, width] sent to `chosen` [tokens, used]."""
+    n_tokens, used = chosen.shape
+    experts = chosen.reshape(-1)
+    if experts.size and not 0 <= experts.min() <= experts.max() < n_experts:
+        raise SpecrunError(f"a token was sent to an expert outside 0 to {n_experts - 1}: the model is damaged")
+    squares = np.broadcast_to(np.square(inputs), (n_tokens, used, inputs.shape[-1])).reshape(n_tokens * used, -1)
+    counts = np.bincount(experts, minlength=n_experts).astype(np.int64)
+    sums = np.zeros((n_experts, inputs.shape[-1]), np.float32)
+    present = np.flatnonzero(counts)
+    if len(present):
+        order = np.argsort(experts, kind="stable")
+        starts = np.cumsum(counts)[present] - counts[present]
+        sums[present] = np.add.reduceat(squares[order], starts, axis=0)
+    return sums, counts
+
+
+def _plain_name(name: bytes) -> str:
+    """Return the matrix's own name: where the scheduler copied it to a device, that stands before a #."""
+    parts = name.split(b"#")
+    return (parts[1] if len(parts) > 1 else parts[0]).decode("utf-8", "replace")

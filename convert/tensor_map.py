@@ -1,0 +1,101 @@
+"""Which tensors of a checkpoint become which of the GGUF file: everything checked before a number is read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.convert.checkpoint import Checkpoint
+from specrun.convert.families.family import Family, TensorRule
+from specrun.convert.source_tensor import SourceTensor
+from specrun.convert.writer import STORED_TYPES
+
+__all__ = ["MappedTensor", "map_tensors", "usual_type"]
+
+# Tensors that old checkpoints carry although they are computed.
+_COMPUTED = ("rotary_emb.inv_freq", "masked_bias")
+_MOST_NAMED = 100  # a config with a wrong number of layers can ask for millions
+_PLAIN_TYPES = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class MappedTensor:
+    """One tensor of the file: its rule, where its numbers come from, and the type it gets."""
+
+    rule: TensorRule
+    sources: tuple[SourceTensor, ...]
+    type_name: str
+
+    @property
+    def name(self) -> str:
+        """The name in the GGUF file."""
+        return self.rule.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in the GGUF file, rows first."""
+        return self.rule.written_shape
+
+    @property
+    def n_parameters(self) -> int:
+        """How many numbers it has."""
+        return prod(self.shape)
+
+    @property
+    def n_bytes(self) -> int:
+        """Its size in the GGUF file."""
+        return self.n_parameters * np.dtype(STORED_TYPES[self.type_name]).itemsize
+
+
+def map_tensors(checkpoint: Checkpoint, family: Family, type_name: str) -> list[MappedTensor]:
+    """Return the file's tensors in order; `type_name` is what those get that are not always float32.
+
+    Raises MalformedFileError naming all tensors that are missing, or one of another shape than the config
+    says, UnsupportedModelError naming all that the family does not know.
+    """
+    mapped: list[MappedTensor] = []
+    used: set[str] = set()
+    missing: list[str] = []
+    for rule in family.rules(checkpoint.config):
+        missing += [name for name in rule.sources if name not in checkpoint.tensors]
+        if len(missing) > _MOST_NAMED:
+            break
+        if missing:
+            continue
+        sources = tuple(checkpoint.tensor(name, rule.shape) for name in rule.sources)
+        used.update(rule.sources)
+        mapped.append(MappedTensor(rule, sources, "F32" if rule.is_f32 else type_name))
+    if missing:
+        raise MalformedFileError(
+            f"{checkpoint.folder} has no tensor {_listed(missing)}: the checkpoint is incomplete, or is not "
+            f"what its config.json says"
+        )
+    _check_left(checkpoint, used)
+    return mapped
+
+
+def usual_type(checkpoint: Checkpoint) -> str:
+    """Return the type that most of a checkpoint's numbers have, of F32, F16 and BF16."""
+    sizes = dict.fromkeys(_PLAIN_TYPES, 0)
+    for tensor in checkpoint.tensors.values():
+        kind = "F32" if tensor.type_name == "F64" else tensor.type_name
+        if kind in sizes and len(tensor.shape) > 1:
+            sizes[kind] += tensor.n_elements
+    return max(_PLAIN_TYPES, key=sizes.__getitem__)
+
+
+def _check_left(checkpoint: Checkpoint, used: Collection[str]) -> None:
+    left = [name for name in checkpoint.tensors if name not in used and not name.endswith(_COMPUTED)]
+    if checkpoint.config.any("tie_word_embeddings"):
+        left = [name for name in left if name != "lm_head.weight"]  # a copy of the embeddings
+    if left:
+        raise UnsupportedModelError(f"{checkpoint.folder} has tensors its architecture does not know: {_listed(left)}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more

@@ -1,0 +1,132 @@
+"""The numbers of a checkpoint's tensors on their way into the file: read, hashed and converted in pieces.
+
+Worker threads read, hash and convert pieces beside each other (all of that runs without Python's lock) while the
+caller writes, in order. Files are read in pieces rather than mapped: a mapped file that shrinks, or a disk that
+fails, would end the process and leave a half-written file behind, and what was mapped counts as its memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.devices import available_cores
+from specrun.bindings.errors import SpecrunError
+from specrun.convert.families.family import unchanged
+from specrun.convert.number_types import raw_stored_as, stored_as
+from specrun.convert.source_digest import PIECE_BYTES, SourceDigest
+from specrun.convert.source_tensor import NUMBER_TYPES, SourceTensor
+from specrun.convert.tensor_map import MappedTensor
+
+__all__ = ["TensorStream"]
+
+Array = npt.NDArray[Any]
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_MOST_WORKERS = 4  # more than this wait for the disk
+
+
+class TensorStream:
+    """Converts tensors with worker threads: a context manager that ends them.
+
+    At most two pieces a worker are in memory, besides one whole tensor where a rule has to change it.
+    """
+
+    def __init__(self, digest: SourceDigest) -> None:
+        self._digest = digest
+        self._n_workers = min(_MOST_WORKERS, available_cores())
+        self._pool = ThreadPoolExecutor(self._n_workers, thread_name_prefix="specrun-convert")
+
+    def __enter__(self) -> TensorStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def pieces(self, tensor: MappedTensor) -> Iterator[Array]:
+        """Yield the tensor's numbers in its own type, flat, in order.
+
+        Raises MalformedFileError for numbers that are not finite or a file that became shorter,
+        UnsupportedModelError for numbers too large for the type.
+        """
+        rule = tensor.rule
+        if len(tensor.sources) == 1 and rule.change is unchanged:
+            yield from self._straight(tensor, tensor.sources[0])
+            return
+        shown = rule.sources[0] if rule.sources else rule.name
+        kinds = {source.type_name for source in tensor.sources}
+        as_bits = rule.moves_only and len(kinds) == 1
+        raws = [self._whole(source) for source in tensor.sources]
+        if as_bits:
+            kind = kinds.pop()
+            numbers = rule.change(*(raw.reshape(one.shape) for one, raw in zip(tensor.sources, raws, strict=True)))
+        else:
+            numbers = rule.change(*(one.as_numbers(raw) for one, raw in zip(tensor.sources, raws, strict=True)))
+        del raws
+        if numbers.shape != tensor.shape:
+            problem = f"{numbers.shape}, not {tensor.shape}"
+            raise SpecrunError(f"the tensor {tensor.name} came out as {problem}: this is a mistake in specrun")
+        flat = np.ascontiguousarray(numbers).reshape(-1)
+        del numbers
+
+        def convert(place: slice) -> Array:
+            if as_bits:
+                return raw_stored_as(flat[place], kind, tensor.type_name, shown)
+            return stored_as(flat[place], tensor.type_name, shown)
+
+        yield from self._in_order(convert, _places(flat.size, flat.itemsize))
+
+    def _straight(self, tensor: MappedTensor, source: SourceTensor) -> Iterator[Array]:
+        def convert(place: slice) -> tuple[Array, bytes]:
+            raw = source.raw(place.start, place.stop - place.start)
+            hashed = hashlib.sha256(raw.view(np.uint8).data).digest()
+            return raw_stored_as(raw, source.type_name, tensor.type_name, source.name), hashed
+
+        hashes: list[bytes] = []
+        for piece, hashed in self._in_order(convert, _source_places(source)):
+            hashes.append(hashed)
+            yield piece
+        self._digest.add(source, hashes)
+
+    def _whole(self, source: SourceTensor) -> Array:
+        """Return all numbers of a source, flat, as it stores them."""
+        whole = np.empty(source.n_elements, NUMBER_TYPES[source.type_name])
+
+        def read(place: slice) -> bytes:
+            whole[place] = source.raw(place.start, place.stop - place.start)
+            return hashlib.sha256(whole[place].view(np.uint8).data).digest()
+
+        self._digest.add(source, list(self._in_order(read, _source_places(source))))
+        return whole
+
+    def _in_order(self, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+        """Yield the results in the items' order, worked out a few ahead."""
+        ahead: deque[Future[_Result]] = deque()
+        try:
+            for item in items:
+                ahead.append(self._pool.submit(work, item))
+                if len(ahead) > self._n_workers:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for left in ahead:
+                left.cancel()
+
+
+def _source_places(source: SourceTensor) -> Iterator[slice]:
+    return _places(source.n_elements, np.dtype(NUMBER_TYPES[source.type_name]).itemsize)
+
+
+def _places(n: int, item_bytes: int) -> Iterator[slice]:
+    step = PIECE_BYTES // item_bytes
+    return (slice(start, min(start + step, n)) for start in range(0, n, step))
