@@ -88,7 +88,7 @@ def test_a_stop_that_reads_the_law_before_the_draw_is_exact(seed: int) -> None:
 
 
 def test_a_stop_that_drops_a_token_by_its_own_probability_is_biased() -> None:
-    assert max(largest_error(seed, wrong=True)[0] for seed in range(4)) > 0.01
+    assert any(largest_error(seed, wrong=True)[0] > 0.01 for seed in range(4))
 
 
 def test_the_rule_is_the_papers() -> None:
