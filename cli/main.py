@@ -17,6 +17,7 @@ _COMMANDS = {
     "chat": LazyCommand("specrun.cli.chat_command", "chat", "Talk to a model."),
     "generate": LazyCommand("specrun.cli.generate_command", "generate", "Continue or answer one prompt."),
     "inspect": LazyCommand("specrun.cli.inspect_command", "inspect", "Show what a GGUF file holds, and what fits it."),
+    "cut": LazyCommand("specrun.cli.cut_command", "cut", "Make a drafter of a model's own layers."),
     "datastore": LazyCommand("specrun.cli.datastore_command", "datastore", "Texts to draft from: REST's datastores."),
     "convert": LazyCommand("specrun.cli.convert_command", "convert", "Turn a Hugging Face checkpoint into GGUF."),
     "quantize": LazyCommand("specrun.cli.quantize_command", "quantize", "Write a GGUF file with smaller numbers."),

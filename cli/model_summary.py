@@ -36,6 +36,11 @@ def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
         "key_value_heads": _own(header, "attention.head_count_kv"),
         "vocabulary": _vocabulary(header),
         "chat_template": isinstance(header.metadata.get("tokenizer.chat_template"), str),
+        "cut_layers": _cut_layers(header),
+        "cut_source": _plain(header.metadata.get("specrun.cut.source")),
+        "cut_source_layers": _plain(header.metadata.get("specrun.cut.source_layers")),
+        "padded_parameters": _plain(header.metadata.get("specrun.padded_parameters")),
+        "padded_from": _plain(header.metadata.get("specrun.padded_from")),
         "split_files": _plain(header.metadata.get("split.count")),
         "tensors": len(header.tensors),
         "tensor_types": _tensor_types(header),
@@ -64,6 +69,8 @@ def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
         "pre-tokenizer": words["pre_tokenizer"],
         "special tokens": special or None,
         "chat template": "yes" if facts["chat_template"] else "no",
+        "cut": _cut_text(facts),
+        "padded": _padded_text(facts),
         "split": f"one of {facts['split_files']} files; this one alone is counted" if facts["split_files"] else None,
         "sha256": facts.get("sha256"),
     }
@@ -93,6 +100,24 @@ def _plain(value: MetadataValue | None) -> Any:  # noqa: ANN401 - any metadata v
         return value
     values = value.tolist()
     return values[0] if len(set(values)) == 1 else values  # one number a layer
+
+
+def _cut_layers(header: GGUFHeader) -> list[int] | None:
+    value = header.metadata.get("specrun.cut.layers")
+    return [int(layer) for layer in value] if isinstance(value, ArrayValue) else None
+
+
+def _cut_text(facts: dict[str, Any]) -> str | None:
+    if facts["cut_layers"] is None:
+        return None
+    shown = ", ".join(map(str, facts["cut_layers"]))
+    return f"layers {shown} of the {facts['cut_source_layers']} of {facts['cut_source']}"
+
+
+def _padded_text(facts: dict[str, Any]) -> str | None:
+    if not isinstance(facts["padded_parameters"], int):
+        return None
+    return f"{count_text(facts['padded_parameters'])} of the parameters only cost time: {facts['padded_from']}, widened"
 
 
 def _vocabulary(header: GGUFHeader) -> dict[str, Any]:

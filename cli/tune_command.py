@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,53 +12,68 @@ from specrun.cli.context_options import context_options
 from specrun.cli.model_options import LoadSettings, load_options
 from specrun.cli.option_group import SectionedCommand
 from specrun.cli.output_options import terminal_options
-from specrun.cli.paths import read_text, require_file
+from specrun.cli.paths import require_file
+from specrun.cli.progress import progress_bar
 from specrun.cli.temperature_grid import sampling_grid
 from specrun.cli.terminal import Terminal
 from specrun.cli.tune_options import (
+    LayerSkip,
     TuneOutput,
     TuneSampling,
     TuneText,
+    layer_skip_options,
     tune_output_options,
     tune_sampling_options,
     tune_text_options,
 )
+from specrun.cli.tune_prompts import prompt_texts, prompt_tokens
 
 if TYPE_CHECKING:
-    from specrun.bindings.model import Model
     from specrun.runtime.planning.tune_result import TuneOptions, TuneResult
 
 __all__ = ["tune"]
 
-_QUESTIONS = 8
-# Where no prompt is given: an explanation, a story, code and facts, as people ask for them.
-_PROMPTS = (
-    "Explain how a hash table works, and when it is the wrong choice.",
-    "Write a short story about a lighthouse keeper who finds a letter.",
-    "Write a Python function that merges two sorted lists, with comments.",
-    "List the planets of the solar system with one sentence about each.",
-)
 _EPILOG = """\b
 Examples:
   specrun tune -m target.gguf -md small.gguf
   specrun tune -m target.gguf -md small.gguf -f prompt.txt --temp 0,0.6,1 --plot plan.png
+  specrun tune --layer-skip -m target.gguf -f prompt.txt --cut skip.gguf --plot search.png
 
 \b
 Measures how long the target and the draft model take for 1 to 64 tokens, and how often drafted tokens
 are accepted, rank by rank, in texts that the target writes; then picks the tree of drafts that should
 give the most tokens a second, or none where plain decoding is faster. chat and generate use the plan
 for this pair on this machine. Do not use the machine meanwhile.
+
+\b
+--layer-skip needs no draft model: it searches which layers of the target a draft made of the others
+should skip (Draft & Verify), for the most predicted tokens a second. Ctrl-C keeps the best so far.
 """
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @load_options
 @tune_text_options
+@layer_skip_options
 @tune_sampling_options
 @tune_output_options
 @terminal_options
-def tune(load: LoadSettings, text: TuneText, sampling: TuneSampling, output: TuneOutput, terminal: Terminal) -> None:
+def tune(
+    load: LoadSettings,
+    text: TuneText,
+    layer_skip: LayerSkip,
+    sampling: TuneSampling,
+    output: TuneOutput,
+    terminal: Terminal,
+) -> None:
     """Measure a target and a draft model, and plan what to draft."""
+    if layer_skip.wanted:
+        from specrun.cli.layer_skip import run_layer_skip
+
+        run_layer_skip(load, text, layer_skip, sampling, output, terminal)
+        return
+    if layer_skip.output is not None:
+        raise click.UsageError("--cut writes what --layer-skip finds: give both")
     from specrun.runtime.planning import tuning
     from specrun.runtime.planning.offload import resolve_gpu_layers
     from specrun.runtime.planning.stored_curves import save_curve
@@ -71,9 +84,9 @@ def tune(load: LoadSettings, text: TuneText, sampling: TuneSampling, output: Tun
         from specrun.bench.plot import check_plot_file
 
         check_plot_file(output.plot)
-    prompts = _prompts(text, demo=load.demo)
-    with _progress(terminal) as progress:
-        result = tuning.tune(options, lambda model: _tokens(model, prompts, text.no_chat_template), progress)
+    prompts = prompt_texts(text, demo=load.demo)
+    with progress_bar(terminal, "loading the models") as progress:
+        result = tuning.tune(options, lambda model: prompt_tokens(model, prompts, text.no_chat_template), progress)
     _show(options, result, output, terminal)
     if output.save:
         terminal.note(f"kept in {save_plans(options, result)}")
@@ -113,58 +126,6 @@ def _files(load: LoadSettings, text: TuneText) -> tuple[Path, Path]:
     if draft is None:
         raise click.UsageError("no draft model is given: -md FILE names what is to be tuned with the target")
     return require_file(load.model or demo_target()), require_file(draft)
-
-
-def _prompts(text: TuneText, *, demo: bool) -> tuple[str, ...]:
-    prompts = list(text.prompt)
-    if text.file is not None:
-        # As in generate, one newline at the end of a file is not part of its prompt.
-        prompts.append(read_text(text.file).removesuffix("\n").removesuffix("\r"))
-    if prompts:
-        return tuple(prompts)
-    if demo:
-        from specrun.bench.prompts import demo_prompts
-
-        return demo_prompts(_QUESTIONS)
-    return _PROMPTS
-
-
-def _tokens(model: Model, prompts: Sequence[str], as_text: bool) -> list[list[int]]:
-    """Return the prompts as the target would be asked them."""
-    words = model.vocabulary
-    if as_text or model.chat_template is None:
-        return [words.tokenize(prompt) for prompt in prompts]
-    from specrun.runtime.chat_template import ChatTemplate, chat_tokens
-
-    bos = words.text(words.bos) if words.bos is not None else ""
-    eos = words.text(words.eos) if words.eos is not None else ""
-    template = ChatTemplate(model.chat_template, bos=bos, eos=eos)
-    return [chat_tokens(template, words, [{"role": "user", "content": prompt}]) for prompt in prompts]
-
-
-@contextmanager
-def _progress(terminal: Terminal) -> Iterator[Callable[[str, float], None]]:
-    """Yield what shows a step and the share that is done: a bar on a screen, nothing elsewhere."""
-    if terminal.quiet or not terminal.notes_on_screen:
-        yield lambda _what, _share: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f} %"),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    console = Console(stderr=True, no_color=not terminal.color_notes, highlight=False)
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("loading the models", total=1.0)
-
-        def report(what: str, share: float) -> None:
-            bar.update(task, description=what, completed=share)
-
-        yield report
 
 
 def _show(options: TuneOptions, result: TuneResult, output: TuneOutput, terminal: Terminal) -> None:

@@ -12,15 +12,17 @@ from specrun.cli.option_types import ExistingFile
 from specrun.cli.temperature_grid import TRUNCATION_OPTIONS, temperatures_option
 
 __all__ = [
+    "LayerSkip",
     "TuneOutput",
     "TuneSampling",
     "TuneText",
+    "layer_skip_options",
     "tune_output_options",
     "tune_sampling_options",
     "tune_text_options",
 ]
 
-_TEXTS, _OUTPUT = "Texts", "Output"
+_TEXTS, _LAYERS, _OUTPUT = "Texts", "Layers to skip", "Output"
 _MAX_COUNT = 2**31 - 1
 
 
@@ -34,6 +36,16 @@ class TuneText:
     no_chat_template: bool
     predict: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSkip:
+    """Whether layers to skip are searched for, instead of a tree for a draft model, and how."""
+
+    wanted: bool
+    evaluations: int
+    output: Path | None
+    force: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,36 @@ tune_text_options = option_group(
         show_default=True,
         help="Time for measuring what evaluations cost.",
     ),
+)
+
+layer_skip_options = option_group(
+    "layer_skip",
+    LayerSkip,
+    option(
+        "--layer-skip",
+        "wanted",
+        section=_LAYERS,
+        is_flag=True,
+        help="Search which layers a self-draft should skip; no draft model is needed.",
+    ),
+    option(
+        "--evaluations",
+        section=_LAYERS,
+        type=click.IntRange(1, 100_000),
+        default=32,
+        show_default=True,
+        metavar="N",
+        help="The most sets of layers that are judged.",
+    ),
+    option(
+        "--cut",
+        "output",
+        section=_LAYERS,
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="OUT",
+        help="Write the best cut to this file.",
+    ),
+    option("--force", section=_LAYERS, is_flag=True, help="Overwrite OUT."),
 )
 
 tune_sampling_options = option_group(

@@ -6,6 +6,7 @@ from specrun.bindings.errors import SpecrunError
 
 try:
     from specrun.convert.conversion import ConversionPlan, ConversionReport, convert_checkpoint, plan_conversion
+    from specrun.convert.cut import CutReport, LayeredModel, cut_layers
     from specrun.convert.imatrix import ImportanceOptions, ImportanceReport, measure_importance, merge_importance
     from specrun.convert.imatrix_file import ImportanceMatrix, read_importance, write_importance
     from specrun.convert.pad import PadReport, pad_ffn
@@ -20,13 +21,16 @@ except ModuleNotFoundError as error:
 __all__ = [
     "ConversionPlan",
     "ConversionReport",
+    "CutReport",
     "ImportanceMatrix",
     "ImportanceOptions",
     "ImportanceReport",
+    "LayeredModel",
     "PadReport",
     "QuantizationReport",
     "RandomLlama",
     "convert_checkpoint",
+    "cut_layers",
     "measure_importance",
     "merge_importance",
     "pad_ffn",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +17,16 @@ from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.bindings.gguf_header import GGUFHeader, TensorInfo, read_header
 from specrun.convert.array_file import read_array
 from specrun.convert.metadata import Metadata
-from specrun.convert.writer import STORED_TYPES
+from specrun.convert.writer import STORED_TYPES, PlannedTensor
 
 __all__ = ["GGUFSource"]
+
+
+class _MetadataReader(GGUFReader):
+    """Reads the metadata only: the package refuses tensors of types that it does not know."""
+
+    def _build_tensors(self, start_offs: int, fields: object) -> None:
+        self.tensors = []
 
 
 class GGUFSource:
@@ -34,7 +42,7 @@ class GGUFSource:
         """Return a copy of the metadata to change and write; architecture and empty lists are left out."""
         copied = Metadata()
         try:
-            for field in GGUFReader(self.path).fields.values():
+            for field in _MetadataReader(self.path).fields.values():
                 if field.name.startswith("GGUF.") or field.name == "general.architecture":
                     continue
                 is_array = field.types[0] is GGUFValueType.ARRAY
@@ -51,6 +59,13 @@ class GGUFSource:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise UnsupportedModelError(f"{self.path} has no single number as {key}")
         return value
+
+    def unchanged(self, tensor: TensorInfo, name: str) -> PlannedTensor:
+        """Return the tensor as it stands, of any type and bit by bit, to be written under `name`."""
+        shape = tensor.shape[::-1]
+        planned = PlannedTensor(name, shape, tensor.type_name, lambda: np.empty(0))
+        kind, stored = planned.array_type, planned.array_shape
+        return dataclasses.replace(planned, load=lambda: read_array(self.path, kind, stored, tensor.offset))
 
     def loader(self, tensor: TensorInfo) -> tuple[str, Callable[[], npt.NDArray[Any]]]:
         """Return the type a tensor has once read, and the function that reads it, shape in numpy's order.

@@ -23,6 +23,12 @@ class Metadata:
         for key, (value, kind, element) in self._entries.items():
             yield key, value, kind, element
 
+    def copy(self) -> Metadata:
+        """Return keys and values that can be changed apart from these."""
+        copied = Metadata()
+        copied._entries = dict(self._entries)
+        return copied
+
     def text(self, key: str, value: str) -> None:
         """Set a string."""
         self._entries[key] = value, GGUFValueType.STRING, None

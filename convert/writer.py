@@ -10,12 +10,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+from gguf import GGUFValueType, GGUFWriter
 
 from specrun.bindings.errors import SpecrunError
-from specrun.bindings.gguf_types import stored_bytes
+from specrun.bindings.gguf_types import TENSOR_TYPES, stored_bytes
 from specrun.convert.metadata import Metadata
-from specrun.runtime.atomic import atomic_path, check_target, require_free_space
+from specrun.runtime.atomic import check_target, require_free_space
+from specrun.runtime.unnamed_file import unnamed_path
 
 __all__ = ["STORED_TYPES", "PlannedTensor", "Progress", "write_gguf"]
 
@@ -30,6 +31,8 @@ STORED_TYPES: dict[str, npt.DTypeLike] = {
     "I64": np.int64,
 }
 """The plain tensor types, with the numpy type that holds them; BF16 as its 16 bits."""
+
+_CODES = {kind.name: code for code, kind in TENSOR_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ def write_gguf(
     check_target(target, force=force)
     total = sum(tensor.n_bytes for tensor in tensors)
     require_free_space(target.parent, total)
-    with atomic_path(target, force=force) as aside:
+    with unnamed_path(target, force=force) as aside:
         alignment = _write_header(aside, architecture, metadata, tensors)
         with aside.open("ab") as file:
             _write_tensors(file, alignment, tensors, total, progress)
@@ -102,8 +105,10 @@ def _write_header(aside: Path, architecture: str, metadata: Metadata, tensors: S
             if key == "general.alignment" and kind is GGUFValueType.UINT32:
                 writer.data_alignment = value
         for tensor in tensors:
-            stored = GGMLQuantizationType[tensor.type_name]
-            writer.add_tensor_info(tensor.name, tensor.array_shape, tensor.array_type, tensor.n_bytes, stored)
+            # The type's number, not gguf's name of it: llama.cpp has types that the package does not know. With one
+            # given, any numpy type but uint8 lets the shape stay in numbers.
+            code: Any = _CODES[tensor.type_name]
+            writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.n_bytes, code)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()

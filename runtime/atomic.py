@@ -13,7 +13,7 @@ from pathlib import Path
 
 from specrun.bindings.errors import FileMissingError, OptionError, SpecrunError
 
-__all__ = ["atomic_path", "check_target", "require_free_space", "require_writable"]
+__all__ = ["atomic_path", "check_target", "require_free_space", "require_writable", "sync_folder"]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -37,7 +37,7 @@ def atomic_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterato
         _sync_file(aside)
         check_target(target, force=force)
         aside.replace(target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except OSError as error:
         if error.errno in _FULL:
             raise SpecrunError(f"the disk is full: {target} was not written; free some space") from error
@@ -97,7 +97,8 @@ def _sync_file(aside: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Let the names in a folder reach the disk."""
     if os.name == "nt":  # folders cannot be opened there
         return
     descriptor = os.open(folder, os.O_RDONLY)

@@ -125,7 +125,10 @@ def _cascade_chain(outer: Expression, whole: Expression) -> ChainOptions:
     trees = _TREE_OPTIONS & {name for name, _ in outer.options}
     if trees:
         raise OptionError(f"{whole}: {whole.atom} drafts chains: leave out {', '.join(sorted(trees))}")
-    return chain_options(outer)
+    chain = chain_options(outer)
+    if chain.adaptive_exit is not None:
+        raise OptionError(f"{outer}: p_min=adaptive is for draft(...) on its own; give a fixed p_min here")
+    return chain
 
 
 def build_relay(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:

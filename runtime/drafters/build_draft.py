@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
+from specrun.runtime.drafters.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.draft_model import DraftModelDrafter, DraftSampling
 from specrun.runtime.drafters.draft_tree import DraftTreeDrafter, draft_size
 from specrun.runtime.drafters.drafter import Drafter
@@ -30,18 +32,21 @@ _OPTIONS = ["n", "sampling", "p_min", "tree", "depth", "topk", "nodes"]
 
 @dataclass(frozen=True, slots=True)
 class ChainOptions:
-    """What `draft(a.gguf, n=5, sampling=with, p_min=0)` says about chains."""
+    """What `draft(a.gguf, n=5, sampling=with, p_min=0)` says about chains; with an adaptive stop `p_min` is 0."""
 
     n: int
     sampling: DraftSampling
     p_min: float
+    adaptive_exit: AdaptiveExit | None
 
 
 def chain_options(expression: Expression) -> ChainOptions:
     """Return the options of a draft model that drafts chains."""
     options = ExpressionOptions(expression, _OPTIONS, 1)
     sampling: DraftSampling = "argmax" if options.choice("sampling", ["with", "argmax"], "with") == "argmax" else "with"
-    return ChainOptions(options.integer("n", 5), sampling, options.number("p_min", 0.0))
+    adaptive_exit = _adaptive_exit(options)
+    p_min = 0.0 if adaptive_exit is not None else options.number("p_min", 0.0)
+    return ChainOptions(options.integer("n", 5), sampling, p_min, adaptive_exit)
 
 
 def build_draft(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
@@ -55,6 +60,8 @@ def build_draft(expression: Expression, environment: DraftEnvironment, build: Bu
         n=options.optional_integer("n"),
     )
     if tree.asks_for_tree:
+        if _adaptive_exit(options) is not None:
+            raise OptionError(f"{expression}: p_min=adaptive ends chains, not trees; give n= or a fixed p_min")
         return _build_draft_tree(expression, environment, options, tree, options.number("p_min", 0.0))
     chain = chain_options(expression)
     return _with_draft_model(
@@ -66,8 +73,27 @@ def build_draft(expression: Expression, environment: DraftEnvironment, build: Bu
             num_draft_tokens=chain.n,
             sampling=chain.sampling,
             p_min=chain.p_min,
+            adaptive_exit=chain.adaptive_exit,
             name=str(expression),
         ),
+    )
+
+
+def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExit | None:
+    """Return Draft & Verify's stop for p_min=adaptive or p_min=adaptive(acceptance=0.9, ...)."""
+    given = options.expression("p_min")
+    if given is None or given.atom != "adaptive":
+        return None
+    defaults = AdaptiveExitOptions()
+    inner = ExpressionOptions(given, ["start", "acceptance", "step", "beta1", "beta2"], 0)
+    return AdaptiveExit(
+        AdaptiveExitOptions(
+            start=None if inner.optional("start") is None else inner.number("start", 0.0),
+            acceptance=inner.number("acceptance", defaults.acceptance),
+            step=inner.number("step", defaults.step),
+            beta1=inner.number("beta1", defaults.beta1),
+            beta2=inner.number("beta2", defaults.beta2),
+        )
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.adaptive_exit import AdaptiveExit
+from specrun.runtime.drafters.draft_chain import draft_chain
 from specrun.runtime.drafters.draft_model_state import DraftModelState
 from specrun.runtime.drafters.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.model_drafter import RANKED_WORDS, ModelDrafter, ranking_params
@@ -27,6 +30,7 @@ class DraftModelDrafter(ModelDrafter):
     better where the models are peaked, and the text stays plain decoding's own at every temperature.
     The chain ends early when the drafter's most likely token has probability below `p_min`: the law is
     read before the draw, so exactness holds. At temperature 0 that is its probability at temperature 1.
+    With `adaptive_exit` the threshold is Draft & Verify's, which learns, instead of `p_min`.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class DraftModelDrafter(ModelDrafter):
         num_draft_tokens: int = 5,
         sampling: DraftSampling = "with",
         p_min: float = 0.0,
+        adaptive_exit: AdaptiveExit | None = None,
         name: str = "draft",
     ) -> None:
         if num_draft_tokens < 1:
@@ -45,6 +50,9 @@ class DraftModelDrafter(ModelDrafter):
         super().__init__(self._state, p_min=p_min, name=name)
         self.max_nodes = num_draft_tokens
         self._sampling = sampling
+        self._exit = adaptive_exit
+        self._drafted: Sequence[int] = ()
+        self._most = 0
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a chain; shorter than asked where the drafter's own context ends or `p_min` stops it."""
@@ -55,35 +63,56 @@ class DraftModelDrafter(ModelDrafter):
             return DraftTree()
         state = self._state
         state.rewind(min(len(state.cached), start - 1))  # the last token's row is needed again
-        tokens: list[int] = []
-        laws: list[Law] = []
         # A greedy law is a point mass too: there is nothing to draw, and no law to store.
         points = self._sampling == "argmax" or request.params.is_greedy
+        threshold = self._p_min if self._exit is None else self._exit.threshold(greedy=request.params.is_greedy)
         params = request.params
-        if params.is_greedy and self._p_min > 0.0:
+        if params.is_greedy and threshold > 0.0:
             params = ranking_params(params, RANKED_WORDS)  # a greedy law is always certain
+        if params.is_greedy:
+            return self._greedy_chain(request, count)
+
+        def law_after(drafted: list[int]) -> Law:
+            row = state.feed_one(drafted[-1]) if drafted else state.feed(request.tokens[len(state.cached) :])
+            return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
+
+        tree = draft_chain(
+            law_after,
+            request.noise,
+            start,
+            most=count,
+            points=points,
+            threshold=threshold,
+            always_first=self._exit is not None,
+        )
+        self._drafted, self._most = tree.tokens, count
+        return tree
+
+    def _greedy_chain(self, request: DraftRequest, count: int) -> DraftTree:
+        """Return the most likely words, one after the other: without a confidence stop they need no laws."""
+        params, state = request.params, self._state
         row = state.feed(request.tokens[len(state.cached) :])
+        tokens: list[int] = []
         while True:
-            window = penalty_window(request.tokens, tokens, params)
-            if params.is_greedy:
-                tokens.append(greedy_token(row, params, window))
-            else:
-                law = transformed_law(row, params, window)
-                best, best_prob = law.most_likely
-                if best_prob < self._p_min:
-                    break
-                if points:
-                    tokens.append(best)
-                else:
-                    request.noise.seek(start + len(tokens))
-                    tokens.append(request.noise.choose(law))
-                    laws.append(law)
+            tokens.append(greedy_token(row, params, penalty_window(request.tokens, tokens, params)))
             if len(tokens) == count:
                 break
             row = state.feed_one(tokens[-1])
-        return DraftTree.chain(tokens, None if points else laws)
+        self._drafted, self._most = tokens, count
+        return DraftTree.chain(tokens)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start an answer: keep the cache of what the prompt shares with the last one."""
+        super().begin(tokens)
+        if self._exit is not None:
+            self._exit.begin()
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Drop the cache of rejected tokens; the accepted ones stay evaluated."""
+        """Drop the cache of rejected tokens, the accepted ones stay evaluated; learn when to stop."""
         base = len(outcome.tokens) - len(outcome.path) - (outcome.next_token is not None)
+        if self._exit is not None:
+            # In an ensemble the path may be another drafter's.
+            accepted = common_prefix(self._drafted, outcome.tokens[base : base + len(outcome.path)])
+            self._exit.learn(len(self._drafted), accepted, most=self._most)
+            self._drafted = ()
         self._state.rewind(base + common_prefix(self._state.cached[base:], outcome.tokens[base:]))

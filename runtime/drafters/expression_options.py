@@ -61,6 +61,10 @@ class ExpressionOptions:
         """Return the text of an option, None where it is not given."""
         return self._values[name].atom if name in self._values else None
 
+    def expression(self, name: str) -> Expression | None:
+        """Return an option that may have arguments of its own, None where it is not given."""
+        return self._values.get(name)
+
     def choice(self, name: str, allowed: list[str], default: str) -> str:
         """Return one of the allowed words."""
         text = self.text(name, default)

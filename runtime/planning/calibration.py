@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context
 from specrun.runtime.drafters.model_drafter import ranking_params
+from specrun.runtime.law import Law
 from specrun.runtime.planning.rank_acceptance import LawPair
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits, transformed_law
 
-__all__ = ["CalibrationText", "law_pairs"]
+__all__ = ["CalibrationText", "law_pairs", "laws_along"]
 
 _RANKED = 40
 
@@ -45,6 +46,12 @@ def law_pairs(
         row = theirs[:shared]
         pairs.append(LawPair(law, transformed_law(row, params), transformed_law(row, ranking)))
     return pairs, spent / max(1, len(pairs))
+
+
+def laws_along(context: Context, text: CalibrationText, settings: Sequence[SamplingParams]) -> list[tuple[Law, ...]]:
+    """Return a model's laws that decided each token the target wrote, one for each of the settings."""
+    rows = _rows(context, text.tokens[:-1], text.n_prompt - 1)
+    return [tuple(transformed_law(row, params) for params in settings) for row in rows]
 
 
 def _rows(context: Context, tokens: Sequence[int], begin: int) -> Iterator[Logits]:

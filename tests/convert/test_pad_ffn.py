@@ -145,7 +145,7 @@ def changed_model(path: Path, architecture: str = "llama", **shapes: tuple[int, 
 @pytest.mark.parametrize(
     ("architecture", "shapes", "words"),
     [
-        ("qwen3", {"ffn_up": (16, 8)}, "is a qwen3: only llama"),
+        ("mamba", {"ffn_up": (16, 8)}, "is a mamba: only llama, qwen2"),
         ("llama", {"ffn_up_exps": (2, 16, 8)}, "blk.0.ffn_up_exps.weight: only plain"),
         ("llama", {"ffn_up": (16, 8), "ffn_gate": (16, 8)}, "2 feed-forward matrices instead of 3"),
         ("llama", {"ffn_down": (16, 8)}, r"ffn_down.weight of the unexpected shape \(16, 8\)"),
