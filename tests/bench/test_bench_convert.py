@@ -21,7 +21,10 @@ from specrun.convert import convert_checkpoint
 
 
 def test_rows_and_nothing_left(tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli, ["bench", "convert", "--size", "2M", "-r", "1", "--folder", str(tmp_path), "--json"])
+    done = CliRunner().invoke(
+        cli,
+        ["bench", "convert", "--only", "checkpoint", "--size", "2M", "-r", "1", "--folder", str(tmp_path), "--json"],
+    )
     assert done.exit_code == 0, done.output
     copy, converted = json.loads(done.stdout)["results"]
     assert (copy["name"], converted["name"], converted["baseline"]) == ("copy", "checkpoint to F16", "copy")

@@ -30,6 +30,7 @@ STATS_KEYS = [
     "drafter_s",
     "overhead_s",
     "wall_s",
+    "drafting",
     "non_candidates",
 ]
 

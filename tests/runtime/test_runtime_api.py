@@ -145,7 +145,7 @@ def test_results_are_ready_for_json(runtime):
     assert set(written["stats"]) == {
         *("drafter", "rule", "exact", "rounds", "drafted", "accepted", "acceptance_rate", "mean_accepted_length"),
         *("acceptance_by_position", "tokens_per_second", "prompt_tokens_per_second", "time_to_first_token_s"),
-        *("target_s", "drafter_s", "overhead_s", "wall_s", "non_candidates"),
+        *("target_s", "drafter_s", "overhead_s", "wall_s", "non_candidates", "drafting"),
     }
 
 
