@@ -178,7 +178,7 @@ def test_options_come_from_the_environment(run: Run, models: Models, monkeypatch
     monkeypatch.setenv("SPECRUN_GENERATE_PREDICT", "3")
 
     def length(*arguments: object) -> int:
-        result = run("generate", "-p", "hello", "--json", *arguments)
+        result = run("generate", "-p", "hello", "--json", *ENDLESS, *arguments)
         return int(json.loads(result.stdout)["usage"]["completion_tokens"])
 
     assert length() == 3
