@@ -8,12 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
-from specrun.convert.bfloat16 import bfloat16_bits, half_bits, widened
+from specrun.bindings.half_precision import half_from_bfloat16
+from specrun.convert.bfloat16 import bfloat16_bits, widened
 
 __all__ = ["raw_stored_as", "stored_as"]
 
 # The largest number that does not become infinite when it is rounded to the type.
 _LARGEST = {"F16": 65504.0, "BF16": 3.3895e38, "F32": float(np.finfo(np.float32).max)}
+_MAGNITUDE = np.uint16(0x7FFF)
+_BLOCK = 1 << 16  # numbers at a time, so that what lies between the steps stays in the cache
 
 
 def stored_as(array: npt.NDArray[Any], type_name: str, shown: str) -> npt.NDArray[Any]:
@@ -40,9 +43,19 @@ def raw_stored_as(raw: npt.NDArray[Any], source_type: str, type_name: str, shown
     if source_type != "BF16" or type_name == "F32":
         return stored_as(widened(raw) if source_type == "BF16" else raw, type_name, shown)
     # Magnitudes are ordered as their bits are, and what is not finite comes last.
-    largest = float(widened(np.max(raw & np.uint16(0x7FFF), keepdims=True))[0]) if raw.size else 0.0
+    largest = float(widened(np.array([_largest_magnitude(raw)], np.uint16))[0])
     _check_largest(largest, "F32" if type_name == "BF16" else type_name, shown)
-    return raw if type_name == "BF16" else half_bits(raw)
+    return raw if type_name == "BF16" else half_from_bfloat16(raw)
+
+
+def _largest_magnitude(bits: npt.NDArray[np.uint16]) -> int:
+    """Return the largest of the bits without their sign, 0 of none."""
+    magnitudes = np.empty(min(_BLOCK, bits.size), np.uint16)
+    largest = 0
+    for start in range(0, bits.size, _BLOCK):
+        block = bits[start : start + _BLOCK]
+        largest = max(largest, int(np.bitwise_and(block, _MAGNITUDE, out=magnitudes[: block.size]).max()))
+    return largest
 
 
 def _check_largest(largest: float, type_name: str, shown: str) -> None:
