@@ -14,6 +14,7 @@ from gguf import GGUFValueType, GGUFWriter
 
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.gguf_types import TENSOR_TYPES, stored_bytes
+from specrun.convert.early_sync import EarlySync
 from specrun.convert.metadata import Metadata
 from specrun.runtime.atomic import check_target, require_free_space
 from specrun.runtime.unnamed_file import unnamed_path
@@ -89,8 +90,8 @@ def write_gguf(
     require_free_space(target.parent, total)
     with unnamed_path(target, force=force) as aside:
         alignment = _write_header(aside, architecture, metadata, tensors)
-        with aside.open("ab") as file:
-            _write_tensors(file, alignment, tensors, total, progress)
+        with aside.open("ab") as file, EarlySync(file) as synced:
+            _write_tensors(file, alignment, tensors, total, progress, synced)
         if finish is not None:
             finish(aside)
         return aside.stat().st_size
@@ -118,7 +119,12 @@ def _write_header(aside: Path, architecture: str, metadata: Metadata, tensors: S
 
 
 def _write_tensors(
-    file: BinaryIO, alignment: int, tensors: Sequence[PlannedTensor], total: int, progress: Progress | None
+    file: BinaryIO,
+    alignment: int,
+    tensors: Sequence[PlannedTensor],
+    total: int,
+    progress: Progress | None,
+    synced: EarlySync,
 ) -> None:
     done = 0
     for tensor in tensors:
@@ -132,6 +138,7 @@ def _write_tensors(
             if piece.dtype != tensor.array_type or done > end:
                 raise _mistake(tensor, f"{piece.size} numbers of {piece.dtype}, too many for {tensor.type_name}")
             file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
+            synced.wrote(piece.nbytes)
             if progress is not None:
                 progress(done, total)
         if done != end:
