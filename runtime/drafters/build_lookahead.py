@@ -18,7 +18,7 @@ from specrun.runtime.drafters.ngram_pool import MAX_NGRAM
 from specrun.runtime.drafters.ngram_store import open_store
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.lookahead_plan import plan_lookahead
-from specrun.runtime.planning.stored_curves import load_curve, typical_curve
+from specrun.runtime.planning.stored_curves import known_curve
 from specrun.runtime.planning.window_guard import WindowGuard
 
 __all__ = ["build_jacobi", "build_lookahead"]
@@ -49,7 +49,7 @@ def build_lookahead(expression: Expression, environment: DraftEnvironment, build
     ngram = options.integer("ngram", _NGRAM)
     if not 2 <= ngram <= MAX_NGRAM:
         raise OptionError(f"{expression}: ngram is {ngram}: give 2 to {MAX_NGRAM}")
-    curve = _curve(environment)
+    curve = known_curve(environment.target, environment.context)
     window, n_guesses = options.optional_integer("window"), options.optional_integer("guesses")
     width = plan_lookahead(curve, ngram).window if window is None else window
     if width < 0 or (n_guesses or 0) < 0:
@@ -86,12 +86,6 @@ def build_lookahead(expression: Expression, environment: DraftEnvironment, build
         seed=options.integer("seed", 0),
         name=str(expression),
     )
-
-
-def _curve(environment: DraftEnvironment) -> CostCurve:
-    target = environment.target
-    measured = load_curve(target.path, environment.context, target.n_gpu_layers)
-    return measured or typical_curve(target.n_gpu_layers)
 
 
 def _most_nodes(curve: CostCurve) -> int:

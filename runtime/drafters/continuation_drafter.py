@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from specrun.bindings.context import MAX_SEQUENCES
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.continuation_tree import (
-    TYPICAL_COSTS,
     Continuation,
     TreeLimits,
     continuation_tree,
@@ -18,6 +17,7 @@ from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.match_trust import MatchTrust
 from specrun.runtime.drafters.topology import MAX_NODES
 from specrun.runtime.planning.cost_curves import CostCurve
+from specrun.runtime.planning.stored_curves import TYPICAL_CPU
 from specrun.runtime.tree import DraftTree
 
 __all__ = ["ContinuationDrafter"]
@@ -32,7 +32,7 @@ class ContinuationDrafter(Drafter):
     """
 
     def __init__(
-        self, *, depth: int, nodes: int | None, branches: int, name: str, costs: CostCurve = TYPICAL_COSTS
+        self, *, depth: int, nodes: int | None, branches: int, name: str, costs: CostCurve = TYPICAL_CPU
     ) -> None:
         kind = name.partition("(")[0]
         if depth < 1:

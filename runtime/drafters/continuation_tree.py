@@ -16,12 +16,7 @@ from specrun.runtime.drafters.match_trust import LONGEST_MATCH, MatchTrust
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.tree import ROOT, DraftTree, Draw
 
-__all__ = ["TYPICAL_COSTS", "Continuation", "TreeLimits", "continuation_tree", "teach"]
-
-TYPICAL_COSTS = CostCurve(
-    (1, 2, 4, 6, 8, 16, 32), (1.0, 1.37, 1.64, 1.85, 2.65, 3.3, 5.9), (1.0, 1.37, 1.64, 1.85, 2.65, 3.3, 5.9)
-)
-"""Evaluations of n tokens over one: a 400M F16 model on two CPU cores. GPUs are flatter, small models steeper."""
+__all__ = ["Continuation", "TreeLimits", "continuation_tree", "teach"]
 
 _LEAST_GAIN = 1.1  # expected speed-up from which a round is drafted for: Python costs something too
 _LEAST_PROBABILITY = 0.05  # no batch is so cheap that such a node pays
@@ -64,7 +59,7 @@ class _Branch:
 
 
 def continuation_tree(
-    continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits, costs: CostCurve = TYPICAL_COSTS
+    continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits, costs: CostCurve
 ) -> DraftTree:
     """Return the best nodes as point masses; empty where no draft would pay."""
     taken = _best_first(continuations, trust, limits)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from specrun.bindings.errors import OptionError
 from specrun.runtime.datastore.context_index import ContextIndex
 from specrun.runtime.drafters.continuation_drafter import ContinuationDrafter
-from specrun.runtime.drafters.continuation_tree import TYPICAL_COSTS, Continuation
+from specrun.runtime.drafters.continuation_tree import Continuation
 from specrun.runtime.drafters.ngram_index import NgramIndex
 from specrun.runtime.planning.cost_curves import CostCurve
+from specrun.runtime.planning.stored_curves import TYPICAL_CPU
 from specrun.runtime.prefix import common_prefix
 
 __all__ = ["PromptLookupDrafter"]
@@ -36,7 +37,7 @@ class PromptLookupDrafter(ContinuationDrafter):
         min_ngram: int = 2,
         reference: ContextIndex | None = None,
         name: str = "prompt-lookup",
-        costs: CostCurve = TYPICAL_COSTS,
+        costs: CostCurve = TYPICAL_CPU,
     ) -> None:
         super().__init__(depth=num_draft_tokens, nodes=nodes, branches=branches, name=name, costs=costs)
         if not 1 <= min_ngram <= max_ngram:

@@ -9,8 +9,9 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.datastore.context_index import ContextIndex
 from specrun.runtime.datastore.context_order import DEPTH
 from specrun.runtime.drafters.continuation_drafter import ContinuationDrafter
-from specrun.runtime.drafters.continuation_tree import TYPICAL_COSTS, Continuation
+from specrun.runtime.drafters.continuation_tree import Continuation
 from specrun.runtime.planning.cost_curves import CostCurve
+from specrun.runtime.planning.stored_curves import TYPICAL_CPU
 from specrun.runtime.prefix import common_prefix
 
 __all__ = ["RestDrafter"]
@@ -35,7 +36,7 @@ class RestDrafter(ContinuationDrafter):
         places: int = 32,
         min_match: int = 2,
         name: str = "rest",
-        costs: CostCurve = TYPICAL_COSTS,
+        costs: CostCurve = TYPICAL_CPU,
     ) -> None:
         super().__init__(depth=num_draft_tokens, nodes=nodes, branches=branches, name=name, costs=costs)
         if not 1 <= places <= _MOST_PLACES:

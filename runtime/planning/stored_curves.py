@@ -13,25 +13,33 @@ from typing import Any
 
 from specrun.bindings.context import ContextOptions
 from specrun.bindings.errors import FileMissingError, OptionError
+from specrun.bindings.model import Model
 from specrun.runtime.atomic import atomic_path
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.tuned import cache_folder, describe_file, describe_machine, describe_settings
 
-__all__ = ["TYPICAL_CPU", "TYPICAL_GPU", "load_curve", "save_curve", "typical_curve"]
+__all__ = ["TYPICAL_CPU", "TYPICAL_GPU", "known_curve", "load_curve", "save_curve", "typical_curve"]
 
 _FORMAT = 1
 _MAX_FILE = 1 << 20
 
 # Relative to one token. CPU: a 400M F16 Llama on two AVX-512 cores; quantized models are steeper still. GPU: what a
 # memory-bound 7B shows on current cards, which pay little for rows until the matrix kernels change.
-_CPU_SIZES = (1, 2, 4, 8, 16, 32, 64)
-TYPICAL_CPU = CostCurve(_CPU_SIZES, (1.0, 1.37, 1.64, 2.65, 3.3, 5.8, 10.8), (1.0, 1.37, 1.64, 2.65, 3.3, 5.8, 10.8))
-TYPICAL_GPU = CostCurve(_CPU_SIZES, (1.0, 1.06, 1.1, 1.18, 1.3, 1.45, 1.8), (1.0, 1.06, 1.1, 1.18, 1.3, 1.45, 1.8))
+_SIZES = (1, 2, 4, 6, 8, 16, 32, 64)
+_CPU_TIMES = (1.0, 1.37, 1.64, 1.85, 2.65, 3.3, 5.8, 10.8)
+_GPU_TIMES = (1.0, 1.06, 1.1, 1.14, 1.18, 1.3, 1.45, 1.8)
+TYPICAL_CPU = CostCurve(_SIZES, _CPU_TIMES, _CPU_TIMES)
+TYPICAL_GPU = CostCurve(_SIZES, _GPU_TIMES, _GPU_TIMES)
 
 
 def typical_curve(n_gpu_layers: int) -> CostCurve:
     """Return a curve, relative to one token, for a target of which so many layers lie on a GPU."""
     return TYPICAL_GPU if n_gpu_layers > 0 else TYPICAL_CPU
+
+
+def known_curve(target: Model, context: ContextOptions) -> CostCurve:
+    """Return the curve measured for this target and these settings, or else a typical one."""
+    return load_curve(target.path, context, target.n_gpu_layers) or typical_curve(target.n_gpu_layers)
 
 
 def save_curve(curve: CostCurve, target: Path, context: ContextOptions, n_gpu_layers: int) -> Path:

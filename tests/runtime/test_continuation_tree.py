@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specrun.runtime.drafters.continuation_tree import TYPICAL_COSTS, Continuation, TreeLimits, continuation_tree, teach
+from specrun.runtime.drafters.continuation_tree import Continuation, TreeLimits, continuation_tree, teach
 from specrun.runtime.drafters.match_trust import LONGEST_MATCH, MatchTrust
 from specrun.runtime.planning.cost_curves import CostCurve
+from specrun.runtime.planning.stored_curves import TYPICAL_CPU
 
 FREE = CostCurve.flat([1.0] + [0.01] * 64)  # any draft pays, and more are no dearer
 WIDE = TreeLimits(64, 64, 64)
@@ -84,7 +85,7 @@ def test_never_more_leaves_than_allowed(continuations, leaves):
 
 def test_an_uncertain_match_is_not_drafted_and_a_long_one_far():
     def drafted(match: int) -> int:
-        return len(continuation_tree([Continuation([5] * 15, match)], MatchTrust(), TreeLimits(15, 15, 4)))
+        return len(continuation_tree([Continuation([5] * 15, match)], MatchTrust(), TreeLimits(15, 15, 4), TYPICAL_CPU))
 
     sizes = [drafted(match) for match in (0, 1, 2, 4, 8, 16)]
     assert sizes[0] == 0
@@ -95,13 +96,13 @@ def test_an_uncertain_match_is_not_drafted_and_a_long_one_far():
 
 def test_failures_silence_a_drafter_and_unseen_successes_wake_it():
     trust, found = MatchTrust(), [Continuation([1, 2, 3], 2)]
-    assert len(continuation_tree(found, trust, WIDE, TYPICAL_COSTS)) > 0
+    assert len(continuation_tree(found, trust, WIDE, TYPICAL_CPU)) > 0
     for _ in range(6):
         teach(trust, found, [9])
-    assert len(continuation_tree(found, trust, WIDE, TYPICAL_COSTS)) == 0
+    assert len(continuation_tree(found, trust, WIDE, TYPICAL_CPU)) == 0
     for _ in range(30):  # nothing was drafted, but what was retrieved proved right
         teach(trust, found, [1])
-    assert len(continuation_tree(found, trust, WIDE, TYPICAL_COSTS)) > 0
+    assert len(continuation_tree(found, trust, WIDE, TYPICAL_CPU)) > 0
     trust.forget()
     assert trust.expected(2) == MatchTrust().expected(2)
 

@@ -312,6 +312,24 @@ def test_a_measured_curve_decides_how_far_to_look_ahead(model: Model, tmp_path: 
         assert load_curve(model.path, environment.context, 0) is None
 
 
+def test_a_measured_curve_decides_how_much_is_retrieved(model: Model) -> None:
+    environment = DraftEnvironment(model, ContextOptions(**EXACT))
+    text = [5, 6, 7, 8, 9] * 4
+
+    def drafted() -> int:
+        drafter = build_drafter("prompt-lookup", environment)
+        drafter.begin(text)
+        return len(drafter.propose(DraftRequest(text, GREEDY, SeededNoise(0), 20, 20)))
+
+    assert drafted() > 1  # a typical CPU
+    save_curve(CostCurve((1, 2, 64), (1.0, 2.5, 70.0), (1.0, 2.5, 70.0)), model.path, environment.context, 0)
+    assert drafted() == 0
+    save_curve(
+        CostCurve((1, 2, 3, 64), (1.0, 1.1, 9.0, 99.0), (1.0, 1.1, 9.0, 99.0)), model.path, environment.context, 0
+    )
+    assert drafted() == 1
+
+
 def test_typical_curves_stand_for_what_was_not_measured() -> None:
     assert typical_curve(0) is stored_curves.TYPICAL_CPU
     assert typical_curve(3) is stored_curves.TYPICAL_GPU
