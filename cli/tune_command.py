@@ -36,6 +36,7 @@ __all__ = ["tune"]
 _EPILOG = """\b
 Examples:
   specrun tune -m target.gguf -md small.gguf
+  specrun tune -m target.gguf
   specrun tune -m target.gguf -md small.gguf -f prompt.txt --temp 0,0.6,1 --plot plan.png
   specrun tune --layer-skip -m target.gguf -f prompt.txt --cut skip.gguf --plot search.png
 
@@ -44,6 +45,10 @@ Measures how long the target and the draft model take for 1 to 64 tokens, and ho
 are accepted, rank by rank, in texts that the target writes; then picks the tree of drafts that should
 give the most tokens a second, or none where plain decoding is faster. chat and generate use the plan
 for this pair on this machine. Do not use the machine meanwhile.
+
+\b
+Without a draft model only the target's times are measured: prompt-lookup, lookahead and rest draft as
+much as pays with them.
 
 \b
 --layer-skip needs no draft model: it searches which layers of the target a draft made of the others
@@ -74,6 +79,11 @@ def tune(
         return
     if layer_skip.output is not None:
         raise click.UsageError("--cut writes what --layer-skip finds: give both")
+    if text.model_draft is None and load.model is not None and not load.demo:
+        from specrun.cli.target_costs import run_target_costs
+
+        run_target_costs(load, load.model, text, output, terminal)
+        return
     from specrun.runtime.planning import tuning
     from specrun.runtime.planning.offload import resolve_gpu_layers
     from specrun.runtime.planning.stored_curves import save_curve
@@ -121,10 +131,12 @@ def _files(load: LoadSettings, text: TuneText) -> tuple[Path, Path]:
 
     if load.demo == (load.model is not None):
         problem = "--demo and -m exclude each other" if load.demo else "no model is given"
-        raise click.UsageError(f"{problem}: give -m FILE and -md FILE, or --demo for the embedded models")
+        raise click.UsageError(f"{problem}: give -m FILE (and -md FILE), or --demo for the embedded models")
     draft = text.model_draft or (demo_drafters().get("draft") if load.demo else None)
     if draft is None:
-        raise click.UsageError("no draft model is given: -md FILE names what is to be tuned with the target")
+        raise click.UsageError(
+            "the embedded draft model is missing: -md FILE names what is to be tuned with the target"
+        )
     return require_file(load.model or demo_target()), require_file(draft)
 
 

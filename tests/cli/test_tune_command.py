@@ -9,9 +9,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from specrun.bindings.context import ContextOptions
+from specrun.bindings.model import Model
 from specrun.cli import tune_command
 from specrun.cli.lazy_group import LazyCommand, LazyGroup
 from specrun.cli.main import cli
+from specrun.runtime.planning.stored_curves import load_curve
 from specrun.runtime.planning.tuned import plan_file, tuned_expression
 from specrun.runtime.sampling import SamplingParams
 
@@ -58,6 +60,19 @@ def test_what_was_measured_is_printed_and_the_plan_is_kept(models: Models) -> No
     assert warnings == []
 
 
+def test_without_a_draft_model_the_targets_costs_are_measured_and_kept(models: Models) -> None:
+    result = tune("-m", models.target, *FAST)
+    assert result.exit_code == 0, result.output
+    assert "What an evaluation costs:" in result.stdout
+    with Model(models.target) as model:
+        kept = load_curve(model.path, ContextOptions(n_ctx=256, n_threads=1), 0)
+    assert kept is not None
+    assert kept.sizes[:3] == (1, 2, 3)
+    assert "prompt-lookup" in result.stderr
+    found = json.loads(tune("-m", models.target, *FAST, "--json", "--no-save").stdout)
+    assert found["target_costs"]["sizes"][:3] == [1, 2, 3]
+
+
 def test_json_holds_every_figure(models: Models) -> None:
     result = tune(*pair(models), *FAST, "--temp", "0.8", "--json", "--no-save")
     assert result.exit_code == 0, result.output
@@ -84,7 +99,8 @@ def test_curves_and_plans_are_drawn(models: Models, tmp_path: Path) -> None:
 def test_what_cannot_be_tuned_is_refused_before_anything_is_measured(models: Models, tmp_path: Path) -> None:
     cases = [
         (("-md", models.plain), 2, "no model is given"),
-        (("-m", models.target), 2, "-md FILE"),
+        (("-m", models.target, "--plot", "plan.png"), 2, "give -md FILE too"),
+        (("-m", tmp_path / "none.gguf"), 3, "no file"),
         ((*pair(models), "--demo"), 2, "exclude each other"),
         ((*pair(models), "--temp", "warm"), 2, "list of numbers"),
         ((*pair(models), "-n", "3"), 2, "3"),
