@@ -9,8 +9,8 @@ The pair (f_j, t_(j+1)) stands at position j. Below the last real pair the head 
 pair for each node of the draft tree.
 
 Tensors: `eagle.fc.weight` (2h, h), `eagle.fc.bias` (h, optional), `eagle.attn_{q,k,v,output}.weight`,
-`eagle.ffn_norm.weight`, `eagle.ffn_{gate,up,down}.weight`, `token_embd.weight` (optional). Rotary pairs are the halves
-of a head, as in Hugging Face's checkpoints.
+`eagle.attn_{q,k,v}.bias` (optional), `eagle.ffn_norm.weight`, `eagle.ffn_{gate,up,down}.weight`, `token_embd.weight`
+(optional). Rotary pairs are the halves of a head, as in Hugging Face's checkpoints.
 """
 
 from __future__ import annotations
@@ -197,6 +197,8 @@ class EagleHead:
 
         def heads(name: str, count: int, *, rotate: bool) -> Tensor:
             linear = builder.mul_mat(self._weight(f"attn_{name}.weight"), x)
+            if f"eagle.attn_{name}.bias" in self._weights:
+                linear = builder.add(linear, self._weight(f"attn_{name}.bias"))
             split = builder.reshape(linear, d, count, n)
             return builder.rope(split, positions, rope) if rotate else split
 
@@ -285,7 +287,13 @@ def _tensor_names(file: HeadFile, sizes: EagleSizes) -> list[str]:
         file.require("eagle.ffn_up.weight", (h, wide)),
         file.require("eagle.ffn_down.weight", (wide, h)),
     ]
-    for name, shape in (("eagle.fc.bias", (h,)), ("token_embd.weight", (h, sizes.words))):
+    optional = {
+        "eagle.fc.bias": (h,),
+        "eagle.attn_q.bias": (h,),
+        "eagle.attn_k.bias": (kv,),
+        "eagle.attn_v.bias": (kv,),
+    }
+    for name, shape in (*optional.items(), ("token_embd.weight", (h, sizes.words))):
         if name in file:
             names.append(file.require(name, shape))
     return names
