@@ -120,3 +120,7 @@ class _Rows:
     def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
         """Return the final hidden state of one row, [n_embd]."""
         return self._rows.hidden_state(row + self._skipped)
+
+    def nextn_state(self, row: int) -> npt.NDArray[np.float32]:
+        """Return what NextN blocks read of one row, [n_embd_out]."""
+        return self._rows.nextn_state(row + self._skipped)

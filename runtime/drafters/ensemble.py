@@ -31,6 +31,7 @@ class EnsembleDrafter(Drafter):
         self.max_leaves = sum(member.max_leaves for member in members)
         self.max_nodes = sum(member.max_nodes for member in members)
         self.needs_hidden_states = any(member.needs_hidden_states for member in members)
+        self.needs_nextn_states = any(member.needs_nextn_states for member in members)
         self._members = list(members)
         self._trees: list[DraftTree] = []
         self._places: list[dict[int, int]] = []

@@ -59,3 +59,7 @@ class MemberRows:
     def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
         """Return the hidden state of the member's row."""
         return self._rows.hidden_state(self._places[row] + 1)
+
+    def nextn_state(self, row: int) -> npt.NDArray[np.float32]:
+        """Return what NextN blocks read of the member's row."""
+        return self._rows.nextn_state(self._places[row] + 1)

@@ -26,7 +26,7 @@ def close_all(members: Sequence[Drafter]) -> None:
 def learn_prompts(members: Sequence[Drafter], start: int, rows: EvaluatedRows, count: int) -> None:
     """Show a prompt's hidden states to the members that read them."""
     for member in members:
-        if member.needs_hidden_states:
+        if member.needs_hidden_states or member.needs_nextn_states:
             member.learn_prompt(start, rows, count)
 
 

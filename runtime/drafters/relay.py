@@ -35,6 +35,7 @@ class RelayDrafter(Drafter):
             raise OptionError(f"{name}: a relay needs at least two drafters, as in relay(draft(a.gguf)@2, ...)")
         self.name = name
         self.needs_hidden_states = any(member.needs_hidden_states for member in members)
+        self.needs_nextn_states = any(member.needs_nextn_states for member in members)
         self.max_nodes = sum(member.max_nodes for member in members)
         # The leaf that a member goes on from is a leaf no longer.
         self.max_leaves = sum(member.max_leaves for member in members) - len(members) + 1

@@ -8,6 +8,7 @@ from typing import Any
 import click
 import pytest
 from tiny_heads import random_medusa
+from tiny_nextn import TinyNextN
 
 from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.cli.drafter_choice import drafter_expression
@@ -40,6 +41,9 @@ def settings(**given: Any) -> DraftSettings:
         ({"spec_type": "draft-simple"}, True, "draft"),
         ({"spec_type": "ngram-simple", "spec_draft_n_max": 9}, False, "prompt-lookup(n=9)"),
         ({"spec_type": "prompt-lookup"}, True, "prompt-lookup"),
+        ({"spec_type": "draft-mtp"}, False, "mtp"),
+        ({"spec_type": "draft-mtp", "spec_draft_n_max": 2, "spec_draft_p_min": 0.5}, False, "mtp(n=2, p_min=0.5)"),
+        ({"spec_type": "draft-mtp", "model_draft": FILE}, False, 'mtp("small model.gguf")'),
         ({"drafter": "prompt-lookup(n=2)"}, True, "prompt-lookup(n=2)"),
         ({"drafter": "auto"}, True, "auto"),
         ({"drafter": "auto", "model_draft": FILE}, False, 'auto(draft("small model.gguf"), prompt-lookup, lookahead)'),
@@ -55,6 +59,14 @@ def test_a_file_of_heads_is_recognised(tmp_path: Path) -> None:
     assert drafter_expression(settings(model_draft=path), demo=False) == f'medusa("{path}")'
     with pytest.raises(click.UsageError, match="put nodes="):
         drafter_expression(settings(model_draft=path, spec_draft_n_max=3), demo=False)
+
+
+def test_blocks_without_their_model_are_recognised(tmp_path: Path) -> None:
+    path = TinyNextN().write_blocks_only(tmp_path / "mtp-blocks.gguf")
+    given = settings(model_draft=path, spec_draft_n_max=2)
+    assert drafter_expression(given, demo=False) == f'mtp("{path}", n=2)'
+    whole = TinyNextN().write(tmp_path / "whole.gguf")
+    assert drafter_expression(settings(model_draft=whole), demo=False) == f'draft("{whole}")'
 
 
 @pytest.mark.parametrize(
