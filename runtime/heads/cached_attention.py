@@ -7,7 +7,6 @@ attends to the cells its mask shows: that serves a prompt, a chain and a tree al
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,28 +63,28 @@ class KeyValueCache:
     def attend(
         self,
         builder: GraphBuilder,
-        x: Tensor,
-        projections: Sequence[Tensor],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
         length: int,
         factors: Tensor | None = None,
     ) -> Tensor:
-        """Return what the heads have mixed, (size, n), for n rows x that attend to the first `length` cells.
+        """Return what the heads have mixed, (size, n), for n rows that attend to the first `length` cells.
 
-        `projections` are the matrices of queries, keys and values; `factors` divide the rope frequencies. The graph
-        gets the inputs that `cache_inputs` makes.
+        `query` is (size, n), `key` and `value` (kv_size, n), not rotated yet; `factors` divide the rope frequencies.
+        The graph gets the inputs that `cache_inputs` makes.
         """
-        sizes, d, n = self.sizes, self.sizes.head_size, x.shape[1]
+        sizes, d, n = self.sizes, self.sizes.head_size, query.shape[1]
         positions, cells = builder.input("positions", I32, n), builder.input("cells", I64, n)
         mask = builder.input("mask", F32, length, n)
 
-        def heads(projection: Tensor, count: int, *, rotate: bool) -> Tensor:
-            split = builder.reshape(builder.mul_mat(projection, x), d, count, n)
-            return builder.rope(split, positions, sizes.rope, factors) if rotate else split
+        def rotated(rows: Tensor, heads: int) -> Tensor:
+            return builder.rope(builder.reshape(rows, d, heads, n), positions, sizes.rope, factors)
 
-        query = heads(projections[0], sizes.n_heads, rotate=True)
-        for projection, name in zip(projections[1:], ("keys", "values"), strict=True):
-            rows = builder.reshape(heads(projection, sizes.n_kv_heads, rotate=name == "keys"), sizes.kv_size, n)
+        key = builder.reshape(rotated(key, sizes.n_kv_heads), sizes.kv_size, n)
+        for name, rows in (("keys", key), ("values", value)):
             builder.keep(builder.set_rows(Tensor(self._tensors[name]), rows, cells))
+        query = rotated(query, sizes.n_heads)
         keys, values = (
             builder.reshape(builder.first_rows(Tensor(self._tensors[name]), length), d, sizes.n_kv_heads, length)
             for name in ("keys", "values")

@@ -6,8 +6,8 @@ then x + mlp(norm(x))). The target's own output matrix turns the predicted state
 Reference: SafeAILab/EAGLE, `eagle/model/cnets1.py` and `cnets.py`; HASS checkpoints are of the same form.
 
 Tensors: `eagle.fc.weight` (2h, h), `eagle.fc.bias` (h, optional), `eagle.attn_{q,k,v,output}.weight`,
-`eagle.ffn_norm.weight`, `eagle.ffn_{gate,up,down}.weight`, `token_embd.weight` (optional). Rotary pairs are the halves
-of a head, as in Hugging Face's checkpoints.
+`eagle.attn_{q,k,v}.bias` (optional), `eagle.ffn_norm.weight`, `eagle.ffn_{gate,up,down}.weight`, `token_embd.weight`
+(optional). Rotary pairs are the halves of a head, as in Hugging Face's checkpoints.
 """
 
 from __future__ import annotations
@@ -95,7 +95,13 @@ def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
         file.require("eagle.ffn_up.weight", (h, wide)),
         file.require("eagle.ffn_down.weight", (wide, h)),
     ]
-    for name, shape in (("eagle.fc.bias", (h,)), ("token_embd.weight", (h, sizes.words))):
+    optional = {
+        "eagle.fc.bias": (h,),
+        "eagle.attn_q.bias": (h,),
+        "eagle.attn_k.bias": (kv,),
+        "eagle.attn_v.bias": (kv,),
+    }
+    for name, shape in (*optional.items(), ("token_embd.weight", (h, sizes.words))):
         if name in file:
             names.append(file.require(name, shape))
     return names

@@ -170,12 +170,16 @@ class PairHead(ABC):
         self, builder: GraphBuilder, x: Tensor, residual: Tensor, length: int, factors: Tensor | None = None
     ) -> Tensor:
         """Return y + mlp(norm(y)) with y = residual + attention(x)."""
-        projections = [self._weight(f"attn_{name}.weight") for name in "qkv"]
-        mixed = self._cache.attend(builder, x, projections, length, factors)
+        query, key, value = (self._projected(builder, name, x) for name in "qkv")
+        mixed = self._cache.attend(builder, query, key, value, length, factors)
         y = builder.add(residual, builder.mul_mat(self._weight("attn_output.weight"), mixed))
         normed = builder.rms_norm(y, self._weight("ffn_norm.weight"), self.sizes.norm_eps)
         gate, up = (builder.mul_mat(self._weight(f"ffn_{name}.weight"), normed) for name in ("gate", "up"))
         return builder.add(y, builder.mul_mat(self._weight("ffn_down.weight"), builder.swiglu(gate, up)))
+
+    def _projected(self, builder: GraphBuilder, name: str, x: Tensor) -> Tensor:
+        linear, bias = builder.mul_mat(self._weight(f"attn_{name}.weight"), x), f"attn_{name}.bias"
+        return builder.add(linear, self._weight(bias)) if f"{self._prefix}{bias}" in self._weights else linear
 
     # -- graphs ----------------------------------------------------------------------------------------------------
 

@@ -104,6 +104,16 @@ def test_predictions_are_the_references(
     head.close()
 
 
+def test_biases_of_the_projections(target: Model, tiny_model: Path, tmp_path: Path) -> None:
+    """As heads for Qwen2 have them."""
+    reference = random_eagle(HIDDEN, qkv_bias=True)
+    head = EagleHead(reference.write(tmp_path / "e.gguf", WORDS), target, n_cells=16, ranks=3, n_threads=1)
+    (rows,) = evaluated(head, [slice(0, 6)], [0, 1, 2, 3, 4, 5], ancestors())
+    states, _ = expected(reference, tiny_model, ancestors())
+    np.testing.assert_allclose(rows.states, states, rtol=1e-4, atol=1e-4)
+    head.close()
+
+
 def test_what_a_pair_does_not_see_does_not_matter(target: Model, tiny_model: Path, tmp_path: Path) -> None:
     """The control: a sibling in sight changes the numbers by far more than rounding."""
     reference = random_eagle(HIDDEN)
