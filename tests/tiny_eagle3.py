@@ -26,11 +26,11 @@ LLAMA3 = {
 class TinyEagle3:
     """`weights` [out, in] under SafeAILab's names; `d2t` offsets among them where there is a draft vocabulary.
 
-    Reference: SafeAILab/EAGLE at 148042c5, eagle/model/cnets.py: `Model.forward` (fc where the width of the states is not
-    the embedding's), `LlamaDecoderLayeremb.forward` (hidden_norm, input_layernorm, cat(embedding, state), residual is
-    the state that is not normed), `topK_genrate` (lm_head(norm(z)), z is fed back, first position 0). What speculators add:
-    vllm-project/speculators, models/eagle3/model_definitions.py at 92ebfe13 (norm_before_residual), core.py at 033c87f2
-    (input_norm); EAGLE-3.1's fc_norm and norm_output: vLLM, model_executor/models/llama_eagle3.py.
+    Reference: SafeAILab/EAGLE at 148042c5, eagle/model/cnets.py: `Model.forward` (fc where the width of the states is
+    not the embedding's), `LlamaDecoderLayeremb.forward` (hidden_norm, input_layernorm, cat(embedding, state), residual
+    is the state that is not normed), `topK_genrate` (lm_head(norm(z)), z is fed back, first position 0). What
+    speculators add: vllm-project/speculators, models/eagle3/model_definitions.py at 08af5f4d (norm_before_residual),
+    core.py at 033c87f2 (input_norm). EAGLE-3.1's fc_norm and norm_output: NVIDIA NeMo Automodel, draft_llama.py.
     """
 
     weights: dict[str, npt.NDArray[Any]]
@@ -97,7 +97,12 @@ class TinyEagle3:
         return features @ w["fc.weight"].T
 
     def predicted(
-        self, w: Tensors, words: torch.Tensor, states: torch.Tensor, positions: Sequence[int], sees: npt.NDArray[np.bool_]
+        self,
+        w: Tensors,
+        words: torch.Tensor,
+        states: torch.Tensor,
+        positions: Sequence[int],
+        sees: npt.NDArray[np.bool_],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What is fed back and what lm_head reads, [n, hidden] each; pair i attends to the pairs j with sees[i, j]."""
         layer = {name.removeprefix("midlayer."): one for name, one in w.items()}
@@ -216,6 +221,7 @@ class TinyEagle3:
 
         folder.mkdir(parents=True, exist_ok=True)
         draft_words = len(self.weights["lm_head.weight"]) if "lm_head.weight" in self.weights else None
+        width = self.weights["fc.weight"].shape[1] // 3
         inner = {
             "hidden_size": self.hidden,
             "num_hidden_layers": 1,
@@ -231,8 +237,8 @@ class TinyEagle3:
             "rope_scaling": self.rope_scaling,
         }
         outer: dict[str, Any] = {"draft_vocab_size": draft_words or target_config["vocab_size"]}
-        if self.target_hidden != self.hidden:
-            outer["target_hidden_size"] = self.target_hidden
+        if width != self.hidden:
+            outer["target_hidden_size"] = width
         outer |= self._flags()
         names = {name: name for name in self.weights}
         if layout == "speculators":

@@ -1,4 +1,4 @@
-"""Builds `eagle(head.gguf, ...)` and `eagle3(head.gguf, ...)`: the head on the target's device, and its trees' shape."""
+"""Builds `eagle(head.gguf, ...)` and `eagle3(head.gguf, ...)`: the head on the target's device, the shape of trees."""
 
 from __future__ import annotations
 

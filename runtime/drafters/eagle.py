@@ -1,7 +1,7 @@
 """EAGLE drafts in states of the target: static trees of EAGLE-1, dynamic ones of EAGLE-2 (Li et al. 2024).
 
-The heads of EAGLE-1 and 2 read the target's final hidden states, those of EAGLE-3 (Li et al. 2025) inputs of its layers;
-which, the head says, and nothing else differs here.
+The heads of EAGLE-1 and 2 read the target's final hidden states, those of EAGLE-3 (Li et al. 2025) inputs of some of
+its layers. The head says which; nothing else differs here.
 """
 
 from __future__ import annotations

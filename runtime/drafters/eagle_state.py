@@ -80,8 +80,8 @@ class EagleState:
         """Make pairs of the target's features [n, features] of positions `start` on and the tokens after them.
 
         `tokens` is the whole text, at least one longer than the last position. Pairs that are known already stay. Where
-        features are missing between the known ones and these, the earlier pairs are given up: the head then sees less of
-        the text, which costs acceptance and nothing else.
+        features are missing between the known ones and these, the earlier pairs are given up: the head then sees less
+        of the text, which costs acceptance and nothing else.
         """
         known = self._base + self._count
         if start > known or start < self._base:

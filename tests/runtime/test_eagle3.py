@@ -1,4 +1,4 @@
-"""EAGLE-3 as a drafter: plain decoding's text, a true cache after any rounds, drafts better than chance once trained."""
+"""EAGLE-3 as a drafter: plain decoding's text, a cache that stays true, drafts better than chance once trained."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_sampled_trees_draw_words_of_the_draft_vocabulary_only(
 def test_the_cache_is_true_after_any_rounds(
     deep: Path, trained: Path, head: TinyEagle3, options: str, temperature: float, n_batch: int
 ) -> None:
-    """What the head predicts after many accepted and rejected rounds, and prompts in pieces, equals a fresh evaluation."""
+    """After many accepted and rejected rounds, and prompts in pieces, it predicts what a fresh evaluation does."""
     embedding, _ = matrices(deep)
     w = head.tensors()
     drafter_text = f"eagle3({quoted(str(trained))}, {options})"

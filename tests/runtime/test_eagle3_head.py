@@ -1,4 +1,4 @@
-"""EAGLE-3's head on ggml equals a torch reference: real and drafted pairs, in batches, one by one, in trees, quantized."""
+"""EAGLE-3's head on ggml equals a torch reference: real and drafted pairs, in batches, in trees, quantized."""
 
 from __future__ import annotations
 
