@@ -116,9 +116,7 @@ class TinyEagle3:
         read = self._norm(z, w["norm.weight"])
         return (read if self.norm_output else z), read
 
-    def _attention(
-        self, layer: Tensors, x: torch.Tensor, positions: Sequence[int], sees: torch.Tensor
-    ) -> torch.Tensor:
+    def _attention(self, layer: Tensors, x: torch.Tensor, positions: Sequence[int], sees: torch.Tensor) -> torch.Tensor:
         n, d = len(x), self.head_size
         angles = torch.tensor(list(positions), dtype=torch.float64)[:, None, None] * self.frequencies()
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)

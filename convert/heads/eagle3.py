@@ -143,7 +143,7 @@ def _require_known(config: JsonObject) -> None:
 
 def _in_config(config: JsonObject) -> bool:
     if "speculators_model_type" in config:
-        return config.any("speculators_model_type") == "eagle3"
+        return config.text("speculators_model_type") == "eagle3"
     architectures = config.any("architectures")
     named = isinstance(architectures, list) and any(one in _ARCHITECTURES for one in architectures)
     return named or ("draft_vocab_size" in config and config.any("num_hidden_layers") == 1)

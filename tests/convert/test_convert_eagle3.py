@@ -35,21 +35,15 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def deep(tiny_folder: Path) -> Path:
-    path = tiny_folder / "six layers.gguf"
-    if not path.exists():
-        write_random_llama(path, RandomLlama(**{**CHAT, "layers": LAYERS}))
-    return path
-
-
 def tensors_of(path: Path) -> dict[str, np.ndarray]:
     return {one.name: np.array(one.data) for one in GGUFReader(path).tensors}
 
 
 @pytest.mark.parametrize("layout", ["safeailab", "specforge", "speculators"])
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-def test_files_are_those_of_llama_cpps_converter(deep: Path, tmp_path: Path, layout: str, variant: Variant) -> None:
+def test_files_are_those_of_llama_cpps_converter(
+    tiny_deep_model: Path, tmp_path: Path, layout: str, variant: Variant
+) -> None:
     head = random_eagle3(HIDDEN, WORDS, variant)
     named = {} if layout != "safeailab" else {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
     folder = head.save(tmp_path / "head", CONFIG, layout, **named)
@@ -57,9 +51,9 @@ def test_files_are_those_of_llama_cpps_converter(deep: Path, tmp_path: Path, lay
     assert found is not None
     assert found.name == "eagle3"
     output = tmp_path / "head.gguf"
-    report = convert_head(folder, output, target=deep, outtype="f32")
+    report = convert_head(folder, output, target=tiny_deep_model, outtype="f32")
     assert report.architecture == "eagle3"
-    theirs = head.write(tmp_path / "theirs.gguf", deep)
+    theirs = head.write(tmp_path / "theirs.gguf", tiny_deep_model)
     ours, wanted = tensors_of(output), tensors_of(theirs)
     assert ours.keys() == wanted.keys()
     for name, array in wanted.items():
@@ -77,12 +71,12 @@ def test_files_are_those_of_llama_cpps_converter(deep: Path, tmp_path: Path, lay
             assert model.vocabulary.size == WORDS
 
 
-def test_the_usual_type_is_q8_0_and_the_runtime_takes_it(deep: Path, tmp_path: Path) -> None:
+def test_the_usual_type_is_q8_0_and_the_runtime_takes_it(tiny_deep_model: Path, tmp_path: Path) -> None:
     folder = random_eagle3(HIDDEN, WORDS).save(tmp_path / "EAGLE3-tiny", CONFIG, "speculators")
-    report = convert_head(folder, tmp_path, target=deep)
+    report = convert_head(folder, tmp_path, target=tiny_deep_model)
     assert report.output.name.startswith("EAGLE3-tiny")
     assert report.tensor_types == {"Q8_0": 9, "F32": 4, "I64": 1}
-    with Model(deep) as target:
+    with Model(tiny_deep_model) as target:
         head = Eagle3Head(report.output, target, n_cells=16, ranks=3, n_threads=1)
         assert head.taps == TAPS
         head.close()
@@ -99,23 +93,23 @@ def test_layers_are_safeailabs_where_none_are_named(tmp_path: Path) -> None:
     assert layers == [2, 4, 6]
 
 
-def test_pickles_of_safeailab(deep: Path, tmp_path: Path) -> None:
+def test_pickles_of_safeailab(tiny_deep_model: Path, tmp_path: Path) -> None:
     head = random_eagle3(HIDDEN, WORDS)
     folder = head.save(tmp_path / "head", CONFIG, eagle_aux_hidden_state_layer_ids=[1, 3, 5])
     (folder / "model.safetensors").unlink()
     tensors = {name: torch.tensor(np.ascontiguousarray(one)) for name, one in head.weights.items()}
     torch.save(tensors, folder / "pytorch_model.bin")
     with pytest.raises(UnsupportedModelError, match="--allow-pickle"):
-        convert_head(folder, tmp_path / "a.gguf", target=deep)
-    convert_head(folder, tmp_path / "a.gguf", target=deep, outtype="f32", allow_pickle=True)
+        convert_head(folder, tmp_path / "a.gguf", target=tiny_deep_model)
+    convert_head(folder, tmp_path / "a.gguf", target=tiny_deep_model, outtype="f32", allow_pickle=True)
     np.testing.assert_array_equal(tensors_of(tmp_path / "a.gguf")["d2t"], head.word_ids)
 
 
-def test_a_map_to_the_same_words_is_left_out(deep: Path, tmp_path: Path) -> None:
+def test_a_map_to_the_same_words_is_left_out(tiny_deep_model: Path, tmp_path: Path) -> None:
     head = random_eagle3(HIDDEN, WORDS, Variant(draft_words=WORDS))
     assert not head.weights["d2t"].any()
     folder = head.save(tmp_path / "head", CONFIG, "speculators")
-    convert_head(folder, tmp_path / "a.gguf", target=deep, outtype="f32")
+    convert_head(folder, tmp_path / "a.gguf", target=tiny_deep_model, outtype="f32")
     assert "d2t" not in tensors_of(tmp_path / "a.gguf")
     assert tensors_of(tmp_path / "a.gguf")["output.weight"].shape == (WORDS, HIDDEN)
 
@@ -174,7 +168,7 @@ FAULTS: dict[str, tuple[Change, type[SpecrunError], str]] = {
 
 @pytest.mark.parametrize(("change", "kind", "problem"), FAULTS.values(), ids=FAULTS)
 def test_what_cannot_be_right_is_refused(
-    deep: Path, tmp_path: Path, change: Change, kind: type[SpecrunError], problem: str
+    tiny_deep_model: Path, tmp_path: Path, change: Change, kind: type[SpecrunError], problem: str
 ) -> None:
     head = random_eagle3(HIDDEN, WORDS)
     weights = dict(head.weights)
@@ -182,5 +176,5 @@ def test_what_cannot_be_right_is_refused(
     change(weights, config)
     folder = dataclasses.replace(head, weights=weights).save(tmp_path / "head", CONFIG, **config)
     with pytest.raises(kind, match=problem):
-        convert_head(folder, tmp_path / "out.gguf", target=deep, kind="eagle3")
+        convert_head(folder, tmp_path / "out.gguf", target=tiny_deep_model, kind="eagle3")
     assert not (tmp_path / "out.gguf").exists()
