@@ -57,7 +57,7 @@ def logits_of(path: Path, target: Model, heads: int) -> np.ndarray:
 
 def off_by(path: Path, target: Model, reference: TorchMedusa) -> float:
     """The largest difference of logits over the largest logit."""
-    wanted = reference.logits(torch.from_numpy(FEATURES), torch.from_numpy(output_matrix(target.path))).numpy()
+    wanted = reference.logits(torch.from_numpy(FEATURES), torch.tensor(output_matrix(target.path))).numpy()
     found = logits_of(path, target, len(reference))
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
