@@ -25,18 +25,24 @@ LAYER_INPUT_ARCHITECTURES = frozenset(
         "gemma4",
         "gpt-oss",
         "hunyuan-dense",
+        "lfm2",
+        "lfm2moe",
         "llama",
         "mimo2",
         "minimax-m2",
         "muse-glimmer",
         "nanbeige",
+        "nemotron_h",
+        "nemotron_h_moe",
         "qwen3",
+        "qwen35",
+        "qwen35moe",
         "qwen3moe",
     }
 )
 """Architectures whose graphs hand out their layers' inputs in the llama.cpp of llama-cpp-python 0.3.36.
 
-Recurrent and hybrid ones are left out: their state cannot take drafts back.
+Recurrent and hybrid ones are left out where their state cannot take drafts back.
 """
 
 # As C, as C++ of gcc and clang, as C++ of Visual Studio.
