@@ -34,6 +34,7 @@ VARIANTS = {
     "norm_before_fc": Variant(norm_before_fc=True),
     "EAGLE-3.1": Variant(fc_norm=True, changes={"norm_output": True}),
     "llama3 rope": Variant(changes={"rope_scaling": LLAMA3}),
+    "linear rope": Variant(changes={"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
     "one key-value head": Variant(n_kv_heads=1),
     "all words": Variant(draft_words=None),
 }
@@ -223,6 +224,7 @@ FAULTS: list[tuple[dict[str, Any], type[SpecrunError], str]] = [
     ({"without": "d2t"}, MalformedFileError, "predicts 48 words of the target's 320"),
     ({"without": "fc.weight"}, MalformedFileError, "no tensor fc.weight"),
     ({"taps": (1, 3, 6)}, PairError, "input of layer 6, and the target has 6 layers"),
+    ({"scaling": "yarn"}, UnsupportedModelError, "scales its positions by 'yarn'"),
     ({"taps": (1, 3)}, MalformedFileError, r"fc.weight of shape \[96, 32\].*\[64, 32\]"),
     ({"d2t": np.where(IDS == 7, 320, IDS)}, PairError, "names word 320, and the target has 320"),
     ({"d2t": np.where(IDS == 7, -1, IDS)}, PairError, "names word -1"),
