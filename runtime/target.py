@@ -34,6 +34,9 @@ class EvaluatedRows(Protocol):
     def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
         """Return the final hidden state of one row, [n_embd]."""
 
+    def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
+        """Return the input of one of the target's layers at one row, [n_embd]."""
+
     def nextn_state(self, row: int) -> npt.NDArray[np.float32]:
         """Return the state that NextN blocks read of one row, [n_embd_out]."""
 
@@ -59,6 +62,7 @@ class DraftSize(Protocol):
     max_leaves: int
     max_nodes: int
     needs_hidden_states: bool
+    layer_inputs: tuple[int, ...]
     needs_nextn_states: bool
 
 
@@ -109,8 +113,9 @@ class TargetModel:
 
         With states of any kind `learn` is told each piece: the position of its first token, its rows, how many.
         """
-        hidden_states = self.context.options.hidden_states
-        has_states = hidden_states or self.context.options.nextn_states
+        options = self.context.options
+        hidden_states = options.hidden_states
+        has_states = hidden_states or options.nextn_states or bool(options.layer_inputs)
         chunk = min(_PREFILL_CHUNK, self.context.n_batch)
         if hidden_states:
             chunk = min(chunk, self.context.n_outputs)
@@ -180,6 +185,7 @@ def target_context_options(options: ContextOptions, drafter: DraftSize) -> Conte
         n_sequences=drafter.max_leaves,
         n_outputs=max(rows, _HIDDEN_STATE_ROWS) if drafter.needs_hidden_states else rows,
         hidden_states=drafter.needs_hidden_states,
+        layer_inputs=drafter.layer_inputs,
         nextn_states=drafter.needs_nextn_states,
         n_rollback=drafter.max_nodes,
     )

@@ -134,7 +134,7 @@ def _eagle(path: Path, model: Model, n_threads: int, widths: Sequence[int], open
     of_target = {one.name: one for one in model.header.tensors}
     embedding = of_target["token_embd.weight"]
     row = embedding.n_bytes // embedding.shape[1]
-    cached = 2 * _PAIRS * head.sizes.kv_size * _FLOAT_BYTES
+    cached = 2 * _PAIRS * head.sizes.attention.kv_size * _FLOAT_BYTES
 
     def evaluation(width: int) -> _Evaluation:
         sees = np.zeros((width, _PAIRS + width), np.bool_)
