@@ -15,10 +15,9 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.choice_log import ChoiceLog
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.member_outcome import outcome_for_idle
-from specrun.runtime.drafters.members import all_layer_inputs, close_all, learn_prompts, part_reports
+from specrun.runtime.drafters.members import MembersDrafter
 from specrun.runtime.planning.arm_choice import ArmChooser
 from specrun.runtime.prefix import common_prefix
-from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
 
 __all__ = ["AutoDrafter", "Clock"]
@@ -27,7 +26,7 @@ Clock = Callable[[], float]
 """Returns seconds from any fixed moment on."""
 
 
-class AutoDrafter(Drafter):
+class AutoDrafter(MembersDrafter):
     """Asks one of its members each round, the one that `ArmChooser` picks. Owns them; one of them should be `none`.
 
     A round's time runs from the request for a draft to the end of `observe`: drafting, verification and what
@@ -45,13 +44,9 @@ class AutoDrafter(Drafter):
     ) -> None:
         if len(members) < 2:
             raise OptionError(f"{name}: there is nothing to choose from; name at least one drafter beside none")
-        self.name = name
+        super().__init__(members, name=name)
         self.max_leaves = max(member.max_leaves for member in members)
-        self.needs_hidden_states = any(member.needs_hidden_states for member in members)
-        self.layer_inputs = all_layer_inputs(members)
-        self.needs_nextn_states = any(member.needs_nextn_states for member in members)
         self.max_nodes = max(member.max_nodes for member in members)
-        self._members = list(members)
         self._names = [member.name for member in members]
         self._chooser = self._new_chooser()
         self._clock = clock
@@ -63,19 +58,13 @@ class AutoDrafter(Drafter):
         self._started = 0.0
 
     @property
-    def native_seconds(self) -> float:
-        """Time inside all members' evaluations."""
-        return sum(member.native_seconds for member in self._members)
-
-    @property
     def n_params(self) -> int:
         """The parameters of the largest member: only one of them runs at a time."""
         return max(member.n_params for member in self._members)
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: what was measured before is kept, and seen again sooner; no tokens forget it."""
-        for member in self._members:
-            member.begin(tokens)
+        super().begin(tokens)
         if not tokens:
             self._chooser = self._new_chooser()
         self._chooser.begin(len(tokens) - common_prefix(self._known, tokens))
@@ -84,10 +73,6 @@ class AutoDrafter(Drafter):
         self._chosen = None
         if self._replay:
             self._replayed = self._replay.pop(0).choices_for(self._names)
-
-    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Pass on to those who read the target's states."""
-        learn_prompts(self._members, start, rows, count)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the proposal of the member that is likely fastest."""
@@ -119,13 +104,8 @@ class AutoDrafter(Drafter):
     def rewind(self, length: int) -> None:
         """Pass on."""
         del self._known[length:]
-        for member in self._members:
-            member.rewind(length)
+        super().rewind(length)
 
     def report(self) -> dict[str, Any]:
         """Return who was asked how often and how fast it was, and all choices in order, as a log to replay."""
-        return {**self._log.to_dict(), **part_reports(self._members)}
-
-    def close(self) -> None:
-        """Close all members, whatever one of them raises."""
-        close_all(self._members)
+        return {**self._log.to_dict(), **super().report()}

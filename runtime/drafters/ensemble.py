@@ -8,54 +8,33 @@ law is the one it was drawn from; laws and point masses may mix.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.member_noise import MemberNoise
 from specrun.runtime.drafters.member_outcome import outcome_for
-from specrun.runtime.drafters.members import all_layer_inputs, close_all, learn_prompts, part_reports
-from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.drafters.members import MembersDrafter
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
 __all__ = ["EnsembleDrafter", "merge_trees"]
 
 
-class EnsembleDrafter(Drafter):
+class EnsembleDrafter(MembersDrafter):
     """Proposes what all its members propose. Owns them."""
 
     def __init__(self, members: Sequence[Drafter], *, name: str = "ensemble") -> None:
         if len(members) < 2:
             raise OptionError(f"{name}: an ensemble needs at least two drafters, as in ensemble(draft(a.gguf), ...)")
-        self.name = name
+        super().__init__(members, name=name)
         self.max_leaves = sum(member.max_leaves for member in members)
         self.max_nodes = sum(member.max_nodes for member in members)
-        self.needs_hidden_states = any(member.needs_hidden_states for member in members)
-        self.layer_inputs = all_layer_inputs(members)
-        self.needs_nextn_states = any(member.needs_nextn_states for member in members)
-        self._members = list(members)
         self._trees: list[DraftTree] = []
         self._places: list[dict[int, int]] = []
 
-    @property
-    def native_seconds(self) -> float:
-        """Time inside all members' evaluations."""
-        return sum(member.native_seconds for member in self._members)
-
-    @property
-    def n_params(self) -> int:
-        """All members' parameters."""
-        return sum(member.n_params for member in self._members)
-
     def begin(self, tokens: Sequence[int]) -> None:
-        """Pass on."""
+        """Forget the round before, and pass on."""
         self._trees, self._places = [], []
-        for member in self._members:
-            member.begin(tokens)
-
-    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Pass on to those who read the target's states."""
-        learn_prompts(self._members, start, rows, count)
+        super().begin(tokens)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the members' trees merged; where nodes are short, each member gets its share beforehand."""
@@ -88,19 +67,6 @@ class EnsembleDrafter(Drafter):
                 continue
             member.observe(outcome_for(outcome, self._trees[index], self._places[index]))
         self._trees, self._places = [], []
-
-    def rewind(self, length: int) -> None:
-        """Pass on."""
-        for member in self._members:
-            member.rewind(length)
-
-    def report(self) -> dict[str, Any]:
-        """Return the reports of the members that have something to say."""
-        return part_reports(self._members)
-
-    def close(self) -> None:
-        """Close all members, whatever one of them raises."""
-        close_all(self._members)
 
 
 def merge_trees(trees: Sequence[DraftTree]) -> tuple[DraftTree, list[dict[int, int]]]:

@@ -1,4 +1,4 @@
-"""What combinators do with all their members."""
+"""What all drafters that are made of drafters have in common."""
 
 from __future__ import annotations
 
@@ -8,7 +8,56 @@ from typing import Any
 from specrun.runtime.drafters.drafter import Drafter
 from specrun.runtime.target import EvaluatedRows
 
-__all__ = ["all_layer_inputs", "close_all", "learn_prompts", "part_reports"]
+__all__ = ["MembersDrafter", "close_all"]
+
+
+class MembersDrafter(Drafter):
+    """Owns its members: reads of the target what they read, and passes on what concerns all of them.
+
+    A subclass says how many leaves and nodes its trees have, proposes, and tells members what became of it.
+    """
+
+    def __init__(self, members: Sequence[Drafter], *, name: str) -> None:
+        self.name = name
+        self.needs_hidden_states = any(member.needs_hidden_states for member in members)
+        self.layer_inputs = tuple(sorted({layer for member in members for layer in member.layer_inputs}))
+        self.needs_nextn_states = any(member.needs_nextn_states for member in members)
+        self._members = list(members)
+
+    @property
+    def native_seconds(self) -> float:
+        """Time inside all members' evaluations."""
+        return sum(member.native_seconds for member in self._members)
+
+    @property
+    def n_params(self) -> int:
+        """All members' parameters."""
+        return sum(member.n_params for member in self._members)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Pass on."""
+        for member in self._members:
+            member.begin(tokens)
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Show the target's states over a prompt to the members that read them."""
+        for member in self._members:
+            if member.reads_target:
+                member.learn_prompt(start, rows, count)
+
+    def rewind(self, length: int) -> None:
+        """Pass on."""
+        for member in self._members:
+            member.rewind(length)
+
+    def report(self) -> dict[str, Any]:
+        """Return the reports of the members that have something to say, as {"parts": [{"drafter": name, ...}]}."""
+        parts = [{"drafter": one.name, **report} for one in self._members if (report := one.report())]
+        return {"parts": parts} if parts else {}
+
+    def close(self) -> None:
+        """Close all members, whatever one of them raises."""
+        close_all(self._members)
 
 
 def close_all(members: Sequence[Drafter]) -> None:
@@ -21,21 +70,3 @@ def close_all(members: Sequence[Drafter]) -> None:
             error = error or one
     if error is not None:
         raise error
-
-
-def all_layer_inputs(members: Sequence[Drafter]) -> tuple[int, ...]:
-    """Return the layers whose inputs any of them reads, ascending."""
-    return tuple(sorted({layer for member in members for layer in member.layer_inputs}))
-
-
-def learn_prompts(members: Sequence[Drafter], start: int, rows: EvaluatedRows, count: int) -> None:
-    """Show the target's states over a prompt to the members that read them."""
-    for member in members:
-        if member.reads_target:
-            member.learn_prompt(start, rows, count)
-
-
-def part_reports(members: Sequence[Drafter]) -> dict[str, Any]:
-    """Return the reports of the members that have something to say, as {"parts": [{"drafter": name, ...}]}."""
-    parts = [{"drafter": member.name, **report} for member in members if (report := member.report())]
-    return {"parts": parts} if parts else {}

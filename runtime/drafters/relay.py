@@ -7,22 +7,20 @@ count only if all before them are accepted, get a cheaper one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.grafting import first_path, graft
 from specrun.runtime.drafters.member_noise import MemberNoise
 from specrun.runtime.drafters.member_outcome import outcome_for, outcome_for_idle
-from specrun.runtime.drafters.members import all_layer_inputs, close_all, learn_prompts, part_reports
+from specrun.runtime.drafters.members import MembersDrafter
 from specrun.runtime.prefix import common_prefix
-from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree
 
 __all__ = ["RelayDrafter"]
 
 
-class RelayDrafter(Drafter):
+class RelayDrafter(MembersDrafter):
     """Each member goes on where the one before it stopped, for at most `counts[i]` tokens (None: its own number).
 
     A member that proposes nothing is skipped. Below a tree, the next member goes on from one leaf only, that of the
@@ -33,37 +31,18 @@ class RelayDrafter(Drafter):
     def __init__(self, members: Sequence[Drafter], counts: Sequence[int | None], *, name: str = "relay") -> None:
         if len(members) < 2:
             raise OptionError(f"{name}: a relay needs at least two drafters, as in relay(draft(a.gguf)@2, ...)")
-        self.name = name
-        self.needs_hidden_states = any(member.needs_hidden_states for member in members)
-        self.layer_inputs = all_layer_inputs(members)
-        self.needs_nextn_states = any(member.needs_nextn_states for member in members)
+        super().__init__(members, name=name)
         self.max_nodes = sum(member.max_nodes for member in members)
         # The leaf that a member goes on from is a leaf no longer.
         self.max_leaves = sum(member.max_leaves for member in members) - len(members) + 1
-        self._members = list(members)
         self._counts = list(counts)
         self._trees: list[DraftTree] = []
         self._places: list[dict[int, int]] = []
 
-    @property
-    def native_seconds(self) -> float:
-        """Time inside all members' evaluations."""
-        return sum(member.native_seconds for member in self._members)
-
-    @property
-    def n_params(self) -> int:
-        """All members' parameters."""
-        return sum(member.n_params for member in self._members)
-
     def begin(self, tokens: Sequence[int]) -> None:
-        """Pass on."""
+        """Forget the round before, and pass on."""
         self._trees, self._places = [], []
-        for member in self._members:
-            member.begin(tokens)
-
-    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Pass on to those who read the target's states."""
-        learn_prompts(self._members, start, rows, count)
+        super().begin(tokens)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the members' trees, one below the other."""
@@ -106,16 +85,3 @@ class RelayDrafter(Drafter):
                 member.rewind(start + agreed)
                 member.observe(outcome_for_idle(outcome))
         self._trees, self._places = [], []
-
-    def rewind(self, length: int) -> None:
-        """Pass on."""
-        for member in self._members:
-            member.rewind(length)
-
-    def report(self) -> dict[str, Any]:
-        """Return the reports of the members that have something to say."""
-        return part_reports(self._members)
-
-    def close(self) -> None:
-        """Close all members, whatever one of them raises."""
-        close_all(self._members)
