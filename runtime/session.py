@@ -110,7 +110,7 @@ class Session:
         """Bring target and drafter to the prompt; return how many tokens the cache already held."""
         # The last token is left for the first round, whose root needs its row.
         shared = min(common_prefix(self.target.tokens, prompt), len(prompt) - 1)
-        if self.drafter.needs_nextn_states and self.target.context.model.can_branch:
+        if self.drafter.reads_target and self.target.context.model.can_branch:
             shared = max(0, shared - 1)  # the state before the first new token is needed with it
         shared = self.target.rewind(shared)
         self.drafter.begin(prompt)

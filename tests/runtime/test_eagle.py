@@ -249,6 +249,7 @@ def test_the_cache_is_true_after_any_rounds(tiny_model: Path, trained: Path, opt
                 assert result.finish_reason == "stop"
                 continue
             base = drafter._state._base
+            assert base == 0  # no pair was given up where the cache had all but the new tokens
             states = hidden_states(tiny_model, text)[base:-1]
             n = len(states)
             wanted = reference.states(embedding[text[base + 1 :]], states, range(base, base + n), np.tri(n, dtype=bool))
