@@ -124,7 +124,7 @@ def test_metadata(target: Model, tmp_path: Path) -> None:
     reference = TorchEagle(HIDDEN, WORDS)
     folder = publish(tmp_path / "EAGLE-Tiny-7B", reference.config, named(reference), SAFE)
     report = convert_head(folder, tmp_path, target=target.path)
-    assert report.output.name.startswith("EAGLE-Tiny-")
+    assert report.output.name == "EAGLE-Tiny-7B-Q8_0.gguf"
     metadata = read_header(report.output).metadata
     wanted = {
         "general.architecture": "eagle",
