@@ -196,12 +196,15 @@ class PairHead(ABC):
         n, used = sees.shape
         if used > self.n_cells:
             raise OptionError(f"an EAGLE head with {self.n_cells} cells cannot hold {used} pairs")
+        words = np.array(tokens, np.int32)
+        if not 0 <= words.min() <= words.max() < self._embedding.shape[1]:  # ggml would end the process
+            raise OptionError(f"a token outside the {self._embedding.shape[1]} words of an EAGLE head")
         width, length = next((one for one in _WIDTHS if one >= n), n), self._cache.length(used)
         graph = self._graph(width, length, real=real)
         inputs = cache_inputs(positions, cells, sees, width, length, self._cache.spare)
         rows = np.zeros((width, states.shape[1]), np.float32)
         rows[:n] = states
-        inputs |= {"tokens": np.array([*tokens, *[0] * (width - n)], np.int32), "states": rows}
+        inputs |= {"tokens": np.concatenate([words, np.zeros(width - n, np.int32)]), "states": rows}
         started = time.perf_counter()
         found = graph.run(inputs)
         self.native_seconds += time.perf_counter() - started
