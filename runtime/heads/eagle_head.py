@@ -8,14 +8,12 @@ Reference: SafeAILab/EAGLE, `eagle/model/cnets1.py` and `cnets.py`; HASS checkpo
 The pair (f_j, t_(j+1)) stands at position j. Below the last real pair the head feeds itself its own predictions, one
 pair for each node of the draft tree.
 
-Tensors: `eagle.fc.weight` (2h, h), `eagle.fc.bias` (h, optional), `eagle.attn_{q,k,v,output}.weight`,
-`eagle.attn_{q,k,v}.bias` (optional), `eagle.ffn_norm.weight`, `eagle.ffn_{gate,up,down}.weight`, `token_embd.weight`
-(optional). Rotary pairs are the halves of a head, as in Hugging Face's checkpoints.
+Tensors: `eagle.fc.weight` (2h, h), `eagle.fc.bias` (h, optional), those of `decoder_layer` after `eagle.`,
+`token_embd.weight` (h, words, optional).
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -24,45 +22,31 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.errors import MalformedFileError, OptionError
+from specrun.bindings.errors import OptionError
 from specrun.bindings.ggml.device import ComputeDevice
-from specrun.bindings.ggml.functions import F32, I32, I64
-from specrun.bindings.ggml.graph import Graph, GraphBuilder, Rope, Tensor
+from specrun.bindings.ggml.functions import F32, I32
+from specrun.bindings.ggml.graph import Graph, GraphBuilder, Tensor
 from specrun.bindings.ggml.target_tensors import TargetTensors
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.model import Model
+from specrun.runtime.heads.decoder_layer import (
+    LayerSizes,
+    LayerWeights,
+    attention,
+    feed_forward,
+    layer_sizes,
+    layer_tensor_names,
+)
+from specrun.runtime.heads.graph_sizes import filled_length, filled_width
 from specrun.runtime.heads.head_file import HeadFile
+from specrun.runtime.heads.ranked_words import add_ranking, ranked_words
 
-__all__ = ["EagleHead", "EagleRows", "EagleSizes"]
+__all__ = ["EagleHead", "EagleRows"]
 
 FloatRows = npt.NDArray[np.float32]
 
-_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)  # few graphs serve all numbers of pairs: others are filled up
-_CELLS = 256  # attention reads the cache in steps of this size, so that few graphs serve all lengths
+_PREFIX = "eagle."
 _MASKED = float("-inf")
-
-
-@dataclass(frozen=True, slots=True)
-class EagleSizes:
-    """The sizes of a head's one layer, as its file states them."""
-
-    hidden: int
-    words: int
-    n_heads: int
-    n_kv_heads: int
-    feed_forward: int
-    rope_base: float
-    norm_eps: float
-
-    @property
-    def head_size(self) -> int:
-        """Numbers of one attention head."""
-        return self.hidden // self.n_heads
-
-    @property
-    def kv_size(self) -> int:
-        """Numbers of one position's keys."""
-        return self.n_kv_heads * self.head_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +80,15 @@ class EagleHead:
     ) -> None:
         file = HeadFile(path, "eagle")
         file.check_target(target)
-        self.sizes = _sizes(file)
+        self.sizes = layer_sizes(file)
+        words = file.size("vocab_size")
         self.native_seconds = 0.0
         self.n_params = file.header.n_parameters
-        self.n_cells = -(-n_cells // _CELLS) * _CELLS
+        self.n_cells = filled_length(n_cells)
         self._spare = self.n_cells  # where pairs that only fill up a graph write
-        self._ranks = min(ranks, self.sizes.words)
+        self._ranks = min(ranks, words)
         self._whole_rows = whole_rows
-        names = _tensor_names(file, self.sizes)
+        names = _tensor_names(file, self.sizes, words)
         self._device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
         self._target = TargetTensors(target, self._device)
         self._stores: list[TensorStore] = []
@@ -111,6 +96,7 @@ class EagleHead:
         try:
             self._weights = load_tensors(path, self._device, names)
             self._stores.append(self._weights)
+            self._layer = LayerWeights(self._weights, _PREFIX)
             shape = ("F32", (self.sizes.kv_size, self.n_cells + 1))
             self._cache = TensorStore(self._device, {"keys": shape, "values": shape})
             self._stores.append(self._cache)
@@ -137,8 +123,7 @@ class EagleHead:
         n, used = sees.shape
         if used > self.n_cells:
             raise OptionError(f"an EAGLE head with {self.n_cells} cells cannot hold {used} pairs")
-        length = -(-used // _CELLS) * _CELLS
-        width = next((one for one in _WIDTHS if one >= n), n)
+        length, width = filled_length(used), filled_width(n)
         graph = self._graphs.get((width, length))
         if graph is None:
             graph = self._graphs[width, length] = self._build(width, length)
@@ -146,12 +131,11 @@ class EagleHead:
         started = time.perf_counter()
         found = graph.run(inputs)
         self.native_seconds += time.perf_counter() - started
-        values = _floats(found["values"])[:n]
-        order = np.argsort(-values, axis=1, kind="stable")
+        best = ranked_words(found, n)
         return EagleRows(
             _floats(found["states"])[:n],
-            np.take_along_axis(found["words"].astype(np.int32, copy=False)[:n], order, 1),
-            np.take_along_axis(values, order, 1) - _floats(found["total"])[:n],
+            best.words,
+            best.log_probs,
             _floats(found["logits"])[:n] if self._whole_rows else None,
         )
 
@@ -170,55 +154,18 @@ class EagleHead:
         try:
             tokens, states = builder.input("tokens", I32, n), builder.input("states", F32, sizes.hidden, n)
             pair = builder.concat(builder.get_rows(self._embedding, tokens), states)
-            x = builder.mul_mat(self._weight("fc.weight"), pair)
-            if "eagle.fc.bias" in self._weights:
-                x = builder.add(x, self._weight("fc.bias"))
-            x = builder.add(x, self._attention(builder, x, n, length))
-            normed = builder.rms_norm(x, self._weight("ffn_norm.weight"), sizes.norm_eps)
-            gate, up = (builder.mul_mat(self._weight(f"ffn_{name}.weight"), normed) for name in ("gate", "up"))
-            x = builder.add(x, builder.mul_mat(self._weight("ffn_down.weight"), builder.swiglu(gate, up)))
+            x, bias = builder.mul_mat(self._layer["fc.weight"], pair), self._layer.get("fc.bias")
+            x = x if bias is None else builder.add(x, bias)
+            x = builder.add(x, attention(builder, x, self._layer, self._cache, sizes, length))
+            x = builder.add(x, feed_forward(builder, x, self._layer, sizes))
             logits = builder.mul_mat(self._output, x)
-            best = builder.top_k(logits, self._ranks)
             builder.output("states", x)
-            builder.output("words", best)
-            builder.output("values", builder.pick(logits, best, self._ranks))
-            builder.output("total", builder.log_sum_exp(logits))
+            add_ranking(builder, logits, self._ranks)
             if self._whole_rows:
                 builder.output("logits", logits)
             return builder.build()
         finally:
             builder.close()
-
-    def _attention(self, builder: GraphBuilder, x: Tensor, n: int, length: int) -> Tensor:
-        sizes, d = self.sizes, self.sizes.head_size
-        positions, cells = builder.input("positions", I32, n), builder.input("cells", I64, n)
-        mask = builder.input("mask", F32, length, n)
-        rope = Rope(d, freq_base=sizes.rope_base, neox=True)
-
-        def heads(name: str, count: int, *, rotate: bool) -> Tensor:
-            linear = builder.mul_mat(self._weight(f"attn_{name}.weight"), x)
-            if f"eagle.attn_{name}.bias" in self._weights:
-                linear = builder.add(linear, self._weight(f"attn_{name}.bias"))
-            split = builder.reshape(linear, d, count, n)
-            return builder.rope(split, positions, rope) if rotate else split
-
-        query = heads("q", sizes.n_heads, rotate=True)
-        for name, cache, rotate in (("k", "keys", True), ("v", "values", False)):
-            rows = builder.reshape(heads(name, sizes.n_kv_heads, rotate=rotate), sizes.kv_size, n)
-            builder.keep(builder.set_rows(Tensor(self._cache[cache]), rows, cells))
-        keys, values = (
-            builder.reshape(builder.first_rows(Tensor(self._cache[name]), length), d, sizes.n_kv_heads, length)
-            for name in ("keys", "values")
-        )
-        scores = builder.mul_mat(builder.permute(keys, 0, 2, 1, 3), builder.permute(query, 0, 2, 1, 3))
-        weights = builder.soft_max(scores, mask, 1.0 / math.sqrt(d))
-        by_cell = builder.contiguous(builder.permute(values, 1, 2, 0, 3))
-        mixed = builder.permute(builder.mul_mat(by_cell, weights), 0, 2, 1, 3)
-        joined = builder.reshape(builder.contiguous(mixed), sizes.hidden, n)
-        return builder.mul_mat(self._weight("attn_output.weight"), joined)
-
-    def _weight(self, name: str) -> Tensor:
-        return Tensor(self._weights[f"eagle.{name}"])
 
 
 def _floats(array: npt.NDArray[np.generic]) -> FloatRows:
@@ -252,48 +199,11 @@ def _filled_up(
     }
 
 
-def _sizes(file: HeadFile) -> EagleSizes:
-    hidden, heads, kv = (
-        file.size("embedding_length"),
-        file.size("attention.head_count"),
-        file.size("attention.head_count_kv"),
-    )
-    if hidden % heads or heads % kv or (hidden // heads) % 2:
-        raise MalformedFileError(
-            f"{file.path} has {heads} heads and {kv} key-value heads for hidden states of {hidden}: convert it again"
-        )
-    return EagleSizes(
-        hidden=hidden,
-        words=file.size("vocab_size"),
-        n_heads=heads,
-        n_kv_heads=kv,
-        feed_forward=file.size("feed_forward_length"),
-        rope_base=file.number("rope.freq_base", 10000.0),
-        norm_eps=file.number("attention.layer_norm_rms_epsilon", 1e-6),
-    )
-
-
-def _tensor_names(file: HeadFile, sizes: EagleSizes) -> list[str]:
+def _tensor_names(file: HeadFile, sizes: LayerSizes, words: int) -> list[str]:
     """Return all tensors of the file that are used, checked."""
-    h, kv, wide = sizes.hidden, sizes.kv_size, sizes.feed_forward
-    names = [
-        file.require("eagle.fc.weight", (2 * h, h)),
-        file.require("eagle.attn_q.weight", (h, h)),
-        file.require("eagle.attn_k.weight", (h, kv)),
-        file.require("eagle.attn_v.weight", (h, kv)),
-        file.require("eagle.attn_output.weight", (h, h)),
-        file.require("eagle.ffn_norm.weight", (h,)),
-        file.require("eagle.ffn_gate.weight", (h, wide)),
-        file.require("eagle.ffn_up.weight", (h, wide)),
-        file.require("eagle.ffn_down.weight", (wide, h)),
-    ]
-    optional = {
-        "eagle.fc.bias": (h,),
-        "eagle.attn_q.bias": (h,),
-        "eagle.attn_k.bias": (kv,),
-        "eagle.attn_v.bias": (kv,),
-    }
-    for name, shape in (*optional.items(), ("token_embd.weight", (h, sizes.words))):
+    h = sizes.hidden
+    names = [file.require("eagle.fc.weight", (2 * h, h)), *layer_tensor_names(file, _PREFIX, sizes)]
+    for name, shape in (("eagle.fc.bias", (h,)), ("token_embd.weight", (h, words))):
         if name in file:
             names.append(file.require(name, shape))
     return names
