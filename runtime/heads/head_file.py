@@ -50,6 +50,13 @@ class HeadFile:
             raise MalformedFileError(f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again")
         return float(value)
 
+    def flag(self, name: str, *, default: bool) -> bool:
+        """Return the truth value `<kind>.<name>`, or `default` where it is absent."""
+        value = self.header.metadata.get(f"{self.kind}.{name}", default)
+        if not isinstance(value, bool):
+            raise MalformedFileError(f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again")
+        return value
+
     def numbers(self, name: str) -> list[float] | None:
         """Return the list `<kind>.<name>`, None where it is absent."""
         value = self.header.metadata.get(f"{self.kind}.{name}")
