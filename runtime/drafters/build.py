@@ -9,6 +9,7 @@ from specrun.runtime.drafters.build_auto import build_auto
 from specrun.runtime.drafters.build_combined import build_cascade, build_ouroboros, build_relay
 from specrun.runtime.drafters.build_draft import build_draft
 from specrun.runtime.drafters.build_eagle import build_eagle
+from specrun.runtime.drafters.build_hydra import build_hydra
 from specrun.runtime.drafters.build_lookahead import build_jacobi, build_lookahead
 from specrun.runtime.drafters.build_medusa import build_medusa
 from specrun.runtime.drafters.build_retrieval import build_prompt_lookup, build_rest
@@ -71,6 +72,7 @@ _BUILDERS: dict[str, Callable[[Expression, DraftEnvironment, BuildPart], Drafter
     "ensemble": _build_ensemble,
     "eagle": build_eagle,
     "medusa": build_medusa,
+    "hydra": build_hydra,
     "jacobi": build_jacobi,
     "lookahead": build_lookahead,
     "cascade": build_cascade,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from specrun.bindings.context import MAX_SEQUENCES
-from specrun.bindings.errors import MalformedFileError, OptionError
+from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.drafter import Drafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.expression import Expression
@@ -13,7 +11,7 @@ from specrun.runtime.drafters.expression_options import ExpressionOptions
 from specrun.runtime.drafters.medusa import MedusaDrafter
 from specrun.runtime.drafters.topology import Topology, parse_topology
 from specrun.runtime.heads.medusa_head import MedusaHead
-from specrun.runtime.planning.medusa_tree import TYPICAL_ACCURACY, medusa_tree
+from specrun.runtime.planning.medusa_tree import TYPICAL_ACCURACY, accuracy_by_head, medusa_tree
 from specrun.runtime.tree import ROOT
 
 __all__ = ["build_medusa"]
@@ -49,14 +47,7 @@ def build_medusa(expression: Expression, environment: DraftEnvironment, build: B
 
 def _measured_tree(head: MedusaHead, nodes: int) -> Topology:
     """Return the best tree for the accuracies that stand in the head's file, or typical ones."""
-    accuracy: Sequence[Sequence[float]] = TYPICAL_ACCURACY
-    if head.accuracies is not None:
-        ranks, rest = divmod(len(head.accuracies), head.n_heads)
-        if rest or not ranks or any(not 0.0 <= one <= 1.0 for one in head.accuracies):
-            raise MalformedFileError(
-                f"the heads' file has {len(head.accuracies)} accuracies for {head.n_heads} heads: calibrate them again"
-            )
-        accuracy = [head.accuracies[k * ranks : (k + 1) * ranks] for k in range(head.n_heads)]
+    accuracy = accuracy_by_head(head.accuracies, head.n_heads) or TYPICAL_ACCURACY
     return medusa_tree(accuracy[: head.n_heads], nodes)
 
 
