@@ -16,15 +16,15 @@ import numpy.typing as npt
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.hydra_state import HydraState, StateLayer
 from specrun.runtime.drafters.path_probability import DynamicShape, grow_by_path_probability
-from specrun.runtime.drafters.proposals import propose_most_likely
 from specrun.runtime.drafters.topology import Topology
-from specrun.runtime.drafters.tree_growth import grow_tree
 from specrun.runtime.heads.ranked_words import RankedWords
 from specrun.runtime.law import Law
 from specrun.runtime.target import EvaluatedRows
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
 __all__ = ["HydraDrafter", "PathHeads"]
+
+FloatRows = npt.NDArray[np.float32]
 
 
 class PathHeads(Protocol):
@@ -40,8 +40,11 @@ class PathHeads(Protocol):
     def prefix(self) -> StateLayer | None:
         """What makes the heads' state of the target's hidden states, None where they read those."""
 
-    def best_words(self, state: npt.NDArray[np.float32], paths: Sequence[Sequence[int]]) -> RankedWords:
-        """Return the best words after each path below a state [hidden]; all paths have one length."""
+    def best_words(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
+        """Return the best words [n, ranks] after each path below a state [hidden]; all paths have one length."""
+
+    def best_laws(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedWords:
+        """Return them with their log-probabilities."""
 
     def close(self) -> None:
         """Free native memory."""
@@ -75,11 +78,10 @@ class HydraDrafter(Drafter):
         state = self._state.at_end(request.tokens)
         if state is None or request.max_depth < 1 or request.max_nodes < 1:
             return DraftTree()
-        laws = _PathLaws(self._heads, state, request.tokens[-1])
-        if isinstance(self._shape, DynamicShape):
-            return grow_by_path_probability(self._shape.limited(request.max_depth, request.max_nodes), laws)
-        topology = self._shape.limited(request.max_depth, request.max_nodes)
-        return grow_tree(topology, laws, propose_most_likely, request.noise, len(request.tokens))
+        last, shape = request.tokens[-1], self._shape.limited(request.max_depth, request.max_nodes)
+        if isinstance(shape, DynamicShape):
+            return grow_by_path_probability(shape, _PathLaws(self._heads, state, last))
+        return _grow_by_rank(shape, self._heads, state, last)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Take the states of the root and the accepted nodes."""
@@ -107,10 +109,27 @@ class HydraDrafter(Drafter):
         self._heads.close()
 
 
+def _grow_by_rank(topology: Topology, heads: PathHeads, state: FloatRows, last: int) -> DraftTree:
+    """Return a tree of this shape, the children of a node being the best words after its path, by rank."""
+    builder = TreeBuilder()
+    children = topology.children
+    level = [(ROOT, ROOT, [last])]  # (place in the topology, node, path) of what is evaluated next
+    while level:
+        words = heads.best_words(state, [path for _, _, path in level]).tolist()
+        below: list[tuple[int, int, list[int]]] = []
+        for (place, node, path), best in zip(level, words, strict=True):
+            for child, token in zip(children[place], best, strict=False):
+                added = builder.add(node, token)
+                if child in children:
+                    below.append((child, added, [*path, token]))
+        level = below
+    return builder.build()
+
+
 class _PathLaws:
     """The heads as a source of laws: head k's is the law of the token at depth k + 1."""
 
-    def __init__(self, heads: PathHeads, state: npt.NDArray[np.float32], last: int) -> None:
+    def __init__(self, heads: PathHeads, state: FloatRows, last: int) -> None:
         self._heads = heads
         self._state = state
         self._last = last
@@ -130,9 +149,8 @@ class _PathLaws:
         return self._laws(paths)
 
     def _laws(self, paths: list[list[int]]) -> list[Law]:
-        best = self._heads.best_words(self._state, paths)
-        order = best.words.argsort(axis=1)
-        words = np.take_along_axis(best.words, order, 1).astype(np.intp)
+        best = self._heads.best_laws(self._state, paths)
+        places = np.arange(len(paths))[:, None], best.words.argsort(1)
         # Not normalised: the probability of a path is not to grow by what lies outside the best words.
-        probs = np.exp(np.take_along_axis(best.log_probs, order, 1).astype(np.float64))
+        probs, words = np.exp(best.log_probs[places].astype(np.float64)), best.words[places].astype(np.intp)
         return [Law(law, ids) for law, ids in zip(probs, words, strict=True)]

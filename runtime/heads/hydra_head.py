@@ -36,7 +36,7 @@ from specrun.bindings.model import Model
 from specrun.runtime.heads.graph_sizes import filled_width
 from specrun.runtime.heads.head_file import HeadFile
 from specrun.runtime.heads.prefix_layer import PrefixLayer, prefix_tensor_names
-from specrun.runtime.heads.ranked_words import RankedWords, add_ranking, ranked_words
+from specrun.runtime.heads.ranked_words import RankedWords, add_ranking, ranked_words, words_by_rank
 
 __all__ = ["HydraHead"]
 
@@ -95,7 +95,7 @@ class HydraHead:
             names += prefix_names
         self._seconds = 0.0
         self._ranks: tuple[int, ...] = ()
-        self._graphs: dict[tuple[int, int], Graph] = {}
+        self._graphs: dict[tuple[int, int, bool], Graph] = {}
         self._device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
         self._target = TargetTensors(target, self._device)
         self._weights: TensorStore | None = None
@@ -124,31 +124,22 @@ class HydraHead:
         self._close_graphs()
         self._ranks = tuple(min(one, self._words) for one in ranks)
 
-    def best_words(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedWords:
-        """Return the best words after each of n paths, all of one length, below the state [hidden].
+    def best_words(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
+        """Return the best words [n, ranks] after each of n paths, all of one length, below the state [hidden].
 
         A path is the tokens from the target's own on; those of k + 1 tokens are head k's.
         """
-        head = len(paths[0]) - 1
-        if not 0 <= head < len(self._ranks):
-            raise OptionError(f"a path of {head + 1} tokens: these Hydra heads are prepared for {len(self._ranks)}")
-        n = len(paths) if self._grounded else 1  # otherwise all paths have the same words
-        width = filled_width(n)
-        graph = self._graphs.get((head, width))
-        if graph is None:
-            graph = self._graphs[head, width] = self._build(head, width)
-        inputs: dict[str, npt.NDArray[np.generic]] = {"state": np.broadcast_to(state, (width, self._hidden))}
-        if self._grounded:
-            tokens = np.zeros((width, head + 1), np.int32)
-            tokens[:n] = paths
-            inputs["tokens"] = tokens
-        started = time.perf_counter()
-        found = graph.run(inputs)
-        self._seconds += time.perf_counter() - started
+        n, found = self._evaluate(state, paths, probabilities=False)
+        words = words_by_rank(found, n)
+        return words if n == len(paths) else words.repeat(len(paths), 0)
+
+    def best_laws(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedWords:
+        """Return the same words with their log-probabilities."""
+        n, found = self._evaluate(state, paths, probabilities=True)
         best = ranked_words(found, n)
         if n == len(paths):
             return best
-        return RankedWords(np.repeat(best.words, len(paths), 0), np.repeat(best.log_probs, len(paths), 0))
+        return RankedWords(best.words.repeat(len(paths), 0), best.log_probs.repeat(len(paths), 0))
 
     def close(self) -> None:
         """Free graphs, prefix layer, weights and device."""
@@ -161,11 +152,37 @@ class HydraHead:
         self._target.close()
         self._device.close()
 
+    def _evaluate(
+        self, state: FloatRows, paths: Sequence[Sequence[int]], *, probabilities: bool
+    ) -> tuple[int, dict[str, npt.NDArray[np.generic]]]:
+        """Run the graph of a head; only one path of heads that are not grounded, which say the same after all."""
+        head = len(paths[0]) - 1
+        if not 0 <= head < len(self._ranks):
+            raise OptionError(f"a path of {head + 1} tokens: these Hydra heads are prepared for {len(self._ranks)}")
+        n = len(paths) if self._grounded else 1
+        width = filled_width(n)
+        graph = self._graphs.get((head, width, probabilities))
+        if graph is None:
+            graph = self._graphs[head, width, probabilities] = self._build(head, width, probabilities=probabilities)
+        rows = state if width == 1 else np.empty((width, self._hidden), np.float32)
+        if width > 1:
+            rows[:] = state
+        inputs: dict[str, npt.NDArray[np.generic]] = {"state": rows}
+        if self._grounded:
+            tokens = inputs["tokens"] = np.zeros((width, head + 1), np.int32)
+            tokens[:n] = paths
+            if not all(0 <= token < self._words for path in paths for token in path):  # ggml would end the process
+                raise OptionError(f"a path with a token outside the {self._words} words of these Hydra heads")
+        started = time.perf_counter()
+        found = graph.run(inputs)
+        self._seconds += time.perf_counter() - started
+        return n, found
+
     def _close_graphs(self) -> None:
         while self._graphs:
             self._graphs.popitem()[1].close()
 
-    def _build(self, head: int, n: int) -> Graph:
+    def _build(self, head: int, n: int, *, probabilities: bool) -> Graph:
         """Return the graph of a head for n paths."""
         tensors, builder = self._heads[head], GraphBuilder(self._device)
         try:
@@ -181,7 +198,7 @@ class HydraHead:
             logits = builder.mul_mat(self._output_matrix(tensors), x)
             if tensors.output_bias is not None:
                 logits = builder.add(logits, self._weight(tensors.output_bias))
-            add_ranking(builder, logits, self._ranks[head])
+            add_ranking(builder, logits, self._ranks[head], probabilities=probabilities)
             return builder.build()
         finally:
             builder.close()

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from specrun.bindings.ggml.graph import GraphBuilder, Tensor
 
-__all__ = ["RankedWords", "add_ranking", "ranked_words"]
+__all__ = ["RankedWords", "add_ranking", "ranked_words", "words_by_rank"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +24,31 @@ class RankedWords:
     log_probs: npt.NDArray[np.float32]
 
 
-def add_ranking(builder: GraphBuilder, logits: Tensor, ranks: int) -> None:
-    """Let a graph return what `ranked_words` reads, for logits (words, n)."""
+def add_ranking(builder: GraphBuilder, logits: Tensor, ranks: int, *, probabilities: bool = True) -> None:
+    """Let a graph return what `ranked_words`, or without `probabilities` only `words_by_rank`, reads.
+
+    The logits are (words, n), and so many of each row are returned.
+    """
     best = builder.top_k(logits, ranks)
     builder.output("words", best)
-    builder.output("values", builder.pick(logits, best, ranks))
-    builder.output("total", builder.log_sum_exp(logits))
+    if ranks > 1 or probabilities:
+        builder.output("values", builder.pick(logits, best, ranks))
+    if probabilities:
+        builder.output("total", builder.log_sum_exp(logits))
+
+
+def words_by_rank(found: Mapping[str, npt.NDArray[np.generic]], n: int) -> npt.NDArray[np.int32]:
+    """Return the words [n, ranks] of the first n rows, the most likely first: ggml leaves the order of a top-k open."""
+    words = found["words"][:n].astype(np.int32, copy=False)
+    if words.shape[1] == 1:
+        return words
+    return words[np.arange(n)[:, None], np.argsort(-found["values"][:n].astype(np.float32, copy=False), 1, "stable")]
 
 
 def ranked_words(found: Mapping[str, npt.NDArray[np.generic]], n: int) -> RankedWords:
-    """Return the first n rows of what such a graph has found, in order: ggml leaves the order of a top-k open."""
+    """Return the words of the first n rows with their log-probabilities, the most likely first."""
     values = found["values"][:n].astype(np.float32, copy=False)
-    order = np.argsort(-values, axis=1, kind="stable")
     words = found["words"][:n].astype(np.int32, copy=False)
     total = found["total"][:n].astype(np.float32, copy=False)
-    return RankedWords(np.take_along_axis(words, order, 1), np.take_along_axis(values, order, 1) - total)
+    places = np.arange(n)[:, None], np.argsort(-values, 1, "stable")
+    return RankedWords(words[places], values[places] - total)

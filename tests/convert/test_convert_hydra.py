@@ -92,7 +92,7 @@ def check(converted: Path, reference: TinyHydra, target: Path, tolerance: float 
     with Model(target) as model:
         head = HydraHead(converted, model, n_cells=16, ranks=[WORDS] * reference.heads, n_threads=1)
         for paths in PATHS:
-            best = head.best_words(STATES[0], paths)
+            best = head.best_laws(STATES[0], paths)
             expected = np.take_along_axis(
                 log_probs(reference, STATES[0], paths, embedding, output), best.words.astype(np.intp), 1
             )

@@ -50,7 +50,10 @@ class TableHeads:
         self._table = table
         self._before = list(tokens[:-1])
 
-    def best_words(self, state: np.ndarray, paths: Sequence[Sequence[int]]) -> RankedWords:
+    def best_words(self, state: np.ndarray, paths: Sequence[Sequence[int]]) -> np.ndarray:
+        return self.best_laws(state, paths).words
+
+    def best_laws(self, state: np.ndarray, paths: Sequence[Sequence[int]]) -> RankedWords:
         probs = np.array([self._table([*self._before, *path]) for path in paths])
         words = np.argsort(-probs, 1, kind="stable")
         with np.errstate(divide="ignore"):
@@ -301,7 +304,7 @@ def test_drafts_are_the_references_after_any_rounds(
             expected = fitted.double().read_states(states).numpy()
             np.testing.assert_allclose(state, expected[-1], rtol=1e-3, atol=1e-4)
             assert np.abs(state - expected[-2]).max() > 0.01  # the control: shifted by one
-            words = drafter._heads.best_words(state, [[text[-1]]])
+            words = drafter._heads.best_laws(state, [[text[-1]]])
             laws = log_probs(fitted, expected[-1], [[text[-1]]], *matrices)
             np.testing.assert_allclose(words.log_probs[0], laws[0, words.words[0]], rtol=1e-3, atol=1e-3)
     assert checked > 2

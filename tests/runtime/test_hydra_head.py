@@ -49,7 +49,7 @@ def opened(reference: TinyHydra, path: Path, target: Model, ranks: int = WORDS, 
 
 def by_word(head: HydraHead, state: np.ndarray, paths: list[list[int]]) -> np.ndarray:
     """All log-probabilities [n, words], in the order of the words."""
-    best = head.best_words(state, paths)
+    best = head.best_laws(state, paths)
     assert (np.diff(best.log_probs, axis=1) <= 0).all()
     found = np.full(best.words.shape, np.nan)
     np.put_along_axis(found, best.words.astype(np.intp), best.log_probs, 1)
@@ -106,11 +106,14 @@ def test_fewer_ranks_are_the_best_ones(target: Model, tmp_path: Path) -> None:
     few = HydraHead(tmp_path / "h.gguf", target, n_cells=1, n_threads=1)
     few.prepare([5, 2])
     for paths, count in zip(PATHS[:2], (5, 2), strict=True):
-        every, best = whole.best_words(STATE, paths), few.best_words(STATE, paths)
+        every, best = whole.best_laws(STATE, paths), few.best_laws(STATE, paths)
         np.testing.assert_array_equal(best.words, every.words[:, :count])
+        np.testing.assert_array_equal(few.best_words(STATE, paths), best.words)
         np.testing.assert_allclose(best.log_probs, every.log_probs[:, :count], atol=1e-6)
     with pytest.raises(OptionError, match="prepared for 2"):
         few.best_words(STATE, PATHS[2])
+    with pytest.raises(OptionError, match="outside the 320 words"):
+        few.best_words(STATE, [[7, 3], [7, 320]])
     with pytest.raises(OptionError, match="reach 1 to 3 tokens"):
         few.prepare([1, 1, 1, 1])
     whole.close()
