@@ -11,7 +11,8 @@ from tiny_eagle import TinyEagle, random_eagle
 
 from specrun.bindings.errors import MalformedFileError, OptionError, PairError, SpecrunError, UnsupportedModelError
 from specrun.bindings.model import Model
-from specrun.runtime.heads.eagle_head import EagleHead, EagleRows
+from specrun.runtime.heads.eagle_head import EagleHead
+from specrun.runtime.heads.pair_head import EagleRows
 
 HIDDEN, WORDS = 32, 320
 RNG = np.random.default_rng(0)
