@@ -14,7 +14,7 @@ from specrun.cli.paths import require_file
 from specrun.runtime.drafters.build_auto import auto_expression
 from specrun.runtime.drafters.expression import Expression, parse_expression, quoted
 
-__all__ = ["drafter_expression", "is_bare_auto", "require_draft_files"]
+__all__ = ["draft_kind", "drafter_expression", "is_bare_auto", "require_draft_files"]
 
 # llama.cpp's --spec-type names that mean the same here, and our own.
 _NAMES = {
@@ -39,13 +39,13 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
     if name is None:
         name = "draft" if demo or settings.model_draft else "none"
     if name == "draft":
-        return _call(_kind_of(settings.model_draft), settings, _file_argument(settings, demo=demo))
+        return _call(draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo))
     if settings.model_draft is not None and name != "none":
         raise click.UsageError(f"--spec-type {settings.spec_type} drafts without a model: leave out -md")
     return _call(name, settings, [])
 
 
-def _kind_of(draft: Path | None) -> str:
+def draft_kind(draft: Path | None) -> str:
     """Return what drafts with a file: its architecture says whether it is a model or a kind of heads."""
     if draft is None or not draft.is_file():
         return "draft"  # what is missing is reported where it is opened

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 from specrun.bindings.context import MAX_SEQUENCES
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.drafter import Drafter
@@ -9,12 +12,17 @@ from specrun.runtime.drafters.eagle import EagleDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.expression import Expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
+from specrun.runtime.drafters.head_tree import head_accuracy, target_curve
 from specrun.runtime.drafters.path_probability import DynamicShape
 from specrun.runtime.drafters.proposals import TreeSampling
+from specrun.runtime.drafters.published_trees import published_tree
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.drafters.tree_options import TreeOptions
 from specrun.runtime.heads.eagle_head import EagleHead
-from specrun.runtime.planning.sequoia import best_tree, typical_acceptance
+from specrun.runtime.heads.head_file import HeadFile
+from specrun.runtime.heads.node_accuracy import stored_accuracy
+from specrun.runtime.planning.medusa_tree import medusa_tree, plan_medusa_tree
+from specrun.runtime.planning.sequoia import MAX_PLANNED_DEPTH, best_tree, typical_acceptance
 from specrun.runtime.tree import ROOT
 
 __all__ = ["build_eagle"]
@@ -26,17 +34,19 @@ _RANKED_WORDS = 40
 
 def build_eagle(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
     """Build `eagle(head.gguf, depth=5, topk=8, nodes=32)`, `eagle(head.gguf, n=4)` or `eagle(head.gguf, tree=4x2)`."""
-    options = ExpressionOptions(expression, ["n", "sampling", "tree", "depth", "topk", "nodes"], 1)
+    options = ExpressionOptions(expression, ["n", "sampling", "tree", "depth", "topk", "nodes", "accuracy"], 1)
+    named = options.optional("tree")
     tree = TreeOptions(
-        tree=options.optional("tree"),
+        tree=None if named is None else published_tree("eagle", named),
         depth=options.optional_integer("depth"),
         topk=options.optional_integer("topk"),
         nodes=options.optional_integer("nodes"),
         n=options.optional_integer("n"),
     )
-    shape = _shape(tree, environment.context.n_batch)
     schemes: dict[str, TreeSampling] = {"with": "with", "without": "without", "argmax": "argmax"}
     sampling = schemes[options.choice("sampling", list(schemes), "argmax")]
+    path = file_of(expression, environment)
+    shape = _shape(tree, environment.context.n_batch, _planner(expression, options, tree, sampling, path, environment))
     leaves = shape.max_leaves if isinstance(shape, DynamicShape) else shape.n_leaves
     if leaves > MAX_SEQUENCES:
         raise OptionError(f"{expression}: {leaves} leaves need as many sequences, and llama.cpp allows {MAX_SEQUENCES}")
@@ -44,7 +54,7 @@ def build_eagle(expression: Expression, environment: DraftEnvironment, build: Bu
     evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
     widest = shape.topk if isinstance(shape, DynamicShape) else shape.max_width
     head = EagleHead(
-        file_of(expression, environment),
+        path,
         environment.target,
         n_cells=(environment.context.n_ctx or environment.target.n_ctx_train) + evaluated,
         ranks=max(widest, _RANKED_WORDS),
@@ -58,7 +68,39 @@ def build_eagle(expression: Expression, environment: DraftEnvironment, build: Bu
         raise
 
 
-def _shape(tree: TreeOptions, n_batch: int) -> Topology | DynamicShape:
+def _planner(
+    expression: Expression,
+    options: ExpressionOptions,
+    tree: TreeOptions,
+    sampling: TreeSampling,
+    path: Path,
+    environment: DraftEnvironment,
+) -> Callable[[int, int], Topology]:
+    """Return what makes the tree of tree=sequoia, of so many nodes and depths.
+
+    Where the head's accuracies by depth and rank are known it is made from them, without nodes= of the size that pays
+    most. They are of the head's favourite words and say nothing about drawn ones.
+    """
+    measured = sampling == "argmax"
+    if options.optional("accuracy") is not None and not (measured and tree.tree == "sequoia"):
+        raise OptionError(f"{expression}: accuracy= is what tree=sequoia is made from, with sampling=argmax")
+
+    def plan(nodes: int, depth: int) -> Topology:
+        file = HeadFile(path, "eagle")
+        accuracy = head_accuracy(options, MAX_PLANNED_DEPTH, stored_accuracy(file)) if measured else None
+        if accuracy is None:
+            return best_tree(typical_acceptance(sampling), nodes, depth)
+        if tree.nodes is not None:
+            return medusa_tree(accuracy[:depth], nodes)
+        curve, target = target_curve(environment), environment.target
+        words = target.n_embd * target.vocabulary.size  # every depth reads the head and the output matrix
+        share = (file.header.n_parameters + words) / target.n_params
+        return plan_medusa_tree(accuracy[:depth], curve, share * curve.seconds(1)).topology
+
+    return plan
+
+
+def _shape(tree: TreeOptions, n_batch: int, plan: Callable[[int, int], Topology]) -> Topology | DynamicShape:
     if tree.n is not None and not tree.asks_for_tree:
         if not 1 <= tree.n <= n_batch - 1:
             raise OptionError(
@@ -67,4 +109,4 @@ def _shape(tree: TreeOptions, n_batch: int) -> Topology | DynamicShape:
         return Topology(tuple(range(ROOT, tree.n - 1)))
     if not tree.asks_for_tree:
         return _DEFAULT
-    return tree.shape(n_batch, lambda nodes, depth: best_tree(typical_acceptance("argmax"), nodes, depth))
+    return tree.shape(n_batch, plan)
