@@ -145,13 +145,11 @@ def _chain_notes(results: Sequence[DrafterResult]) -> list[str]:
     if not chains:
         return []
     lines = [
-        f"{one.label} at temperature {one.temperature:g}: "
+        f"\n- {one.label} at temperature {one.temperature:g}: "
         + " ".join(f"{share:.2f}" for share in one.acceptance_given_prefix[:_ALPHAS])
         for one in chains
     ]
-    return [
-        "n-alpha of chains (acceptance where the n drafts before were accepted), n = 0, 1, ...: " + "; ".join(lines)
-    ]
+    return ["n-alpha of chains (acceptance where the n drafts before were accepted), n = 0, 1, ...:" + "".join(lines)]
 
 
 def _overhead_row(one: OverheadResult, parts: Sequence[str]) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ __all__ = ["calibrate"]
 
 _TEXTS, _OUTPUT = "Texts", "Output"
 _MAX_COUNT = 2**31 - 1
+_FEW = 200  # places, after which a share is known to about three hundredths
 _EPILOG = """\b
 Examples:
   specrun calibrate -m target.gguf -md heads.gguf
@@ -237,6 +238,8 @@ def _show(
         ]
         print_table(terminal, title, head, cells)
     terminal.answer(_verdict(result) + "\n")
+    if result.n_positions < _FEW:
+        terminal.note(f"{result.n_positions} places are few: more prompts, or a longer text (-f), give steadier shares")
 
 
 def _verdict(result: HeadCalibration) -> str:

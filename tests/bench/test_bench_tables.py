@@ -113,7 +113,7 @@ def test_chains_show_eagles_n_alpha_and_trees_do_not() -> None:
     tree = dataclasses.replace(chain, drafter="eagle(head.gguf, tree=2x2)", is_chain=False)
     notes = "\n".join(drafters_table([PLAIN, chain, tree]).notes)
     assert "n-alpha of chains" in notes
-    assert "draft(small.gguf, n=4) at temperature 0: 0.80 0.62 0.50" in notes
+    assert "\n- draft(small.gguf, n=4) at temperature 0: 0.80 0.62 0.50" in notes
     assert "tree=2x2" not in notes
 
 
