@@ -109,6 +109,7 @@ class TimedDrafter(Drafter):
         self.max_leaves = inner.max_leaves
         self.max_nodes = inner.max_nodes
         self.needs_hidden_states = inner.needs_hidden_states
+        self.layer_inputs = inner.layer_inputs
 
     @property
     def native_seconds(self) -> float:

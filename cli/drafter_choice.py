@@ -20,9 +20,12 @@ __all__ = ["draft_kind", "drafter_expression", "is_bare_auto", "require_draft_fi
 _NAMES = {
     "none": "none",
     "draft-simple": "draft",
+    "draft-eagle3": "eagle3",
     "ngram-simple": "prompt-lookup",
     "prompt-lookup": "prompt-lookup",
 }
+_HEADS = ("eagle3",)
+_TAKE_A_LENGTH = ("draft", "prompt-lookup", "eagle", "eagle3")
 
 
 def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
@@ -30,7 +33,8 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
     if settings.drafter is not None:
         if is_bare_auto(settings.drafter) and settings.model_draft is not None:
             _refuse_beside_drafter(dataclasses.replace(settings, model_draft=None))
-            return auto_expression(_call("draft", settings, _file_argument(settings, demo=demo)))
+            member = _call(draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo))
+            return auto_expression(member)
         _refuse_beside_drafter(settings)
         return settings.drafter
     name = _method(settings.spec_type)
@@ -40,6 +44,8 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
         name = "draft" if demo or settings.model_draft else "none"
     if name == "draft":
         return _call(draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo))
+    if name in _HEADS:
+        return _call(name, settings, _file_argument(settings, demo=False))
     if settings.model_draft is not None and name != "none":
         raise click.UsageError(f"--spec-type {settings.spec_type} drafts without a model: leave out -md")
     return _call(name, settings, [])
@@ -104,14 +110,14 @@ def _file_argument(settings: DraftSettings, *, demo: bool) -> list[str]:
         return [quoted(str(settings.model_draft))]
     if demo:
         return []
-    raise click.UsageError("--spec-type draft-simple needs a draft model: -md FILE")
+    raise click.UsageError(f"--spec-type {settings.spec_type} needs a draft model: -md FILE")
 
 
 def _call(name: str, settings: DraftSettings, arguments: list[str]) -> str:
     arguments = list(arguments)
     if settings.spec_draft_n_max is not None:
         _require_drafts(name, "--spec-draft-n-max")
-        if name not in ("draft", "prompt-lookup"):
+        if name not in _TAKE_A_LENGTH:
             raise click.UsageError(f"--spec-draft-n-max is not known to {name}: put nodes= or tree= into --drafter")
         arguments.append(f"n={settings.spec_draft_n_max}")
     if settings.spec_draft_p_min is not None:

@@ -1,4 +1,4 @@
-"""Builds `eagle(head.gguf, ...)`: the head on the target's device, and the shape of its trees."""
+"""Builds `eagle(head.gguf, ...)` and `eagle3(head.gguf, ...)`: the head on the target's device, the shape of trees."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from specrun.runtime.drafters.proposals import TreeSampling
 from specrun.runtime.drafters.published_trees import published_tree
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.drafters.tree_options import TreeOptions
+from specrun.runtime.heads.eagle3_head import Eagle3Head
 from specrun.runtime.heads.eagle_head import EagleHead
 from specrun.runtime.heads.head_file import HeadFile
 from specrun.runtime.heads.node_accuracy import stored_accuracy
@@ -25,7 +26,7 @@ from specrun.runtime.planning.medusa_tree import medusa_tree, plan_medusa_tree
 from specrun.runtime.planning.sequoia import MAX_PLANNED_DEPTH, best_tree, typical_acceptance
 from specrun.runtime.tree import ROOT
 
-__all__ = ["build_eagle"]
+__all__ = ["build_eagle", "build_eagle3"]
 
 # EAGLE-2's trees of 60 nodes are for GPUs: a CPU verifies this many for less than two tokens' time.
 _DEFAULT = DynamicShape(depth=5, topk=2, nodes=6)
@@ -34,6 +35,15 @@ _RANKED_WORDS = 40
 
 def build_eagle(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
     """Build `eagle(head.gguf, depth=5, topk=8, nodes=32)`, `eagle(head.gguf, n=4)` or `eagle(head.gguf, tree=4x2)`."""
+    return _build(expression, environment, EagleHead)
+
+
+def build_eagle3(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+    """Build `eagle3(head.gguf, ...)`, with the options of `eagle`."""
+    return _build(expression, environment, Eagle3Head)
+
+
+def _build(expression: Expression, environment: DraftEnvironment, kind: type[EagleHead | Eagle3Head]) -> Drafter:
     options = ExpressionOptions(expression, ["n", "sampling", "tree", "depth", "topk", "nodes", "accuracy"], 1)
     named = options.optional("tree")
     tree = TreeOptions(
@@ -53,7 +63,7 @@ def build_eagle(expression: Expression, environment: DraftEnvironment, build: Bu
     # Dynamic trees evaluate more nodes than they keep.
     evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
     widest = shape.topk if isinstance(shape, DynamicShape) else shape.max_width
-    head = EagleHead(
+    head = kind(
         path,
         environment.target,
         n_cells=(environment.context.n_ctx or environment.target.n_ctx_train) + evaluated,
@@ -86,15 +96,15 @@ def _planner(
         raise OptionError(f"{expression}: accuracy= is what tree=sequoia is made from, with sampling=argmax")
 
     def plan(nodes: int, depth: int) -> Topology:
-        file = HeadFile(path, "eagle")
+        file = HeadFile(path, expression.atom)
         accuracy = head_accuracy(options, MAX_PLANNED_DEPTH, stored_accuracy(file)) if measured else None
         if accuracy is None:
             return best_tree(typical_acceptance(sampling), nodes, depth)
         if tree.nodes is not None:
             return medusa_tree(accuracy[:depth], nodes)
         curve, target = target_curve(environment), environment.target
-        words = target.n_embd * target.vocabulary.size  # every depth reads the head and the output matrix
-        share = (file.header.n_parameters + words) / target.n_params
+        words = 0 if "output.weight" in file else target.n_embd * target.vocabulary.size
+        share = (file.header.n_parameters + words) / target.n_params  # every depth reads the head and an output matrix
         return plan_medusa_tree(accuracy[:depth], curve, share * curve.seconds(1)).topology
 
     return plan

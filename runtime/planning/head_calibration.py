@@ -34,7 +34,7 @@ from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
 from specrun.runtime.target import EvaluatedRows, TargetModel
 
-__all__ = ["HeadCalibration", "HeadCalibrationOptions", "RankCounts", "calibrate_heads", "hidden_states_of"]
+__all__ = ["HeadCalibration", "HeadCalibrationOptions", "RankCounts", "calibrate_heads", "features_along"]
 
 _ROWS = 64  # hidden states of one evaluation
 _FEWEST = 16
@@ -162,12 +162,18 @@ def calibrate_heads(
     return HeadCalibration(accuracy, counts.alone, counts.n_reached, counts.n_positions, plan, curve, is_measured)
 
 
-def hidden_states_of(context: Context, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-    """Return the target's final hidden states at all positions of a text, [n, hidden]; the context is left empty."""
+def features_along(context: Context, tokens: Sequence[int], taps: Sequence[int] = ()) -> npt.NDArray[np.float32]:
+    """Return what heads read of the target at all positions of a text, [n, ...]; the context is left empty.
+
+    That is its final hidden state, or the inputs of the layers `taps` one after another.
+    """
     pieces: list[npt.NDArray[np.float32]] = []
 
+    def of(rows: EvaluatedRows, row: int) -> npt.NDArray[np.float32]:
+        return np.concatenate([rows.layer_input(row, layer) for layer in taps]) if taps else rows.hidden_state(row)
+
     def learn(_start: int, rows: EvaluatedRows, count: int) -> None:
-        pieces.append(np.array([rows.hidden_state(row) for row in range(count)], np.float32))
+        pieces.append(np.array([of(rows, row) for row in range(count)], np.float32))
 
     context.memory.clear()
     TargetModel(context).prefill(tokens, learn)
@@ -227,7 +233,10 @@ def _count(
 ) -> RankCounts:
     """Count the right guesses along the texts, until `n_tokens` places were guessed."""
     counts = RankCounts(guesses.n_depths, options.ranks)
-    reading = dataclasses.replace(context, n_outputs=_ROWS, hidden_states=True)
+    taps = guesses.taps
+    reading = dataclasses.replace(
+        context, n_outputs=_ROWS, hidden_states=not taps, layer_inputs=tuple(sorted(set(taps)))
+    )
     with Context(target, reading) as wide:
         for text in texts:
             # The state at position t guesses the token at t + 2 first: the last two have nothing to guess.
@@ -235,8 +244,8 @@ def _count(
             tokens = text.tokens[: begin + 2 + options.n_tokens - counts.n_positions]
             if len(tokens) < begin + 3:
                 continue
-            states = hidden_states_of(wide, tokens[:-2])
-            for offset, words in enumerate(guesses.along(tokens, states, begin)):
+            features = features_along(wide, tokens[:-2], taps)
+            for offset, words in enumerate(guesses.along(tokens, features, begin)):
                 first = begin + offset + 2
                 counts.add(words, tokens[first : first + guesses.n_depths])
                 if counts.n_positions % 16 == 0:

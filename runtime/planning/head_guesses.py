@@ -18,8 +18,11 @@ from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.gguf_header import read_header
 from specrun.bindings.model import Model
 from specrun.runtime.drafters.eagle_state import EagleState
+from specrun.runtime.heads.eagle3_head import Eagle3Head
 from specrun.runtime.heads.eagle_head import EagleHead
+from specrun.runtime.heads.head_file import HeadFile
 from specrun.runtime.heads.medusa_head import MedusaHead
+from specrun.runtime.heads.pair_head import PairHead
 from specrun.runtime.tree import ROOT
 
 __all__ = ["EagleGuesses", "HeadGuesses", "MedusaGuesses", "guess_kinds", "open_guesses"]
@@ -28,20 +31,25 @@ FloatRows = npt.NDArray[np.float32]
 Guesses = list[list[int]]
 """Words by depth, the most likely first."""
 
+_OUTPUT = "output.weight"
 _EAGLE_DEPTHS = 5  # features that were predicted, as EAGLE counts its n-alpha
 
 
 class HeadGuesses(Protocol):
-    """A kind of heads as calibration sees them. `evaluated_params` are the weights that a depth of guesses reads."""
+    """A kind of heads as calibration sees them.
+
+    `evaluated_params` are the weights that a depth of guesses reads; `taps` the layers of the target whose inputs the
+    heads read, none where they read its final hidden state.
+    """
 
     n_depths: int
-    n_params: int
     evaluated_params: float
+    taps: tuple[int, ...]
 
-    def along(self, tokens: Sequence[int], states: FloatRows, begin: int) -> Iterator[Guesses]:
-        """Yield the guesses at positions `begin` to len(states) - 1, [depth][rank].
+    def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
+        """Yield the guesses at positions `begin` to len(features) - 1, [depth][rank].
 
-        `states` [n, hidden] are the target's final hidden states at the first n positions of the text `tokens`, which
+        `features` [n, ...] are what the heads read of the target at the first n positions of the text `tokens`, which
         is longer. Where the text ends, so do the depths.
         """
 
@@ -52,16 +60,17 @@ class HeadGuesses(Protocol):
 class MedusaGuesses:
     """Medusa's heads, which see the hidden state alone: the words on the way make no difference."""
 
+    taps = ()
+
     def __init__(self, head: MedusaHead, ranks: int) -> None:
         self.n_depths = head.n_heads
-        self.n_params = head.n_params
         self.evaluated_params = head.evaluated_params / head.n_heads
         self._head = head
         self._ranks = ranks
 
-    def along(self, tokens: Sequence[int], states: FloatRows, begin: int) -> Iterator[Guesses]:
+    def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
         """Yield all heads' words; see `HeadGuesses`."""
-        for offset, words in enumerate(self._head.words_along(states[begin:], self._ranks)):
+        for offset, words in enumerate(self._head.words_along(features[begin:], self._ranks)):
             yield words[: max(0, len(tokens) - (begin + offset) - 2)]
 
     def close(self) -> None:
@@ -72,21 +81,19 @@ class MedusaGuesses:
 class EagleGuesses:
     """An EAGLE head that goes on from its own predicted states with the text's words, as a chain that is right does."""
 
-    def __init__(
-        self, head: EagleHead, *, n_params: int = 0, evaluated_params: float = 0.0, n_depths: int = _EAGLE_DEPTHS
-    ) -> None:
-        self.n_depths = n_depths
-        self.n_params = n_params
+    def __init__(self, head: PairHead, evaluated_params: float) -> None:
+        self.n_depths = _EAGLE_DEPTHS
         self.evaluated_params = evaluated_params
+        self.taps = tuple(head.taps)
         self._head = head
 
-    def along(self, tokens: Sequence[int], states: FloatRows, begin: int) -> Iterator[Guesses]:
+    def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
         """Yield the head's words with 0, 1, ... predicted states before them; see `HeadGuesses`."""
         state = EagleState(self._head)
         if begin:
-            state.learn(0, states[:begin], tokens)
-        for position in range(begin, min(len(states), len(tokens) - 2)):
-            state.learn(position, states[position : position + 1], tokens)
+            state.learn(0, features[:begin], tokens)
+        for position in range(begin, min(len(features), len(tokens) - 2)):
+            state.learn(position, features[position : position + 1], tokens)
             row = state.root(tokens[: position + 2])
             if row is None:  # more pairs than the head has cells
                 return
@@ -126,11 +133,21 @@ def _open_medusa(path: Path, target: Model, ranks: int, _n_tokens: int, n_thread
 
 def _open_eagle(path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int) -> HeadGuesses:
     head = EagleHead(path, target, n_cells=n_tokens + _EAGLE_DEPTHS, ranks=ranks, n_threads=n_threads)
-    read = head.n_params + target.n_embd * target.vocabulary.size  # and the target's output matrix
-    return EagleGuesses(head, n_params=head.n_params, evaluated_params=read)
+    return EagleGuesses(head, _evaluated(HeadFile(path, "eagle"), target))
+
+
+def _open_eagle3(path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int) -> HeadGuesses:
+    head = Eagle3Head(path, target, n_cells=n_tokens + _EAGLE_DEPTHS, ranks=ranks, n_threads=n_threads)
+    return EagleGuesses(head, _evaluated(HeadFile(path, "eagle3"), target))
+
+
+def _evaluated(file: HeadFile, target: Model) -> float:
+    """Return how many weights a depth reads: the head's, and the target's output matrix where it has none."""
+    return file.header.n_parameters + (0 if _OUTPUT in file else target.n_embd * target.vocabulary.size)
 
 
 _OPENERS: Mapping[str, Callable[[Path, Model, int, int, int], HeadGuesses]] = {
     "medusa": _open_medusa,
     "eagle": _open_eagle,
+    "eagle3": _open_eagle3,
 }

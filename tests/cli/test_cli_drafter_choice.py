@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 import pytest
+from renamed_models import as_architecture
 from tiny_heads import random_medusa
 
 from specrun.bindings.errors import FileMissingError, OptionError
@@ -38,6 +39,11 @@ def settings(**given: Any) -> DraftSettings:
             'draft("small model.gguf", n=7, p_min=0.5)',
         ),
         ({"spec_type": "draft-simple"}, True, "draft"),
+        (
+            {"spec_type": "draft-eagle3", "model_draft": FILE, "spec_draft_n_max": 4},
+            False,
+            'eagle3("small model.gguf", n=4)',
+        ),
         ({"spec_type": "ngram-simple", "spec_draft_n_max": 9}, False, "prompt-lookup(n=9)"),
         ({"spec_type": "prompt-lookup"}, True, "prompt-lookup"),
         ({"drafter": "prompt-lookup(n=2)"}, True, "prompt-lookup(n=2)"),
@@ -57,6 +63,13 @@ def test_a_file_of_heads_is_recognised(tmp_path: Path) -> None:
         drafter_expression(settings(model_draft=path, spec_draft_n_max=3), demo=False)
 
 
+def test_an_eagle3_file_of_llama_cpp_is_recognised(tmp_path: Path, tiny_drafter: Path) -> None:
+    path = as_architecture(tiny_drafter, tmp_path / "head.gguf", "eagle3")
+    assert drafter_expression(settings(model_draft=path), demo=False) == f'eagle3("{path}")'
+    wanted = f'auto(eagle3("{path}"), prompt-lookup, lookahead)'
+    assert drafter_expression(settings(model_draft=path, drafter="auto"), demo=False) == wanted
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
@@ -67,6 +80,7 @@ def test_a_file_of_heads_is_recognised(tmp_path: Path) -> None:
         ({"drafter": "draft", "spec_draft_p_min": 0.0}, "--spec-draft-p-min"),
         ({"drafter": "draft", "spec_type": "none"}, "--spec-type"),
         ({"spec_type": "draft-simple"}, "-md FILE"),
+        ({"spec_type": "draft-eagle3"}, "draft-eagle3 needs a draft model: -md FILE"),
         ({"spec_type": "ngram-simple", "model_draft": FILE}, "leave out -md"),
         ({"spec_type": "ngram-simple,draft-simple"}, "--drafter"),
         ({"spec_draft_n_max": 3}, "without a drafter"),
@@ -82,7 +96,7 @@ def test_methods_that_do_not_exist() -> None:
     with pytest.raises(OptionError, match="did you mean ngram-simple"):
         drafter_expression(settings(spec_type="ngram-simpel"), demo=False)
     with pytest.raises(OptionError, match="does not exist here"):
-        drafter_expression(settings(spec_type="draft-eagle3"), demo=False)
+        drafter_expression(settings(spec_type="draft-dflash"), demo=False)
 
 
 def test_odd_file_names_survive(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from specrun.runtime.drafters import eagle
 from specrun.runtime.drafters.eagle import EagleDrafter
 from specrun.runtime.drafters.proposals import Child, Propose, TreeSampling, proposal_scheme
 from specrun.runtime.drafters.topology import parse_topology
-from specrun.runtime.heads.eagle_head import EagleRows
+from specrun.runtime.heads.pair_head import EagleRows
 from specrun.runtime.law import Law
 from specrun.runtime.loop import decode_rounds
 from specrun.runtime.noise import NoiseSource

@@ -25,7 +25,7 @@ from specrun.runtime.planning.head_calibration import (
     HeadCalibrationOptions,
     RankCounts,
     calibrate_heads,
-    hidden_states_of,
+    features_along,
 )
 
 HIDDEN, WORDS, RANKS = 32, 320, 20
@@ -54,7 +54,7 @@ def states_of(path: Path, text: Sequence[int]) -> np.ndarray:
         Model(path) as model,
         Context(model, dataclasses.replace(CONTEXT, n_outputs=64, hidden_states=True)) as context,
     ):
-        return hidden_states_of(context, text)
+        return features_along(context, text)
 
 
 @pytest.fixture(scope="module")
