@@ -76,7 +76,7 @@ _source_options = option_group(
         *("-md", "--model-draft", "--draft-model"),
         section="Model",
         type=ExistingFile(),
-        help="The heads: a GGUF file of Medusa or EAGLE.",
+        help="The heads: a GGUF file of Medusa or any EAGLE.",
     ),
     option(
         "-f",

@@ -30,7 +30,6 @@ __all__ = ["build_eagle", "build_eagle3"]
 
 # EAGLE-2's trees of 60 nodes are for GPUs: a CPU verifies this many for less than two tokens' time.
 _DEFAULT = DynamicShape(depth=5, topk=2, nodes=6)
-_RANKED_WORDS = 40
 
 
 def build_eagle(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
@@ -67,7 +66,7 @@ def _build(expression: Expression, environment: DraftEnvironment, kind: type[Eag
         path,
         environment.target,
         n_cells=(environment.context.n_ctx or environment.target.n_ctx_train) + evaluated,
-        ranks=max(widest, _RANKED_WORDS),
+        ranks=widest,
         whole_rows=sampling != "argmax",
         n_threads=environment.context.n_threads,
     )

@@ -199,19 +199,17 @@ class PairHead(ABC):
         width, length = next((one for one in _WIDTHS if one >= n), n), self._cache.length(used)
         graph = self._graph(width, length, real=real)
         inputs = cache_inputs(positions, cells, sees, width, length, self._cache.spare)
-        rows = np.zeros((width, states.shape[1]), np.float32)
-        rows[:n] = states
-        inputs |= {"tokens": np.array([*tokens, *[0] * (width - n)], np.int32), "states": rows}
+        if width > n:
+            states = np.concatenate([states, np.zeros((width - n, states.shape[1]), np.float32)])
+        inputs |= {"tokens": np.array([*tokens, *[0] * (width - n)], np.int32), "states": states}
         started = time.perf_counter()
         found = graph.run(inputs)
         self.native_seconds += time.perf_counter() - started
-        values = _floats(found["values"])[:n]
-        order = np.argsort(-values, axis=1, kind="stable")
-        ranked = np.take_along_axis(found["words"].astype(np.int32, copy=False)[:n], order, 1)
+        words, values = _by_value(found["words"].astype(np.int32, copy=False)[:n], _floats(found["values"])[:n])
         return EagleRows(
             _floats(found["states"])[:n],
-            self._target_words(ranked),
-            np.take_along_axis(values, order, 1) - _floats(found["total"])[:n],
+            self._target_words(words),
+            values - _floats(found["total"])[:n],
             self._target_rows(_floats(found["logits"])[:n]) if self._whole_rows else None,
         )
 
@@ -246,3 +244,12 @@ class PairHead(ABC):
 
 def _floats(array: npt.NDArray[np.generic]) -> FloatRows:
     return array.astype(np.float32, copy=False)
+
+
+def _by_value(words: npt.NDArray[np.int32], values: FloatRows) -> tuple[npt.NDArray[np.int32], FloatRows]:
+    """Return each row's words and values, the largest first: ggml leaves the order of a top-k open."""
+    if values.shape[1] == 1:
+        return words, values
+    order = (-values).argsort(axis=1, kind="stable")
+    rows = np.arange(len(order))[:, None]  # several times quicker than np.take_along_axis
+    return words[rows, order], values[rows, order]

@@ -168,6 +168,39 @@ def test_eagle_is_counted_as_by_the_reference(tiny_model: Path, texts: list[list
     assert result.n_reached[0] == len(text) - 2
 
 
+def test_eagle3_is_counted_as_by_the_reference(tiny_deep_model: Path, tmp_path: Path) -> None:
+    """Its features are layer inputs, and its words those of a draft vocabulary."""
+    import torch
+    from gguf import GGUFReader
+    from tiny_eagle3 import random_eagle3
+
+    tensors = {one.name: np.array(one.data) for one in GGUFReader(tiny_deep_model).tensors}
+    embedding = torch.tensor(tensors["token_embd.weight"], dtype=torch.float64)
+    head = random_eagle3(embedding.shape[1], len(embedding))
+    path = head.write(tmp_path / "eagle3.gguf", tiny_deep_model)
+    with Runtime(tiny_deep_model, **EXACT) as runtime:
+        text = [5, 6, 7, *runtime.generate([5, 6, 7], GREEDY, max_tokens=20).token_ids]
+    result = calibrated(tiny_deep_model, path, text)
+    options = dataclasses.replace(CONTEXT, n_outputs=64, layer_inputs=tuple(sorted(head.taps)))
+    with Model(tiny_deep_model) as model, Context(model, options) as context:
+        features = torch.tensor(features_along(context, text, head.taps), dtype=torch.float64)
+    w, ids = head.tensors(), head.word_ids
+    fused, ranks = head.fused(w, features), []
+    for t in range(len(text) - 2):
+        states, own = fused[: t + 1], []
+        for depth in range(min(5, len(text) - t - 2)):
+            n = len(states)
+            words = embedding[text[1 : n + 1]]
+            fed_back, read = head.predicted(w, words, states, range(n), np.tri(n, dtype=bool))
+            logits = np.full(len(embedding), -np.inf)
+            logits[slice(None) if ids is None else ids] = (read[-1] @ w["lm_head.weight"].T).numpy()
+            own.append(rank_in(logits, text[t + 2 + depth]))
+            states = torch.cat([states, fed_back[-1:]])
+        ranks.append(own)
+    np.testing.assert_allclose(np.array(result.accuracy), np.array(accuracy_from(ranks, 5)))
+    assert sum(map(sum, result.alone)) > 0.0
+
+
 def test_prompts_are_continued_and_not_counted(tiny_model: Path, fitted: Path, texts: list[list[int]]) -> None:
     options = options_for(tiny_model, fitted, n_tokens=60)
     prompts = [CalibrationText(tuple(one), len(one)) for one in PROMPTS[:2]]
