@@ -19,6 +19,7 @@ from specrun.runtime.drafters.path_probability import DynamicShape, grow_by_path
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.heads.ranked_words import RankedWords
 from specrun.runtime.law import Law
+from specrun.runtime.ranked_law import RankedLaw
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
@@ -150,7 +151,4 @@ class _PathLaws:
 
     def _laws(self, paths: list[list[int]]) -> list[Law]:
         best = self._heads.best_laws(self._state, paths)
-        places = np.arange(len(paths))[:, None], best.words.argsort(1)
-        # Not normalised: the probability of a path is not to grow by what lies outside the best words.
-        probs, words = np.exp(best.log_probs[places].astype(np.float64)), best.words[places].astype(np.intp)
-        return [Law(law, ids) for law, ids in zip(probs, words, strict=True)]
+        return [RankedLaw(words, log_probs) for words, log_probs in zip(best.words, best.log_probs, strict=True)]

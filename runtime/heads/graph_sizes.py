@@ -1,18 +1,12 @@
-"""A few graph sizes serve all batches: rows and cached positions are filled up to the next one."""
+"""A few graph sizes serve all batches: rows are filled up to the next one."""
 
 from __future__ import annotations
 
-__all__ = ["filled_length", "filled_width"]
+__all__ = ["filled_width"]
 
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
-_CELLS = 256
 
 
 def filled_width(n: int) -> int:
     """Return the number of rows of the graph that evaluates n."""
     return next((width for width in _WIDTHS if width >= n), n)
-
-
-def filled_length(n_cells: int) -> int:
-    """Return how many cells of a cache a graph reads where the first `n_cells` are in use."""
-    return -(-n_cells // _CELLS) * _CELLS

@@ -10,9 +10,8 @@ Tensors of head k: `hydra.{k}.res.{j}.weight` ((k + 2) h, h) for j = 0, else (h,
 `hydra.{k}.skip.weight` ((k + 2) h, h) and `.bias` (h), the first block's S and c, of grounded heads only;
 `hydra.{k}.output.weight` (h, words, optional) and `.bias` (words, optional). The prefix layer: see `prefix_layer`.
 Metadata: `hydra.embedding_length`, `.vocab_size`, `.head_count`, `.block_count`, `.grounded` (bool, true where absent),
-`.prefix_layer` (bool, false where absent), `.node_accuracy` (optional: the measured accuracy of each head's words by
-rank, head after head, where the path is right); for the prefix layer `.attention.head_count`,
-`.attention.head_count_kv`, `.feed_forward_length`, `.rope.freq_base`, `.rope.scaling.factor`,
+`.prefix_layer` (bool, false where absent), `.node_accuracy` (optional, see `node_accuracy`); for the prefix layer
+`.attention.head_count`, `.attention.head_count_kv`, `.feed_forward_length`, `.rope.freq_base`, `.rope.scaling.factor`,
 `.attention.layer_norm_rms_epsilon`.
 """
 
@@ -35,7 +34,8 @@ from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.model import Model
 from specrun.runtime.heads.graph_sizes import filled_width
 from specrun.runtime.heads.head_file import HeadFile
-from specrun.runtime.heads.prefix_layer import PrefixLayer, prefix_tensor_names
+from specrun.runtime.heads.node_accuracy import stored_accuracy
+from specrun.runtime.heads.prefix_layer import PrefixLayer, plan_prefix
 from specrun.runtime.heads.ranked_words import RankedWords, add_ranking, ranked_words, words_by_rank
 
 __all__ = ["HydraHead"]
@@ -66,7 +66,7 @@ class HydraHead:
 
     `n_cells` is how many positions the prefix layer has room for, where there is one; it is then `prefix`, and what it
     returns is the state that the heads read. `ranks[k]` is how many words head k has to name; without it, `prepare`
-    says so later.
+    says so later. `evaluated_params` are the weights that an evaluation of all heads reads.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class HydraHead:
         file = HeadFile(path, "hydra")
         file.check_target(target)
         self.n_heads = file.size("head_count", _MAX_HEADS)
-        self.accuracies = file.numbers("node_accuracy")
+        self.accuracy = stored_accuracy(file, self.n_heads)
         self.n_params = file.header.n_parameters
         self.prefix: PrefixLayer | None = None
         self._grounded = file.flag("grounded", default=True)
@@ -89,10 +89,10 @@ class HydraHead:
         self._words = file.size("vocab_size")
         self._heads = _head_tensors(file, self.n_heads, grounded=self._grounded)
         names = [name for head in self._heads for name in head.names]
-        prefix_sizes = None
-        if file.flag("prefix_layer", default=False):
-            prefix_sizes, prefix_names = prefix_tensor_names(file)
-            names += prefix_names
+        prefix = plan_prefix(file) if file.flag("prefix_layer") else None
+        names += [] if prefix is None else prefix.names
+        shared = sum(head.output is None for head in self._heads)
+        self.evaluated_params = self.n_params + shared * self._hidden * self._words
         self._seconds = 0.0
         self._ranks: tuple[int, ...] = ()
         self._graphs: dict[tuple[int, int, bool], Graph] = {}
@@ -101,11 +101,10 @@ class HydraHead:
         self._weights: TensorStore | None = None
         try:
             self._weights = load_tensors(path, self._device, names)
-            if prefix_sizes is not None:
-                self.prefix = PrefixLayer(prefix_sizes, self._weights, self._device, n_cells=n_cells)
+            if prefix is not None:
+                self.prefix = PrefixLayer(prefix, self._weights, self._device, n_cells=n_cells)
             self._embedding = self._target.embedding() if self._grounded else None
-            needs_output = any(head.output is None for head in self._heads)
-            self._output = self._target.output() if needs_output else None
+            self._output = self._target.output() if shared else None
             if ranks is not None:
                 self.prepare(ranks)
         except BaseException:
@@ -125,9 +124,10 @@ class HydraHead:
         self._ranks = tuple(min(one, self._words) for one in ranks)
 
     def best_words(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
-        """Return the best words [n, ranks] after each of n paths, all of one length, below the state [hidden].
+        """Return the best words [n, ranks] after each of n paths, all of one length, below a state.
 
-        A path is the tokens from the target's own on; those of k + 1 tokens are head k's.
+        A path is the tokens from the target's own on; those of k + 1 tokens are head k's. The state is [hidden] for all
+        paths or [n, hidden].
         """
         n, found = self._evaluate(state, paths, probabilities=False)
         words = words_by_rank(found, n)
@@ -159,14 +159,14 @@ class HydraHead:
         head = len(paths[0]) - 1
         if not 0 <= head < len(self._ranks):
             raise OptionError(f"a path of {head + 1} tokens: these Hydra heads are prepared for {len(self._ranks)}")
-        n = len(paths) if self._grounded else 1
+        n = len(paths) if self._grounded or state.ndim > 1 else 1
         width = filled_width(n)
         graph = self._graphs.get((head, width, probabilities))
         if graph is None:
             graph = self._graphs[head, width, probabilities] = self._build(head, width, probabilities=probabilities)
-        rows = state if width == 1 else np.empty((width, self._hidden), np.float32)
+        rows = state if width == 1 else np.zeros((width, self._hidden), np.float32)
         if width > 1:
-            rows[:] = state
+            rows[:n] = state
         inputs: dict[str, npt.NDArray[np.generic]] = {"state": rows}
         if self._grounded:
             tokens = inputs["tokens"] = np.zeros((width, head + 1), np.int32)

@@ -40,15 +40,20 @@ def add_ranking(builder: GraphBuilder, logits: Tensor, ranks: int, *, probabilit
 def words_by_rank(found: Mapping[str, npt.NDArray[np.generic]], n: int) -> npt.NDArray[np.int32]:
     """Return the words [n, ranks] of the first n rows, the most likely first: ggml leaves the order of a top-k open."""
     words = found["words"][:n].astype(np.int32, copy=False)
-    if words.shape[1] == 1:
-        return words
-    return words[np.arange(n)[:, None], np.argsort(-found["values"][:n].astype(np.float32, copy=False), 1, "stable")]
+    return words if words.shape[1] == 1 else words[_order(found["values"][:n].astype(np.float32, copy=False))]
 
 
 def ranked_words(found: Mapping[str, npt.NDArray[np.generic]], n: int) -> RankedWords:
     """Return the words of the first n rows with their log-probabilities, the most likely first."""
-    values = found["values"][:n].astype(np.float32, copy=False)
     words = found["words"][:n].astype(np.int32, copy=False)
+    values = found["values"][:n].astype(np.float32, copy=False)
     total = found["total"][:n].astype(np.float32, copy=False)
-    places = np.arange(n)[:, None], np.argsort(-values, 1, "stable")
-    return RankedWords(words[places], values[places] - total)
+    if words.shape[1] == 1:
+        return RankedWords(words, values - total)
+    order = _order(values)
+    return RankedWords(words[order], values[order] - total)
+
+
+def _order(values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Return where each row's values are, the largest first; indices are several times quicker than take_along_axis."""
+    return np.arange(len(values))[:, None], (-values).argsort(axis=1, kind="stable")

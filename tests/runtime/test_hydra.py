@@ -346,17 +346,27 @@ def shape_of(model: Path, heads: Path, options: str = "") -> Topology | DynamicS
 
 
 def test_static_trees_follow_measured_accuracies(tiny_model: Path, tmp_path: Path) -> None:
-    """Of the heads' file where they stand there, typical ones otherwise."""
+    """Of a CSV, or of the heads' file where they stand there, typical ones otherwise."""
     heads = random_hydra(HIDDEN, WORDS)
     wide = heads.write(tmp_path / "wide.gguf", WORDS, accuracy=[0.3, 0.28, 0.27] + [0.1, 0.0, 0.0] * 2)
     assert shape_of(tiny_model, wide, ", nodes=3") == parse_topology("3")
     deep = heads.write(tmp_path / "deep.gguf", WORDS, accuracy=[0.9, 0.05, 0.0] * 3)
     assert shape_of(tiny_model, deep, ", nodes=3") == parse_topology("1x1x1")
+    table = tmp_path / "wide.csv"
+    table.write_text("head,rank,accuracy\n0,0,0.3\n0,1,0.28\n0,2,0.27\n1,0,0.1\n")
+    assert shape_of(tiny_model, deep, f", nodes=3, accuracy={quoted(str(table))}") == parse_topology("3")
     plain = heads.write(tmp_path / "plain.gguf", WORDS)
-    assert shape_of(tiny_model, plain) == medusa_tree([TYPICAL_PATH_ACCURACY] * 3, 5)
-    assert shape_of(tiny_model, plain, ", tree=sequoia, nodes=4, depth=2") == medusa_tree(
-        [TYPICAL_PATH_ACCURACY] * 2, 4
-    )
+    assert shape_of(tiny_model, plain, ", nodes=5") == medusa_tree([TYPICAL_PATH_ACCURACY] * 3, 5)
+    planned = shape_of(tiny_model, plain)
+    assert isinstance(planned, Topology)
+    assert planned == medusa_tree([TYPICAL_PATH_ACCURACY] * planned.max_depth, len(planned))
+
+
+def test_upstreams_own_tree(tiny_model: Path, tmp_path: Path) -> None:
+    heads = random_hydra(HIDDEN, WORDS, heads=4).write(tmp_path / "h.gguf", WORDS)
+    shape = shape_of(tiny_model, heads, ", tree=mc_sim_7b_63")
+    assert isinstance(shape, Topology)
+    assert (len(shape), shape.max_depth) == (63, 4)
 
 
 def test_dynamic_trees_are_no_deeper_than_the_heads_reach(tiny_model: Path, tmp_path: Path) -> None:
@@ -376,10 +386,12 @@ def test_dynamic_trees_are_no_deeper_than_the_heads_reach(tiny_model: Path, tmp_
         ("depth=4", "reach 1 to 3 tokens"),
         ("depth=3, nodes=2", "nodes=2 is less than depth=3"),
         ("topk=0", "topk is 0"),
-        ("nodes=0", "nodes is 0"),
+        ("nodes=0", "at least 1 node"),
         ("tree=2x2, nodes=6", "leave out nodes"),
+        ("tree=2x2, topk=2", "leave out topk"),
+        ("depth=2, accuracy=x.csv", "accuracy= is what static trees are made from"),
         ("tree=300", "use fewer branches"),
-        ("nodes=600", "do not fit a batch|leaves"),
+        ("nodes=2000", "nodes is 2000"),
         ("sampling=with", "sampling"),
     ],
 )
