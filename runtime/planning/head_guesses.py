@@ -60,7 +60,7 @@ class HeadGuesses(Protocol):
 class MedusaGuesses:
     """Medusa's heads, which see the hidden state alone: the words on the way make no difference."""
 
-    taps = ()
+    taps: tuple[int, ...] = ()
 
     def __init__(self, head: MedusaHead, ranks: int) -> None:
         self.n_depths = head.n_heads
