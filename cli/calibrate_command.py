@@ -29,6 +29,7 @@ __all__ = ["calibrate"]
 
 _TEXTS, _OUTPUT = "Texts", "Output"
 _MAX_COUNT = 2**31 - 1
+_DEMO_ANSWER = 12  # tokens of a short answer of the embedded model
 _FEW = 200  # places, after which a share is known to about three hundredths
 _EPILOG = """\b
 Examples:
@@ -206,6 +207,7 @@ def _texts(
     model: Model, source: CalibrationSource, options: HeadCalibrationOptions, text: str | None, demo: bool
 ) -> Sequence[CalibrationText]:
     """Return the text of the file in pieces that fit the context, or the prompts."""
+    from specrun.bench.prompts import demo_prompts
     from specrun.cli.tune_options import TuneText
     from specrun.cli.tune_prompts import prompt_texts, prompt_tokens
     from specrun.runtime.planning.calibration import CalibrationText
@@ -215,7 +217,8 @@ def _texts(
         size = min(options.context.n_ctx or model.n_ctx_train, model.n_ctx_train)
         return [CalibrationText(tuple(tokens[i : i + size]), 0) for i in range(0, len(tokens), size)]
     asked = TuneText(None, source.prompt, None, source.no_chat_template, options.n_tokens, options.seconds)
-    prompts = prompt_tokens(model, prompt_texts(asked, demo=demo), source.no_chat_template)
+    wanted = demo_prompts(-(-options.n_tokens // _DEMO_ANSWER)) if demo and not source.prompt else None
+    prompts = prompt_tokens(model, wanted or prompt_texts(asked, demo=False), source.no_chat_template)
     return [CalibrationText(tuple(prompt), len(prompt)) for prompt in prompts]
 
 
@@ -231,7 +234,7 @@ def _show(
         ("Right, where the guesses before were right", result.accuracy),
         ("Right, at all positions", result.alone),
     ):
-        counted = result.n_reached if rows is result.accuracy else [result.n_positions] * len(rows)
+        counted = result.n_reached if rows is result.accuracy else result.n_asked
         cells = [
             (str(depth + 1), str(count), *(f"{share:.3f}" for share in row))
             for depth, (count, row) in enumerate(zip(counted, rows, strict=False))

@@ -38,6 +38,7 @@ __all__ = ["HeadCalibration", "HeadCalibrationOptions", "RankCounts", "calibrate
 
 _ROWS = 64  # hidden states of one evaluation
 _FEWEST = 16
+_SHORTEST = 32  # tokens that an answer may have however many prompts there are
 
 Progress = Callable[[str, float], None]
 Counts = npt.NDArray[np.int64]
@@ -105,6 +106,11 @@ class RankCounts:
         return _shares(self._alone, self._asked)
 
     @property
+    def n_asked(self) -> tuple[int, ...]:
+        """At how many positions each depth had a word to guess."""
+        return tuple(self._asked.tolist())
+
+    @property
     def n_reached(self) -> tuple[int, ...]:
         """At how many positions the words above each depth were guessed."""
         return tuple(self._reached.tolist())
@@ -114,13 +120,15 @@ class RankCounts:
 class HeadCalibration:
     """What was measured at `n_positions`: `accuracy` as trees are made from it, `alone` of each depth by itself.
 
-    `n_reached[k]` is the number of positions behind row k. `plan` is the tree that follows on this machine, `curve`
+    `n_reached[k]` and `n_asked[k]` are the numbers of positions behind their rows k. `plan` is the tree that follows on
+    this machine, `curve`
     the target's costs and `is_measured` whether they are this machine's.
     """
 
     accuracy: Accuracy
     alone: Accuracy
     n_reached: tuple[int, ...]
+    n_asked: tuple[int, ...]
     n_positions: int
     plan: HeadPlan | None
     curve: CostCurve
@@ -159,7 +167,9 @@ def calibrate_heads(
     accuracy = counts.accuracy
     plan = plan_medusa_tree(accuracy, curve, depth_seconds) if any(accuracy[0]) else None
     progress("done", 1.0)
-    return HeadCalibration(accuracy, counts.alone, counts.n_reached, counts.n_positions, plan, curve, is_measured)
+    return HeadCalibration(
+        accuracy, counts.alone, counts.n_reached, counts.n_asked, counts.n_positions, plan, curve, is_measured
+    )
 
 
 def features_along(context: Context, tokens: Sequence[int], taps: Sequence[int] = ()) -> npt.NDArray[np.float32]:
@@ -213,13 +223,18 @@ def _written(
     prompts = [one for one in texts if len(one.tokens) == one.n_prompt]
     found = [one for one in texts if len(one.tokens) > one.n_prompt]
     if prompts:
-        most = max(_FEWEST, -(-options.n_tokens // len(prompts)))
+        left = options.n_tokens
         with Context(target, context) as small:
             session = Session(TargetModel(small), NoDrafter(), ExactRule(), target.vocabulary)
             for number, one in enumerate(prompts):
-                progress("writing texts", 0.3 + 0.3 * number / len(prompts))
+                if left <= 0:
+                    break
+                progress("writing texts", 0.6 - 0.3 * left / options.n_tokens)
+                # What answers that ended early left over is for the later ones.
+                most = max(_SHORTEST, -(-left // (len(prompts) - number)))
                 written = session.stream(one.tokens, options.params, seed=number, max_tokens=most).drain()
                 found.append(CalibrationText((*one.tokens, *written.token_ids), one.n_prompt))
+                left -= len(written.token_ids)
     return [CalibrationText(one.tokens[: context.n_ctx], one.n_prompt) for one in found]
 
 

@@ -35,6 +35,7 @@ TYPICAL_ACCURACY = tuple(tuple(first * share for share in _BY_RANK) for first in
 # Spec-Bench measured 3.26.
 TYPICAL_PATH_ACCURACY = tuple(0.6 * share for share in _BY_RANK)
 _NEVER_RIGHT = "no guess of these heads is ever right: there is no tree to make of them"
+_TOLERANCE = 0.01
 _MOST_NODES = 63  # with the root as many tokens as cost curves are measured for
 
 Path = tuple[int, ...]
@@ -60,27 +61,33 @@ def medusa_tree(accuracy: Sequence[Sequence[float]], nodes: int) -> Topology:
 
 
 def plan_medusa_tree(
-    accuracy: Sequence[Sequence[float]], curve: CostCurve, seconds_per_depth: float = 0.0, *, most: int = _MOST_NODES
+    accuracy: Sequence[Sequence[float]],
+    curve: CostCurve,
+    seconds_per_depth: float = 0.0,
+    *,
+    most: int = _MOST_NODES,
+    tolerance: float = _TOLERANCE,
 ) -> HeadPlan:
-    """Return the tree of 1 to `most` nodes with the most tokens a second, the smallest of equals.
+    """Return the tree of 1 to `most` nodes with the most tokens a second.
 
-    Its `speed_up` may be less than 1: then plain decoding is faster, and who asked for heads gets the least of them.
+    The smallest tree is taken that is at most `tolerance` slower than the best: fewer nodes are fewer guesses about
+    the machine. The plan's `speed_up` may be less than 1: then plain decoding is faster, and who
+    asked for heads gets the least of them.
     """
-    best: tuple[float, float, list[Path]] = (-1.0, 1.0, [])  # speed-up, expected tokens, nodes
+    plans: list[tuple[float, float, int, int]] = []  # speed-up, expected tokens, nodes, depth
     # Every depth has its price, so the trees of all sizes are tried for each.
     for depth in range(1, len(accuracy) + 1):
-        drafting = depth * seconds_per_depth
-        paths: list[Path] = []
         expected = 1.0
-        for path, value in itertools.islice(_by_value(accuracy[:depth]), most):
-            paths.append(path)
+        for nodes, (_, value) in enumerate(itertools.islice(_by_value(accuracy[:depth]), most), 1):
             expected += value
-            speed_up = expected * curve.seconds(1) / (curve.seconds(len(paths) + 1) + drafting)
-            if speed_up > best[0]:
-                best = speed_up, expected, paths.copy()
-    if not best[2]:
+            seconds = curve.seconds(nodes + 1) + depth * seconds_per_depth
+            plans.append((expected * curve.seconds(1) / seconds, expected, nodes, depth))
+    if not plans:
         raise OptionError(_NEVER_RIGHT)
-    return HeadPlan(_topology(best[2]), best[1], best[0])
+    least = (1.0 - tolerance) * max(plans)[0]
+    good = [plan for plan in plans if plan[0] >= least]
+    speed_up, expected, nodes, depth = min(good, key=lambda plan: (plan[2], -plan[0]))
+    return HeadPlan(medusa_tree(accuracy[:depth], nodes), expected, speed_up)
 
 
 def _by_value(accuracy: Sequence[Sequence[float]]) -> Iterator[tuple[Path, float]]:

@@ -232,8 +232,8 @@ def test_prompts_are_continued_and_not_counted(tiny_model: Path, fitted: Path, t
     options = options_for(tiny_model, fitted, n_tokens=60)
     prompts = [CalibrationText(tuple(one), len(one)) for one in PROMPTS[:2]]
     written = calibrate_heads(options, lambda _: prompts)
-    read = calibrate_heads(options, lambda _: [CalibrationText(tuple(one[: 3 + 30]), 3) for one in texts[:2]])
-    assert written.n_positions == read.n_positions == 2 * 31 - 2  # the first guessed word is the prompt's successor
+    read = calibrate_heads(options, lambda _: [CalibrationText(tuple(one[: 3 + 32]), 3) for one in texts[:2]])
+    assert written.n_positions == read.n_positions == 60  # the first guessed word is the prompt's successor
     assert written.accuracy == read.accuracy
 
 

@@ -110,7 +110,7 @@ def test_the_planned_tree_is_the_fastest_of_all_sizes_and_depths(
         with pytest.raises(OptionError, match="ever right"):
             plan_medusa_tree(accuracy, curve)
         return
-    plan = plan_medusa_tree(accuracy, curve, 0.1, most=7)
+    plan = plan_medusa_tree(accuracy, curve, 0.1, most=7, tolerance=0.0)
     levelled = [level(row) for row in accuracy]
     best = max(
         tree_value(tree, levelled) / (curve.seconds(len(tree) + 1) + 0.1 * tree.max_depth)
@@ -151,6 +151,13 @@ def test_cheap_evaluations_make_large_trees_and_dear_ones_small_ones() -> None:
     assert (len(dear.topology), dear.speed_up < 1.0) == (1, True)
     deep = plan_medusa_tree(ACCURACY, CostCurve((1, 64), (1.0, 1.0), (1.0, 1.0)), 0.5)
     assert deep.topology.max_depth == 1
+
+
+def test_a_little_speed_is_given_for_fewer_nodes() -> None:
+    accuracy = ((0.5, *[0.001] * 20),)
+    curve = CostCurve((1, 64), (1.0, 1.0001), (1.0, 1.0001))
+    assert len(plan_medusa_tree(accuracy, curve, tolerance=0.0).topology) == 21
+    assert len(plan_medusa_tree(accuracy, curve).topology) < 21
 
 
 # -- in an expression -------------------------------------------------------------------------------------------------
