@@ -71,7 +71,7 @@ def lookup_table(results: Sequence[LookupResult]) -> Table:
 
 def heads_table(results: Sequence[HeadResult]) -> Table:
     """Return the table of `specrun bench heads`: microseconds per evaluation beside those of copying the bytes."""
-    columns = ("head", "hidden", "words", "type", "n", "MB read", "copy GB/s", "floor us", "us", "over floor")
+    columns = ("head", "hidden", "words", "type", "width", "MB read", "copy GB/s", "floor us", "us", "over floor")
     rows = tuple(
         (
             *(one.head, f"{one.hidden:,}", f"{one.words:,}", one.type_name, str(one.width)),
@@ -86,8 +86,8 @@ def heads_table(results: Sequence[HeadResult]) -> Table:
     repetitions, threads = (results[0].time_us.n, results[0].n_threads) if results else (0, 0)
     notes = (
         f"us: one evaluation, median over {repetitions} (quartiles), called from Python, on the CPU with {threads} "
-        "threads, the weights in no cache: memory was copied just before. n: hidden states (Medusa, one head of one "
-        "block) or pairs (EAGLE, 64 of them cached) in the evaluation.",
+        "threads, the weights in no cache: memory was copied just before. width: hidden states (Medusa, one head of "
+        "one block) or pairs (EAGLE, 64 of them cached) in the evaluation.",
         "MB read: each weight once, the output matrix included, and EAGLE's keys and values. copy GB/s: bytes that "
         "numpy copies per second with as many threads, each byte counted once though it is read and written. floor: MB "
         "read at that rate. over floor: ratio of the medians (least to most within one repetition).",

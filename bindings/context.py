@@ -26,7 +26,7 @@ from specrun.bindings.layer_inputs import LayerInputs, check_layer_inputs
 from specrun.bindings.library import last_native_errors, llama, native_function
 from specrun.bindings.memory import Memory
 from specrun.bindings.model import Model
-from specrun.bindings.nextn import is_nextn_only, nextn_rows, show_nextn_states
+from specrun.bindings.nextn import nextn_rows, show_nextn_states
 
 __all__ = ["MAX_SEQUENCES", "Context", "ContextOptions", "Rows"]
 
@@ -236,7 +236,7 @@ class Context:
                 "it cannot be used to generate text"
             )
         model.require_weights()
-        if is_nextn_only(model.header) and not self._evaluates_nextn:
+        if model.nextn.alone and not self._evaluates_nextn:
             raise UnsupportedModelError(
                 f"{model.path} holds NextN blocks without the model they belong to: it can only draft, as mtp(FILE)"
             )

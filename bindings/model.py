@@ -20,7 +20,7 @@ from specrun.bindings.errors import (
 from specrun.bindings.gguf_header import GGUFHeader, read_header
 from specrun.bindings.gguf_types import ArrayValue
 from specrun.bindings.library import last_native_errors, llama
-from specrun.bindings.nextn import ROLLBACK_ARCHITECTURES, n_nextn_blocks
+from specrun.bindings.nextn import ROLLBACK_ARCHITECTURES, read_nextn
 from specrun.bindings.vocabulary import Vocabulary
 
 __all__ = ["Model"]
@@ -58,8 +58,8 @@ class Model:
         self.path = Path(path)
         self.header: GGUFHeader = read_header(self.path)
         _check_words(self.header, self.path)
-        self.n_nextn_blocks = n_nextn_blocks(self.header)
-        self.has_loaded_nextn = load_nextn and self.n_nextn_blocks > 0
+        self.nextn = read_nextn(self.path, self.header)
+        self.has_loaded_nextn = load_nextn and self.nextn.count > 0
         self._native = llama()
         self._handle = self._load(n_gpu_layers, use_mmap, use_mlock, progress)
         self.n_gpu_layers = n_gpu_layers

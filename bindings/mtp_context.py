@@ -45,7 +45,7 @@ class MtpContext(Context):
 
     def __init__(self, model: Model, options: ContextOptions) -> None:
         super().__init__(model, dataclasses.replace(options, nextn_states=True))
-        self.n_blocks = model.n_nextn_blocks
+        self.n_blocks = model.nextn.count
         self._block = 0
 
     def _check_model(self) -> None:
@@ -85,7 +85,7 @@ class MtpContext(Context):
 def check_nextn(model: Model) -> None:
     """Raise `UnsupportedModelError` unless llama.cpp can draft with the NextN blocks of this model."""
     works = ", ".join(NEXTN_ARCHITECTURES)
-    if not model.n_nextn_blocks:
+    if not model.nextn.count:
         raise UnsupportedModelError(
             f"{model.path} has no NextN blocks: many GGUFs are made without them, and only some architectures have any "
             f"({works})"
@@ -95,9 +95,9 @@ def check_nextn(model: Model) -> None:
             f"{model.path} is a {model.architecture} model, and llama.cpp can draft with the NextN blocks of these "
             f"only: {works}"
         )
-    if model.n_nextn_blocks > 1 and model.architecture not in SEVERAL_BLOCKS:
+    if model.nextn.count > 1 and model.architecture not in SEVERAL_BLOCKS:
         raise UnsupportedModelError(
-            f"{model.path} has {model.n_nextn_blocks} NextN blocks, and llama.cpp evaluates one block of "
+            f"{model.path} has {model.nextn.count} NextN blocks, and llama.cpp evaluates one block of "
             f"{model.architecture}"
         )
     if not model.has_loaded_nextn:

@@ -11,20 +11,22 @@ runs the wrong graph, where an architecture has no graph for its NextN blocks.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.gguf_header import GGUFHeader
 from specrun.bindings.library import native_function
+from specrun.bindings.split_files import split_headers
 
 __all__ = [
     "NEXTN_ARCHITECTURES",
     "ROLLBACK_ARCHITECTURES",
     "SEVERAL_BLOCKS",
-    "is_nextn_only",
-    "n_nextn_blocks",
-    "n_nextn_parameters",
+    "NextnBlocks",
     "nextn_rows",
+    "read_nextn",
     "select_nextn_block",
     "show_nextn_states",
 ]
@@ -68,24 +70,31 @@ ROLLBACK_ARCHITECTURES = (
 _MOST_BLOCKS = 64
 
 
-def n_nextn_blocks(header: GGUFHeader) -> int:
-    """Return how many NextN blocks a file has, tensors and all; 0 if it only says that there were some."""
+@dataclass(frozen=True, slots=True)
+class NextnBlocks:
+    """What a model's files hold of NextN blocks: `count` of them, of `n_parameters` numbers.
+
+    A model that only says that there were some has 0. `alone`: they are there without the model that they belong to, as
+    in llama.cpp's `mtp-*.gguf`.
+    """
+
+    count: int = 0
+    n_parameters: int = 0
+    alone: bool = False
+
+
+def read_nextn(path: Path, header: GGUFHeader) -> NextnBlocks:
+    """Return the NextN blocks of a model, by the headers of its files; `header` is that of `path`, the first."""
     n_all, n_nextn = _declared(header)
-    names = {tensor.name for tensor in header.tensors}
-    blocks = range(n_all - n_nextn, n_all)
-    return n_nextn if all(f"blk.{block}.nextn.eh_proj.weight" in names for block in blocks) else 0
-
-
-def is_nextn_only(header: GGUFHeader) -> bool:
-    """Whether a file holds NextN blocks without the model that they belong to (`mtp-*.gguf`)."""
-    return n_nextn_blocks(header) > 0 and all(one.name != "blk.0.attn_norm.weight" for one in header.tensors)
-
-
-def n_nextn_parameters(header: GGUFHeader) -> int:
-    """Return how many numbers the tensors of a file's NextN blocks hold."""
-    n_all, n_nextn = _declared(header)
-    blocks = tuple(f"blk.{block}." for block in range(n_all - n_nextn, n_all))
-    return sum(tensor.n_elements for tensor in header.tensors if blocks and tensor.name.startswith(blocks))
+    if not n_nextn:
+        return NextnBlocks()
+    tensors = [tensor for one in split_headers(path, header) for tensor in one.tensors]
+    names = {tensor.name for tensor in tensors}
+    blocks = [f"blk.{block}." for block in range(n_all - n_nextn, n_all)]
+    if not all(f"{block}nextn.eh_proj.weight" in names for block in blocks):
+        return NextnBlocks()
+    n_parameters = sum(tensor.n_elements for tensor in tensors if tensor.name.startswith(tuple(blocks)))
+    return NextnBlocks(n_nextn, n_parameters, alone="blk.0.attn_norm.weight" not in names)
 
 
 def _declared(header: GGUFHeader) -> tuple[int, int]:

@@ -56,13 +56,13 @@ def draft_kind(draft: Path | None) -> str:
     if draft is None or not draft.is_file():
         return "draft"  # what is missing is reported where it is opened
     from specrun.bindings.gguf_header import read_header
-    from specrun.bindings.nextn import is_nextn_only
+    from specrun.bindings.nextn import read_nextn
     from specrun.runtime.heads.head_file import HEAD_KINDS
 
     header = read_header(draft)
     if header.architecture in HEAD_KINDS:
         return header.architecture
-    return "mtp" if is_nextn_only(header) else "draft"
+    return "mtp" if read_nextn(draft, header).alone else "draft"
 
 
 def is_bare_auto(drafter: str) -> bool:

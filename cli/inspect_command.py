@@ -116,13 +116,12 @@ def _compare(file: Path, other: Path, settings: ComparisonSettings, terminal: Te
 def _pair_problem(target: Path, draft: Path) -> SpecrunError | None:
     """Return why the pair does not fit, by the rule that drafting itself applies."""
     from specrun.bindings.model import Model
-    from specrun.bindings.nextn import is_nextn_only
     from specrun.runtime.pairing import check_blocks, check_pair, check_rollback
 
     with Model(target) as one, Model(draft) as other:
         try:
             check_rollback(one)
-            check = check_blocks if is_nextn_only(other.header) else check_pair
+            check = check_blocks if other.nextn.alone else check_pair
             check(one, other)
         except SpecrunError as error:
             return error

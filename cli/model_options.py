@@ -236,7 +236,7 @@ draft_options = option_group(
         "--spec-type",
         section=_DRAFTING,
         metavar="TYPE",
-        help="A method by its name in llama.cpp: none, draft-simple, draft-eagle3, draft-mtp, ngram-simple; "
+        help="llama.cpp's name of a method: none, draft-simple, draft-eagle3, draft-mtp, ngram-simple; "
         "or prompt-lookup.",
     ),
     option(

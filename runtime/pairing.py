@@ -27,7 +27,7 @@ _CHAINS = "mtp, draft(small.gguf, n=5), jacobi or prompt-lookup(branches=1)"
 def check_draftable(target: Model) -> None:
     """Raise `UnsupportedModelError` if trees of drafts for this target could not be rolled back."""
     check_rollback(target)
-    check_verifiable(target, "what is asked for", max_leaves=2)
+    check_verifiable(target, "what this command drafts", max_leaves=2)
 
 
 def check_rollback(target: Model) -> None:

@@ -1,4 +1,4 @@
-"""Tiny random models with NextN blocks (hy_v3, step35, qwen35), and a numpy reference of the first two.
+"""Tiny random models with NextN blocks (hy_v3, step35, glm4moe, qwen35), and a numpy reference of the first two.
 
 hy_v3 without experts is a Llama with normed queries and keys. Reference: llama.cpp's src/models/hy-v3.cpp at 4df29be4f,
 which follows vLLM's HYV3MultiTokenPredictorLayer: h' = eh_proj [enorm(embed(x)); hnorm(h)], a decoder layer, a norm,
@@ -173,6 +173,69 @@ class TinyNextN:
         normed = _rms(state, made[f"blk.{layer}.ffn_norm.weight"])
         gate = linear("ffn_gate", normed)
         return state + linear("ffn_down", gate / (1.0 + np.exp(-gate)) * linear("ffn_up", normed))
+
+
+def write_tiny_glm4moe(path: Path, *, seed: int = 0) -> Path:
+    """Write a random glm4moe (GLM-4.5): a dense layer, two with experts, a NextN block like these."""
+    random = np.random.default_rng(seed)
+    words, width, ffn, layers, heads, kv_heads, head, experts = 320, 64, 48, 3, 4, 2, 16, 3
+
+    def matrix(*shape: int, spread: float = 1.0) -> np.ndarray:
+        return (random.standard_normal(shape) * spread * shape[-1] ** -0.5).astype(np.float32)
+
+    def norm(size: int) -> np.ndarray:
+        return (1.0 + 0.1 * random.standard_normal(size)).astype(np.float32)
+
+    made = {
+        "token_embd.weight": matrix(words, width, spread=width**0.5),
+        "output_norm.weight": norm(width),
+        "output.weight": matrix(words, width, spread=3.0),
+    }
+    for layer in range(layers + 1):
+        block = f"blk.{layer}."
+        made |= {
+            block + "attn_norm.weight": norm(width),
+            block + "attn_q.weight": matrix(heads * head, width),
+            block + "attn_k.weight": matrix(kv_heads * head, width),
+            block + "attn_v.weight": matrix(kv_heads * head, width),
+            block + "attn_output.weight": matrix(width, heads * head),
+            block + "post_attention_norm.weight": norm(width),
+        }
+        if layer == 0:
+            made |= {block + f"ffn_{name}.weight": matrix(ffn, width) for name in ("gate", "up")}
+            made[block + "ffn_down.weight"] = matrix(width, ffn)
+            continue
+        made |= {
+            block + "ffn_gate_inp.weight": matrix(experts, width),
+            block + "exp_probs_b.bias": random.standard_normal(experts).astype(np.float32),
+        }
+        for name, shape in {"gate": (ffn, width), "up": (ffn, width), "down": (width, ffn)}.items():
+            made[block + f"ffn_{name}_exps.weight"] = matrix(experts, *shape)
+            made[block + f"ffn_{name}_shexp.weight"] = matrix(*shape)
+    both = np.concatenate([np.eye(width), np.zeros((width, width))], axis=1)
+    made |= {
+        f"blk.{layers}.nextn.eh_proj.weight": (both + 0.2 * matrix(width, 2 * width)).astype(np.float32),
+        f"blk.{layers}.nextn.enorm.weight": norm(width),
+        f"blk.{layers}.nextn.hnorm.weight": norm(width),
+    }
+    metadata = _metadata("glm4moe", words, 512, width, layers + 1, ffn)
+    counts = {
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "rope.dimension_count": head // 2,
+        "expert_count": experts,
+        "expert_used_count": 2,
+        "expert_shared_count": 1,
+        "expert_feed_forward_length": ffn,
+        "leading_dense_block_count": 1,
+        "nextn_predict_layers": 1,
+    }
+    for name, count in counts.items():
+        metadata.count(f"glm4moe.{name}", count)
+    metadata.number("glm4moe.expert_weights_scale", 1.5)
+    metadata.flag("glm4moe.expert_weights_norm", True)
+    _write(path, "glm4moe", metadata, made)
+    return path
 
 
 def write_tiny_qwen35(path: Path, *, blocks: int = 1, seed: int = 0) -> Path:

@@ -62,7 +62,7 @@ def reads_own_blocks(expression: Expression) -> bool:
 
 def _n_tokens(expression: Expression, model: Model, n: int | None) -> int:
     """Return how many tokens to draft: as asked, and with several blocks no more than there are."""
-    blocks = model.n_nextn_blocks
+    blocks = model.nextn.count
     if blocks < 2:
         return n or _DEFAULT_TOKENS
     if n is not None and n > blocks:

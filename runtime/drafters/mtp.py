@@ -9,7 +9,6 @@ import numpy as np
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.mtp_context import MtpContext
-from specrun.bindings.nextn import n_nextn_parameters
 from specrun.runtime.drafters.draft_chain import draft_chain
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.model_drafter import RANKED_WORDS, ranking_params
@@ -55,8 +54,8 @@ class MtpDrafter(Drafter):
         self._owns_model = owns_model
         self._state = MtpState(context)
         self._prompt: list[int] = []
-        header = context.model.header
-        self._n_params = header.n_parameters if owns_model else n_nextn_parameters(header)
+        model = context.model
+        self._n_params = model.n_params if owns_model else model.nextn.n_parameters
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the pairs of what the prompt shares with the last text."""

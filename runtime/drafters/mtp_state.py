@@ -148,8 +148,11 @@ class MtpState:
 
     def _evaluate(self, pairs: Sequence[tuple[int, FloatRows]], start: int, *, with_rows: bool) -> Rows:
         n = len(pairs)
-        tokens = [token for token, _ in pairs]
-        self._batch.fill(tokens, range(start, start + n), None, [0] * n, [int(with_rows)] * n)
+        if n == 1 and with_rows:
+            self._batch.fill_one(pairs[0][0], start)
+        else:
+            tokens = [token for token, _ in pairs]
+            self._batch.fill(tokens, range(start, start + n), None, [0] * n, [int(with_rows)] * n)
         for row, (_, state) in enumerate(pairs):
             self._batch.states[row] = state
         return self.context.decode(self._batch)

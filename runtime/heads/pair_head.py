@@ -190,12 +190,16 @@ class PairHead(ABC):
         n, used = sees.shape
         if used > self.n_cells:
             raise OptionError(f"an EAGLE head with {self.n_cells} cells cannot hold {used} pairs")
+        words = np.array(tokens, np.int32)
+        if not 0 <= words.min() <= words.max() < self._embedding.shape[1]:  # ggml would end the process
+            raise OptionError(f"a token outside the {self._embedding.shape[1]} words of an EAGLE head")
         width, length = filled_width(n), self._cache.length(used)
         graph = self._graph(width, length, real=real)
         inputs = cache_inputs(positions, cells, sees, width, length, self._cache.spare)
         if width > n:
             states = np.concatenate([states, np.zeros((width - n, states.shape[1]), np.float32)])
-        inputs |= {"tokens": np.array([*tokens, *[0] * (width - n)], np.int32), "states": states}
+            words = np.concatenate([words, np.zeros(width - n, np.int32)])
+        inputs |= {"tokens": words, "states": states}
         started = time.perf_counter()
         found = graph.run(inputs)
         self.native_seconds += time.perf_counter() - started

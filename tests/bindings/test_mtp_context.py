@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from tiny_models import F32
 from tiny_nextn import TinyNextN, variant, write_tiny_qwen35
 
-from specrun.bindings import nextn
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context, ContextOptions
-from specrun.bindings.errors import OptionError, StaleViewError, UnsupportedModelError
+from specrun.bindings.errors import ModelLoadError, OptionError, StaleViewError, UnsupportedModelError
 from specrun.bindings.gguf_header import read_header
 from specrun.bindings.model import Model
 from specrun.bindings.mtp_context import MtpContext, StateBatch, check_nextn
+from specrun.bindings.nextn import read_nextn
 
 TEXT = [5, 200, 7, 7, 31, 90, 2, 5]
 PLAIN = TinyNextN()
@@ -104,7 +105,7 @@ def test_loading_the_blocks_does_not_change_the_trunk(files: dict[str, Path]) ->
     for load in (False, True):
         with Model(files["one"], load_nextn=load) as model:
             assert model.has_loaded_nextn is load
-            assert (model.n_layer, model.n_nextn_blocks) == (2, 1)
+            assert (model.n_layer, model.nextn.count) == (2, 1)
             found.append(states_of(model, TEXT))
     np.testing.assert_array_equal(*found)
 
@@ -117,12 +118,43 @@ def test_loading_the_blocks_does_not_change_the_trunk(files: dict[str, Path]) ->
     [("one", 1, False), ("two", 2, False), ("none", 0, False), ("stripped", 0, False), ("apart", 1, True)],
 )
 def test_headers_tell_which_files_have_blocks(files: dict[str, Path], name: str, blocks: int, apart: bool) -> None:
-    header = read_header(files[name])
-    assert nextn.n_nextn_blocks(header) == blocks
-    assert nextn.is_nextn_only(header) is apart
+    found = read_nextn(files[name], read_header(files[name]))
+    assert (found.count, found.alone) == (blocks, apart)
     spec = TWO if name == "two" else PLAIN
     own = sum(one.size for tensor, one in spec.tensors().items() if tensor.startswith(("blk.2.", "blk.3.")))
-    assert nextn.n_nextn_parameters(header) == (own if blocks else 0)
+    assert found.n_parameters == (own if blocks else 0)
+
+
+def test_a_model_split_into_files_has_its_blocks_in_the_last(files: dict[str, Path], tmp_path: Path) -> None:
+    first = split(PLAIN, files["one"], tmp_path, most=12)
+    parts = sorted(tmp_path.iterdir())
+    assert len(parts) > 2
+    assert not any("nextn" in tensor.name for tensor in read_header(first).tensors)
+    states = PLAIN.trunk(TEXT).astype(np.float32)
+    with Model(first, load_nextn=True) as model, MtpContext(model, ContextOptions(**F32, n_outputs=8)) as context:
+        np.testing.assert_allclose(
+            evaluate(context, TEXT, states)[0], PLAIN.block(0, TEXT, states)[0], rtol=1e-4, atol=1e-4
+        )
+    parts[-1].unlink()
+    assert read_nextn(first, read_header(first)).count == 0
+    with pytest.raises(ModelLoadError):
+        Model(first, load_nextn=True)
+
+
+def split(spec: TinyNextN, whole: Path, folder: Path, *, most: int) -> Path:
+    """Write a model again as files of up to `most` tensors; return the first."""
+    writer = gguf.GGUFWriter(folder / "m.gguf", spec.architecture, split_max_tensors=most)
+    for name, field in gguf.GGUFReader(whole).fields.items():
+        if not name.startswith(("GGUF.", "general.architecture")):
+            element = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), field.types[0], element)
+    for name, array in spec.tensors().items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return min(folder.iterdir())
 
 
 @pytest.mark.parametrize("name", ["none", "stripped"])

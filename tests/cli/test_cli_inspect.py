@@ -69,6 +69,7 @@ def test_nextn_blocks_are_mentioned_and_a_file_of_them_is_checked(run: Run, tmp_
     assert json.loads(run("inspect", models.target, "--json").stdout)["nextn_blocks"] == 0
     lines = run("inspect", whole).stdout.splitlines()
     assert "  NextN blocks        1; --drafter mtp drafts with them" in lines
+    assert "  NextN blocks        1; without a model: mtp(FILE) drafts with them" in run("inspect", apart).stdout
     assert "The pair fits" in run("inspect", whole, "-md", apart).stdout
     other = run("inspect", models.target, "-md", apart)
     assert other.exit_code == 4

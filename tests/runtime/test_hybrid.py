@@ -100,6 +100,24 @@ def test_a_conversation_goes_on(qwen: Path) -> None:
         )
 
 
+def test_an_abandoned_answer_leaves_it_usable(qwen: Path) -> None:
+    wanted = answer(qwen, "none", GREEDY, 20).token_ids
+    with Runtime(qwen, drafter="mtp(n=4)", **F32) as runtime:
+        for n_events in (1, 2, 5):
+            stream = runtime.stream(PROMPT, SamplingParams(temperature=1.0, seed=n_events), max_tokens=20)
+            for _ in range(n_events):
+                next(stream)
+            stream.close()
+            assert runtime.generate(PROMPT, GREEDY, max_tokens=20).token_ids == wanted
+
+
+def test_without_a_rollback_nothing_can_draft(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specrun.bindings.model.ROLLBACK_ARCHITECTURES", ())
+    with pytest.raises(UnsupportedModelError, match=r"hybrid model \(qwen35\).*without a drafter only"):
+        Runtime(qwen, drafter="mtp", **F32)
+    assert answer(qwen, "none", GREEDY, 5).token_ids
+
+
 @pytest.mark.parametrize("drafter", ["prompt-lookup", "lookahead(window=3, guesses=2)", "ensemble(mtp, prompt-lookup)"])
 def test_trees_are_refused_with_what_works(qwen: Path, drafter: str) -> None:
     with pytest.raises(
