@@ -16,6 +16,8 @@ from specrun.bench.timing import Ratio, Spread
 
 __all__ = ["CONSTANT_COLUMNS", "drafters_table", "heads_table", "lookup_table", "machine_facts", "overhead_table"]
 
+_ALPHAS = 8
+
 CONSTANT_COLUMNS = ("model", "size", "params", "backend", "ngl", "temp", "vocab", "ctx")
 """Columns that are often the same in every row, and then stand above the table on a screen."""
 
@@ -140,6 +142,13 @@ def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
         "tok/s: median (least to most); with sampling and verification, without the prompt. "
         "speed-up: ratio of the medians (least to most within one repetition)."
     ]
+    notes += _chain_notes(results)
+    lossy = dict.fromkeys(one.rule for one in results if not one.exact)
+    if lossy:
+        notes.append(
+            f"NOT exact: {', '.join(lossy)}. Its text does not have the target's distribution, so its speed is that of "
+            "other text."
+        )
     published = literature_note(one.drafter for one in results)
     if published:
         notes.append(published)
@@ -155,6 +164,19 @@ def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
             "are almost equally likely, the other one may win."
         )
     return [*notes, *(f"Advice: {one.advice}." for one in results if one.advice)]
+
+
+def _chain_notes(results: Sequence[DrafterResult]) -> list[str]:
+    """Return EAGLE's n-alpha of every chain: how acceptance falls with what the drafter itself predicted."""
+    chains = [one for one in results if one.is_chain and one.acceptance_given_prefix]
+    if not chains:
+        return []
+    lines = [
+        f"\n- {one.label} at temperature {one.temperature:g}: "
+        + " ".join(f"{share:.2f}" for share in one.acceptance_given_prefix[:_ALPHAS])
+        for one in chains
+    ]
+    return ["n-alpha of chains (acceptance where the n drafts before were accepted), n = 0, 1, ...:" + "".join(lines)]
 
 
 def _overhead_row(one: OverheadResult, parts: Sequence[str]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from specrun.cli.paths import require_file
 from specrun.runtime.drafters.build_auto import auto_expression
 from specrun.runtime.drafters.expression import Expression, parse_expression, quoted
 
-__all__ = ["drafter_expression", "is_bare_auto", "require_draft_files"]
+__all__ = ["draft_kind", "drafter_expression", "is_bare_auto", "require_draft_files"]
 
 # llama.cpp's --spec-type names that mean the same here, and our own.
 _NAMES = {
@@ -33,7 +33,7 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
     if settings.drafter is not None:
         if is_bare_auto(settings.drafter) and settings.model_draft is not None:
             _refuse_beside_drafter(dataclasses.replace(settings, model_draft=None))
-            member = _call(_kind_of(settings.model_draft), settings, _file_argument(settings, demo=demo))
+            member = _call(draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo))
             return auto_expression(member)
         _refuse_beside_drafter(settings)
         return settings.drafter
@@ -43,7 +43,7 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
     if name is None:
         name = "draft" if demo or settings.model_draft else "none"
     if name == "draft":
-        return _call(_kind_of(settings.model_draft), settings, _file_argument(settings, demo=demo))
+        return _call(draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo))
     if name == "eagle3" or (name == "mtp" and settings.model_draft is not None):
         return _call(name, settings, _file_argument(settings, demo=False))
     if settings.model_draft is not None and name != "none":
@@ -51,7 +51,7 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
     return _call(name, settings, [])
 
 
-def _kind_of(draft: Path | None) -> str:
+def draft_kind(draft: Path | None) -> str:
     """Return what drafts with a file: a model, a kind of heads, or NextN blocks without their model."""
     if draft is None or not draft.is_file():
         return "draft"  # what is missing is reported where it is opened

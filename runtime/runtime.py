@@ -43,7 +43,8 @@ class RuntimeOptions:
 
     `n_ctx` 0 takes the length the target was trained with; larger values than that are cut to it.
     `n_gpu_layers` is a count, "all" or "auto" (as many as fit). `n_threads` 0 is one per core. `seed` None
-    picks one at random for every answer. `accept` names the acceptance rule. `reference` is a text file that
+    picks one at random for every answer. `accept` names the acceptance rule:
+    exact ones, or "typical(eps=0.09, delta=0.3)", which is not. `reference` is a text file that
     prompt lookup reads too: short for `prompt-lookup(reference=FILE)` wherever the drafter has a prompt lookup.
     """
 

@@ -167,7 +167,9 @@ class TinyEagle3:
             writer.add_uint32(f"eagle3.{name}", value)
         writer.add_float32("eagle3.rope.freq_base", self.rope_base)
         writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", self.eps)
-        writer.add_array("eagle3.target_layers", [int(one) for one in changes.get("taps", self.taps)])
+        taps = [int(one) for one in changes.get("taps", self.taps)]
+        if taps:
+            writer.add_array("eagle3.target_layers", taps)
         scaling = changes.get("scaling", (self.rope_scaling or {}).get("rope_type"))
         if scaling not in (None, "llama3"):
             writer.add_string("eagle3.rope.scaling.type", scaling)

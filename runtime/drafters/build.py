@@ -9,6 +9,7 @@ from specrun.runtime.drafters.build_auto import build_auto
 from specrun.runtime.drafters.build_combined import build_cascade, build_ouroboros, build_relay
 from specrun.runtime.drafters.build_draft import build_draft
 from specrun.runtime.drafters.build_eagle import build_eagle, build_eagle3
+from specrun.runtime.drafters.build_hydra import build_hydra
 from specrun.runtime.drafters.build_lookahead import build_jacobi, build_lookahead
 from specrun.runtime.drafters.build_medusa import build_medusa
 from specrun.runtime.drafters.build_mtp import build_mtp
@@ -79,6 +80,7 @@ _BUILDERS: dict[str, Callable[[Expression, DraftEnvironment, BuildPart], Drafter
     "eagle": build_eagle,
     "eagle3": build_eagle3,
     "medusa": build_medusa,
+    "hydra": build_hydra,
     "mtp": build_mtp,
     "jacobi": build_jacobi,
     "lookahead": build_lookahead,

@@ -122,7 +122,7 @@ class EagleState:
         assert self._root is not None
         first = self._count + len(self._states)
         n = len(tokens)
-        states = np.stack([self._root.states[0] if parent == ROOT else self._states[parent] for parent in parents])
+        states = np.array([self._root.states[0] if parent == ROOT else self._states[parent] for parent in parents])
         sees = np.zeros((n, first + n), np.bool_)
         sees[:, : self._count] = True
         depth = 0

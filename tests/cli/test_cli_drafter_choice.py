@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 from renamed_models import as_architecture
 from tiny_heads import random_medusa
@@ -14,6 +15,8 @@ from tiny_nextn import TinyNextN
 from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.cli.drafter_choice import drafter_expression
 from specrun.cli.model_options import DraftSettings
+from specrun.convert.metadata import Metadata
+from specrun.convert.writer import PlannedTensor, write_gguf
 from specrun.runtime.drafters.expression import parse_expression
 
 FILE = Path("small model.gguf")
@@ -63,6 +66,10 @@ def test_expressions(given: dict[str, Any], demo: bool, expected: str) -> None:
 def test_a_file_of_heads_is_recognised(tmp_path: Path) -> None:
     path = random_medusa(8, 16).write(tmp_path / "heads.gguf", 16)
     assert drafter_expression(settings(model_draft=path), demo=False) == f'medusa("{path}")'
+    path = tmp_path / "hydra.gguf"
+    planned = [PlannedTensor("hydra.0.res.0.bias", (4,), "F32", lambda: np.ones(4, np.float32))]
+    write_gguf(path, "hydra", Metadata(), planned)
+    assert drafter_expression(settings(model_draft=path), demo=False) == f'hydra("{path}")'
     with pytest.raises(click.UsageError, match="put nodes="):
         drafter_expression(settings(model_draft=path, spec_draft_n_max=3), demo=False)
 
