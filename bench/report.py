@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from specrun.bench.drafters import DrafterResult, TextComparison
+from specrun.bench.heads.measure import HeadResult
 from specrun.bench.literature import literature_note
 from specrun.bench.lookup import LookupResult
 from specrun.bench.overhead import OverheadResult
 from specrun.bench.table import Table
 from specrun.bench.timing import Ratio, Spread
 
-__all__ = ["CONSTANT_COLUMNS", "drafters_table", "lookup_table", "machine_facts", "overhead_table"]
+__all__ = ["CONSTANT_COLUMNS", "drafters_table", "heads_table", "lookup_table", "machine_facts", "overhead_table"]
 
 _ALPHAS = 8
 
@@ -66,6 +67,32 @@ def lookup_table(results: Sequence[LookupResult]) -> Table:
         "indexing the context once. The texts are synthetic or excerpts: what is accepted says nothing about real ones."
     )
     return Table(columns, rows, (note,))
+
+
+def heads_table(results: Sequence[HeadResult]) -> Table:
+    """Return the table of `specrun bench heads`: microseconds per evaluation beside those of copying the bytes."""
+    columns = ("head", "hidden", "words", "type", "width", "MB read", "copy GB/s", "floor us", "us", "over floor")
+    rows = tuple(
+        (
+            *(one.head, f"{one.hidden:,}", f"{one.words:,}", one.type_name, str(one.width)),
+            f"{one.n_bytes / 1e6:,.1f}",
+            f"{one.copy_bytes_per_s.median / 1e9:.2f}",
+            f"{one.floor_us:,.0f}",
+            f"{one.time_us.median:,.0f} ({one.time_us.lower_quartile:,.0f}-{one.time_us.upper_quartile:,.0f})",
+            _ratio(one.over_floor),
+        )
+        for one in results
+    )
+    repetitions, threads = (results[0].time_us.n, results[0].n_threads) if results else (0, 0)
+    notes = (
+        f"us: one evaluation, median over {repetitions} (quartiles), called from Python, on the CPU with {threads} "
+        "threads, the weights in no cache: memory was copied just before. width: hidden states (Medusa, one head of "
+        "one block) or pairs (EAGLE, 64 of them cached) in the evaluation.",
+        "MB read: each weight once, the output matrix included, and EAGLE's keys and values. copy GB/s: bytes that "
+        "numpy copies per second with as many threads, each byte counted once though it is read and written. floor: MB "
+        "read at that rate. over floor: ratio of the medians (least to most within one repetition).",
+    )
+    return Table(columns, rows, notes)
 
 
 def machine_facts() -> dict[str, Any]:

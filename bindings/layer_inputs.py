@@ -25,18 +25,24 @@ LAYER_INPUT_ARCHITECTURES = frozenset(
         "gemma4",
         "gpt-oss",
         "hunyuan-dense",
+        "lfm2",
+        "lfm2moe",
         "llama",
         "mimo2",
         "minimax-m2",
         "muse-glimmer",
         "nanbeige",
+        "nemotron_h",
+        "nemotron_h_moe",
         "qwen3",
+        "qwen35",
+        "qwen35moe",
         "qwen3moe",
     }
 )
 """Architectures whose graphs hand out their layers' inputs in the llama.cpp of llama-cpp-python 0.3.36.
 
-Recurrent and hybrid ones are left out: their state cannot take drafts back.
+Recurrent and hybrid ones are left out where their state cannot take drafts back.
 """
 
 # As C, as C++ of gcc and clang, as C++ of Visual Studio.
@@ -80,13 +86,14 @@ class LayerInputs:
         self._context = context
         self._layers = frozenset(layers)
         self._width = width
+        self._views: dict[int, tuple[int, npt.NDArray[np.float32]]] = {}
         self._get = _getter()
         enable = _setter()
         for layer in sorted(self._layers):
             enable(context, layer, True)
 
     def rows(self, layer: int, count: int) -> npt.NDArray[np.float32]:
-        """Return the inputs of a layer at the first `count` tokens of the last batch, float32 [count, width]."""
+        """Return the inputs of a layer at the first `count` or more tokens of the last batch, float32 [n, width]."""
         if layer not in self._layers:
             raise OptionError(
                 f"this context was made without the inputs of layer {layer} (ContextOptions.layer_inputs)"
@@ -94,8 +101,12 @@ class LayerInputs:
         address: int | None = self._get(self._context, layer)
         if not address:
             raise OptionError(f"this evaluation gave no inputs of layer {layer}")
-        flat = (ctypes.c_float * (count * self._width)).from_address(address)
-        return np.ctypeslib.as_array(flat).reshape(count, self._width)
+        known = self._views.get(layer)
+        # The buffer only moves when it grows, so the array over it is made once and reused.
+        if known is None or known[0] != address or len(known[1]) < count:
+            flat = (ctypes.c_float * (count * self._width)).from_address(address)
+            known = self._views[layer] = address, np.ctypeslib.as_array(flat).reshape(count, self._width)
+        return known[1]
 
 
 def _setter() -> Any:  # noqa: ANN401 - a ctypes function

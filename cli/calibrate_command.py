@@ -77,7 +77,7 @@ _source_options = option_group(
         *("-md", "--model-draft", "--draft-model"),
         section="Model",
         type=ExistingFile(),
-        help="The heads: a GGUF file of Medusa or any EAGLE.",
+        help="The heads: a GGUF file of Medusa, Hydra or any EAGLE.",
     ),
     option(
         "-f",

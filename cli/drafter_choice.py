@@ -21,11 +21,11 @@ _NAMES = {
     "none": "none",
     "draft-simple": "draft",
     "draft-eagle3": "eagle3",
+    "draft-mtp": "mtp",
     "ngram-simple": "prompt-lookup",
     "prompt-lookup": "prompt-lookup",
 }
-_HEADS = ("eagle3",)
-_TAKE_A_LENGTH = ("draft", "prompt-lookup", "eagle", "eagle3")
+_TAKE_A_LENGTH = ("draft", "mtp", "prompt-lookup", "eagle", "eagle3")
 
 
 def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
@@ -44,7 +44,7 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
         name = "draft" if demo or settings.model_draft else "none"
     if name == "draft":
         return _call(draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo))
-    if name in _HEADS:
+    if name == "eagle3" or (name == "mtp" and settings.model_draft is not None):
         return _call(name, settings, _file_argument(settings, demo=False))
     if settings.model_draft is not None and name != "none":
         raise click.UsageError(f"--spec-type {settings.spec_type} drafts without a model: leave out -md")
@@ -52,14 +52,17 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
 
 
 def draft_kind(draft: Path | None) -> str:
-    """Return what drafts with a file: its architecture says whether it is a model or a kind of heads."""
+    """Return what drafts with a file: a model, a kind of heads, or NextN blocks without their model."""
     if draft is None or not draft.is_file():
         return "draft"  # what is missing is reported where it is opened
     from specrun.bindings.gguf_header import read_header
+    from specrun.bindings.nextn import read_nextn
     from specrun.runtime.heads.head_file import HEAD_KINDS
 
-    architecture = read_header(draft).architecture
-    return architecture if architecture in HEAD_KINDS else "draft"
+    header = read_header(draft)
+    if header.architecture in HEAD_KINDS:
+        return header.architecture
+    return "mtp" if read_nextn(draft, header).alone else "draft"
 
 
 def is_bare_auto(drafter: str) -> bool:
@@ -122,7 +125,7 @@ def _call(name: str, settings: DraftSettings, arguments: list[str]) -> str:
         arguments.append(f"n={settings.spec_draft_n_max}")
     if settings.spec_draft_p_min is not None:
         _require_drafts(name, "--spec-draft-p-min")
-        if name != "draft":
+        if name not in ("draft", "mtp"):
             raise click.UsageError(f"--spec-draft-p-min is about draft models, not {name}")
         arguments.append(f"p_min={settings.spec_draft_p_min}")
     return f"{name}({', '.join(arguments)})" if arguments else name

@@ -236,7 +236,8 @@ draft_options = option_group(
         "--spec-type",
         section=_DRAFTING,
         metavar="TYPE",
-        help="llama.cpp's name of a method: none, draft-simple, ngram-simple; or prompt-lookup.",
+        help="llama.cpp's name of a method: none, draft-simple, draft-eagle3, draft-mtp, ngram-simple; "
+        "or prompt-lookup.",
     ),
     option(
         "--spec-draft-n-max",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.gguf_header import ArrayValue, GGUFHeader, MetadataValue
+from specrun.bindings.nextn import NEXTN_ARCHITECTURES, read_nextn
 from specrun.cli.quantities import bytes_text, count_text
 
 __all__ = ["describe_summary", "file_sha256", "summarise", "tensor_rows"]
@@ -19,6 +20,7 @@ _TOKENIZER = "tokenizer.ggml."
 def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
     """Return the facts as a mapping, ready for JSON; None where the file does not say."""
     n_bytes = sum(tensor.n_bytes for tensor in header.tensors)
+    nextn = read_nextn(path, header)
     return {
         "file": str(path),
         "file_bytes": header.file_size,
@@ -30,6 +32,8 @@ def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
         "bits_per_weight": round(8 * n_bytes / header.n_parameters, 3) if header.n_parameters else None,
         "context_length": _own(header, "context_length"),
         "layers": _own(header, "block_count"),
+        "nextn_blocks": nextn.count,
+        "nextn_only": nextn.alone,
         "embedding_width": _own(header, "embedding_length"),
         "feed_forward_width": _own(header, "feed_forward_length"),
         "heads": _own(header, "attention.head_count"),
@@ -61,6 +65,7 @@ def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
         "bits per weight": None if facts["bits_per_weight"] is None else f"{facts['bits_per_weight']:.2f}",
         "context length": facts["context_length"],
         "layers": facts["layers"],
+        "NextN blocks": _nextn_text(facts),
         "embedding width": facts["embedding_width"],
         "feed-forward width": facts["feed_forward_width"],
         "heads": facts["heads"],
@@ -118,6 +123,17 @@ def _padded_text(facts: dict[str, Any]) -> str | None:
     if not isinstance(facts["padded_parameters"], int):
         return None
     return f"{count_text(facts['padded_parameters'])} of the parameters only cost time: {facts['padded_from']}, widened"
+
+
+def _nextn_text(facts: dict[str, Any]) -> str | None:
+    if not facts["nextn_blocks"]:
+        return None
+    what = (
+        "--drafter mtp drafts with them" if not facts["nextn_only"] else "without a model: mtp(FILE) drafts with them"
+    )
+    if facts["architecture"] not in NEXTN_ARCHITECTURES:
+        what = "llama.cpp cannot draft with them"
+    return f"{facts['nextn_blocks']}; {what}"
 
 
 def _vocabulary(header: GGUFHeader) -> dict[str, Any]:

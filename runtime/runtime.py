@@ -18,9 +18,11 @@ from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance.build import build_rule
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.drafters.build_mtp import reads_own_blocks
 from specrun.runtime.drafters.build_retrieval import with_reference
 from specrun.runtime.drafters.drafter import Drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.expression import parse_expression
 from specrun.runtime.planning.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams, unknown_option
@@ -98,6 +100,7 @@ class Runtime:
             n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, target),
             use_mmap=options.use_mmap,
             use_mlock=options.use_mlock,
+            load_nextn=reads_own_blocks(parse_expression(drafter)),
         )
         built: Drafter | None = None
         try:

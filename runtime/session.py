@@ -110,6 +110,8 @@ class Session:
         """Bring target and drafter to the prompt; return how many tokens the cache already held."""
         # The last token is left for the first round, whose root needs its row.
         shared = min(common_prefix(self.target.tokens, prompt), len(prompt) - 1)
+        if self.drafter.needs_nextn_states and self.target.context.model.can_branch:
+            shared = max(0, shared - 1)  # the state before the first new token is needed with it
         shared = self.target.rewind(shared)
         self.drafter.begin(prompt)
         self.target.prefill(prompt[shared:-1], self.drafter.learn_prompt)

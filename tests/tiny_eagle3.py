@@ -71,11 +71,13 @@ class TinyEagle3:
         return self.rope_base ** (-torch.arange(half, dtype=torch.float64) / half) / torch.tensor(self.factors())
 
     def factors(self) -> npt.NDArray[np.float64]:
-        """Meta's Llama 3.1 scaling (llama-models, llama3/model.py, `apply_scaling`): what divides the frequencies."""
+        """What divides the frequencies; for llama3, Meta's `apply_scaling` (llama-models, llama3/model.py)."""
         half = self.head_size // 2
         if self.rope_scaling is None:
             return np.ones(half)
         scaling = self.rope_scaling
+        if scaling["rope_type"] == "linear":
+            return np.full(half, scaling["factor"])
         waves = 2 * np.pi * self.rope_base ** (np.arange(half) / half)
         trained = scaling["original_max_position_embeddings"]
         low, high = trained / scaling["low_freq_factor"], trained / scaling["high_freq_factor"]
@@ -165,7 +167,13 @@ class TinyEagle3:
             writer.add_uint32(f"eagle3.{name}", value)
         writer.add_float32("eagle3.rope.freq_base", self.rope_base)
         writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", self.eps)
-        writer.add_array("eagle3.target_layers", [int(one) for one in changes.get("taps", self.taps)])
+        taps = [int(one) for one in changes.get("taps", self.taps)]
+        if taps:
+            writer.add_array("eagle3.target_layers", taps)
+        scaling = changes.get("scaling", (self.rope_scaling or {}).get("rope_type"))
+        if scaling not in (None, "llama3"):
+            writer.add_string("eagle3.rope.scaling.type", scaling)
+            writer.add_float32("eagle3.rope.scaling.factor", (self.rope_scaling or {"factor": 1.0})["factor"])
         for name, flag in self._flags().items():
             writer.add_bool(f"eagle3.{name}", flag)
         for name, known in source.fields.items():
@@ -200,7 +208,9 @@ class TinyEagle3:
 
     def gguf_tensors(self) -> dict[str, npt.NDArray[Any]]:
         """The tensors under llama.cpp's names."""
-        found = {"rope_freqs.weight": self.factors().astype(np.float32)} if self.rope_scaling else {}
+        found: dict[str, npt.NDArray[Any]] = {}
+        if self.rope_scaling and self.rope_scaling["rope_type"] == "llama3":
+            found["rope_freqs.weight"] = self.factors().astype(np.float32)
         for name, array in self.weights.items():
             if name == "t2d":
                 continue

@@ -38,11 +38,13 @@ def head_tree(
     stored: Accuracy | None,
     n_depths: int,
     depth_cost: float,
+    typical: Accuracy = TYPICAL_ACCURACY,
 ) -> Topology:
     """Return the tree that the expression asks for, or the planned one.
 
-    `stored` are the accuracies of the head's file, `n_depths` how deep its guesses reach, `depth_cost` what a depth of
-    them costs in evaluations of the target with one token. Raises OptionError, and MalformedFileError for a bad CSV.
+    `stored` are the accuracies of the head's file, `typical` what stands in for them where nothing was measured,
+    `n_depths` how deep its guesses reach, `depth_cost` what a depth of them costs in evaluations of the target with one
+    token. Raises OptionError, and MalformedFileError for a bad CSV.
     """
     tree, nodes = options.optional("tree"), options.optional_integer("nodes")
     if tree is not None:
@@ -52,7 +54,7 @@ def head_tree(
         return _check_leaves(expression, parse_topology(published_tree(expression.atom, tree)))
     if nodes is not None and nodes > MAX_NODES:
         raise OptionError(f"{expression}: nodes is {nodes}: give 1 to {MAX_NODES}")
-    accuracy = head_accuracy(options, n_depths, stored) or TYPICAL_ACCURACY[:n_depths]
+    accuracy = head_accuracy(options, n_depths, stored) or typical[:n_depths]
     if nodes is not None:
         return _check_leaves(expression, medusa_tree(accuracy, nodes))
     curve = target_curve(environment)

@@ -46,6 +46,8 @@ class Eagle3Layout:
 def read_layout(file: HeadFile, target: Model) -> Eagle3Layout:
     """Return the layout of a file; raises as `Eagle3Head` does."""
     file.check_target(target, hidden_key="target_hidden_size")
+    if file.size("block_count", default=1) != 1:
+        raise UnsupportedModelError(f"{file.path} has {file.size('block_count')} layers, and an EAGLE-3 head has one")
     taps = _taps(file, target)
     sizes = _sizes(file, target, len(taps))
     return Eagle3Layout(
@@ -75,7 +77,7 @@ def checked_words(ids: npt.NDArray[np.int64], file: HeadFile, target: Model) -> 
 def _taps(file: HeadFile, target: Model) -> tuple[int, ...]:
     """Return the layers whose inputs the head reads, in its order; each must be one of the target's."""
     numbers = file.numbers("target_layers")
-    if not numbers or not all(number >= 0 and number == int(number) for number in numbers):
+    if not numbers or not all(0 <= number < 1e6 and number == int(number) for number in numbers):
         raise MalformedFileError(f"{file.path} does not say which layers it reads (eagle3.target_layers)")
     taps = tuple(int(number) for number in numbers)
     if max(taps) >= target.n_layer:

@@ -21,11 +21,12 @@ from specrun.runtime.drafters.eagle_state import EagleState
 from specrun.runtime.heads.eagle3_head import Eagle3Head
 from specrun.runtime.heads.eagle_head import EagleHead
 from specrun.runtime.heads.head_file import HeadFile
+from specrun.runtime.heads.hydra_head import HydraHead
 from specrun.runtime.heads.medusa_head import MedusaHead
 from specrun.runtime.heads.pair_head import PairHead
 from specrun.runtime.tree import ROOT
 
-__all__ = ["EagleGuesses", "HeadGuesses", "MedusaGuesses", "guess_kinds", "open_guesses"]
+__all__ = ["EagleGuesses", "HeadGuesses", "HydraGuesses", "MedusaGuesses", "guess_kinds", "open_guesses"]
 
 FloatRows = npt.NDArray[np.float32]
 Guesses = list[list[int]]
@@ -33,6 +34,7 @@ Guesses = list[list[int]]
 
 _OUTPUT = "output.weight"
 _EAGLE_DEPTHS = 5  # features that were predicted, as EAGLE counts its n-alpha
+_POSITIONS, _PREFIX_ROWS = 16, 64  # of one evaluation of Hydra's heads, of its prefix layer
 
 
 class HeadGuesses(Protocol):
@@ -108,6 +110,45 @@ class EagleGuesses:
         self._head.close()
 
 
+class HydraGuesses:
+    """Hydra's heads, each given the text's own words up to its own."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, head: HydraHead) -> None:
+        self.n_depths = head.n_heads
+        self.evaluated_params = head.evaluated_params / head.n_heads
+        self._head = head
+
+    def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
+        """Yield all heads' words, several positions an evaluation; see `HeadGuesses`."""
+        states = self._states(features)
+        for first in range(begin, min(len(states), len(tokens) - 2), _POSITIONS):
+            positions = range(first, min(first + _POSITIONS, len(states), len(tokens) - 2))
+            guesses: list[Guesses] = [[] for _ in positions]
+            for depth in range(self.n_depths):
+                known = [position for position in positions if position + 2 + depth < len(tokens)]
+                if not known:
+                    break
+                paths = [tokens[position + 1 : position + 2 + depth] for position in known]
+                words = self._head.best_words(states[known[0] : known[-1] + 1], paths).tolist()
+                for own, best in zip(guesses, words, strict=False):
+                    own.append(best)
+            yield from guesses
+
+    def close(self) -> None:
+        """Free the heads."""
+        self._head.close()
+
+    def _states(self, features: FloatRows) -> FloatRows:
+        layer = self._head.prefix
+        if layer is None:
+            return features
+        features = features[: layer.n_cells]
+        starts = range(0, len(features), _PREFIX_ROWS)
+        return np.concatenate([layer.evaluate(features[one : one + _PREFIX_ROWS], one, one) for one in starts])
+
+
 def guess_kinds() -> list[str]:
     """Return the architectures of heads that can be asked."""
     return list(_OPENERS)
@@ -131,6 +172,12 @@ def _open_medusa(path: Path, target: Model, ranks: int, _n_tokens: int, n_thread
     return MedusaGuesses(MedusaHead(path, target, n_threads=n_threads), min(ranks, target.vocabulary.size))
 
 
+def _open_hydra(path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int) -> HeadGuesses:
+    head = HydraHead(path, target, n_cells=n_tokens, n_threads=n_threads)
+    head.prepare([ranks] * head.n_heads)
+    return HydraGuesses(head)
+
+
 def _open_eagle(path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int) -> HeadGuesses:
     head = EagleHead(path, target, n_cells=n_tokens + _EAGLE_DEPTHS, ranks=ranks, n_threads=n_threads)
     return EagleGuesses(head, _evaluated(HeadFile(path, "eagle"), target))
@@ -148,6 +195,7 @@ def _evaluated(file: HeadFile, target: Model) -> float:
 
 _OPENERS: Mapping[str, Callable[[Path, Model, int, int, int], HeadGuesses]] = {
     "medusa": _open_medusa,
+    "hydra": _open_hydra,
     "eagle": _open_eagle,
     "eagle3": _open_eagle3,
 }

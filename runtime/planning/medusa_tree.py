@@ -31,7 +31,8 @@ __all__ = [
 # Where nothing was measured: about what heads reach on their own training domain.
 _BY_RANK = (1.0, 0.2, 0.1, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01, 0.008)
 TYPICAL_ACCURACY = tuple(tuple(first * share for share in _BY_RANK) for first in (0.6, 0.42, 0.3, 0.22, 0.17))
-# Heads that know the path do not lose accuracy with depth.
+# Heads that know the path lose little accuracy with depth. These give Hydra's own tree of 63 nodes 3.3 tokens a round;
+# Spec-Bench measured 3.26.
 TYPICAL_PATH_ACCURACY = tuple(0.6 * share for share in _BY_RANK)
 _NEVER_RIGHT = "no guess of these heads is ever right: there is no tree to make of them"
 _TOLERANCE = 0.01

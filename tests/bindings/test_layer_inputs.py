@@ -14,6 +14,7 @@ import pytest
 from gguf import GGUFReader
 from renamed_models import as_architecture, qwen3_norms
 from tiny_models import CHAT, F32
+from tiny_nextn import write_tiny_qwen35
 
 from specrun.bindings import layer_inputs
 from specrun.bindings.batch import Batch
@@ -40,6 +41,7 @@ def renamed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     folder = tmp_path_factory.mktemp("renamed")
     return {
         "llama": tiny_model,
+        "qwen35": write_tiny_qwen35(folder / "qwen35.gguf"),
         "qwen3": as_architecture(tiny_model, folder / "qwen3.gguf", "qwen3", qwen3_norms(2, 8)),
         WITHOUT: as_architecture(tiny_model, folder / "without.gguf", WITHOUT),
     }
@@ -175,7 +177,9 @@ with Model(sys.argv[1]) as model, Context(model, ContextOptions(n_ctx=64, n_thre
 """
 
 
-@pytest.mark.parametrize(("architecture", "lives"), [("llama", True), ("qwen3", True), (WITHOUT, False)])
+@pytest.mark.parametrize(
+    ("architecture", "lives"), [("llama", True), ("qwen3", True), ("qwen35", True), (WITHOUT, False)]
+)
 def test_the_list_says_who_survives_being_asked(renamed: dict[str, Path], architecture: str, lives: bool) -> None:
     """Asked in a process of its own, with the list out of the way."""
     command = [sys.executable, "-c", ASK, str(renamed[architecture]), architecture]

@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 from renamed_models import as_architecture
 from tiny_heads import random_medusa
+from tiny_nextn import TinyNextN
 
 from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.cli.drafter_choice import drafter_expression
 from specrun.cli.model_options import DraftSettings
+from specrun.convert.metadata import Metadata
+from specrun.convert.writer import PlannedTensor, write_gguf
 from specrun.runtime.drafters.expression import parse_expression
 
 FILE = Path("small model.gguf")
@@ -46,6 +50,9 @@ def settings(**given: Any) -> DraftSettings:
         ),
         ({"spec_type": "ngram-simple", "spec_draft_n_max": 9}, False, "prompt-lookup(n=9)"),
         ({"spec_type": "prompt-lookup"}, True, "prompt-lookup"),
+        ({"spec_type": "draft-mtp"}, False, "mtp"),
+        ({"spec_type": "draft-mtp", "spec_draft_n_max": 2, "spec_draft_p_min": 0.5}, False, "mtp(n=2, p_min=0.5)"),
+        ({"spec_type": "draft-mtp", "model_draft": FILE}, False, 'mtp("small model.gguf")'),
         ({"drafter": "prompt-lookup(n=2)"}, True, "prompt-lookup(n=2)"),
         ({"drafter": "auto"}, True, "auto"),
         ({"drafter": "auto", "model_draft": FILE}, False, 'auto(draft("small model.gguf"), prompt-lookup, lookahead)'),
@@ -59,6 +66,10 @@ def test_expressions(given: dict[str, Any], demo: bool, expected: str) -> None:
 def test_a_file_of_heads_is_recognised(tmp_path: Path) -> None:
     path = random_medusa(8, 16).write(tmp_path / "heads.gguf", 16)
     assert drafter_expression(settings(model_draft=path), demo=False) == f'medusa("{path}")'
+    path = tmp_path / "hydra.gguf"
+    planned = [PlannedTensor("hydra.0.res.0.bias", (4,), "F32", lambda: np.ones(4, np.float32))]
+    write_gguf(path, "hydra", Metadata(), planned)
+    assert drafter_expression(settings(model_draft=path), demo=False) == f'hydra("{path}")'
     with pytest.raises(click.UsageError, match="put nodes="):
         drafter_expression(settings(model_draft=path, spec_draft_n_max=3), demo=False)
 
@@ -68,6 +79,14 @@ def test_an_eagle3_file_of_llama_cpp_is_recognised(tmp_path: Path, tiny_drafter:
     assert drafter_expression(settings(model_draft=path), demo=False) == f'eagle3("{path}")'
     wanted = f'auto(eagle3("{path}"), prompt-lookup, lookahead)'
     assert drafter_expression(settings(model_draft=path, drafter="auto"), demo=False) == wanted
+
+
+def test_blocks_without_their_model_are_recognised(tmp_path: Path) -> None:
+    path = TinyNextN().write_blocks_only(tmp_path / "mtp-blocks.gguf")
+    given = settings(model_draft=path, spec_draft_n_max=2)
+    assert drafter_expression(given, demo=False) == f'mtp("{path}", n=2)'
+    whole = TinyNextN().write(tmp_path / "whole.gguf")
+    assert drafter_expression(settings(model_draft=whole), demo=False) == f'draft("{whole}")'
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ VARIANTS = {
     "norm_before_fc": Variant(norm_before_fc=True),
     "EAGLE-3.1": Variant(fc_norm=True, changes={"norm_output": True}),
     "llama3 rope": Variant(changes={"rope_scaling": LLAMA3}, n_kv_heads=1),
+    "linear rope": Variant(changes={"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
     "all words": Variant(draft_words=None),
 }
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from renamed_models import as_architecture
 from tiny_eagle3 import TinyEagle3, Variant, random_eagle3
+from tiny_nextn import write_tiny_qwen35
 
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context, ContextOptions
@@ -218,6 +219,17 @@ def test_a_cascade_refuses_it_as_an_inner_drafter(tiny_deep_model: Path, trained
             drafter=f"cascade(draft({quoted(str(tiny_deep_model))}), eagle3({quoted(str(trained))}))",
             **EXACT,
         )
+
+
+def test_hybrid_targets_take_chains(tmp_path: Path) -> None:
+    """A head of three of its layers' inputs drafts a chain, and what is rejected is rolled back; a tree is refused."""
+    target = write_tiny_qwen35(tmp_path / "qwen35.gguf")
+    file = random_eagle3(64, WORDS, Variant(changes={"taps": (1, 2, 3)})).write(tmp_path / "head.gguf", target)
+    drafted = answer(target, f"eagle3({quoted(str(file))}, n=3)", GREEDY, 20)
+    assert drafted.token_ids == answer(target, "none", GREEDY, 20).token_ids
+    assert drafted.stats.drafted > drafted.stats.accepted
+    with pytest.raises(UnsupportedModelError, match="one chain of drafts"):
+        Runtime(target, drafter=f"eagle3({quoted(str(file))}, tree=2x2)", **EXACT)
 
 
 def test_a_target_without_layer_inputs_is_refused(tiny_deep_model: Path, head: TinyEagle3, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from renamed_models import as_architecture
 from tiny_eagle3 import LLAMA3, TinyEagle3, Variant, random_eagle3
 from tiny_models import CHAT
 
-from specrun.bindings.errors import MalformedFileError, PairError, SpecrunError, UnsupportedModelError
+from specrun.bindings.errors import MalformedFileError, OptionError, PairError, SpecrunError, UnsupportedModelError
 from specrun.bindings.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.heads.eagle3_head import Eagle3Head
@@ -34,6 +34,7 @@ VARIANTS = {
     "norm_before_fc": Variant(norm_before_fc=True),
     "EAGLE-3.1": Variant(fc_norm=True, changes={"norm_output": True}),
     "llama3 rope": Variant(changes={"rope_scaling": LLAMA3}),
+    "linear rope": Variant(changes={"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
     "one key-value head": Variant(n_kv_heads=1),
     "all words": Variant(draft_words=None),
 }
@@ -213,6 +214,16 @@ def test_a_narrower_target_may_have_a_wider_head(tmp_path: Path, tiny_folder: Pa
             Eagle3Head(borrowing, target, n_cells=16, ranks=3, n_threads=1)
 
 
+@pytest.mark.parametrize("token", [-1, WORDS])
+def test_tokens_outside_the_words_are_refused(target: Model, tiny_deep_model: Path, tmp_path: Path, token: int) -> None:
+    path = random_eagle3(HIDDEN, WORDS).write(tmp_path / "e.gguf", tiny_deep_model)
+    head = Eagle3Head(path, target, n_cells=16, ranks=3, n_threads=1)
+    places = np.zeros(1, np.int32), np.zeros(1, np.int64), np.ones((1, 1), bool)
+    with pytest.raises(OptionError, match="outside the 320 words"):
+        head.evaluate([token], np.zeros((1, HIDDEN), np.float32), *places)
+    head.close()
+
+
 IDS = np.arange(48, dtype=np.int64)
 FAULTS: list[tuple[dict[str, Any], type[SpecrunError], str]] = [
     ({"architecture": "eagle"}, UnsupportedModelError, "architecture eagle, and eagle3"),
@@ -223,6 +234,10 @@ FAULTS: list[tuple[dict[str, Any], type[SpecrunError], str]] = [
     ({"without": "d2t"}, MalformedFileError, "predicts 48 words of the target's 320"),
     ({"without": "fc.weight"}, MalformedFileError, "no tensor fc.weight"),
     ({"taps": (1, 3, 6)}, PairError, "input of layer 6, and the target has 6 layers"),
+    ({"scaling": "yarn"}, UnsupportedModelError, "scales its positions by 'yarn'"),
+    ({"block_count": 2}, UnsupportedModelError, "2 layers"),
+    ({"taps": (1, 3, -1)}, MalformedFileError, "does not say which layers"),
+    ({"taps": ()}, MalformedFileError, "does not say which layers"),
     ({"taps": (1, 3)}, MalformedFileError, r"fc.weight of shape \[96, 32\].*\[64, 32\]"),
     ({"d2t": np.where(IDS == 7, 320, IDS)}, PairError, "names word 320, and the target has 320"),
     ({"d2t": np.where(IDS == 7, -1, IDS)}, PairError, "names word -1"),

@@ -26,6 +26,7 @@ VARIANTS = {
     "speculators": Variant(changes={"norm_before_residual": True}, own_embedding=True),
     "norm_before_fc": Variant(norm_before_fc=True),
     "llama3 rope": Variant(changes={"rope_scaling": LLAMA3}, n_kv_heads=1),
+    "linear rope": Variant(changes={"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
     "all words": Variant(draft_words=None),
 }
 

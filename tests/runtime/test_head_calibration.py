@@ -143,6 +143,33 @@ def test_medusa_is_counted_as_by_the_reference(tiny_model: Path, texts: list[lis
     assert not np.allclose(np.array(result.accuracy), np.array(accuracy_from(shifted, 3)))
 
 
+@pytest.mark.parametrize("sizes", [{}, {"prefix": True}, {"grounded": False}])
+def test_hydra_is_counted_as_by_the_reference(
+    tiny_model: Path, texts: list[list[int]], tmp_path: Path, sizes: dict[str, bool]
+) -> None:
+    """Each head gets the text's own words up to its own."""
+    torch = pytest.importorskip("torch")
+    from gguf import GGUFReader
+    from tiny_hydra import log_probs, random_hydra
+
+    tensors = {one.name: np.array(one.data) for one in GGUFReader(tiny_model).tensors}
+    heads = random_hydra(HIDDEN, WORDS, seed=3, **sizes)  # type: ignore[arg-type]
+    path = heads.write(tmp_path / "heads.gguf", WORDS)
+    text = texts[0]
+    result = calibrated(tiny_model, path, text)
+    states = heads.double().read_states(torch.tensor(states_of(tiny_model, text), dtype=torch.float64)).numpy()
+
+    def rank(t: int, k: int) -> int:
+        path = text[t + 1 : t + 2 + k]
+        laws = log_probs(heads, states[t], [path], tensors["token_embd.weight"], tensors["output.weight"])
+        return rank_in(laws[0], text[t + 2 + k])
+
+    ranks = [[rank(t, k) for k in range(3) if t + 2 + k < len(text)] for t in range(len(text) - 2)]
+    assert result.n_positions == len(text) - 2
+    np.testing.assert_allclose(np.array(result.accuracy), np.array(accuracy_from(ranks, 3)))
+    assert sum(map(sum, result.alone)) > 0.0
+
+
 def test_eagle_is_counted_as_by_the_reference(tiny_model: Path, texts: list[list[int]], tmp_path: Path) -> None:
     """Below each place the reference goes on from its own predictions with the text's words."""
     from gguf import GGUFReader, quants
