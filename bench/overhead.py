@@ -153,8 +153,8 @@ def measure_overhead(
 
 def _write_models(folder: Path, vocab_size: int, options: OverheadOptions) -> dict[str, Path]:
     """Write target, draft model and heads; return their files by the names that stand for them in expressions."""
+    from specrun.bench.heads.random_heads import write_eagle, write_medusa
     from specrun.convert.quantize import quantize_model
-    from specrun.convert.random_head import RandomEagle, RandomMedusa, write_random_head
     from specrun.convert.random_model import RandomLlama, write_random_llama
 
     target, drafter = folder / "target.gguf", folder / "drafter.gguf"
@@ -169,12 +169,10 @@ def _write_models(folder: Path, vocab_size: int, options: OverheadOptions) -> di
     )
     write_random_llama(target, spec)
     quantize_model(target, drafter, "Q4_0", n_threads=options.n_threads)
-    return {
-        "TARGET": target,
-        "FILE": drafter,
-        "MEDUSA": write_random_head(folder / "medusa.gguf", RandomMedusa(options.width, vocab_size, heads=2)),
-        "EAGLE": write_random_head(folder / "eagle.gguf", RandomEagle(options.width, vocab_size)),
-    }
+    medusa, eagle = folder / "medusa.gguf", folder / "eagle.gguf"
+    write_medusa(medusa, options.width, vocab_size, "F32", heads=2)
+    write_eagle(eagle, options.width, vocab_size, "F32")
+    return {"TARGET": target, "FILE": drafter, "MEDUSA": medusa, "EAGLE": eagle}
 
 
 @contextmanager

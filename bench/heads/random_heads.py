@@ -25,17 +25,20 @@ def write_target(path: Path, hidden: int, words: int, type_name: Literal["F32", 
     write_random_llama(path, spec)
 
 
-def write_medusa(path: Path, hidden: int, words: int, type_name: str) -> None:
-    """Write one Medusa head of one residual block with its own output matrix."""
+def write_medusa(path: Path, hidden: int, words: int, type_name: str, *, heads: int = 1) -> None:
+    """Write Medusa heads of one residual block, each with its own output matrix."""
     metadata = _sizes("medusa", hidden, words)
-    metadata.count("medusa.head_count", 1)
+    metadata.count("medusa.head_count", heads)
     metadata.count("medusa.block_count", 1)
     spread = hidden**-0.5
-    tensors = [
-        random_matrix("medusa.0.res.0", (hidden, hidden), type_name, seed=0, spread=spread),
-        random_vector("medusa.0.res.0", hidden, seed=1, mean=0.0, spread=spread, part="bias"),
-        random_matrix("medusa.0.output", (words, hidden), type_name, seed=0, spread=spread),
-    ]
+    tensors: list[PlannedTensor] = []
+    for head in range(heads):
+        block = f"medusa.{head}.res.0"
+        tensors += [
+            random_matrix(block, (hidden, hidden), type_name, seed=0, spread=spread),
+            random_vector(block, hidden, seed=1, mean=0.0, spread=spread, part="bias"),
+            random_matrix(f"medusa.{head}.output", (words, hidden), type_name, seed=0, spread=spread),
+        ]
     write_gguf(path, "medusa", metadata, tensors)
 
 

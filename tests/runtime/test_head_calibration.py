@@ -23,10 +23,10 @@ from specrun.runtime.planning.calibration import CalibrationText
 from specrun.runtime.planning.head_calibration import (
     HeadCalibration,
     HeadCalibrationOptions,
-    RankCounts,
     calibrate_heads,
     features_along,
 )
+from specrun.runtime.planning.rank_counts import RankCounts
 
 HIDDEN, WORDS, RANKS = 32, 320, 20
 EXACT = {"n_ctx": 256, "n_threads": 1, "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
