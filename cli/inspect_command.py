@@ -116,15 +116,23 @@ def _compare(file: Path, other: Path, settings: ComparisonSettings, terminal: Te
 def _pair_problem(target: Path, draft: Path) -> SpecrunError | None:
     """Return why the pair does not fit, by the rule that drafting itself applies."""
     from specrun.bindings.model import Model
+    from specrun.runtime.heads.head_check import check_head, is_head
     from specrun.runtime.pairing import check_blocks, check_pair, check_rollback
 
-    with Model(target) as one, Model(draft) as other:
+    with Model(target) as one:
         try:
             check_rollback(one)
-            check = check_blocks if other.nextn.alone else check_pair
-            check(one, other)
+            if is_head(draft):
+                check_head(draft, one)
+                return None
         except SpecrunError as error:
             return error
+        with Model(draft) as other:
+            try:
+                check = check_blocks if other.nextn.alone else check_pair
+                check(one, other)
+            except SpecrunError as error:
+                return error
     return None
 
 

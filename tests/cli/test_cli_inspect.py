@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny_heads import random_medusa
 from tiny_nextn import TinyNextN
 
 from specrun.convert.quantize import quantize_model
@@ -91,6 +92,14 @@ def test_a_pair_that_fits(run: Run, models: Models) -> None:
     assert result.stderr == ""
     swapped = run("inspect", models.plain, "-md", models.larger)
     assert "were they swapped?" in swapped.stderr
+
+
+def test_heads_are_checked_as_heads(run: Run, models: Models, tmp_path: Path) -> None:
+    medusa = random_medusa(32, 320).write(tmp_path / "medusa.gguf", 320)
+    assert "The pair fits" in run("inspect", models.target, "-md", medusa).stdout
+    other = run("inspect", models.target, "-md", random_medusa(64, 320).write(tmp_path / "wide.gguf", 320))
+    assert other.exit_code == 4
+    assert "hidden states of 64 numbers, and the target's have 32" in other.stderr
 
 
 def test_a_pair_that_does_not_fit(run: Run, models: Models) -> None:

@@ -88,6 +88,23 @@ def test_static_trees_give_the_targets_law(sampling: TreeSampling, shape: str, s
     assert bias(ExactRule(), propose, LawTable(3, seed), 2 if shape == "2x2" else 3) < TOLERANCE
 
 
+class FewerWords(LawTable):
+    """Laws without mass on the last word, as those of heads with a draft vocabulary."""
+
+    def __call__(self, prefix: Sequence[int]) -> np.ndarray:
+        law = super().__call__(prefix).copy()
+        law[-1] = 0.0
+        law[0] += not law.any()
+        return law / law.sum()
+
+
+@pytest.mark.parametrize("sampling", ["with", "without", "argmax"])
+@pytest.mark.parametrize("shape", ["3", "2x1"])
+def test_words_that_are_never_drafted_keep_their_probability(sampling: TreeSampling, shape: str) -> None:
+    propose = eagle(FewerWords(3, 100), parse_topology(shape), sampling)
+    assert bias(ExactRule(), propose, LawTable(3, 0), 2) < TOLERANCE
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_dynamic_trees_give_the_targets_law(seed: int) -> None:
     propose = eagle(LawTable(3, seed + 100), DynamicShape(3, 2, 6), "argmax")

@@ -18,6 +18,7 @@ from specrun.bindings.errors import MalformedFileError, OptionError, PairError, 
 from specrun.bindings.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.heads.eagle3_head import Eagle3Head
+from specrun.runtime.heads.head_check import check_head, is_head
 from specrun.runtime.heads.pair_head import EagleRows
 
 HIDDEN, WORDS, LAYERS = 32, 320, 6
@@ -257,6 +258,17 @@ def test_heads_that_do_not_fit_are_refused(
     path = random_eagle3(HIDDEN, WORDS).write(tmp_path / "e.gguf", tiny_deep_model, **changes)
     with pytest.raises(kind, match=problem):
         Eagle3Head(path, target, n_cells=16, ranks=3, n_threads=1)
+    if "architecture" not in changes:
+        with pytest.raises(kind, match=problem):
+            check_head(path, target)
+
+
+def test_a_head_that_fits_passes_the_check(target: Model, tiny_deep_model: Path, tmp_path: Path) -> None:
+    for name in ("SafeAILab", "all words"):
+        path = random_eagle3(HIDDEN, WORDS, VARIANTS[name]).write(tmp_path / f"{name}.gguf", tiny_deep_model)
+        assert is_head(path)
+        check_head(path, target)
+    assert not is_head(tiny_deep_model)
 
 
 def test_heads_for_other_words_are_refused(target: Model, tiny_folder: Path, tmp_path: Path) -> None:
