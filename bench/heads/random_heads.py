@@ -42,23 +42,21 @@ def write_medusa(path: Path, hidden: int, words: int, type_name: str, *, heads: 
     write_gguf(path, "medusa", metadata, tensors)
 
 
-def write_hydra(path: Path, hidden: int, words: int, type_name: str) -> None:
-    """Write one Hydra head of one residual block with its own output matrix, and a prefix layer (Hydra++)."""
+def write_hydra(path: Path, hidden: int, words: int, type_name: str, *, heads: int = 1) -> None:
+    """Write Hydra heads of one residual block, each with its own output matrix, and a prefix layer (Hydra++)."""
     metadata = _sizes("hydra", hidden, words)
-    metadata.count("hydra.head_count", 1)
+    metadata.count("hydra.head_count", heads)
     metadata.count("hydra.block_count", 1)
     metadata.flag("hydra.prefix_layer", True)
     _describe_layer("hydra", hidden, metadata)
-    shapes = {
-        "0.res.0": (hidden, 2 * hidden),
-        "0.skip": (hidden, 2 * hidden),
-        "0.output": (words, hidden),
-        **{f"prefix.{name}": shape for name, shape in _layer_shapes(hidden).items()},
-    }
-    tensors = [_matrix(f"hydra.{name}", shape, type_name) for name, shape in shapes.items()]
-    for name in ("0.res.0", "0.skip"):
-        spread = hidden**-0.5
-        tensors.append(random_vector(f"hydra.{name}", hidden, seed=1, mean=0.0, spread=spread, part="bias"))
+    tensors: list[PlannedTensor] = []
+    for head in range(heads):
+        for name in (f"hydra.{head}.res.0", f"hydra.{head}.skip"):
+            tensors.append(_matrix(name, (hidden, (head + 2) * hidden), type_name))
+            tensors.append(random_vector(name, hidden, seed=1, mean=0.0, spread=hidden**-0.5, part="bias"))
+        tensors.append(_matrix(f"hydra.{head}.output", (words, hidden), type_name))
+    for name, shape in _layer_shapes(hidden).items():
+        tensors.append(_matrix(f"hydra.prefix.{name}", shape, type_name))
     tensors += [_norm(f"hydra.prefix.{name}", hidden) for name in ("attn_norm", "ffn_norm", "output_norm")]
     write_gguf(path, "hydra", metadata, tensors)
 
