@@ -201,6 +201,7 @@ def test_eagle3_is_counted_as_by_the_reference(tiny_deep_model: Path, tmp_path: 
     from gguf import GGUFReader
     from tiny_eagle3 import random_eagle3
 
+    torch.set_num_threads(1)
     tensors = {one.name: np.array(one.data) for one in GGUFReader(tiny_deep_model).tensors}
     embedding = torch.tensor(tensors["token_embd.weight"], dtype=torch.float64)
     head = random_eagle3(embedding.shape[1], len(embedding))
