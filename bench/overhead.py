@@ -48,7 +48,7 @@ _MOST_ROUNDS_PER_WANTED = 20
 class Setting:
     """A drafter and a temperature to measure; `budget_us` is what a round may cost at 32k words.
 
-    `drafter` is an expression in which FILE stands for the draft model, MEDUSA and EAGLE for heads.
+    `drafter` is an expression in which FILE stands for the draft model, MEDUSA, HYDRA and EAGLE for heads.
     """
 
     name: str
@@ -73,6 +73,8 @@ SETTINGS = (
     Setting("chain of 5, temp 0.8", "draft(FILE, n=5)", _SAMPLED),
     Setting("tree of 16, temp 0.8", "draft(FILE, tree=4x3)", _SAMPLED, 600.0),
     Setting("medusa tree of 16, greedy", "medusa(MEDUSA, tree=4x3)", _GREEDY),
+    Setting("hydra++ chain of 5, greedy", "hydra(HYDRA, n=5)", _GREEDY, 250.0),
+    Setting("hydra++ tree of 16, greedy", "hydra(HYDRA, tree=4x3)", _GREEDY),
     Setting("eagle chain of 5, greedy", "eagle(EAGLE, n=5)", _GREEDY, 250.0),
     Setting("eagle dynamic tree of 16, greedy", "eagle(EAGLE, depth=4, topk=4, nodes=16)", _GREEDY),
     Setting("eagle tree of 16, temp 0.8", "eagle(EAGLE, tree=4x3, sampling=without)", _SAMPLED, 600.0),
@@ -153,8 +155,8 @@ def measure_overhead(
 
 def _write_models(folder: Path, vocab_size: int, options: OverheadOptions) -> dict[str, Path]:
     """Write target, draft model and heads; return their files by the names that stand for them in expressions."""
+    from specrun.bench.heads.random_heads import write_eagle, write_hydra, write_medusa
     from specrun.convert.quantize import quantize_model
-    from specrun.convert.random_head import RandomEagle, RandomMedusa, write_random_head
     from specrun.convert.random_model import RandomLlama, write_random_llama
 
     target, drafter = folder / "target.gguf", folder / "drafter.gguf"
@@ -169,12 +171,11 @@ def _write_models(folder: Path, vocab_size: int, options: OverheadOptions) -> di
     )
     write_random_llama(target, spec)
     quantize_model(target, drafter, "Q4_0", n_threads=options.n_threads)
-    return {
-        "TARGET": target,
-        "FILE": drafter,
-        "MEDUSA": write_random_head(folder / "medusa.gguf", RandomMedusa(options.width, vocab_size, heads=2)),
-        "EAGLE": write_random_head(folder / "eagle.gguf", RandomEagle(options.width, vocab_size)),
-    }
+    medusa, hydra, eagle = (folder / f"{name}.gguf" for name in ("medusa", "hydra", "eagle"))
+    write_medusa(medusa, options.width, vocab_size, "F32", heads=2)
+    write_hydra(hydra, options.width, vocab_size, "F32", heads=5)
+    write_eagle(eagle, options.width, vocab_size, "F32")
+    return {"TARGET": target, "FILE": drafter, "MEDUSA": medusa, "HYDRA": hydra, "EAGLE": eagle}
 
 
 @contextmanager

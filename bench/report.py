@@ -87,8 +87,9 @@ def heads_table(results: Sequence[HeadResult]) -> Table:
     notes = (
         f"us: one evaluation, median over {repetitions} (quartiles), called from Python, on the CPU with {threads} "
         "threads, the weights in no cache: memory was copied just before. width: hidden states (Medusa, one head of "
-        "one block) or pairs (EAGLE, 64 of them cached) in the evaluation.",
-        "MB read: each weight once, the output matrix included, and EAGLE's keys and values. copy GB/s: bytes that "
+        "one block), paths (Hydra's first head, of one block), positions (Hydra++'s prefix layer) or pairs (EAGLE) in "
+        "the evaluation, 64 positions or pairs being cached.",
+        "MB read: each weight once, the output matrix included, and keys and values of layers. copy GB/s: bytes that "
         "numpy copies per second with as many threads, each byte counted once though it is read and written. floor: MB "
         "read at that rate. over floor: ratio of the medians (least to most within one repetition).",
     )

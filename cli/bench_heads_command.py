@@ -15,7 +15,7 @@ __all__ = ["heads"]
 _SECTION = "Measurement"
 _EPILOG = """\b
 Heads with random weights, and a target of one small layer, are written into a temporary folder
-(with the defaults up to 0.7 GB at a time). Before every evaluation an array of 256 MiB is copied:
+(with the defaults up to 1.1 GB at a time). Before every evaluation an array of 256 MiB is copied:
 that measures the bandwidth, and leaves no weights in the caches.
 """
 
@@ -47,7 +47,7 @@ that measures the bandwidth, and leaves no weights in the caches.
     multiple=True,
     default=("1,4,8",),
     show_default=True,
-    help="Pairs in one evaluation of EAGLE's head.",
+    help="Paths in one evaluation of Hydra's head, pairs of EAGLE's.",
 )
 @option(
     "-r",

@@ -13,7 +13,9 @@ from typing import Literal
 import numpy as np
 
 from specrun.bench.heads.copy_bandwidth import CopyProbe
-from specrun.bench.heads.random_heads import write_eagle, write_medusa, write_target
+from specrun.bench.heads.evaluation import Evaluation
+from specrun.bench.heads.hydra import hydra_evaluations
+from specrun.bench.heads.random_heads import write_eagle, write_hydra, write_medusa, write_target
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.devices import available_cores
 from specrun.bindings.errors import OptionError
@@ -27,14 +29,15 @@ __all__ = ["HEAD_TYPES", "HeadResult", "HeadType", "HeadsOptions", "measure_head
 HeadType = Literal["F32", "F16", "Q8_0"]
 HEAD_TYPES: tuple[HeadType, ...] = ("F32", "F16", "Q8_0")
 _RANKS = 10  # words that a head has to name
-_PAIRS = 64  # that EAGLE's layer has cached
+_PAIRS = 64  # that EAGLE's layer has cached, and positions that Hydra++'s has
 _WARM_UP = 2
 _FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class HeadsOptions:
-    """What to measure: heads of each hidden size, and EAGLE's for each number of pairs that are evaluated at once.
+    """What to measure: heads of each hidden size, Hydra's for each number of paths and EAGLE's of pairs
+    that are evaluated at once.
 
     The heads, and the target whose words they predict, are stored as `type_name`. `copy_bytes` is the size of the
     array that is copied to measure bandwidth. Files are in `folder` meanwhile (None: where temporary files go).
@@ -63,7 +66,7 @@ class HeadsOptions:
 
 @dataclass(frozen=True, slots=True)
 class HeadResult:
-    """One head: `width` states or pairs in one evaluation of `time_us`, everything in Python included.
+    """One head: `width` states, paths or pairs in one evaluation of `time_us`, everything in Python included.
 
     `n_bytes` is what it must read: each weight once, the rows of its tokens, the keys and values it attends to.
     `copy_bytes_per_s` is the bandwidth measured in between, `floor_us` what reading the bytes takes at that rate.
@@ -83,30 +86,22 @@ class HeadResult:
     over_floor: Ratio
 
 
-@dataclass(frozen=True, slots=True)
-class _Evaluation:
-    """One thing to time: what it is, what it must read, how to run it; `native` is the time in its graphs so far."""
-
-    head: str
-    width: int
-    n_bytes: int
-    run: Callable[[], object]
-    native: Callable[[], float]
-
-
 def measure_heads(options: HeadsOptions, *, progress: Callable[[str], None] = lambda _: None) -> Iterator[HeadResult]:
     """Yield a result for each head, hidden size and width. Everything that is written is gone afterwards."""
     n_threads = options.n_threads or available_cores()
     for hidden in options.hidden:
         with tempfile.TemporaryDirectory(prefix="specrun-heads-", dir=options.folder) as folder, ExitStack() as opened:
-            target, medusa, eagle = (Path(folder) / f"{name}.gguf" for name in ("target", "medusa", "eagle"))
+            names = ("target", "medusa", "hydra", "eagle")
+            target, medusa, hydra, eagle = (Path(folder) / f"{name}.gguf" for name in names)
             progress(f"writing random heads of hidden size {hidden:,}")
             write_target(target, hidden, options.words, options.type_name)
             write_medusa(medusa, hidden, options.words, options.type_name)
+            write_hydra(hydra, hidden, options.words, options.type_name)
             write_eagle(eagle, hidden, options.words, options.type_name)
             model = opened.enter_context(Model(target))
             evaluations = [
                 *_medusa(medusa, model, n_threads, opened),
+                *hydra_evaluations(hydra, model, n_threads, options.widths, opened, ranks=_RANKS, cached=_PAIRS),
                 *_eagle(eagle, model, n_threads, options.widths, opened),
             ]
             probe = opened.enter_context(closing(CopyProbe(n_threads, options.copy_bytes)))
@@ -114,14 +109,14 @@ def measure_heads(options: HeadsOptions, *, progress: Callable[[str], None] = la
             yield from _measure(evaluations, probe, hidden, n_threads, options)
 
 
-def _medusa(path: Path, model: Model, n_threads: int, opened: ExitStack) -> list[_Evaluation]:
+def _medusa(path: Path, model: Model, n_threads: int, opened: ExitStack) -> list[Evaluation]:
     head = opened.enter_context(closing(MedusaHead(path, model, n_threads=n_threads, ranks=[_RANKS])))
     features = np.random.default_rng(0).standard_normal(model.n_embd, dtype=np.float32)
     n_bytes = sum(one.n_bytes for one in read_header(path).tensors)
-    return [_Evaluation("medusa", 1, n_bytes, lambda: head.best_words(features), lambda: head.native_seconds)]
+    return [Evaluation("medusa", 1, n_bytes, lambda: head.best_words(features), lambda: head.native_seconds)]
 
 
-def _eagle(path: Path, model: Model, n_threads: int, widths: Sequence[int], opened: ExitStack) -> list[_Evaluation]:
+def _eagle(path: Path, model: Model, n_threads: int, widths: Sequence[int], opened: ExitStack) -> list[Evaluation]:
     """Return evaluations of pairs that stand side by side below `_PAIRS` cached ones, as children of one node do."""
     head = opened.enter_context(
         closing(EagleHead(path, model, n_cells=_PAIRS + max(widths), ranks=_RANKS, n_threads=n_threads))
@@ -136,14 +131,14 @@ def _eagle(path: Path, model: Model, n_threads: int, widths: Sequence[int], open
     row = embedding.n_bytes // embedding.shape[1]
     cached = 2 * _PAIRS * head.sizes.attention.kv_size * _FLOAT_BYTES
 
-    def evaluation(width: int) -> _Evaluation:
+    def evaluation(width: int) -> Evaluation:
         sees = np.zeros((width, _PAIRS + width), np.bool_)
         sees[:, :_PAIRS] = True
         sees[:, _PAIRS:] = np.eye(width, dtype=np.bool_)
         positions, places = np.full(width, _PAIRS, np.int32), np.arange(_PAIRS, _PAIRS + width, dtype=np.int64)
         tokens = list(range(width))
         n_bytes = own + of_target["output.weight"].n_bytes + width * row + cached
-        return _Evaluation(
+        return Evaluation(
             "eagle",
             width,
             n_bytes,
@@ -155,7 +150,7 @@ def _eagle(path: Path, model: Model, n_threads: int, widths: Sequence[int], open
 
 
 def _measure(
-    evaluations: Sequence[_Evaluation], probe: CopyProbe, hidden: int, n_threads: int, options: HeadsOptions
+    evaluations: Sequence[Evaluation], probe: CopyProbe, hidden: int, n_threads: int, options: HeadsOptions
 ) -> Iterator[HeadResult]:
     for one in evaluations:
         for _ in range(_WARM_UP):
@@ -184,7 +179,7 @@ def _measure(
         )
 
 
-def _timed(one: _Evaluation) -> tuple[float, float]:
+def _timed(one: Evaluation) -> tuple[float, float]:
     """Run an evaluation and return its seconds, and those inside its graph."""
     native = one.native()
     started = time.perf_counter()

@@ -8,12 +8,12 @@ from typing import Literal
 from specrun.convert.metadata import Metadata
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.convert.random_tensors import random_matrix, random_vector
-from specrun.convert.writer import write_gguf
+from specrun.convert.writer import PlannedTensor, write_gguf
 
-__all__ = ["EAGLE_FEED_FORWARD", "write_eagle", "write_medusa", "write_target"]
+__all__ = ["LAYER_FEED_FORWARD", "write_eagle", "write_hydra", "write_medusa", "write_target"]
 
-EAGLE_FEED_FORWARD = 2.6875
-"""The width between, over the hidden size, of the Llama layers that EAGLE's published heads have (11008 / 4096)."""
+LAYER_FEED_FORWARD = 2.6875
+"""The width between, over the hidden size, of the Llama layers of published EAGLE and Hydra heads (11008 / 4096)."""
 
 
 def write_target(path: Path, hidden: int, words: int, type_name: Literal["F32", "F16", "Q8_0"]) -> None:
@@ -25,43 +25,76 @@ def write_target(path: Path, hidden: int, words: int, type_name: Literal["F32", 
     write_random_llama(path, spec)
 
 
-def write_medusa(path: Path, hidden: int, words: int, type_name: str) -> None:
-    """Write one Medusa head of one residual block with its own output matrix."""
+def write_medusa(path: Path, hidden: int, words: int, type_name: str, *, heads: int = 1) -> None:
+    """Write Medusa heads of one residual block, each with its own output matrix."""
     metadata = _sizes("medusa", hidden, words)
-    metadata.count("medusa.head_count", 1)
+    metadata.count("medusa.head_count", heads)
     metadata.count("medusa.block_count", 1)
     spread = hidden**-0.5
-    tensors = [
-        random_matrix("medusa.0.res.0", (hidden, hidden), type_name, seed=0, spread=spread),
-        random_vector("medusa.0.res.0", hidden, seed=1, mean=0.0, spread=spread, part="bias"),
-        random_matrix("medusa.0.output", (words, hidden), type_name, seed=0, spread=spread),
-    ]
+    tensors: list[PlannedTensor] = []
+    for head in range(heads):
+        block = f"medusa.{head}.res.0"
+        tensors += [
+            random_matrix(block, (hidden, hidden), type_name, seed=0, spread=spread),
+            random_vector(block, hidden, seed=1, mean=0.0, spread=spread, part="bias"),
+            random_matrix(f"medusa.{head}.output", (words, hidden), type_name, seed=0, spread=spread),
+        ]
     write_gguf(path, "medusa", metadata, tensors)
+
+
+def write_hydra(path: Path, hidden: int, words: int, type_name: str, *, heads: int = 1) -> None:
+    """Write Hydra heads of one residual block, each with its own output matrix, and a prefix layer (Hydra++)."""
+    metadata = _sizes("hydra", hidden, words)
+    metadata.count("hydra.head_count", heads)
+    metadata.count("hydra.block_count", 1)
+    metadata.flag("hydra.prefix_layer", True)
+    _describe_layer("hydra", hidden, metadata)
+    tensors: list[PlannedTensor] = []
+    for head in range(heads):
+        for name in (f"hydra.{head}.res.0", f"hydra.{head}.skip"):
+            tensors.append(_matrix(name, (hidden, (head + 2) * hidden), type_name))
+            tensors.append(random_vector(name, hidden, seed=1, mean=0.0, spread=hidden**-0.5, part="bias"))
+        tensors.append(_matrix(f"hydra.{head}.output", (words, hidden), type_name))
+    for name, shape in _layer_shapes(hidden).items():
+        tensors.append(_matrix(f"hydra.prefix.{name}", shape, type_name))
+    tensors += [_norm(f"hydra.prefix.{name}", hidden) for name in ("attn_norm", "ffn_norm", "output_norm")]
+    write_gguf(path, "hydra", metadata, tensors)
 
 
 def write_eagle(path: Path, hidden: int, words: int, type_name: str) -> None:
     """Write an EAGLE head: fc and one layer without shared keys, as EAGLE-1 and EAGLE-2 have for LLaMA-2-7B."""
-    heads = _n_heads(hidden)
-    wide = int(EAGLE_FEED_FORWARD * hidden) // 32 * 32
     metadata = _sizes("eagle", hidden, words)
-    metadata.count("eagle.attention.head_count", heads)
-    metadata.count("eagle.attention.head_count_kv", heads)
-    metadata.count("eagle.feed_forward_length", wide)
-    metadata.number("eagle.rope.freq_base", 10000.0)
-    metadata.number("eagle.attention.layer_norm_rms_epsilon", 1e-5)
-    shapes = {
-        "fc": (hidden, 2 * hidden),
-        **{f"attn_{name}": (hidden, hidden) for name in ("q", "k", "v", "output")},
-        "ffn_gate": (wide, hidden),
-        "ffn_up": (wide, hidden),
-        "ffn_down": (hidden, wide),
-    }
-    tensors = [
-        random_matrix(f"eagle.{name}", shape, type_name, seed=0, spread=shape[1] ** -0.5)
-        for name, shape in shapes.items()
-    ]
-    tensors.append(random_vector("eagle.ffn_norm", hidden, seed=0, mean=1.0, spread=0.1))
-    write_gguf(path, "eagle", metadata, tensors)
+    _describe_layer("eagle", hidden, metadata)
+    shapes = {"fc": (hidden, 2 * hidden), **_layer_shapes(hidden)}
+    tensors = [_matrix(f"eagle.{name}", shape, type_name) for name, shape in shapes.items()]
+    write_gguf(path, "eagle", metadata, [*tensors, _norm("eagle.ffn_norm", hidden)])
+
+
+def _describe_layer(kind: str, hidden: int, metadata: Metadata) -> None:
+    heads = _n_heads(hidden)
+    metadata.count(f"{kind}.attention.head_count", heads)
+    metadata.count(f"{kind}.attention.head_count_kv", heads)
+    metadata.count(f"{kind}.feed_forward_length", _wide(hidden))
+    metadata.number(f"{kind}.rope.freq_base", 10000.0)
+    metadata.number(f"{kind}.attention.layer_norm_rms_epsilon", 1e-5)
+
+
+def _layer_shapes(hidden: int) -> dict[str, tuple[int, int]]:
+    wide = _wide(hidden)
+    attention = {f"attn_{name}": (hidden, hidden) for name in ("q", "k", "v", "output")}
+    return {**attention, "ffn_gate": (wide, hidden), "ffn_up": (wide, hidden), "ffn_down": (hidden, wide)}
+
+
+def _wide(hidden: int) -> int:
+    return int(LAYER_FEED_FORWARD * hidden) // 32 * 32
+
+
+def _matrix(name: str, shape: tuple[int, int], type_name: str) -> PlannedTensor:
+    return random_matrix(name, shape, type_name, seed=0, spread=shape[1] ** -0.5)
+
+
+def _norm(name: str, hidden: int) -> PlannedTensor:
+    return random_vector(name, hidden, seed=0, mean=1.0, spread=0.1)
 
 
 def _n_heads(hidden: int) -> int:

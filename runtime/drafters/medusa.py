@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.topology import Topology
+from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
 __all__ = ["MedusaDrafter", "WordHeads"]
@@ -32,7 +33,8 @@ class MedusaDrafter(Drafter):
     """Children of depth k + 1 are head k's words by rank, whatever their parent: point masses.
 
     The hidden state is the one from which the target's own token came, so a round's first drafts need no evaluation
-    of the target; the first round of an answer has none yet and drafts nothing.
+    of the target. In the first round of an answer it is the one before the prompt's last token; where all of the prompt
+    was cached, that is gone, and nothing is drafted.
     """
 
     needs_hidden_states = True
@@ -45,10 +47,17 @@ class MedusaDrafter(Drafter):
         self._topology = topology
         self._features: npt.NDArray[np.float32] | None = None
         self._known = 0  # how many tokens were committed when the features were taken
+        self._prompt_length = 0
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Forget the last answer's hidden state."""
         self._features = None
+        self._prompt_length = len(tokens)
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Keep the hidden state before the prompt's last token."""
+        if start + count == self._prompt_length - 1:
+            self._keep(rows, count - 1, self._prompt_length)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the tree of the heads' words, cut where a limit asks for it."""
@@ -67,9 +76,11 @@ class MedusaDrafter(Drafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Keep the hidden state that the target's own token came from."""
-        row = outcome.path[-1] + 1 if outcome.path else 0
-        self._features = np.array(outcome.rows.hidden_state(row), np.float32)
-        self._known = len(outcome.tokens)
+        self._keep(outcome.rows, outcome.path[-1] + 1 if outcome.path else 0, len(outcome.tokens))
+
+    def _keep(self, rows: EvaluatedRows, row: int, known: int) -> None:
+        self._features = np.array(rows.hidden_state(row), np.float32)
+        self._known = known
 
     @property
     def native_seconds(self) -> float:

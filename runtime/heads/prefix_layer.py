@@ -51,7 +51,10 @@ def plan_prefix(file: HeadFile) -> PrefixPlan:
 
 
 class PrefixLayer:
-    """The layer with room for `n_cells` positions. Its weights are the head's: `close()` it before them."""
+    """The layer with room for `n_cells` positions of `kv_size` numbers of keys, and as many of values.
+
+    Its weights are the head's: `close()` it before them.
+    """
 
     def __init__(self, plan: PrefixPlan, weights: TensorStore, device: ComputeDevice, *, n_cells: int) -> None:
         self.native_seconds = 0.0
@@ -62,6 +65,7 @@ class PrefixLayer:
         self._length = 0  # of all graphs: a text that has outgrown one does not come back to it soon
         self._cache = KeyValueCache(device, plan.attention, n_cells)
         self.n_cells = self._cache.n_cells
+        self.kv_size = plan.attention.kv_size
 
     def evaluate(self, states: FloatRows, position: int, count: int) -> FloatRows:
         """Return the layer's output [n, hidden] for the hidden states [n, hidden] of positions `position` on.

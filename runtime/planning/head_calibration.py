@@ -29,19 +29,19 @@ from specrun.runtime.planning.costs import MEASURED_SIZES, measure_cost_curve
 from specrun.runtime.planning.head_guesses import HeadGuesses, open_guesses
 from specrun.runtime.planning.medusa_tree import HeadPlan, plan_medusa_tree
 from specrun.runtime.planning.offload import LayerCount, resolve_gpu_layers
+from specrun.runtime.planning.rank_counts import RankCounts
 from specrun.runtime.planning.stored_curves import load_curve, typical_curve
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
 from specrun.runtime.target import EvaluatedRows, TargetModel
 
-__all__ = ["HeadCalibration", "HeadCalibrationOptions", "RankCounts", "calibrate_heads", "features_along"]
+__all__ = ["HeadCalibration", "HeadCalibrationOptions", "calibrate_heads", "features_along"]
 
 _ROWS = 64  # hidden states of one evaluation
 _FEWEST = 16
 _SHORTEST = 32  # tokens that an answer may have however many prompts there are
 
 Progress = Callable[[str, float], None]
-Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,51 +69,6 @@ class HeadCalibrationOptions:
             raise OptionError(f"{self.ranks} words of each head: trees have 1 to 32")
         if not self.seconds >= 0.0:
             raise OptionError(f"{self.seconds} seconds are no time to measure in: give 0 or more")
-
-
-class RankCounts:
-    """Counts at which rank each depth's right word was, of `depths` depths and `ranks` ranks."""
-
-    def __init__(self, depths: int, ranks: int) -> None:
-        self.n_positions = 0
-        self._alone: Counts = np.zeros((depths, ranks), np.int64)
-        self._below: Counts = np.zeros((depths, ranks), np.int64)
-        self._asked: Counts = np.zeros(depths, np.int64)
-        self._reached: Counts = np.zeros(depths, np.int64)
-
-    def add(self, guesses: Sequence[Sequence[int]], right: Sequence[int]) -> None:
-        """Count one position: the words of each depth, and the words that came."""
-        self.n_positions += 1
-        on_path = True
-        for depth, (words, word) in enumerate(zip(guesses, right, strict=False)):
-            self._asked[depth] += 1
-            self._reached[depth] += on_path
-            rank = next((place for place, one in enumerate(words) if one == word), None)
-            if rank is not None and rank < self._alone.shape[1]:
-                self._alone[depth, rank] += 1
-                self._below[depth, rank] += on_path
-            else:
-                on_path = False
-
-    @property
-    def accuracy(self) -> Accuracy:
-        """Shares by depth and rank, of the positions where the words above were guessed."""
-        return _shares(self._below, self._reached)
-
-    @property
-    def alone(self) -> Accuracy:
-        """Shares by depth and rank, of all positions."""
-        return _shares(self._alone, self._asked)
-
-    @property
-    def n_asked(self) -> tuple[int, ...]:
-        """At how many positions each depth had a word to guess."""
-        return tuple(self._asked.tolist())
-
-    @property
-    def n_reached(self) -> tuple[int, ...]:
-        """At how many positions the words above each depth were guessed."""
-        return tuple(self._reached.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +221,3 @@ def _count(
                 if counts.n_positions % 16 == 0:
                     progress("asking the heads", 0.6 + 0.4 * min(1.0, counts.n_positions / options.n_tokens))
     return counts
-
-
-def _shares(counts: Counts, totals: Counts) -> Accuracy:
-    shares = counts / np.maximum(totals, 1)[:, None]
-    return tuple(tuple(row) for row in shares.tolist())

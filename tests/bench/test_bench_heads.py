@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from specrun.bench.heads.copy_bandwidth import CopyProbe
 from specrun.bench.heads.measure import HeadsOptions, measure_heads
-from specrun.bench.heads.random_heads import write_eagle, write_medusa, write_target
+from specrun.bench.heads.random_heads import write_eagle, write_hydra, write_medusa, write_target
 from specrun.bench.report import heads_table
 from specrun.bench.table import to_markdown
 from specrun.bindings.errors import OptionError
@@ -30,12 +30,22 @@ def q8(*shape: int) -> int:
 
 def test_each_head_is_measured_with_the_bytes_that_it_must_read(tmp_path: Path) -> None:
     found = list(measure_heads(HeadsOptions(**{**vars_of(TINY), "folder": tmp_path})))
-    assert [(one.head, one.width) for one in found] == [("medusa", 1), ("eagle", 1), ("eagle", 3)]
+    assert [(one.head, one.width) for one in found] == [
+        ("medusa", 1),
+        ("hydra", 1),
+        ("hydra", 3),
+        ("hydra++ layer", 1),
+        ("eagle", 1),
+        ("eagle", 3),
+    ]
     wide = int(2.6875 * 64) // 32 * 32
     medusa = q8(64, 64) + 64 * 4 + q8(320, 64)
     cached = 2 * 64 * 64 * 4
-    eagle = q8(64, 128) + 4 * q8(64, 64) + 3 * q8(64, wide) + 64 * 4 + q8(320, 64) + cached
-    assert [one.n_bytes for one in found] == [medusa, eagle + q8(1, 64), eagle + q8(3, 64)]
+    layer = 4 * q8(64, 64) + 3 * q8(64, wide) + cached
+    hydra = 2 * (q8(64, 128) + 64 * 4) + q8(320, 64)
+    eagle = q8(64, 128) + layer + 64 * 4 + q8(320, 64)
+    of_hydra = [hydra + q8(1, 64), hydra + q8(3, 64), layer + 3 * 64 * 4]
+    assert [one.n_bytes for one in found] == [medusa, *of_hydra, eagle + q8(1, 64), eagle + q8(3, 64)]
     for one in found:
         assert one.time_us.n == one.native_us.n == one.copy_bytes_per_s.n == 3
         assert 0 < one.native_us.median <= one.time_us.median
@@ -51,7 +61,7 @@ def vars_of(options: HeadsOptions) -> dict[str, object]:
 
 @pytest.mark.parametrize("type_name", ["F32", "F16", "Q8_0"])
 def test_random_files_are_of_the_type_and_size_that_was_asked(tmp_path: Path, type_name: str) -> None:
-    writers = {"medusa": write_medusa, "eagle": write_eagle, "llama": write_target}
+    writers = {"medusa": write_medusa, "hydra": write_hydra, "eagle": write_eagle, "llama": write_target}
     for kind, write in writers.items():
         write(tmp_path / kind, 64, 320, type_name)  # type: ignore[operator]
         header = read_header(tmp_path / kind)
@@ -74,7 +84,7 @@ def test_the_command_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert run.exit_code == 0, run.stderr
     content = json.loads(run.stdout)
     assert content["bench"] == "heads"
-    assert [one["head"] for one in content["results"]] == ["medusa", "eagle"]
+    assert [one["head"] for one in content["results"]] == ["medusa", "hydra", "hydra++ layer", "eagle"]
     assert not list(tmp_path.iterdir())
 
 

@@ -23,10 +23,10 @@ from specrun.runtime.planning.calibration import CalibrationText
 from specrun.runtime.planning.head_calibration import (
     HeadCalibration,
     HeadCalibrationOptions,
-    RankCounts,
     calibrate_heads,
     features_along,
 )
+from specrun.runtime.planning.rank_counts import RankCounts
 
 HIDDEN, WORDS, RANKS = 32, 320, 20
 EXACT = {"n_ctx": 256, "n_threads": 1, "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
@@ -201,6 +201,7 @@ def test_eagle3_is_counted_as_by_the_reference(tiny_deep_model: Path, tmp_path: 
     from gguf import GGUFReader
     from tiny_eagle3 import random_eagle3
 
+    torch.set_num_threads(1)
     tensors = {one.name: np.array(one.data) for one in GGUFReader(tiny_deep_model).tensors}
     embedding = torch.tensor(tensors["token_embd.weight"], dtype=torch.float64)
     head = random_eagle3(embedding.shape[1], len(embedding))

@@ -182,13 +182,30 @@ def test_fitted_heads_draft_far_better_than_chance(tiny_model: Path, fitted: Pat
     assert np.mean(shares) > 0.5
 
 
-def test_the_first_round_drafts_nothing_and_a_second_answer_starts_afresh(tiny_model: Path, fitted: Path) -> None:
-    with Runtime(tiny_model, drafter=f"medusa({quoted(str(fitted))})", **EXACT) as runtime:
-        params = SamplingParams(temperature=0.0)
-        first = runtime.generate(PROMPT, params, max_tokens=20)
-        again = runtime.generate(PROMPT, params, max_tokens=20)
-        assert first.token_ids == again.token_ids
-        assert runtime.generate(PROMPT, params, max_tokens=1).stats.drafted == 0
+def test_the_first_round_drafts_from_the_prompts_state(tiny_model: Path, fitted: Path) -> None:
+    """The state before the prompt's last token is known where that part of the prompt was evaluated."""
+    params = SamplingParams(temperature=0.0)
+    with Runtime(tiny_model, drafter=f"medusa({quoted(str(fitted))}, tree=1)", **EXACT) as runtime:
+        first = runtime.generate(PROMPT, params, max_tokens=2)  # one draft fits beside the target's own token
+        assert first.stats.drafted == 1
+        cached = runtime.generate(PROMPT, params, max_tokens=2)  # all but the last token is cached: no state of it
+        assert cached.stats.drafted == 0
+        assert cached.token_ids == first.token_ids
+        assert runtime.generate([9, *PROMPT], params, max_tokens=1).stats.drafted == 0  # nothing fits
+
+
+def test_the_prompts_state_is_the_one_before_its_last_token(tiny_model: Path, fitted: Path) -> None:
+    """What is drafted after a prompt is drafted again where the same text is an answer's own."""
+    params = SamplingParams(temperature=0.0)
+    with Runtime(tiny_model, drafter=f"medusa({quoted(str(fitted))}, tree=1x1x1)", **EXACT) as runtime:
+        drafter = runtime.session.drafter
+        text = [*PROMPT, *runtime.generate(PROMPT, params, max_tokens=12).token_ids]
+        after_answer = drafter._features.copy()  # type: ignore[attr-defined]
+        known = drafter._known  # type: ignore[attr-defined]
+        runtime.session.target.rewind(0)
+        runtime.session.load_prompt(text[:known])
+        np.testing.assert_allclose(drafter._features, after_answer, rtol=1e-4, atol=1e-4)  # type: ignore[attr-defined]
+        assert drafter._known == known  # type: ignore[attr-defined]
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
