@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["Agreement", "best_words"]
+__all__ = ["Agreement", "best_words", "shifted"]
 
 _RANKS = 5
 
@@ -13,6 +13,13 @@ _RANKS = 5
 def best_words(logits: Tensor) -> Tensor:
     """Return the first five words [P, 5] of logits [P, words], the most likely first."""
     return logits.topk(min(_RANKS, logits.shape[-1]), -1).indices
+
+
+def shifted(rows: Tensor, by: int, length: int) -> Tensor:
+    """Return `rows` [B, T, ...] from position `by` on, cut or filled with zeros to `length` positions."""
+    moved = rows[:, by : by + length]
+    more = torch.zeros(rows.shape[0], length - moved.shape[1], *rows.shape[2:], dtype=rows.dtype, device=rows.device)
+    return torch.cat((moved, more), 1)
 
 
 class Agreement:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specrun.bindings.errors import OptionError
-from specrun.train.agreement import Agreement, best_words
+from specrun.train.agreement import Agreement, best_words, shifted
 from specrun.train.features import FeatureSource, TargetMatrices
 from specrun.train.head_recipe import HeadFiles, HeadRecipe, TrainingDefaults
 from specrun.train.heads.eagle_head import EagleHead
@@ -60,6 +60,11 @@ class EagleRecipe(HeadRecipe):
         """Return the paper's settings; its rate is for states of 4096 numbers, narrower ones learn faster."""
         return TrainingDefaults(learning_rate=_PAPER_RATE * max(1.0, _PAPER_WIDTH / shape.hidden))
 
+    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int) -> int:
+        """Return what all steps keep: logits and laws, and from the second on the attention of chains to the text."""
+        step = 4 * n_words + 24 * shape.hidden + 6 * shape.feed_forward
+        return 4 * tokens * (self.steps * step + (self.steps - 1) * 3 * shape.n_heads * longest)
+
     def learner(
         self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
     ) -> Learner:
@@ -69,7 +74,7 @@ class EagleRecipe(HeadRecipe):
     def files(self, learner: Learner, shape: TargetShape, n_words: int) -> HeadFiles:
         """Return upstream's layout: the config of a Llama of one layer, and its tensors."""
         config = {**llama_config(shape, n_words), "bias": True, "architectures": ["EagleLlamaForCausalLM"]}
-        return HeadFiles(config, "model.safetensors", dict(learner.module.state_dict()))
+        return HeadFiles(config, dict(learner.module.state_dict()))
 
 
 def llama_config(shape: TargetShape, n_words: int) -> dict[str, Any]:
@@ -138,9 +143,9 @@ class EagleLearner(Learner):
             chains = chain_states(self.head, self._target.embedding, batch.ids, states[:, :-1], MEASURED_DEPTH)
             for depth, predicted in enumerate(chains):
                 drafted.append(best_words(self._target.logits(predicted[start])))
-                ahead = F.pad(states[:, depth + 1 :], (0, 0, 0, depth))
+                ahead = shifted(states, depth + 1, start.shape[1])
                 chosen.append(self._target.logits(ahead[start]).argmax(-1))
-                counted.append(F.pad(chain_marks(batch, depth), (0, depth))[start])
+                counted.append(shifted(chain_marks(batch, depth), 0, start.shape[1])[start])
             agreement.add(drafted, chosen, counted)
         return agreement.measures()
 

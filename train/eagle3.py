@@ -13,11 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specrun.bindings.errors import OptionError
-from specrun.train.agreement import Agreement, best_words
+from specrun.train.agreement import Agreement, best_words, shifted
 from specrun.train.eagle import MEASURED_DEPTH, chain_marks, llama_config
 from specrun.train.features import FeatureSource, TargetMatrices
 from specrun.train.head_recipe import HeadFiles, HeadRecipe, TrainingDefaults
@@ -69,6 +68,12 @@ class Eagle3Recipe(HeadRecipe):
         """Return the reference's settings, with a rate for narrower states."""
         return TrainingDefaults(learning_rate=_PAPER_RATE * max(1.0, _PAPER_WIDTH / shape.hidden))
 
+    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int) -> int:
+        """Return what all steps keep: logits of the draft vocabulary, and the attention of chains to the text."""
+        drafted = min(self.draft_words, n_words)
+        step = 3 * drafted + 24 * shape.hidden + 6 * shape.feed_forward + 3 * shape.n_heads * longest
+        return 4 * tokens * (2 * n_words + self.steps * step)
+
     def learner(
         self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
     ) -> Learner:
@@ -89,7 +94,7 @@ class Eagle3Recipe(HeadRecipe):
             "eagle_aux_hidden_state_layer_ids": layers,
             "eagle_config": {"eagle_aux_hidden_state_layer_ids": layers, "use_aux_hidden_state": True},
         }
-        return HeadFiles(config, "model.safetensors", tensors)
+        return HeadFiles(config, tensors)
 
 
 def draft_vocabulary(corpus: TokenCorpus, n_words: int, most: int) -> Tensor:
@@ -164,8 +169,8 @@ class Eagle3Learner(Learner):
             chains = chain_states(self.head, self._target.embedding, batch.ids, states, MEASURED_DEPTH)
             for depth, predicted in enumerate(chains):
                 drafted.append(words[best_words(self.head.logits(predicted[start]))])
-                ahead = F.pad(found.final[:, depth + 1 :], (0, 0, 0, depth))
+                ahead = shifted(found.final, depth + 1, start.shape[1])
                 chosen.append(self._target.logits(ahead[start]).argmax(-1))
-                counted.append(F.pad(chain_marks(batch, depth), (0, depth))[start])
+                counted.append(shifted(chain_marks(batch, depth), 0, start.shape[1])[start])
             agreement.add(drafted, chosen, counted)
         return agreement.measures()

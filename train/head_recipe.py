@@ -29,18 +29,19 @@ class TrainingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class HeadFiles:
-    """A trained head as upstream's tools read it: config.json, and a safetensors file of tensors by name."""
+    """A trained head as upstream's tools read it: what config.json says, and tensors by name."""
 
     config: Mapping[str, Any]
-    weights_name: str
     tensors: Mapping[str, Tensor]
 
 
+@dataclass(frozen=True, slots=True)
 class HeadRecipe(ABC):
-    """A kind of head and its settings. Recipes are frozen dataclasses: their fields are what resumed runs must share."""
+    """A kind of head and its settings: the fields of a recipe are what resumed runs must share."""
 
-    __slots__ = ()
     kind: ClassVar[str]
+    files_name: ClassVar[str] = "model.safetensors"
+    """The file of weights that a finished run leaves."""
 
     def taps(self, shape: TargetShape) -> tuple[int, ...]:
         """Return the layers whose inputs the head reads, none by default."""
@@ -55,6 +56,13 @@ class HeadRecipe(ABC):
         self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
     ) -> Learner:
         """Return a new head to train."""
+
+    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int) -> int:
+        """Return roughly what one step keeps for its gradients, for `tokens` tokens in sequences of `longest`.
+
+        By default: logits, their softmax, the target's law and a gradient for every word, and a layer's states.
+        """
+        return 4 * tokens * (4 * n_words + 24 * shape.hidden + 6 * shape.feed_forward)
 
     @abstractmethod
     def files(self, learner: Learner, shape: TargetShape, n_words: int) -> HeadFiles:

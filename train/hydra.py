@@ -8,15 +8,15 @@ over the states.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specrun.bindings.errors import OptionError
-from specrun.train.agreement import Agreement, best_words
+from specrun.train.agreement import Agreement, best_words, shifted
 from specrun.train.features import FeatureSource, TargetMatrices
 from specrun.train.head_recipe import HeadFiles, HeadRecipe, TrainingDefaults
 from specrun.train.heads.hydra_heads import HydraHeads
@@ -41,6 +41,7 @@ class HydraRecipe(HeadRecipe):
     dropout: float = 0.0
 
     kind = "hydra"
+    files_name = "hydra_lm_head.safetensors"
 
     def __post_init__(self) -> None:
         if not 1 <= self.heads <= 32:
@@ -79,7 +80,7 @@ class HydraRecipe(HeadRecipe):
             "hidden_size": shape.hidden,
             "vocab_size": n_words,
         }
-        return HeadFiles(config, "hydra_lm_head.safetensors", dict(learner.module.state_dict()))
+        return HeadFiles(config, dict(learner.module.state_dict()))
 
 
 class HydraLearner(Learner):
@@ -97,18 +98,15 @@ class HydraLearner(Learner):
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield each head's loss; of Hydra++ their sum, because all gradients pass the same prefix layer."""
         states = self._source.features(batch).final
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(int(noise.initial_seed()))  # dropout draws from torch's own source
-            read = self.heads.prefixed(states)
+        read = self.heads.prefixed(states)
         total: Tensor | None = None
         reported = 0.0
         for head in range(self.recipe.heads):
             marks = marked(batch, head)
             if not marks.any():
                 continue
-            with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-                torch.manual_seed(int(noise.initial_seed()) + head + 1)
-                logits = self._logits(head, read, batch, marks)
+            with _drawn_from(noise, head):
+                logits = self._logits(head, read, batch.ids, marks)
             loss = self._loss(logits, batch, states, marks, head)
             if not self.recipe.prefix:
                 yield LossPart(f"head {head + 1}", loss, float(loss.detach()))
@@ -128,10 +126,10 @@ class HydraLearner(Learner):
             loss = loss + self.recipe.word_weight * word_cross_entropy(logits, batch.ids[:, head + 2 :][marks])
         return loss
 
-    def _logits(self, head: int, read: Tensor, batch: TokenBatch, marks: Tensor) -> Tensor:
-        """Return a head's logits at the marked positions [B, T - head - 2] given the words of the text."""
+    def _logits(self, head: int, read: Tensor, ids: Tensor, marks: Tensor) -> Tensor:
+        """Return a head's logits at the marked positions [B, length] given the words of the text."""
         length = marks.shape[1]
-        words = [batch.ids[:, 1 + ahead : 1 + ahead + length][marks] for ahead in range(head + 1)]
+        words = [shifted(ids, 1 + ahead, length)[marks] for ahead in range(head + 1)]
         followers = torch.cat([self._target.embedding[one].to(read.dtype) for one in words], -1)
         return self.heads.logits(head, read[:, :length][marks], followers)
 
@@ -147,11 +145,16 @@ class HydraLearner(Learner):
             start = marked(batch, 0)
             drafted, chosen, counted = [], [], []
             for head in range(self.recipe.heads):
-                padded = F.pad(batch.ids, (0, head + 2))
-                moved = TokenBatch(batch.numbers, padded, batch.learnt, batch.valid)
-                drafted.append(best_words(self._logits(head, read, moved, start)))
-                ahead = F.pad(states[:, head + 1 : head + 1 + places], (0, 0, 0, max(0, head + 1 + places - states.shape[1])))
-                chosen.append(self._target.logits(ahead[start]).argmax(-1))
-                counted.append(F.pad(marked(batch, head), (0, head))[:, :places][start])
+                drafted.append(best_words(self._logits(head, read, batch.ids, start)))
+                chosen.append(self._target.logits(shifted(states, head + 1, places)[start]).argmax(-1))
+                counted.append(shifted(marked(batch, head), 0, places)[start])
             agreement.add(drafted, chosen, counted)
         return agreement.measures()
+
+
+@contextmanager
+def _drawn_from(noise: torch.Generator, head: int) -> Iterator[None]:
+    """Let dropout, which draws from torch's own source, draw what `noise` decides."""
+    with torch.random.fork_rng(devices=[noise.device] if noise.device.type == "cuda" else []):
+        torch.manual_seed(noise.initial_seed() + head)
+        yield

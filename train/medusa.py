@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specrun.bindings.errors import OptionError
-from specrun.train.agreement import Agreement, best_words
+from specrun.train.agreement import Agreement, best_words, shifted
 from specrun.train.features import FeatureSource, TargetMatrices
 from specrun.train.head_recipe import HeadFiles, HeadRecipe, TrainingDefaults
 from specrun.train.heads.medusa_heads import MedusaHeads
@@ -42,6 +42,7 @@ class MedusaRecipe(HeadRecipe):
     from_law: bool = False
 
     kind = "medusa"
+    files_name = "medusa_lm_head.safetensors"
 
     def __post_init__(self) -> None:
         if not 1 <= self.heads <= 32:
@@ -70,7 +71,7 @@ class MedusaRecipe(HeadRecipe):
             "vocab_size": n_words,
             "version": "2",
         }
-        return HeadFiles(config, "medusa_lm_head.safetensors", dict(learner.module.state_dict()))
+        return HeadFiles(config, dict(learner.module.state_dict()))
 
 
 class MedusaLearner(Learner):
@@ -110,17 +111,13 @@ class MedusaLearner(Learner):
             places = batch.ids.shape[1] - 2
             if places < 1:
                 continue
-            start = marked(batch, 0).flatten()
+            start = marked(batch, 0)
+            rows = states[:, :places][start]
             drafted, chosen, counted = [], [], []
-            rows = states[:, :places].flatten(0, 1)[start]
             for head in range(self.recipe.heads):
-                ahead = _ahead(states, head + 1, places).flatten(0, 1)[start]
-                chosen.append(self._target.logits(ahead).argmax(-1))
-                marks = marked(batch, head)
-                whole = torch.zeros(batch.ids.shape[0], places, dtype=torch.bool, device=marks.device)
-                whole[:, : marks.shape[1]] = marks
-                counted.append(whole.flatten()[start])
                 drafted.append(best_words(self.logits(head, rows)))
+                chosen.append(self._target.logits(shifted(states, head + 1, places)[start]).argmax(-1))
+                counted.append(shifted(marked(batch, head), 0, places)[start])
             agreement.add(drafted, chosen, counted)
         return agreement.measures()
 
@@ -137,9 +134,3 @@ def marked(batch: TokenBatch, head: int) -> Tensor:
     """
     last = max(0, batch.ids.shape[1] - head - 2)
     return batch.learnt[:, 1 : last + 1] & batch.learnt[:, head + 2 :]
-
-
-def _ahead(states: Tensor, by: int, places: int) -> Tensor:
-    """Return `states` shifted left, zeros beyond the end, of length `places`."""
-    moved = states[:, by : by + places]
-    return torch.nn.functional.pad(moved, (0, 0, 0, places - moved.shape[1]))
