@@ -32,7 +32,7 @@ from specrun.train.hf_model import load_hf_model, read_config
 from specrun.train.learner import Learner
 from specrun.train.memory import MemoryNeed, require_memory, trained_bytes
 from specrun.train.precision import usable_device, usable_precision
-from specrun.train.run_listener import RunListener
+from specrun.train.run_listener import NobodyListens, RunListener
 from specrun.train.target_shape import TargetShape, target_shape
 from specrun.train.target_words import TargetWords
 from specrun.train.teacher import TeacherFeatures, check_same_words, teacher_matrices
@@ -88,6 +88,9 @@ class HeadRun:
         if self.teacher is not None and self.cache == "no":
             raise OptionError("--teacher computes states once, before training: it needs the cache (--cache auto)")
 
+        if self.features is not None and self.cache == "no":
+            raise OptionError("--features names a place for states, and --cache no keeps none: leave one of them out")
+
     @property
     def state_path(self) -> Path:
         """The checkpoint."""
@@ -114,7 +117,7 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     another model; OutOfMemoryError with an estimate before anything is loaded; SpecrunError where the disk is too
     small for the cache, or the loss is not a number.
     """
-    listener = listener or RunListener()
+    listener = listener or NobodyListens()
     if run.n_threads:
         torch.set_num_threads(run.n_threads)
     shape, words = target_shape(run.target), TargetWords(run.target)
