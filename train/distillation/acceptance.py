@@ -86,9 +86,7 @@ def acceptance_gain(before: Sequence[TextAcceptance], after: Sequence[TextAccept
         raise OptionError("acceptance before and after was measured on different texts")
     first, second = mean_acceptance(before), mean_acceptance(after)
     gain = second.rate - first.rate
-    differences = [
-        new.accepted - old.accepted - gain * old.n_positions for old, new in zip(before, after, strict=True)
-    ]
+    differences = [new.accepted - old.accepted - gain * old.n_positions for old, new in zip(before, after, strict=True)]
     return AcceptanceGain(first, second, gain, _error(differences, first.n_positions))
 
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specrun.train.distillation.sampling import sample_answers
+from specrun.train.hf_model import HFModel
 from specrun.train.target_words import TokenSequence
 from specrun.train.token_corpus import TokenBatch, TokenCorpus
 
@@ -37,11 +38,11 @@ class AnswerSettings:
     n_words: int
 
 
-def end_words(model: nn.Module, *more: int | None) -> frozenset[int]:
+def end_words(model: HFModel, *more: int | None) -> frozenset[int]:
     """Return the words that end an answer by the model's configuration, and `more` of them."""
     found: set[int] = {one for one in more if one is not None}
     for name in ("generation_config", "config"):
-        value: Any = getattr(getattr(model, name, None), "eos_token_id", None)
+        value: Any = getattr(getattr(model.model, name, None), "eos_token_id", None)
         found.update(value if isinstance(value, list) else [] if value is None else [value])
     return frozenset(found)
 
@@ -67,7 +68,7 @@ def first_to_answer(learnt: Sequence[bool], uniform: float) -> int:
 
 
 def answer_anew(
-    model: nn.Module, texts: Sequence[TokenSequence], uniforms: Tensor, settings: AnswerSettings
+    model: HFModel, texts: Sequence[TokenSequence], uniforms: Tensor, settings: AnswerSettings
 ) -> list[TokenSequence]:
     """Return each text up to an answer, which `model` writes anew; only what it wrote is to be learnt.
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specrun.bindings.errors import OptionError
 from specrun.train.distillation.acceptance import TextAcceptance, acceptance_at, mean_acceptance
 from specrun.train.distillation.answers import AnswerSettings, answer_anew, collate, texts_of
 from specrun.train.distillation.coverage import ExistingDrafters, covered_positions, position_weights
 from specrun.train.distillation.divergences import DIVERGENCES
+from specrun.train.hf_model import HFModel
 from specrun.train.learner import Learner, LossPart
 from specrun.train.token_corpus import TokenBatch
 
@@ -49,16 +50,17 @@ class DistillationLoss:
 
 
 class DistillationLearner(Learner):
-    """The drafter in `module` learns from `target`; both are causal language models of transformers.
+    """`draft` learns from `target`.
 
     `n_shared` are the words both have, `answers` says how the drafter writes, `drafters` are those whose right
     guesses need not be learnt again, `measured_at` the temperature of the acceptance rate that `measure` gives.
+    The corpus that batches come from must not change: texts are known by their numbers.
     """
 
     def __init__(
         self,
-        target: nn.Module,
-        draft: nn.Module,
+        target: HFModel,
+        draft: HFModel,
         loss: DistillationLoss,
         answers: AnswerSettings,
         *,
@@ -66,9 +68,9 @@ class DistillationLearner(Learner):
         measured_at: float = 1.0,
         drafters: ExistingDrafters | None = None,
     ) -> None:
-        self.module = draft
-        self.device = next(draft.parameters()).device
-        self.target = target.eval().requires_grad_(False)
+        self.module = draft.module.requires_grad_()
+        self.device = draft.device
+        self.target, self.draft = target, draft
         self.loss = loss
         self._answers = answers
         self._n_shared = n_shared
@@ -81,8 +83,9 @@ class DistillationLearner(Learner):
         """Yield the divergence of the drafter's laws from the target's over the batch's answers."""
         batch, fresh = self._with_own_answers(batch, noise)
         wanted = _answer_positions(batch)
-        target_logits = self._target_logits(batch)[wanted]
-        draft_logits = self._logits(self.module, batch)[wanted]
+        with torch.no_grad():
+            target_logits = _logits(self.target, batch, wanted)
+        draft_logits = _logits(self.draft, batch, wanted)
         log_laws = (
             torch.log_softmax(logits[:, : self._n_shared].float() / self.loss.temperature, -1)
             for logits in (target_logits, draft_logits)
@@ -110,19 +113,10 @@ class DistillationLearner(Learner):
         with torch.autocast(
             kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind), cache_enabled=False
         ):
-            written = answer_anew(self.module, [texts[row] for row in own], drawn[own, 1:], self._answers)
+            written = answer_anew(self.draft, [texts[row] for row in own], drawn[own, 1:], self._answers)
         for row, text in zip(own, written, strict=True):
             texts[row] = text
         return collate(batch.numbers, texts, self.device), tuple(row in own for row in range(len(texts)))
-
-    def _logits(self, model: nn.Module, batch: TokenBatch) -> Tensor:
-        # Padding is on the right, where no word of the text looks: no mask is needed.
-        logits: Tensor = model(input_ids=batch.ids, use_cache=False).logits
-        return logits
-
-    @torch.no_grad()
-    def _target_logits(self, batch: TokenBatch) -> Tensor:
-        return self._logits(self.target, batch)
 
     # -- what other drafters know --------------------------------------------------------------------------
 
@@ -173,7 +167,7 @@ class DistillationLearner(Learner):
         try:
             for batch in batches:
                 wanted = _answer_positions(batch)
-                target, draft = self._target_logits(batch)[wanted], self._logits(self.module, batch)[wanted]
+                target, draft = (_logits(model, batch, wanted) for model in (self.target, self.draft))
                 accepted = torch.cat(
                     [
                         acceptance_at(one, other, self._measured_at)
@@ -211,3 +205,9 @@ def _answer_positions(batch: TokenBatch) -> Tensor:
     wanted = torch.zeros_like(batch.learnt)
     wanted[:, :-1] = (batch.learnt & batch.valid)[:, 1:]
     return wanted
+
+
+def _logits(model: HFModel, batch: TokenBatch, wanted: Tensor) -> Tensor:
+    """Return the logits at the wanted positions, [n_wanted, n_words]."""
+    hidden, _ = model.hidden_states(batch.ids)
+    return model.logits(hidden[wanted])

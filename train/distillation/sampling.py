@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from specrun.train.hf_model import HFModel
 
 __all__ = ["sample_answers", "uniform_numbers"]
 
 
 @torch.no_grad()
 def sample_answers(
-    model: nn.Module,
+    model: HFModel,
     prompts: Sequence[Sequence[int]],
     uniforms: Tensor,
     *,
@@ -24,18 +26,18 @@ def sample_answers(
 ) -> list[list[int]]:
     """Return an answer to each prompt, drawn word by word from softmax(logits / temperature); 0 takes the likeliest.
 
-    `model` is a causal language model of transformers. `uniforms` [n_prompts, n_longest] in [0, 1) are the noise:
+    `uniforms` [n_prompts, n_longest] in [0, 1) are the noise:
     word j of answer i is the one at `uniforms[i, j]` of the cumulative law, so an answer depends on its prompt and
     its row alone, not on the others of its batch. An answer ends with a word of `end_ids`, which it keeps, or after
     n_longest words. `n_words` bars the words from there on (rows of the embeddings that stand for no word, and
     words that another model lacks).
     """
-    was_training = model.training
-    model.eval()
+    was_training = model.module.training
+    model.module.eval()
     try:
         return _Batch(model, prompts, uniforms).run(temperature, frozenset(end_ids), n_words)
     finally:
-        model.train(was_training)
+        model.module.train(was_training)
 
 
 def uniform_numbers(keys: Sequence[tuple[int, ...]], n_longest: int) -> Tensor:
@@ -47,9 +49,9 @@ def uniform_numbers(keys: Sequence[tuple[int, ...]], n_longest: int) -> Tensor:
 class _Batch:
     """Prompts padded on the left, so that all answers grow at the same place."""
 
-    def __init__(self, model: nn.Module, prompts: Sequence[Sequence[int]], uniforms: Tensor) -> None:
+    def __init__(self, model: HFModel, prompts: Sequence[Sequence[int]], uniforms: Tensor) -> None:
         self.model = model
-        self.device = next(model.parameters()).device
+        self.device = model.device
         self.uniforms = uniforms.to(self.device)
         longest = max((len(prompt) for prompt in prompts), default=0)
         self.ids = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -71,7 +73,7 @@ class _Batch:
             if not self.rows:
                 break
             positions = (self.mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-            output: Any = self.model(
+            output: Any = self.model.model(
                 input_ids=ids,
                 attention_mask=self.mask,
                 position_ids=positions,

@@ -1,0 +1,75 @@
+"""The folder of a trained drafter: weights, config and the drafter's own tokenizer files, for other tools too."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from specrun.bindings.errors import FileMissingError, OptionError
+from specrun.runtime.atomic import require_free_space, sync_folder
+from specrun.train.hf_model import HFModel
+
+__all__ = ["check_output", "write_drafter_folder"]
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+def check_output(output: Path, *inputs: Path) -> None:
+    """Raise unless `output` may become the folder of a drafter: it is no file, and none of the models read."""
+    if output.exists() and not output.is_dir():
+        raise OptionError(f"{output} is a file; name the folder to write")
+    if not output.parent.is_dir():
+        raise FileMissingError(f"there is no folder {output.parent} to write {output.name} into; create it first")
+    for one in inputs:
+        if output.exists() and output.samefile(one):
+            raise OptionError(f"{output} is the folder of a model that is read; name another folder to write")
+
+
+def write_drafter_folder(draft: HFModel, source: Path, output: Path) -> None:
+    """Write the drafter, whose config and tokenizer are those of the folder `source`, into the folder `output`.
+
+    Weights are written in the numbers they were trained in. Files are written aside and renamed, weights last, so that
+    an interrupted call leaves either the old model or none that loads half.
+    """
+    require_free_space(output, sum(one.numel() * one.element_size() for one in draft.module.parameters()))
+    with _aside(output) as aside:
+        draft.model.save_pretrained(aside)
+        for name in _TOKENIZER_FILES:
+            if (source / name).exists():
+                shutil.copyfile(source / name, aside / name)
+        # As published, where transformers writes its own version's words; only the numbers' type is another now.
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        config.pop("dtype", None)
+        config["torch_dtype"] = str(next(draft.module.parameters()).dtype).removeprefix("torch.")
+        (aside / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        written = sorted(aside.iterdir(), key=lambda path: (path.suffix == ".safetensors", path.name in _WEIGHTS))
+        for path in written:
+            path.replace(output / path.name)
+    sync_folder(output)
+
+
+@contextmanager
+def _aside(output: Path) -> Iterator[Path]:
+    """Yield a hidden folder within `output`, which is gone afterwards."""
+    folder = output / f".{secrets.token_hex(8)}.partial"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
