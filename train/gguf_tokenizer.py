@@ -25,8 +25,8 @@ def tokenizer_from_gguf(header: GGUFHeader, path: Path) -> Tokenizer:
     kind, pre = (header.metadata.get(_KEY + name) for name in ("model", "pre"))
     if (kind, pre) != ("gpt2", "gpt-2"):
         raise UnsupportedModelError(
-            f"{path} has a tokenizer of kind {kind!r} that splits text as {pre!r}: only 'gpt2' with 'gpt-2' can be read "
-            "back; use the folder it was converted from"
+            f"{path} has a tokenizer of kind {kind!r} that splits text as {pre!r}: only 'gpt2' with 'gpt-2' can be "
+            "read back; use the folder it was converted from"
         )
     words, types, merges = (_list(header, name, path) for name in ("tokens", "token_type", "merges"))
     vocabulary = {str(word): token for token, word in enumerate(words)}
