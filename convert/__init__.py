@@ -7,6 +7,8 @@ from specrun.bindings.errors import SpecrunError
 try:
     from specrun.convert.conversion import ConversionPlan, ConversionReport, convert_checkpoint, plan_conversion
     from specrun.convert.cut import CutReport, LayeredModel, cut_layers
+    from specrun.convert.heads.head_conversion import convert_head, plan_head
+    from specrun.convert.heads.target_facts import TargetFacts, target_facts
     from specrun.convert.imatrix import ImportanceOptions, ImportanceReport, measure_importance, merge_importance
     from specrun.convert.imatrix_file import ImportanceMatrix, read_importance, write_importance
     from specrun.convert.pad import PadReport, pad_ffn
@@ -29,15 +31,19 @@ __all__ = [
     "PadReport",
     "QuantizationReport",
     "RandomLlama",
+    "TargetFacts",
     "convert_checkpoint",
+    "convert_head",
     "cut_layers",
     "measure_importance",
     "merge_importance",
     "pad_ffn",
     "plan_conversion",
+    "plan_head",
     "quantize_head",
     "quantize_model",
     "read_importance",
+    "target_facts",
     "write_importance",
     "write_random_llama",
 ]

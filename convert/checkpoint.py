@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,10 +47,11 @@ class Checkpoint:
         return stored
 
 
-def open_checkpoint(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
+def open_checkpoint(folder: Path, *, allow_pickle: bool = False, also_named: Collection[str] = ()) -> Checkpoint:
     """Open a folder with config.json and weights, in one file or in several with an index.
 
-    Weights are read from safetensors; where there are none and `allow_pickle` is given, from torch's pickles.
+    Weights are read from safetensors; where there are none and `allow_pickle` is given, from torch's pickles. A file
+    with one of the names `also_named` (without ending) comes before those of the usual names.
     Raises FileMissingError, MalformedFileError, or UnsupportedModelError for pickles that are not allowed.
     """
     if not folder.is_dir():
@@ -58,20 +59,26 @@ def open_checkpoint(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
             raise FileMissingError(f"{folder} is a file; name the checkpoint's folder, which has a config.json")
         raise FileMissingError(f"there is no folder {folder}; check the path")
     config = read_json_object(folder / "config.json")
-    return Checkpoint(folder, config, _find_tensors(folder, allow_pickle=allow_pickle))
+    return Checkpoint(folder, config, _find_tensors(folder, also_named, allow_pickle=allow_pickle))
 
 
-def _find_tensors(folder: Path, *, allow_pickle: bool) -> Mapping[str, SourceTensor]:
-    if (folder / _INDEX).exists():
-        return _read_shards(folder / _INDEX, (".safetensors",), read_safetensors)
-    if (folder / _WEIGHTS).exists():
-        return read_safetensors(folder / _WEIGHTS)
+def _find_tensors(folder: Path, also_named: Collection[str], *, allow_pickle: bool) -> Mapping[str, SourceTensor]:
+    for name in also_named:
+        if (folder / f"{name}.safetensors").exists():
+            return read_safetensors(folder / f"{name}.safetensors")
     pickles = _pickles(folder)
+    own = [name for name in pickles if Path(name).stem in also_named]
+    if (folder / _INDEX).exists() and not own:
+        return _read_shards(folder / _INDEX, (".safetensors",), read_safetensors)
+    if (folder / _WEIGHTS).exists() and not own:
+        return read_safetensors(folder / _WEIGHTS)
     if pickles and not allow_pickle:
         raise UnsupportedModelError(
-            f"{folder} has its weights in {pickles[0]}, a pickle, which can run code when it is opened: "
+            f"{folder} has its weights in {(own or pickles)[0]}, a pickle, which can run code when it is opened: "
             "get the checkpoint as safetensors, or open it with --allow-pickle, which lets it build tensors only"
         )
+    if own:
+        return read_pickle(folder / own[0])
     if (folder / _PICKLED_INDEX).exists():
         return _read_shards(folder / _PICKLED_INDEX, PICKLE_ENDINGS, read_pickle)
     if len(pickles) == 1 or _PICKLED_WEIGHTS in pickles:

@@ -31,11 +31,14 @@ from specrun.convert.written_check import check_written
 from specrun.runtime.atomic import check_target, require_free_space
 
 __all__ = [
+    "AUTOMATIC_TYPE",
     "OUTPUT_TYPES",
     "SMALL_MODEL",
     "ConversionPlan",
     "ConversionReport",
+    "conversion_report",
     "convert_checkpoint",
+    "known_type",
     "plan_conversion",
 ]
 
@@ -45,7 +48,8 @@ OUTPUT_TYPES: dict[str, tuple[str, int]] = {"f32": ("F32", 0), "f16": ("F16", 1)
 SMALL_MODEL = 300_000_000
 """The most parameters of a model whose logits are compared where nothing else is said."""
 
-_AUTOMATIC = "auto"
+AUTOMATIC_TYPE = "auto"
+"""The value of `outtype` for what most of the checkpoint has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +134,12 @@ def plan_conversion(
     recognised from the tokenizer. Raises OptionError for another type, FileMissingError, MalformedFileError,
     UnsupportedModelError.
     """
-    wanted = _known_type(outtype)
+    wanted = known_type(outtype)
     checkpoint = open_checkpoint(Path(source), allow_pickle=allow_pickle)
     family = family_of(checkpoint.config)
     # What a quantizer will read loses nothing before.
     type_name = wanted if wanted.lower() in OUTPUT_TYPES else usual_type(checkpoint)
-    file_type = type_name if wanted == _AUTOMATIC else wanted
+    file_type = type_name if wanted == AUTOMATIC_TYPE else wanted
     described = Metadata()
     family.describe(checkpoint.config, described)
     vocabulary = read_vocabulary(checkpoint, pre=pre)
@@ -220,21 +224,22 @@ def convert_checkpoint(
                 quantize_model(whole, target, plan.file_type, force=force, n_threads=n_threads)
         else:
             write_gguf(target, plan.architecture, plan.metadata, planned, force=force, progress=progress, finish=finish)
-    return _report(plan, target, digest.value, logits)
+    return conversion_report(plan, target, digest.value, logits)
 
 
-def _known_type(outtype: str) -> str:
-    if outtype.lower() == _AUTOMATIC:
-        return _AUTOMATIC
+def known_type(outtype: str) -> str:
+    """Return the file type that was typed, or AUTOMATIC_TYPE; raises OptionError for what cannot be made here."""
+    if outtype.lower() == AUTOMATIC_TYPE:
+        return AUTOMATIC_TYPE
     name = outtype.upper()
     # What needs an importance matrix cannot be made from a checkpoint at once.
     there = [one for one, kind in FILE_TYPES.items() if not kind.needs_importance]
     if outtype.lower() in OUTPUT_TYPES or name in there:
         return name
     quantized = [one.lower() for one in there if one.lower() not in OUTPUT_TYPES]
-    hint = nearest(outtype.lower(), [*OUTPUT_TYPES, _AUTOMATIC, *quantized])
+    hint = nearest(outtype.lower(), [*OUTPUT_TYPES, AUTOMATIC_TYPE, *quantized])
     raise OptionError(
-        f"outtype is {outtype!r}: use one of {', '.join(OUTPUT_TYPES)}{hint}, {_AUTOMATIC}, "
+        f"outtype is {outtype!r}: use one of {', '.join(OUTPUT_TYPES)}{hint}, {AUTOMATIC_TYPE}, "
         f"or to quantize {', '.join(quantized)}"
     )
 
@@ -249,7 +254,8 @@ def _intermediate(target: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def _report(plan: ConversionPlan, target: Path, sha256: str, logits: LogitCheck | None) -> ConversionReport:
+def conversion_report(plan: ConversionPlan, target: Path, sha256: str, logits: LogitCheck | None) -> ConversionReport:
+    """Return the report of a conversion whose file `target` was written from tensors with the digest `sha256`."""
     header = read_header(target)
     return ConversionReport(
         output=target,

@@ -17,11 +17,15 @@ _LARGEST = {"F16": 65504.0, "BF16": 3.3895e38, "F32": float(np.finfo(np.float32)
 
 
 def stored_as(array: npt.NDArray[Any], type_name: str, shown: str) -> npt.NDArray[Any]:
-    """Return floating-point numbers as F32, F16 or BF16 (its 16 bits as uint16), rounded to nearest.
+    """Return floating-point numbers as F32, F16 or BF16 (its 16 bits as uint16), rounded to nearest; whole ones as I64.
 
     Raises MalformedFileError if a number is not finite, UnsupportedModelError if one is too large for
     the type; `shown` names the tensor.
     """
+    if type_name == "I64":
+        if not np.issubdtype(array.dtype, np.signedinteger):
+            raise UnsupportedModelError(f"{shown} holds {array.dtype} numbers, where whole ones are needed")
+        return array.astype(np.int64, copy=False)
     if not np.issubdtype(array.dtype, np.floating):
         raise UnsupportedModelError(f"{shown} holds {array.dtype} numbers, where floating-point ones are needed")
     largest = max(float(np.max(array)), -float(np.min(array))) if array.size else 0.0

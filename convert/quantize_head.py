@@ -28,7 +28,7 @@ from specrun.convert.quantize import QuantizationReport, known_file_type, known_
 from specrun.convert.writer import STORED_TYPES, PlannedTensor, Progress, write_gguf
 from specrun.runtime.atomic import check_target
 
-__all__ = ["HEAD_ARCHITECTURES", "HEAD_TYPE", "is_head", "quantize_head"]
+__all__ = ["HEAD_ARCHITECTURES", "HEAD_TYPE", "fitting_type", "is_head", "quantize_head"]
 
 HEAD_ARCHITECTURES = ("medusa", "hydra", "eagle")
 """The architectures of heads that are ours; EAGLE-3's layout is llama.cpp's, which quantizes it itself."""
@@ -126,7 +126,7 @@ def _plan(
         is_output = tensor.name.split(".")[-2:] == ["output", "weight"]
         if tensor.name in matrices and name != COPY and not (leave_output and is_output):
             chosen = next((kind for pattern, kind in overrides if pattern.search(tensor.name)), None)
-            kind = chosen or _fitting(FILE_TYPES[name].base_type, tensor.shape[0])
+            kind = chosen or fitting_type(FILE_TYPES[name].base_type, tensor.shape[0])
             if tensor.shape[0] % _BLOCK_SIZES[kind]:
                 raise OptionError(f"{tensor.name} has rows of {tensor.shape[0]} numbers, which {kind} cannot hold")
             if tensor.type_name not in _PLAIN and kind != tensor.type_name and not allow_requantize:
@@ -140,7 +140,8 @@ def _plan(
         yield PlannedTensor(tensor.name, tensor.shape[::-1], kind, load)
 
 
-def _fitting(kind: str, width: int) -> str:
+def fitting_type(kind: str, width: int) -> str:
+    """Return the tensor type `kind`, or the next wider one whose blocks divide rows of `width` numbers."""
     if width % _BLOCK_SIZES[kind]:
         kind = _NARROWER.get(kind, kind)
     return "F16" if width % _BLOCK_SIZES[kind] else kind

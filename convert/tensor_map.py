@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.bindings.gguf_types import stored_bytes
 from specrun.convert.checkpoint import Checkpoint
 from specrun.convert.families.family import Family, TensorRule
 from specrun.convert.source_tensor import SourceTensor
-from specrun.convert.writer import STORED_TYPES
 
-__all__ = ["MappedTensor", "map_tensors", "usual_type"]
+__all__ = ["MappedTensor", "map_rules", "map_tensors", "usual_type"]
 
 # Tensors that old checkpoints carry although they are computed.
 _COMPUTED = ("rotary_emb.inv_freq", "masked_bias")
@@ -48,7 +46,7 @@ class MappedTensor:
     @property
     def n_bytes(self) -> int:
         """Its size in the GGUF file."""
-        return self.n_parameters * np.dtype(STORED_TYPES[self.type_name]).itemsize
+        return stored_bytes(self.shape, self.type_name)
 
 
 def map_tensors(checkpoint: Checkpoint, family: Family, type_name: str) -> list[MappedTensor]:
@@ -57,10 +55,26 @@ def map_tensors(checkpoint: Checkpoint, family: Family, type_name: str) -> list[
     Raises MalformedFileError naming all tensors that are missing, or one of another shape than the config
     says, UnsupportedModelError naming all that the family does not know.
     """
+    # Where embeddings are tied, an output matrix that is there all the same is a copy of them.
+    return map_rules(checkpoint, family.rules(checkpoint.config), lambda _: type_name, left_out=("lm_head.weight",))
+
+
+def map_rules(
+    checkpoint: Checkpoint,
+    rules: Iterable[TensorRule],
+    type_of: Callable[[TensorRule], str],
+    *,
+    left_out: Collection[str] = (),
+) -> list[MappedTensor]:
+    """Return the tensors of `rules` in order; `type_of` says the type of those that are not of one type in every file.
+
+    `left_out` are names of the checkpoint's tensors that are known and not wanted; one that ends in a dot stands for
+    all that begin so. Raises as `map_tensors`.
+    """
     mapped: list[MappedTensor] = []
     used: set[str] = set()
     missing: list[str] = []
-    for rule in family.rules(checkpoint.config):
+    for rule in rules:
         missing += [name for name in rule.sources if name not in checkpoint.tensors]
         if len(missing) > _MOST_NAMED:
             break
@@ -68,12 +82,12 @@ def map_tensors(checkpoint: Checkpoint, family: Family, type_name: str) -> list[
             continue
         sources = tuple(checkpoint.tensor(name, rule.shape) for name in rule.sources)
         used.update(rule.sources)
-        mapped.append(MappedTensor(rule, sources, "F32" if rule.is_f32 else type_name))
+        mapped.append(MappedTensor(rule, sources, rule.fixed_type or type_of(rule)))
     if missing:
         raise MalformedFileError(
             f"{checkpoint.folder} has no tensor {_listed(missing)}: it is incomplete, or not what config.json says"
         )
-    _check_left(checkpoint, used)
+    _check_left(checkpoint, used, left_out)
     return mapped
 
 
@@ -87,10 +101,10 @@ def usual_type(checkpoint: Checkpoint) -> str:
     return max(_PLAIN_TYPES, key=sizes.__getitem__)
 
 
-def _check_left(checkpoint: Checkpoint, used: Collection[str]) -> None:
+def _check_left(checkpoint: Checkpoint, used: Collection[str], left_out: Collection[str]) -> None:
     left = [name for name in checkpoint.tensors if name not in used and not name.endswith(_COMPUTED)]
-    # Where embeddings are tied, a head that is there all the same is a copy of them.
-    left = [name for name in left if name != "lm_head.weight"]
+    beginnings = tuple(name for name in left_out if name.endswith("."))
+    left = [name for name in left if name not in left_out and not name.startswith(beginnings)]
     if left:
         raise UnsupportedModelError(f"{checkpoint.folder} has tensors its architecture does not know: {_listed(left)}")
 

@@ -28,8 +28,8 @@ class TensorRule:
     Shapes are numpy's (rows first). `change` gets the sources' arrays, in their own number type, and returns
     an array of `result_shape`, which is `shape` unless given. `keep_f32` is for tensors that llama.cpp reads
     as float32 whatever the rest is stored as; those of one dimension always are. `moves_only` says that
-    `change` puts numbers elsewhere and leaves each as it is: it then gets bfloat16 as its bits, unwidened. A
-    rule without sources computes its tensor.
+    `change` puts numbers elsewhere and leaves each as it is: it then gets bfloat16 as its bits, unwidened.
+    `token_ids` are whole numbers, stored as int64 in every file. A rule without sources computes its tensor.
     """
 
     name: str
@@ -39,6 +39,7 @@ class TensorRule:
     result_shape: tuple[int, ...] | None = None
     keep_f32: bool = False
     moves_only: bool = False
+    token_ids: bool = False
 
     @property
     def written_shape(self) -> tuple[int, ...]:
@@ -46,9 +47,11 @@ class TensorRule:
         return self.shape if self.result_shape is None else self.result_shape
 
     @property
-    def is_f32(self) -> bool:
-        """Whether the tensor is float32 in every file."""
-        return self.keep_f32 or len(self.written_shape) == 1
+    def fixed_type(self) -> str | None:
+        """The type the tensor has in every file; None where that is chosen."""
+        if self.token_ids:
+            return "I64"
+        return "F32" if self.keep_f32 or len(self.written_shape) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.runtime.atomic import require_free_space, sync_folder
 from specrun.train.hf_model import HFModel
 
-__all__ = ["check_output", "write_drafter_folder"]
+__all__ = ["write_drafter_folder"]
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -30,18 +29,7 @@ _TOKENIZER_FILES = (
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
-def check_output(output: Path, *inputs: Path) -> None:
-    """Raise unless `output` may become the folder of a drafter: it is no file, and none of the models read."""
-    if output.exists() and not output.is_dir():
-        raise OptionError(f"{output} is a file; name the folder to write")
-    if not output.parent.is_dir():
-        raise FileMissingError(f"there is no folder {output.parent} to write {output.name} into; create it first")
-    for one in inputs:
-        if output.exists() and output.samefile(one):
-            raise OptionError(f"{output} is the folder of a model that is read; name another folder to write")
-
-
-def write_drafter_folder(draft: HFModel, source: Path, output: Path) -> None:
+def write_drafter_folder(draft: HFModel, source: Path, output: Path, card: str) -> None:
     """Write the drafter, whose config and tokenizer are those of the folder `source`, into the folder `output`.
 
     Weights are written in the numbers they were trained in. Files are written aside and renamed, weights last, so that
@@ -58,6 +46,7 @@ def write_drafter_folder(draft: HFModel, source: Path, output: Path) -> None:
         config.pop("dtype", None)
         config["torch_dtype"] = str(next(draft.module.parameters()).dtype).removeprefix("torch.")
         (aside / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (aside / "README.md").write_text(card, encoding="utf-8")
         written = sorted(aside.iterdir(), key=lambda path: (path.suffix == ".safetensors", path.name in _WEIGHTS))
         for path in written:
             path.replace(output / path.name)

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from specrun.bindings.errors import OptionError
-from specrun.train.distillation.acceptance import TextAcceptance, acceptance_at, mean_acceptance
+from specrun.train.distillation.acceptance import (
+    MeasuredAcceptance,
+    TextAcceptance,
+    acceptance_at,
+    mean_acceptance,
+)
 from specrun.train.distillation.answers import AnswerSettings, answer_anew, collate, texts_of
 from specrun.train.distillation.coverage import ExistingDrafters, covered_positions, position_weights
 from specrun.train.distillation.divergences import DIVERGENCES
@@ -151,8 +156,7 @@ class DistillationLearner(Learner):
         together with this one.
         """
         found = self.compare(batches)
-        alpha = mean_acceptance(found.texts)
-        values = {"alpha": alpha.rate, "alpha error": alpha.error, "top-1": found.same_top}
+        values = {"alpha": found.alpha.rate, "alpha error": found.alpha.error, "same first word": found.same_top}
         if self._drafters is not None:
             values |= {"covered by others": found.covered, "covered together": found.covered_together}
         return values
@@ -198,6 +202,15 @@ class Comparison:
     same_top: float
     covered: float
     covered_together: float
+
+    @property
+    def alpha(self) -> MeasuredAcceptance:
+        """The acceptance rate over all texts."""
+        return mean_acceptance(self.texts)
+
+    def __str__(self) -> str:
+        alpha = self.alpha
+        return f"alpha {alpha.rate:.4f} +- {alpha.error:.4f}, same first word {self.same_top:.4f}"
 
 
 def _answer_positions(batch: TokenBatch) -> Tensor:

@@ -185,8 +185,8 @@ def test_alpha_is_the_mean_acceptance_of_the_answers_words(target, draft, corpus
             )
     found = trained.measure(batches)
     assert found["alpha"] == pytest.approx(np.mean(accepted), rel=1e-5)
-    assert found["top-1"] == pytest.approx(np.mean(agree))
-    assert set(found) == {"alpha", "alpha error", "top-1"}
+    assert found["same first word"] == pytest.approx(np.mean(agree))
+    assert set(found) == {"alpha", "alpha error", "same first word"}
     assert learner(target, target).measure(batches)["alpha"] == pytest.approx(1.0)
 
 

@@ -20,19 +20,21 @@ from specrun.bindings.errors import (
 from specrun.convert import convert_checkpoint
 from specrun.runtime import Runtime, SamplingParams
 from specrun.train.distillation import train_drafter as module
+from specrun.train.distillation.divergences import forward_kl
 from specrun.train.distillation.learner import DistillationLoss
 from specrun.train.distillation.memory_need import drafter_memory
-from specrun.train.distillation.train_drafter import STATE_NAME, DrafterProgress, DrafterRun, train_drafter
+from specrun.train.distillation.train_drafter import DrafterRun, train_drafter
 from specrun.train.hf_model import load_hf_model
-from specrun.train.trainer import TrainerSettings
+from specrun.train.run_listener import RunListener
 
-SETTINGS = TrainerSettings(steps=30, learning_rate=1e-2, warmup_steps=2, tokens_per_batch=400)
+SETTINGS = {
+    "steps": 30, "learning_rate": 1e-2, "tokens_per_batch": 400, "measures": 2, "held_out": 0.3, "max_length": 64,
+    "longest_answer": 24, "device": "cpu", "precision": "float32", "n_threads": 1,
+}  # fmt: skip
 
 
 def run_for(family, output, **changes):
-    trainer = dataclasses.replace(SETTINGS, **changes.pop("trainer", {}))
-    options = {"held_out": 0.3, "max_length": 64, "n_longest": 24, "n_threads": 1, **changes}
-    return DrafterRun(family.target, family.draft, (family.data,), output, trainer, **options)
+    return DrafterRun(family.target, family.draft, (family.data,), output, **{**SETTINGS, **changes})
 
 
 @pytest.mark.parametrize(
@@ -51,12 +53,12 @@ def test_alpha_rises_on_held_out_texts(family, tmp_path, loss, answers):
     assert before.rate < 0.1
     assert after.rate > before.rate + 0.3
     assert found.acceptance.gain > 5 * found.acceptance.error
-    assert found.n_held_out == before.n_texts == 3
+    assert before.n_texts == 3
     assert not found.measured_on_training
 
 
 def test_without_learning_alpha_stays(family, tmp_path):
-    found = train_drafter(run_for(family, tmp_path / "out", trainer={"learning_rate": 1e-12}))
+    found = train_drafter(run_for(family, tmp_path / "out", learning_rate=1e-12))
     assert abs(found.acceptance.gain) < 1e-4
 
 
@@ -64,12 +66,12 @@ def test_the_folder_is_a_model_that_everything_reads(family, tmp_path):
     output = tmp_path / "out"
     found = train_drafter(run_for(family, output))
     names = {path.name for path in output.iterdir()}
-    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", STATE_NAME}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
     assert not [name for name in names if "partial" in name]
     assert AutoModelForCausalLM.from_pretrained(output).config.vocab_size == 300
     config, before = (json.loads((folder / "config.json").read_text()) for folder in (output, family.draft))
     assert config == {**before, "torch_dtype": "float32"}
-    again = train_drafter(run_for(dataclasses.replace(family, draft=output), tmp_path / "more", trainer={"steps": 1}))
+    again = train_drafter(run_for(dataclasses.replace(family, draft=output), tmp_path / "more", steps=1))
     assert again.acceptance.before == found.acceptance.after
     report = convert_checkpoint(output, tmp_path / "draft.gguf", outtype="f32", verify=True)
     assert report.logits.relative_error < 1e-4
@@ -77,7 +79,7 @@ def test_the_folder_is_a_model_that_everything_reads(family, tmp_path):
 
 def test_the_runtime_accepts_what_was_measured(family, tmp_path):
     """Greedy drafts at temperature 0 are accepted as often as the likeliest words are equal."""
-    train_drafter(run_for(family, tmp_path / "out", trainer={"steps": 60}))
+    train_drafter(run_for(family, tmp_path / "out", steps=60))
     for folder, name in ((family.target, "target"), (tmp_path / "out", "draft"), (family.draft, "untrained")):
         convert_checkpoint(folder, tmp_path / f"{name}.gguf", outtype="f32")
     lengths = {}
@@ -94,17 +96,18 @@ def test_the_runtime_accepts_what_was_measured(family, tmp_path):
 def test_a_resumed_run_is_one_that_was_never_stopped(family, tmp_path, loss):
     whole = train_drafter(run_for(family, tmp_path / "whole", loss=loss, answers="target"))
 
-    def stops(status):
-        if status.step == 13:
-            raise KeyboardInterrupt
+    class Stops(RunListener):
+        def status(self, status):
+            if status.step == 13:
+                raise KeyboardInterrupt
 
     run = run_for(family, tmp_path / "cut", loss=loss, answers="target")
     with pytest.raises(KeyboardInterrupt):
-        train_drafter(run, DrafterProgress(training=stops))
+        train_drafter(run, Stops())
     assert not (run.output / "model.safetensors").exists()
     rest = train_drafter(dataclasses.replace(run, resume=True))
-    assert rest.training.resumed_at == 13
-    assert rest.training.curves.losses == pytest.approx(whole.training.curves.losses, abs=1e-6)
+    assert rest.result.resumed_at == 13
+    assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
     assert rest.acceptance.after.rate == pytest.approx(whole.acceptance.after.rate, abs=1e-6)
     assert rest.acceptance.before == whole.acceptance.before
     one, other = (load_hf_model(path, torch.device("cpu")).module for path in (tmp_path / "whole", run.output))
@@ -113,11 +116,11 @@ def test_a_resumed_run_is_one_that_was_never_stopped(family, tmp_path, loss):
 
 
 def test_a_run_is_not_resumed_as_another(family, tmp_path):
-    run = run_for(family, tmp_path / "out", trainer={"steps": 2})
+    run = run_for(family, tmp_path / "out", steps=2)
     train_drafter(run)
-    with pytest.raises(OptionError, match="holds an earlier run"):
+    with pytest.raises(OptionError, match=r"already holds model.safetensors; choose another folder, or .* --force"):
         train_drafter(run)
-    with pytest.raises(OptionError, match="loss divergence forward-kl and --resume asks for reverse-kl"):
+    with pytest.raises(OptionError, match="with loss divergence forward-kl and --resume asks for reverse-kl"):
         train_drafter(dataclasses.replace(run, resume=True, loss=DistillationLoss("reverse-kl")))
 
 
@@ -130,7 +133,7 @@ def test_boosted_drafters_cover_more_together(family, tmp_path):
     half = tmp_path / "half.jsonl"
     half.write_text("".join(lines[:5]))
     few = dataclasses.replace(family, data=half)
-    settings = {"trainer": {"steps": 40}, "held_out": 0.0, "measured_on": "given"}
+    settings = {"steps": 40, "held_out": 0.0, "measured_on": "given"}
     train_drafter(run_for(few, tmp_path / "first", **settings))
     convert_checkpoint(tmp_path / "first", tmp_path / "first.gguf", outtype="f32")
     boosted = {"not_covered_by": (tmp_path / "first.gguf",), **settings}
@@ -140,15 +143,12 @@ def test_boosted_drafters_cover_more_together(family, tmp_path):
     assert found.after.covered == found.before.covered
     assert found.after.covered_together > alone + 0.1
     assert found.after.covered_together > found.before.covered_together + 0.1
-    # The control learns the first one's texts, and not what it misses.
-    control = dataclasses.replace(
-        run_for(few, tmp_path / "control", **boosted), loss=DistillationLoss(covered_weight=1.0)
-    )
-    train_drafter(control)
-    again = run_for(dataclasses.replace(family, draft=tmp_path / "control"), tmp_path / "measured", **boosted)
-    same = train_drafter(
-        dataclasses.replace(again, trainer=dataclasses.replace(SETTINGS, steps=1, learning_rate=1e-12))
-    )
+    # The control goes on learning the first one's texts, whether those are known or not.
+    settings["loss"] = DistillationLoss(covered_weight=1.0)
+    train_drafter(run_for(few, tmp_path / "control", **boosted))
+    settings |= {"steps": 1, "learning_rate": 1e-12}
+    measured = dataclasses.replace(family, draft=tmp_path / "control")
+    same = train_drafter(run_for(measured, tmp_path / "measured", not_covered_by=boosted["not_covered_by"], **settings))
     assert same.after.covered_together < found.after.covered_together - 0.1
 
 
@@ -213,8 +213,6 @@ def test_missing_folders_and_files(family, tmp_path):
             train_drafter(run_for(lost, tmp_path / "out"))
     with pytest.raises(FileMissingError, match=r"there is no file .*none.jsonl to train on"):
         train_drafter(run_for(dataclasses.replace(family, data=tmp_path / "none.jsonl"), tmp_path / "out"))
-    with pytest.raises(FileMissingError, match="create it first"):
-        train_drafter(run_for(family, tmp_path / "none" / "out"))
     with pytest.raises(OptionError, match="the folder of a model that is read"):
         train_drafter(run_for(family, family.draft))
 
@@ -226,12 +224,21 @@ def test_a_device_too_small_is_known_before_models_are_loaded(family, tmp_path, 
         train_drafter(run_for(family, tmp_path / "out"))
 
 
-def test_a_loss_that_is_no_number_stops_the_run(family, tmp_path):
-    with pytest.raises(SpecrunError, match="not a number to learn from"):
-        train_drafter(
-            run_for(family, tmp_path / "out", trainer={"learning_rate": 9.9, "clip_norm": 1e30, "steps": 300})
-        )
-    assert not (tmp_path / "out" / "model.safetensors").exists()
+def test_a_loss_that_is_no_number_stops_the_run(family, tmp_path, monkeypatch):
+    calls = []
+
+    def breaks(target_log_probs, draft_log_probs):
+        calls.append(0)
+        found = forward_kl(target_log_probs, draft_log_probs)
+        return found if len(calls) < 5 else found * float("nan")
+
+    monkeypatch.setattr("specrun.train.distillation.learner.DIVERGENCES", {"forward-kl": breaks})
+    run = run_for(family, tmp_path / "out", save_seconds=0.0)
+    with pytest.raises(SpecrunError, match=r"the loss at step 5 is nan, not a number .* keeps step 4"):
+        train_drafter(run)
+    assert not (run.output / "model.safetensors").exists()
+    monkeypatch.undo()
+    assert train_drafter(dataclasses.replace(run, resume=True)).result.resumed_at == 4
 
 
 @pytest.mark.parametrize(
@@ -239,8 +246,8 @@ def test_a_loss_that_is_no_number_stops_the_run(family, tmp_path):
     [
         ({"answers": "oracle"}, "answers is 'oracle': use one of given, target"),
         ({"measured_at": -1.0}, "alpha cannot be measured at temperature -1"),
-        ({"n_longest": 0}, "answers of 0 words"),
-        ({"held_out": 1.0}, "1 of the texts held out"),
+        ({"longest_answer": 0}, "answers of 0 words"),
+        ({"held_out": 1.0}, "a held-out share of 1"),
     ],
 )
 def test_settings_out_of_range(family, tmp_path, changes, message):

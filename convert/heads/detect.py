@@ -1,0 +1,73 @@
+"""Which kind of head a checkpoint folder holds, if any: by its files, its config, the names of its tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specrun.bindings.errors import ModelError, OptionError, SpecrunError, UnsupportedModelError
+from specrun.convert.checkpoint import Checkpoint, open_checkpoint
+from specrun.convert.heads import eagle, medusa
+from specrun.convert.heads.head_kind import HeadKind
+from specrun.convert.json_file import read_json_object
+from specrun.convert.names import nearest
+from specrun.convert.pickled_file import PICKLE_ENDINGS
+
+__all__ = ["HEAD_KINDS", "detect_kind", "kind_of", "known_kind", "open_head"]
+
+# The more particular ones first: the first that recognises a checkpoint has it.
+HEAD_KINDS: tuple[HeadKind, ...] = (
+    medusa.KIND,
+    eagle.KIND,
+)
+"""All kinds of heads that can be converted."""
+
+_WEIGHTS = tuple(name for kind in HEAD_KINDS for name in kind.weights)
+
+
+def known_kind(name: str) -> HeadKind:
+    """Return the kind of that name; raises OptionError for another."""
+    found = next((kind for kind in HEAD_KINDS if kind.name == name), None)
+    if found is None:
+        known = [kind.name for kind in HEAD_KINDS]
+        raise OptionError(f"kind is {name!r}: use one of {', '.join(known)}{nearest(name, known)}")
+    return found
+
+
+def open_head(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
+    """Open a head's folder, whose weights may lie under names of their own; raises as `open_checkpoint`."""
+    return open_checkpoint(folder, allow_pickle=allow_pickle, also_named=_WEIGHTS)
+
+
+def kind_of(checkpoint: Checkpoint) -> HeadKind:
+    """Return the kind of an opened head; raises UnsupportedModelError where it is none that is known."""
+    found = _by_files_or_config(checkpoint.folder) or _by_tensors(checkpoint)
+    if found is None:
+        known = ", ".join(kind.name for kind in HEAD_KINDS)
+        first = ", ".join(list(checkpoint.tensors)[:3])
+        raise UnsupportedModelError(
+            f"{checkpoint.folder} is no head of a known layout ({known}): its tensors are called {first}, ..."
+        )
+    return found
+
+
+def detect_kind(folder: Path, *, allow_pickle: bool = False) -> HeadKind | None:
+    """Return the kind of head in a folder, None for a model or what cannot be opened: never raises for its content."""
+    try:
+        found = _by_files_or_config(folder)
+        return found or _by_tensors(open_head(folder, allow_pickle=allow_pickle))
+    except (ModelError, SpecrunError):
+        return None
+
+
+def _by_files_or_config(folder: Path) -> HeadKind | None:
+    endings = (".safetensors", *PICKLE_ENDINGS)
+    for kind in HEAD_KINDS:
+        if any((folder / f"{name}{ending}").is_file() for name in kind.weights for ending in endings):
+            return kind
+    config = read_json_object(folder / "config.json")
+    return next((kind for kind in HEAD_KINDS if kind.in_config(config)), None)
+
+
+def _by_tensors(checkpoint: Checkpoint) -> HeadKind | None:
+    names = checkpoint.tensors.keys()
+    return next((kind for kind in HEAD_KINDS if kind.in_tensors(names)), None)

@@ -1,0 +1,118 @@
+"""EAGLE-1 (Li et al. 2024, arXiv 2401.15077), EAGLE-2 (arXiv 2406.16858) and HASS (arXiv 2408.15766): one layout.
+
+A matrix that joins the embedding of a token and the hidden state before it, `fc.weight` [h, 2h] with or without
+`fc.bias`, then one Llama layer without input norm, `layers.0.*`, and no output matrix: the target's is used.
+`embed_tokens.weight` may be left out, the target's is then used. Layout: SafeAILab/EAGLE, eagle/model/cnets1.py;
+HArmonizedSS/HASS, model/cnets_hass.py. config.json is that of a Llama of one layer, with `bias` for fc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.convert.checkpoint import Checkpoint
+from specrun.convert.families.family import TensorRule
+from specrun.convert.families.rope import rope_base, rope_settings
+from specrun.convert.families.steps import kv_heads
+from specrun.convert.heads.head_kind import HeadKind, HeadPlan
+from specrun.convert.heads.matrix_shape import matrix_shape
+from specrun.convert.heads.target_facts import TargetFacts
+from specrun.convert.json_file import JsonObject
+from specrun.convert.metadata import Metadata
+
+__all__ = ["KIND"]
+
+_LAYER = "layers.0."
+_EMBEDDING = "embed_tokens.weight"
+_JOINS, _BIAS = "fc.weight", "fc.bias"
+_EPSILON = 1e-6  # the reference's, where config.json says nothing
+
+
+def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
+    config = checkpoint.config
+    _require_known(config)
+    hidden = _hidden_size(checkpoint)
+    heads, shared = config.count("num_attention_heads"), kv_heads(config)
+    if hidden % heads or heads % shared or hidden // heads % 2:
+        raise MalformedFileError(
+            f"{config.shown} has {heads} heads and {shared} key-value heads for hidden states of {hidden}"
+        )
+    n_words = config.count("vocab_size", target.n_words)
+    if _EMBEDDING in checkpoint.tensors:
+        n_words = matrix_shape(checkpoint, _EMBEDDING)[0]
+    wide = config.count("intermediate_size")
+    rope, _ = rope_settings(config)
+    metadata = Metadata()
+    metadata.count("eagle.embedding_length", hidden)
+    metadata.count("eagle.vocab_size", n_words)
+    metadata.count("eagle.block_count", 1)
+    metadata.count("eagle.feed_forward_length", wide)
+    metadata.count("eagle.attention.head_count", heads)
+    metadata.count("eagle.attention.head_count_kv", shared)
+    metadata.number("eagle.attention.layer_norm_rms_epsilon", config.number("rms_norm_eps", _EPSILON))
+    metadata.number("eagle.rope.freq_base", rope_base(config, rope))
+    rules = list(_rules(checkpoint, hidden, hidden // heads * shared, wide, n_words))
+    return HeadPlan(metadata, rules, hidden, n_words)
+
+
+def _rules(checkpoint: Checkpoint, hidden: int, kv_size: int, wide: int, n_words: int) -> Iterator[TensorRule]:
+    if _EMBEDDING in checkpoint.tensors:
+        yield TensorRule("token_embd.weight", (_EMBEDDING,), (n_words, hidden))
+    yield TensorRule("eagle.fc.weight", (_JOINS,), (hidden, 2 * hidden))
+    if _has_bias(checkpoint):
+        yield TensorRule("eagle.fc.bias", (_BIAS,), (hidden,))
+    for name, theirs, shape in (
+        ("attn_q", "self_attn.q_proj", (hidden, hidden)),
+        ("attn_k", "self_attn.k_proj", (kv_size, hidden)),
+        ("attn_v", "self_attn.v_proj", (kv_size, hidden)),
+        ("attn_output", "self_attn.o_proj", (hidden, hidden)),
+        ("ffn_norm", "post_attention_layernorm", (hidden,)),
+        ("ffn_gate", "mlp.gate_proj", (wide, hidden)),
+        ("ffn_up", "mlp.up_proj", (wide, hidden)),
+        ("ffn_down", "mlp.down_proj", (hidden, wide)),
+    ):
+        yield TensorRule(f"eagle.{name}.weight", (f"{_LAYER}{theirs}.weight",), shape)
+
+
+def _has_bias(checkpoint: Checkpoint) -> bool:
+    """Return whether fc has a bias: what is there counts, and the config must not say otherwise."""
+    there = _BIAS in checkpoint.tensors
+    if there and not checkpoint.config.flag("bias", True):
+        raise MalformedFileError(f"{checkpoint.folder} has {_BIAS}, and {checkpoint.config.shown} says bias = false")
+    return there or checkpoint.config.flag("bias", False)
+
+
+def _require_known(config: JsonObject) -> None:
+    if config.text("hidden_act", "silu") != "silu":
+        raise UnsupportedModelError(f"{config.shown} has hidden_act {config.any('hidden_act')!r}: only silu can be run")
+    if config.count("num_hidden_layers", 1) != 1:
+        raise UnsupportedModelError(
+            f"{config.shown} has {config.count('num_hidden_layers')} layers: an EAGLE head has one"
+        )
+    rope, kind = rope_settings(config)
+    if kind != "default":
+        raise UnsupportedModelError(f"{rope.shown} is {kind!r}: EAGLE heads are run with unscaled positions only")
+
+
+def _hidden_size(checkpoint: Checkpoint) -> int:
+    hidden, joined = matrix_shape(checkpoint, _JOINS)
+    if joined != 2 * hidden:
+        raise UnsupportedModelError(
+            f"{checkpoint.folder} has {_JOINS} of shape {(hidden, joined)}: "
+            "EAGLE-1 and 2 join one embedding and one hidden state"
+        )
+    return hidden
+
+
+def _in_config(_config: JsonObject) -> bool:
+    return False  # it is that of a Llama
+
+
+def _in_tensors(names: Collection[str]) -> bool:
+    # EAGLE-3 ends with a norm and has words of its own.
+    return _JOINS in names and any(name.startswith(_LAYER) for name in names) and not {"norm.weight", "d2t"} & {*names}
+
+
+KIND = HeadKind("eagle", _in_config, _in_tensors, _plan)
+"""EAGLE-1, EAGLE-2 and HASS."""

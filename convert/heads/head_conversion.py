@@ -1,0 +1,148 @@
+"""Converts a head's checkpoint folder to one GGUF file for a given target: planned and checked first, then written."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from specrun.bindings.errors import MalformedFileError
+from specrun.bindings.quantize_types import FILE_TYPES
+from specrun.convert.conversion import AUTOMATIC_TYPE, ConversionPlan, ConversionReport, conversion_report, known_type
+from specrun.convert.families.family import TensorRule
+from specrun.convert.header_text import replace_text
+from specrun.convert.heads.detect import kind_of, known_kind, open_head
+from specrun.convert.heads.quantized_pieces import quantized_pieces
+from specrun.convert.heads.target_facts import TargetFacts, target_facts
+from specrun.convert.metadata import Metadata
+from specrun.convert.model_name import ModelName, file_name, name_of
+from specrun.convert.quantize_head import HEAD_TYPE, fitting_type
+from specrun.convert.source_digest import SOURCE_KEY, SourceDigest
+from specrun.convert.tensor_map import MappedTensor, map_rules, usual_type
+from specrun.convert.tensor_stream import TensorStream
+from specrun.convert.writer import STORED_TYPES, PlannedTensor, Progress, write_gguf
+from specrun.convert.written_check import check_written
+from specrun.runtime.atomic import check_target
+
+__all__ = ["convert_head", "plan_head"]
+
+_OUTTYPE = HEAD_TYPE.lower()
+
+
+def plan_head(
+    source: str | os.PathLike[str],
+    *,
+    target: str | os.PathLike[str] | TargetFacts,
+    kind: str | None = None,
+    outtype: str = _OUTTYPE,
+    allow_pickle: bool = False,
+) -> ConversionPlan:
+    """Read config and the places of all tensors, compare them with the target, and return what would be written.
+
+    `target` is the GGUF file or the checkpoint folder (config and tokenizer) of the model the head drafts for, `kind`
+    one of HEAD_KINDS by name, None to recognise it, `outtype` as in `plan_conversion`: the type of matrices.
+    Raises OptionError for another kind or type, FileMissingError, MalformedFileError, UnsupportedModelError,
+    and PairError, naming both numbers, for a head that does not fit the target.
+    """
+    wanted = known_type(outtype)
+    chosen = None if kind is None else known_kind(kind)
+    checkpoint = open_head(Path(source), allow_pickle=allow_pickle)
+    chosen = chosen or kind_of(checkpoint)
+    facts = target if isinstance(target, TargetFacts) else target_facts(target)
+    head = chosen.plan(checkpoint, facts)
+    facts.check_fits(checkpoint.folder, hidden_size=head.hidden_size, n_words=head.n_words)
+    file_type = usual_type(checkpoint) if wanted.lower() == AUTOMATIC_TYPE else wanted
+    tensors = map_rules(checkpoint, head.tensors, functools.partial(_type_of, file_type), left_out=head.left_out)
+    name = _with_prefix(name_of(checkpoint.folder, sum(one.n_parameters for one in tensors)), chosen.name)
+    metadata = _general(name, file_type)
+    for entry in head.metadata:
+        metadata.raw(*entry)
+    facts.describe(metadata)
+    return ConversionPlan(
+        checkpoint=checkpoint,
+        architecture=chosen.name,
+        metadata=metadata,
+        tensors=tensors,
+        n_words=head.n_words,
+        type_name=file_type,
+        file_type=file_type,
+        file_name=file_name(name, file_type),
+    )
+
+
+def convert_head(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    target: str | os.PathLike[str] | TargetFacts,
+    kind: str | None = None,
+    outtype: str = _OUTTYPE,
+    force: bool = False,
+    allow_pickle: bool = False,
+    n_threads: int = 0,
+    progress: Progress | None = None,
+) -> ConversionReport:
+    """Convert the head in the folder `source` (config.json, weights) to the file `output`.
+
+    The options are those of `plan_head` and `convert_checkpoint`; vectors stay float32, matrices whose rows do
+    not divide into the blocks of the type get a wider one. Names, shapes and types are compared with the plan
+    before the file appears, whole or not at all.
+
+    Raises OptionError (also where `output` exists and `force` is not given), FileMissingError, MalformedFileError,
+    UnsupportedModelError, PairError; SpecrunError if the disk is full or the folder cannot be written.
+    """
+    plan = plan_head(source, target=target, kind=kind, outtype=outtype, allow_pickle=allow_pickle)
+    place = plan.output_in(None if output is None else Path(output))
+    check_target(place, force=force)
+    digest = SourceDigest(plan.checkpoint.folder)
+
+    def finish(aside: Path) -> None:
+        replace_text(aside, SOURCE_KEY, digest.placeholder, digest.value)
+        check_written(aside, plan.tensors)
+
+    with TensorStream(digest) as stream:
+        planned = [
+            PlannedTensor(one.name, one.shape, one.type_name, functools.partial(_pieces, stream, one, n_threads))
+            for one in plan.tensors
+        ]
+        write_gguf(place, plan.architecture, plan.metadata, planned, force=force, progress=progress, finish=finish)
+    return conversion_report(plan, place, digest.value, None)
+
+
+def _type_of(file_type: str, rule: TensorRule) -> str:
+    return fitting_type(FILE_TYPES[file_type].base_type, rule.written_shape[-1])
+
+
+def _pieces(stream: TensorStream, tensor: MappedTensor, n_threads: int) -> Iterator[npt.NDArray[Any]]:
+    """Yield the tensor in its own type: rows are quantized as they come."""
+    if tensor.type_name in STORED_TYPES:
+        yield from stream.pieces(tensor)
+        return
+    rows = stream.pieces(dataclasses.replace(tensor, type_name="F32"))
+    try:
+        yield from quantized_pieces(rows, tensor.shape[-1], tensor.type_name, n_threads=n_threads)
+    except MalformedFileError as error:
+        raise MalformedFileError(f"{tensor.name}: {error}") from error
+
+
+def _with_prefix(name: ModelName, kind: str) -> ModelName:
+    """Return the name with the kind in front, as files of heads are called, unless it begins with it."""
+    if name.name.lower().startswith(kind):
+        return name
+    basename = f"{kind}-{name.basename}" if name.basename else None
+    return dataclasses.replace(name, name=f"{kind}-{name.name}", basename=basename)
+
+
+def _general(name: ModelName, file_type: str) -> Metadata:
+    metadata = Metadata()
+    metadata.text("general.type", "model")
+    name.describe(metadata)
+    metadata.count("general.file_type", FILE_TYPES[file_type].number)
+    metadata.count("general.quantization_version", 2)
+    metadata.text(SOURCE_KEY, SourceDigest.placeholder)
+    return metadata

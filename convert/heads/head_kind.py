@@ -1,0 +1,50 @@
+"""What a kind of head must say so that its checkpoints can be converted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from specrun.convert.checkpoint import Checkpoint
+from specrun.convert.families.family import TensorRule
+from specrun.convert.heads.target_facts import TargetFacts
+from specrun.convert.json_file import JsonObject
+from specrun.convert.metadata import Metadata
+
+__all__ = ["HeadKind", "HeadPlan"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPlan:
+    """What a head's file will hold; no number of the weights has been read.
+
+    `metadata` has the architecture's own keys (`medusa.head_count`); `general.*` and `specrun.target.*` are
+    added for every kind. `tensors` are in the file's order: matrices get the type that was asked for, vectors and
+    `keep_f32` float32, `token_ids` int64. `hidden_size` is how many numbers of a hidden state of the target the head
+    reads (at one layer), `n_words` the words of the target it was made for. `left_out` are tensors of the checkpoint
+    that are known and not wanted, by name; a name that ends in a dot stands for all that begin so.
+    """
+
+    metadata: Metadata
+    tensors: Sequence[TensorRule]
+    hidden_size: int
+    n_words: int
+    left_out: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HeadKind:
+    """One kind of head: `name` is that of `--kind` and the architecture of the GGUF file.
+
+    `weights` are the names of weight files, without ending, that only this kind has; `in_config` and `in_tensors` say
+    whether a config, or the names of a checkpoint's tensors, are this kind's beyond doubt. `plan` says what becomes
+    of a checkpoint: it raises UnsupportedModelError for a layout or a setting that the runtime could not
+    compute as the checkpoint means it, MalformedFileError for tensors that are missing or contradict each other,
+    PairError for what does not fit the target. Sizes and words are compared with the target for every kind.
+    """
+
+    name: str
+    in_config: Callable[[JsonObject], bool]
+    in_tensors: Callable[[Collection[str]], bool]
+    plan: Callable[[Checkpoint, TargetFacts], HeadPlan]
+    weights: tuple[str, ...] = ()

@@ -1,0 +1,123 @@
+"""Medusa's heads (Cai et al. 2024, arXiv 2401.10774): Medusa-1 folders of heads alone, Medusa-2 models with heads.
+
+Head i is residual blocks j = 0..L-1, x + SiLU(W x + b), and an output matrix. Tensors of a checkpoint:
+`{i}.{j}.linear.weight` [h, h], `{i}.{j}.linear.bias` [h], `{i}.{L}.weight` [words, h]; with `medusa_head.` in front
+where they lie beside the whole model (Medusa-2). Without an output matrix a head uses the target's. Layout:
+FasterDecoding/Medusa, medusa/model/medusa_model.py.
+
+How many heads and blocks there are is read from the tensors: old configs state other numbers than were saved. The
+reference repeats one block L times, so its blocks share their weights; some files then hold them once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.convert.checkpoint import Checkpoint
+from specrun.convert.families.family import TensorRule
+from specrun.convert.heads.head_kind import HeadKind, HeadPlan
+from specrun.convert.heads.matrix_shape import matrix_shape
+from specrun.convert.heads.target_facts import TargetFacts
+from specrun.convert.json_file import JsonObject
+from specrun.convert.metadata import Metadata
+
+__all__ = ["KIND"]
+
+_IN_A_MODEL = "medusa_head."
+_NAME = re.compile(r"(\d{1,4})\.(\d{1,4})\.(linear\.weight|linear\.bias|weight)")
+_MOST_HEADS, _MOST_BLOCKS = 32, 16  # what the runtime runs
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What a checkpoint holds of one head: the numbers of its blocks, and of its output matrix, None without one."""
+
+    blocks: tuple[int, ...]
+    output: int | None
+
+    @property
+    def n_blocks(self) -> int:
+        """How many blocks the state goes through."""
+        return max(self.blocks, default=-1) + 1 if self.output is None else self.output
+
+    def source(self, block: int) -> int:
+        """Return the block whose weights block `block` has: the only one that is there, or its own."""
+        return self.blocks[0] if len(self.blocks) == 1 else block
+
+
+def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
+    prefix = _IN_A_MODEL if any(name.startswith(_IN_A_MODEL) for name in checkpoint.tensors) else ""
+    heads = _heads(checkpoint, prefix)
+    hidden = matrix_shape(checkpoint, f"{prefix}0.{heads[0].source(0)}.linear.weight")[1]
+    n_words = target.n_words
+    if heads[0].output is not None:
+        n_words = matrix_shape(checkpoint, f"{prefix}0.{heads[0].output}.weight")[0]
+    metadata = Metadata()
+    metadata.count("medusa.embedding_length", hidden)
+    metadata.count("medusa.vocab_size", n_words)
+    metadata.count("medusa.head_count", len(heads))
+    metadata.count("medusa.block_count", heads[0].n_blocks)
+    backbone = {name for name in checkpoint.tensors if prefix and not name.startswith(prefix)}
+    return HeadPlan(metadata, list(_rules(heads, prefix, hidden, n_words)), hidden, n_words, backbone)
+
+
+def _rules(heads: list[_Head], prefix: str, hidden: int, n_words: int) -> Iterator[TensorRule]:
+    for i, head in enumerate(heads):
+        for j in range(head.n_blocks):
+            source, name = f"{prefix}{i}.{head.source(j)}.linear", f"medusa.{i}.res.{j}"
+            yield TensorRule(f"{name}.weight", (f"{source}.weight",), (hidden, hidden))
+            yield TensorRule(f"{name}.bias", (f"{source}.bias",), (hidden,))
+        if head.output is not None:
+            yield TensorRule(f"medusa.{i}.output.weight", (f"{prefix}{i}.{head.output}.weight",), (n_words, hidden))
+
+
+def _heads(checkpoint: Checkpoint, prefix: str) -> list[_Head]:
+    """Return the heads in order, from the names of the tensors; raises for gaps and for what the runtime lacks."""
+    found: dict[int, list[tuple[int, str]]] = {}
+    for name in checkpoint.tensors:
+        match = _NAME.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
+        if match is not None:
+            found.setdefault(int(match[1]), []).append((int(match[2]), match[3]))
+    missing = next((i for i in range(max(found, default=0) + 1) if i not in found), None)
+    if missing is not None:
+        name = f"{prefix}{missing}.0.linear.weight"
+        raise MalformedFileError(f"{checkpoint.folder} has no tensor {name}: it is incomplete")
+    heads = [_head(checkpoint, f"{prefix}{i}", found[i]) for i in range(len(found))]
+    depths = {head.n_blocks for head in heads}
+    if len(depths) > 1:
+        raise UnsupportedModelError(
+            f"{checkpoint.folder} has heads of {min(depths)} and of {max(depths)} blocks: they must be equally deep"
+        )
+    depth = depths.pop()
+    if not 1 <= depth <= _MOST_BLOCKS or len(heads) > _MOST_HEADS:
+        raise UnsupportedModelError(
+            f"{checkpoint.folder} has {len(heads)} heads of {depth} residual blocks: "
+            f"up to {_MOST_HEADS} heads of 1 to {_MOST_BLOCKS} blocks can be run"
+        )
+    return heads
+
+
+def _head(checkpoint: Checkpoint, name: str, parts: list[tuple[int, str]]) -> _Head:
+    outputs = [j for j, part in parts if part == "weight"]
+    if len(outputs) > 1:
+        both = f"{name}.{outputs[0]}.weight and {name}.{outputs[1]}.weight"
+        raise UnsupportedModelError(f"{checkpoint.folder} has two output matrices of one head, {both}")
+    blocks = tuple(sorted({j for j, part in parts if part != "weight"}))
+    return _Head(blocks, outputs[0] if outputs else None)
+
+
+def _in_config(config: JsonObject) -> bool:
+    return "medusa_num_heads" in config
+
+
+def _in_tensors(names: Collection[str]) -> bool:
+    return any(name.startswith(_IN_A_MODEL) for name in names) or (
+        "0.0.linear.weight" in names and all(_NAME.fullmatch(name) for name in names)
+    )
+
+
+KIND = HeadKind("medusa", _in_config, _in_tensors, _plan, weights=("medusa_lm_head",))
+"""Medusa-1 and Medusa-2."""

@@ -1,0 +1,175 @@
+"""What a head must know of its target: sizes, words, rotary embedding; from a GGUF file or a checkpoint folder."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
+from specrun.bindings.gguf_header import read_header
+from specrun.bindings.model import Model
+from specrun.convert.checkpoint import Checkpoint
+from specrun.convert.families import family_of
+from specrun.convert.families.family import Array
+from specrun.convert.gguf_source import GGUFSource
+from specrun.convert.hf_tokenizer import read_vocabulary
+from specrun.convert.json_file import read_json_object
+from specrun.convert.metadata import Metadata
+from specrun.convert.model_name import name_of
+from specrun.convert.writer import write_gguf
+
+__all__ = ["TargetFacts", "target_facts"]
+
+_TOKENIZER = "tokenizer."
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """A target as heads see it; `path` is the GGUF file or the checkpoint folder it was read from.
+
+    `settings` are the architecture's keys without its name in front, as llama.cpp names them ("rope.freq_base",
+    "context_length", "attention.layer_norm_rms_epsilon"): those that hold one value. `fingerprint` is
+    `Vocabulary.fingerprint` of the loaded model. `load_tokenizer` returns the `tokenizer.*` keys to copy, and
+    `load_rope_factors` the numbers that divide the rope frequencies ([head width / 2], None for none).
+    """
+
+    path: Path
+    name: str
+    architecture: str
+    hidden_size: int
+    n_words: int
+    n_layers: int
+    fingerprint: bytes
+    settings: Mapping[str, bool | int | float | str]
+    load_tokenizer: Callable[[], Metadata]
+    load_rope_factors: Callable[[], Array | None]
+
+    def describe(self, metadata: Metadata) -> None:
+        """Add the keys that name the target a head was made for."""
+        metadata.text("specrun.target.name", self.name)
+        metadata.text("specrun.target.architecture", self.architecture)
+        metadata.count("specrun.target.embedding_length", self.hidden_size)
+        metadata.count("specrun.target.block_count", self.n_layers)
+        metadata.count("specrun.target.vocab_size", self.n_words)
+        metadata.text("specrun.target.vocabulary_sha256", self.fingerprint.hex())
+
+    def check_fits(self, head: Path, *, hidden_size: int, n_words: int) -> None:
+        """Raise PairError, with both numbers, unless a head reads hidden states of this size and has these words."""
+        pair = f"{head} does not fit the target {self.path}"
+        if hidden_size != self.hidden_size:
+            raise PairError(
+                f"{pair}: it reads hidden states of {hidden_size} numbers, and the target's have {self.hidden_size}"
+            )
+        if n_words != self.n_words:
+            raise PairError(f"{pair}: it predicts {n_words} words, and the target has {self.n_words}")
+
+
+def target_facts(target: str | os.PathLike[str], *, pre: str | None = None) -> TargetFacts:
+    """Return what is to be known of a GGUF model, or of a checkpoint folder with config and tokenizer.
+
+    A folder needs no weights; `pre` is as in `plan_conversion`. Raises FileMissingError, MalformedFileError,
+    UnsupportedModelError, as the reading of a model does.
+    """
+    path = Path(target)
+    return _of_folder(path, pre) if path.is_dir() else _of_file(path)
+
+
+def _of_file(path: Path) -> TargetFacts:
+    header = read_header(path)
+    if not header.tensors or f"{header.architecture}.block_count" not in header.metadata:
+        raise UnsupportedModelError(f"{path} is no target: it is a {header.architecture} without layers or weights")
+    settings = _single_values(header.metadata, header.architecture, str(path))
+    with Model(path, vocab_only=True) as model:
+        n_words, fingerprint = model.vocabulary.size, model.vocabulary.fingerprint
+    named = header.metadata.get("general.name")
+
+    def tokenizer() -> Metadata:
+        return _tokenizer_of(GGUFSource(path).metadata())
+
+    def rope_factors() -> Array | None:
+        source = GGUFSource(path)
+        tensor = source.tensors.get(_ROPE_FACTORS)
+        return None if tensor is None else source.loader(tensor)[1]()
+
+    return TargetFacts(
+        path=path,
+        name=named if isinstance(named, str) and named else path.stem,
+        architecture=header.architecture,
+        hidden_size=_count(settings, "embedding_length", path),
+        n_words=n_words,
+        n_layers=_count(settings, "block_count", path),
+        fingerprint=fingerprint,
+        settings=settings,
+        load_tokenizer=tokenizer,
+        load_rope_factors=rope_factors,
+    )
+
+
+def _of_folder(folder: Path, pre: str | None) -> TargetFacts:
+    checkpoint = Checkpoint(folder, read_json_object(folder / "config.json"), {})
+    family = family_of(checkpoint.config)
+    described = Metadata()
+    family.describe(checkpoint.config, described)
+    settings = _single_values({key: value for key, value, _, _ in described}, family.gguf_architecture, str(folder))
+    words = Metadata()
+    read_vocabulary(checkpoint, pre=pre).describe(words)
+    n_words, fingerprint = _fingerprint(family.gguf_architecture, described, words)
+
+    def rope_factors() -> Array | None:
+        rules = (rule for rule in family.rules(checkpoint.config) if rule.name == _ROPE_FACTORS)
+        return next((rule.change() for rule in rules), None)
+
+    return TargetFacts(
+        path=folder,
+        name=name_of(folder, 0).name,
+        architecture=family.gguf_architecture,
+        hidden_size=_count(settings, "embedding_length", folder),
+        n_words=n_words,
+        n_layers=_count(settings, "block_count", folder),
+        fingerprint=fingerprint,
+        settings=settings,
+        load_tokenizer=words.copy,
+        load_rope_factors=rope_factors,
+    )
+
+
+def _fingerprint(architecture: str, described: Metadata, words: Metadata) -> tuple[int, bytes]:
+    """Return the number of words and the fingerprint that llama.cpp's own reading of the vocabulary gives."""
+    whole = described.copy()
+    for entry in words:
+        whole.raw(*entry)
+    with tempfile.TemporaryDirectory(prefix="specrun-words-") as folder:
+        path = Path(folder) / "words.gguf"
+        write_gguf(path, architecture, whole, [])
+        with Model(path, vocab_only=True) as model:
+            return model.vocabulary.size, model.vocabulary.fingerprint
+
+
+def _single_values(
+    metadata: Mapping[str, Any], architecture: str, shown: str
+) -> Mapping[str, bool | int | float | str]:
+    own = f"{architecture}."
+    found = {key.removeprefix(own): value for key, value in metadata.items() if key.startswith(own)}
+    if not found:
+        raise MalformedFileError(f"{shown} says nothing of its architecture {architecture}; get it again")
+    return {key: value for key, value in found.items() if isinstance(value, bool | int | float | str)}
+
+
+def _tokenizer_of(metadata: Metadata) -> Metadata:
+    words = Metadata()
+    for key, *entry in metadata:
+        if key.startswith(_TOKENIZER):
+            words.raw(key, *entry)
+    return words
+
+
+def _count(settings: Mapping[str, bool | int | float | str], key: str, path: Path) -> int:
+    value = settings.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise MalformedFileError(f"{path} has {value!r} as {key}, which must be a positive whole number")
+    return value
