@@ -70,7 +70,7 @@ def test_rows_of_heads_left_as_they_are_would_be_seen(original, tmp_path, monkey
 
 
 def test_quantized_weights_become_the_numbers_they_stand_for(original, tmp_path):
-    """llama.cpp computes the same from the folder's own numbers; from the file itself it rounds inputs to 8 bits too."""
+    """llama.cpp computes the same from the folder; from the file itself it rounds inputs to 8 bits too."""
     convert_checkpoint(original, tmp_path / "whole.gguf", outtype="f32")
     quantize_model(tmp_path / "whole.gguf", tmp_path / "small.gguf", "Q8_0")
     folder = folder_from_gguf(tmp_path / "small.gguf", tmp_path / "back")
