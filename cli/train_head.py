@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specrun.train.head_recipe import HeadRecipe
     from specrun.train.head_training import HeadReport
 
-__all__ = ["TrainFeatures", "run_head_training", "train_features_options"]
+__all__ = ["TrainFeatures", "check_gguf", "plot_file", "run_head_training", "train_features_options"]
 
 _SECTION = "Target's states"
 
@@ -73,8 +73,8 @@ def run_head_training(
     """Train a head, draw its curves, convert it where asked for, and say what it can do."""
     from specrun.train.head_training import HeadRun, train_head
 
-    plot = _plot_file(result)
-    _check_gguf(result)
+    plot = plot_file(result)
+    check_gguf(result)
     wanted = HeadRun(
         target=source.target.expanduser(),
         data=source.data,
@@ -108,7 +108,7 @@ def run_head_training(
     _report(recipe.kind, report, plot, gguf, result, terminal)
 
 
-def _plot_file(result: TrainResult) -> Path | None:
+def plot_file(result: TrainResult) -> Path | None:
     """Return where the curves are drawn; None where nothing was asked for and matplotlib is not there."""
     from specrun.bench.plot import check_plot_file
 
@@ -122,7 +122,7 @@ def _plot_file(result: TrainResult) -> Path | None:
     return result.output.expanduser() / "training" / "curves.png"
 
 
-def _check_gguf(result: TrainResult) -> None:
+def check_gguf(result: TrainResult) -> None:
     """Raise before the training what converting would raise after it."""
     from specrun.convert.quantize_head import HEAD_TYPE as _  # noqa: F401 - the extra that converting needs
     from specrun.runtime.atomic import check_target

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import torch
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.gguf_header import read_header
 from specrun.bindings.model import Model
 from specrun.convert.checkpoint import open_checkpoint
 from specrun.runtime.planning.offload import resolve_gpu_layers
@@ -33,11 +32,12 @@ from specrun.train.learner import Learner
 from specrun.train.memory import MemoryNeed, require_memory, trained_bytes
 from specrun.train.precision import usable_device, usable_precision
 from specrun.train.run_listener import NobodyListens, RunListener
+from specrun.train.source_identity import source_identity
 from specrun.train.target_shape import TargetShape, target_shape
 from specrun.train.target_words import TargetWords
 from specrun.train.teacher import TeacherFeatures, check_same_words, teacher_matrices
 from specrun.train.token_corpus import TokenCorpus, encode_corpus
-from specrun.train.trainer import TrainerSettings, TrainingResult, train_learner
+from specrun.train.trainer import TrainerSettings, TrainingResult, check_checkpoint, train_learner
 from specrun.train.training_card import CardFacts, training_card
 
 __all__ = ["HeadReport", "HeadRun", "train_head"]
@@ -134,6 +134,7 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     open_output(run.output, resume=run.resume, force=run.force, holds=recipe.files_name)
     if run.force and not run.resume:
         run.state_path.unlink(missing_ok=True)
+    check_checkpoint(run.state_path, resume=run.resume)
     torch.manual_seed(run.seed)
     with _opened(run, words, n_words, corpus, taps, device, settings.precision, cached, listener) as (matrices, source):
         torch.manual_seed(run.seed)
@@ -269,31 +270,21 @@ def _opened(
             check_same_words(model, words, n_words)
             with TeacherFeatures(model, corpus.longest, taps, n_threads=run.n_threads) as teacher:
                 cpu = torch.device("cpu")
-                source: FeatureSource = fill_cache(folder, corpus, teacher, cpu, _source_of(run.teacher), told)
+                source: FeatureSource = fill_cache(folder, corpus, teacher, cpu, source_identity(run.teacher), told)
         yield teacher_matrices(run.teacher, device, precision), source
         return
     model_ = load_hf_model(run.target, device, precision)
     matrices = TargetMatrices(model_.embedding.detach(), model_.output.detach(), model_.softcap)
     source = ModelFeatures(model_, taps)
     if cached:
-        source = fill_cache(folder, corpus, source, device, _source_of(run.target), told)
+        source = fill_cache(folder, corpus, source, device, source_identity(run.target), told)
         del model_  # only its matrices are still needed
     yield matrices, source
 
 
-def _source_of(path: Path) -> dict[str, Any]:
-    """Return what says which weights states came from: contents of the small files, sizes and times of the large."""
-    if path.is_file():
-        stat = path.stat()
-        return {"source": [path.name, stat.st_size, stat.st_mtime_ns, read_header(path).architecture]}
-    found = hashlib.sha256((path / "config.json").read_bytes()).hexdigest()
-    weights = sorted((one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in path.glob("*.safetensors"))
-    return {"source": [found, *([*one] for one in weights)]}
-
-
 def _identity(recipe: HeadRecipe, run: HeadRun, corpus: TokenCorpus, cached: bool) -> dict[str, Any]:
     fields = json.loads(json.dumps(dataclasses.asdict(recipe)))
-    made_from = _source_of(run.teacher or run.target)["source"]
+    made_from = source_identity(run.teacher or run.target)["source"]
     return {
         "kind": recipe.kind,
         **{f"{recipe.kind} {name}": value for name, value in fields.items()},

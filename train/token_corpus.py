@@ -110,12 +110,18 @@ def plan_batches(lengths: dict[int, int], rng: random.Random, tokens_per_batch: 
 
 
 def encode_corpus(
-    documents: Sequence[Document], words: TargetWords, *, max_length: int, held_out: float = 0.05, seed: int = 0
+    documents: Sequence[Document],
+    words: TargetWords,
+    *,
+    max_length: int,
+    held_out: float = 0.05,
+    seed: int = 0,
+    need_answers: bool = True,
 ) -> TokenCorpus:
     """Return the documents as sequences of at most `max_length` tokens, a share `held_out` of them set aside.
 
-    Texts are cut into pieces; of chats and answers what does not fit is left out. Raises ModelError where nothing
-    can be learnt.
+    Texts are cut into pieces; of chats and answers what does not fit is left out. `need_answers` False also takes
+    prompts that have room for an answer, nothing of which is marked. Raises ModelError where nothing can be learnt.
     """
     if max_length < _SHORTEST:
         raise OptionError(f"sequences of {max_length} tokens: give at least {_SHORTEST}")
@@ -128,6 +134,9 @@ def encode_corpus(
             cut = TokenSequence(encoded.ids[piece], encoded.learnt[piece])
             if len(cut) >= _SHORTEST and cut.learnt.any():
                 sequences.append(cut)
+        prompt = None if need_answers or encoded.learnt.any() else words.prompt(document)
+        if prompt and len(prompt) < max_length:
+            sequences.append(TokenSequence(np.asarray(prompt, np.int32), np.zeros(len(prompt), np.bool_)))
     if not sequences:
         raise ModelError(
             f"the data have no usable text: no document has {_SHORTEST} tokens, some of them to learn, "

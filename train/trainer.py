@@ -23,7 +23,7 @@ from specrun.train.checkpoint import load_state, save_state
 from specrun.train.learner import Learner
 from specrun.train.token_corpus import TokenBatch, TokenCorpus
 
-__all__ = ["Curves", "TrainerSettings", "TrainingResult", "TrainingStatus", "train_learner"]
+__all__ = ["Curves", "TrainerSettings", "TrainingResult", "TrainingStatus", "check_checkpoint", "train_learner"]
 
 logger = logging.getLogger(__name__)
 _FORMAT = 1
@@ -123,6 +123,14 @@ class _Place:
     seconds: float = 0.0
 
 
+def check_checkpoint(path: Path, *, resume: bool) -> None:
+    """Raise FileMissingError where there is no checkpoint to resume, OptionError where one would be overwritten."""
+    if resume and not path.exists():
+        raise FileMissingError(f"there is no {path} to resume: leave out --resume to begin")
+    if not resume and path.exists():
+        raise OptionError(f"{path} holds an earlier run: go on with --resume, or choose another folder")
+
+
 def train_learner(
     learner: Learner,
     corpus: TokenCorpus,
@@ -177,12 +185,9 @@ class _Run:
         """Continue from the checkpoint, or make sure that none is overwritten."""
         path = self._state_path
         assert path is not None
+        check_checkpoint(path, resume=resume)
         if not resume:
-            if path.exists():
-                raise OptionError(f"{path} holds an earlier run: go on with --resume, or choose another folder")
             return
-        if not path.exists():
-            raise FileMissingError(f"there is no {path} to resume: leave out --resume to begin")
         try:
             state = load_state(path)
             found = state["format"] == _FORMAT
