@@ -93,7 +93,7 @@ def write_taught(folder: Path, steps: int = 90) -> TaughtTarget:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    assert float(loss) < 0.05, f"the tiny target did not learn its answers: loss {float(loss):.3f}"
+    assert loss.item() < 0.05, f"the tiny target did not learn its answers: loss {loss.item():.3f}"
     model.save_pretrained(folder / "target")
     gguf = folder / "target.gguf"
     convert_checkpoint(folder / "target", gguf, outtype="f32", verify=False)

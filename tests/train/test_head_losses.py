@@ -104,7 +104,7 @@ def test_untrained_medusa_heads_weigh_lambda_to_the_k_times_the_targets_own_loss
             if batch.learnt[row, t + 1] and batch.learnt[row, t + k + 1]
         ]
         assert part.plain == pytest.approx(np.mean(terms), rel=1e-5)
-        assert float(part.value) == pytest.approx(0.8**k * np.mean(terms), rel=1e-5)
+        assert part.value.item() == pytest.approx(0.8**k * np.mean(terms), rel=1e-5)
         assert part.name == f"head {k}"
     assert k == 3
 
@@ -124,10 +124,10 @@ def test_medusa_learns_the_targets_law_where_asked_for(target: TargetMatrices, o
                 x = x + F.silu(block.weight @ x + block.bias)
                 log_q = torch.log_softmax(output @ x, 0)
                 p = torch.softmax(target.output @ states.final[row, t + 2], 0)
-                terms.append(float((p * (p.log() - log_q)).sum()))
+                terms.append((p * (p.log() - log_q)).sum().item())
     part = list(learner.losses(batch, noise(), 0))[1]
     assert part.plain == pytest.approx(np.mean(terms), rel=1e-4)
-    assert float(part.value) == pytest.approx(0.25 * np.mean(terms), rel=1e-4)
+    assert part.value.item() == pytest.approx(0.25 * np.mean(terms), rel=1e-4)
 
 
 def eagle_by_hand(learner: EagleLearner, embeddings: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -171,13 +171,13 @@ def test_eagles_loss_is_smooth_l1_and_a_tenth_of_the_cross_entropy(target: Targe
                     p = torch.softmax(target.output @ states.final[row, j + 1], 0)
                     words.append(float(-(p * torch.log_softmax(target.output @ predicted[j], 0)).sum()))
     (part,) = learner.losses(batch, noise(), 0)
-    assert float(part.value) == pytest.approx(np.mean(distances) + 0.1 * np.mean(words), rel=1e-4)
+    assert part.value.item() == pytest.approx(np.mean(distances) + 0.1 * np.mean(words), rel=1e-4)
     # Noise is bounded, and the same for the same step.
     assert float((shaken - states.final).abs().max()) <= 0.1
     (again,) = learner.losses(batch, noise(), 0)
-    assert float(again.value) == float(part.value)
+    assert again.value.item() == part.value.item()
     (other,) = learner.losses(batch, torch.Generator().manual_seed(6), 0)
-    assert float(other.value) != float(part.value)
+    assert other.value.item() != part.value.item()
 
 
 def test_noise_and_words_can_be_left_out(target: TargetMatrices) -> None:
@@ -187,7 +187,7 @@ def test_noise_and_words_can_be_left_out(target: TargetMatrices) -> None:
     marks = chain_marks(batch, 0)
     (part,) = learner.losses(batch, noise(), 0)
     expected = F.smooth_l1_loss(predicted[marks], states.final[:, 1:][marks])
-    assert float(part.value) == pytest.approx(float(expected), rel=1e-6)
+    assert part.value.item() == pytest.approx(float(expected), rel=1e-6)
 
 
 # -- chains -----------------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def test_eagle3s_loss_sums_decayed_cross_entropies_over_draftable_words(target: 
                     terms.append(float(-(p * q).sum()))
             total += 0.5**step * np.mean(terms)
     (part,) = learner.losses(batch, noise(), 0)
-    assert float(part.value) == pytest.approx(total, rel=1e-4)
+    assert part.value.item() == pytest.approx(total, rel=1e-4)
 
 
 def test_the_draft_vocabulary_is_what_was_said_most() -> None:
@@ -349,7 +349,7 @@ def test_hydra_plus_plus_learns_the_law_behind_a_prefix_layer(target: TargetMatr
             law = target.law(shifted(states.final, head + 1, marks.shape[1])[marks])
             expected += float(-(law * logits.log_softmax(-1)).sum(-1).mean())
     (part,) = learner.losses(batch, noise(), 0)
-    assert float(part.value) == pytest.approx(expected, rel=1e-4)
+    assert part.value.item() == pytest.approx(expected, rel=1e-4)
     names = set(learner.module.state_dict())
     assert {"prefix_embeding_layer.layers.0.self_attn.q_proj.weight", "prefix_embeding_layer.norm.weight"} <= names
     assert {"hydra_mlp.0.1.res_connection.weight", "hydra_mlp.0.7.linear.bias", "hydra_lm_head.1.1.weight"} <= names
@@ -360,7 +360,7 @@ def test_dropout_draws_from_the_steps_noise(target: TargetMatrices) -> None:
     learner = randomized(HydraLearner(HydraRecipe.plus_plus(heads=2, dropout=0.5), SHAPE, target, states))
     learner.module.train()
     before = torch.random.get_rng_state()
-    values = [float(next(learner.losses(batch, torch.Generator().manual_seed(seed), 0)).value) for seed in (1, 1, 2)]
+    values = [next(learner.losses(batch, torch.Generator().manual_seed(seed), 0)).value.item() for seed in (1, 1, 2)]
     assert values[0] == values[1] != values[2]
     assert torch.equal(before, torch.random.get_rng_state())
 

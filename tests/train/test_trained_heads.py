@@ -53,7 +53,7 @@ def tokens_a_round(taught, drafter: str) -> float:
 
 @pytest.fixture(scope="module")
 def medusa(taught, tmp_path_factory: pytest.TempPathFactory) -> HeadReport:
-    return train_head(MEDUSA, run_of(taught, tmp_path_factory.mktemp("m") / "heads", steps=60))
+    return train_head(MEDUSA, run_of(taught, tmp_path_factory.mktemp("m") / "heads", steps=60, learning_rate=1e-2))
 
 
 def test_medusa_heads_draft_what_they_have_learnt(taught, medusa: HeadReport, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_resumed_head_is_an_uninterrupted_one(taught, tmp_path: Path, recipe: 
 def test_a_quantized_teacher_trains_a_head_without_the_targets_weights(taught, medusa: HeadReport, tmp_path: Path) -> None:
     folder = tmp_path / "no weights"
     shutil.copytree(taught.folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    run = replace(run_of(taught, tmp_path / "heads", steps=60), target=folder, teacher=taught.gguf)
+    run = replace(run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2), target=folder, teacher=taught.gguf)
     report = train_head(MEDUSA, run)
     # The same states but for rounding: the same curve.
     assert report.result.curves.losses == pytest.approx(medusa.result.curves.losses, rel=0.05, abs=0.02)
@@ -186,7 +186,7 @@ def test_a_quantized_teacher_trains_a_head_without_the_targets_weights(taught, m
 
 
 def test_cached_states_train_the_same_head(taught, medusa: HeadReport, tmp_path: Path) -> None:
-    report = train_head(MEDUSA, run_of(taught, tmp_path / "heads", steps=60, cache="no"))
+    report = train_head(MEDUSA, run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2, cache="no"))
     assert report.result.curves.losses == pytest.approx(medusa.result.curves.losses, rel=0.05, abs=0.02)
 
 
@@ -203,7 +203,7 @@ def test_a_named_folder_of_states_stays_and_serves_the_next_head(taught, tmp_pat
 
 
 def test_an_earlier_run_is_not_overwritten(taught, medusa: HeadReport, tmp_path: Path) -> None:
-    run = run_of(taught, medusa.output, steps=60)
+    run = run_of(taught, medusa.output, steps=60, learning_rate=1e-2)
     with pytest.raises(OptionError, match=r"already holds medusa_lm_head\.safetensors"):
         train_head(MEDUSA, run)
     with pytest.raises(OptionError, match="medusa decay 0.8 and --resume asks for 0.9"):

@@ -50,9 +50,9 @@ class Bigrams(Learner):
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         factor = self.hook(step)
-        logits = self.module(batch.ids[:, :-1]) + self.second
-        logits = logits + 0.1 * torch.randn(logits.shape, generator=noise)
         for name, weight in (("even", 0.7), ("odd", 0.3)):
+            logits = self.module(batch.ids[:, :-1]) + self.second
+            logits = logits + 0.1 * torch.randn(logits.shape, generator=noise)
             marks = batch.valid[:, 1:] & ((batch.ids[:, 1:] % 2 == 0) == (name == "even"))
             if marks.any():
                 loss = nn.functional.cross_entropy(logits[marks], batch.ids[:, 1:][marks])
