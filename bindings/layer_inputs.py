@@ -48,7 +48,9 @@ def check_layer_inputs(model: Model, layers: Sequence[int]) -> None:
         )
     for layer in layers:
         if not 0 <= layer < model.n_layer:
-            raise OptionError(f"{model.path} has layers 0 to {model.n_layer - 1}, and the input of {layer} is asked for")
+            raise OptionError(
+                f"{model.path} has layers 0 to {model.n_layer - 1}, and the input of {layer} is asked for"
+            )
     _setter(), _getter()
 
 

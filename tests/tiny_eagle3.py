@@ -97,7 +97,12 @@ class TinyEagle3:
         return features @ w["fc.weight"].T
 
     def predicted(
-        self, w: Tensors, words: torch.Tensor, states: torch.Tensor, positions: Sequence[int], sees: npt.NDArray[np.bool_]
+        self,
+        w: Tensors,
+        words: torch.Tensor,
+        states: torch.Tensor,
+        positions: Sequence[int],
+        sees: npt.NDArray[np.bool_],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What is fed back and what lm_head reads, [n, hidden] each; pair i attends to the pairs j with sees[i, j]."""
         layer = {name.removeprefix("midlayer."): one for name, one in w.items()}
@@ -111,9 +116,7 @@ class TinyEagle3:
         read = self._norm(z, w["norm.weight"])
         return (read if self.norm_output else z), read
 
-    def _attention(
-        self, layer: Tensors, x: torch.Tensor, positions: Sequence[int], sees: torch.Tensor
-    ) -> torch.Tensor:
+    def _attention(self, layer: Tensors, x: torch.Tensor, positions: Sequence[int], sees: torch.Tensor) -> torch.Tensor:
         n, d = len(x), self.head_size
         angles = torch.tensor(list(positions), dtype=torch.float64)[:, None, None] * self.frequencies()
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)

@@ -143,9 +143,7 @@ def _plan_chunks(lengths: list[int]) -> list[tuple[int, int]]:
     return [*chunks, (first, len(lengths))]
 
 
-def _write_chunk(
-    path: Path, corpus: TokenCorpus, source: FeatureSource, device: torch.device, numbers: range
-) -> None:
+def _write_chunk(path: Path, corpus: TokenCorpus, source: FeatureSource, device: torch.device, numbers: range) -> None:
     parts: dict[str, list[Tensor]] = {"final": [], "taps": []}
     for number in numbers:  # one at a time: no padding, no surprise of memory
         found = source.features(corpus.batch([number]).to(device))

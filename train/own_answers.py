@@ -1,24 +1,26 @@
 """Self-distillation: the target answers the data's prompts itself, through the runtime, before a head is trained.
 
-Heads that learn what the target says, rather than what a data set says, guess it more often (Medusa, section 2.3). Answers
-are kept as JSON Lines, one prompt a line, and written as they come: an interrupted run asks only what is left.
+Heads that learn what the target says, rather than what a data set says, guess it more often (Medusa, section 2.3).
+Answers are kept as JSON Lines, one prompt a line, and written as they come: an interrupted run asks only what is left.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from specrun.bindings.errors import MalformedFileError, ModelError
+from specrun.convert import convert_checkpoint
 from specrun.runtime import Runtime, SamplingParams
 from specrun.train.data_file import Document
 from specrun.train.target_words import TargetWords, TokenSequence
 
-__all__ = ["AnswerSettings", "answer_prompts"]
+__all__ = ["AnswerSettings", "answer_prompts", "runnable_target"]
 
 Progress = Callable[[int, int], None]
 
@@ -53,7 +55,7 @@ def answer_prompts(
     if not prompts:
         raise ModelError(f"the data ask nothing that {target.name} could answer: give prompts or chats")
     known = _read(store)
-    identity = [target.name, target.stat().st_size, target.stat().st_mtime_ns, settings.temperature, settings.seed]
+    identity = [words.folder.name, target.stat().st_size, settings.temperature, settings.seed]
     found: list[TokenSequence] = []
     with (
         Runtime(
@@ -77,11 +79,24 @@ def answer_prompts(
     return found
 
 
+@contextmanager
+def runnable_target(folder: Path, teacher: Path | None, place: Path, note: Callable[[str], None]) -> Iterator[Path]:
+    """Yield the target as a GGUF file: the teacher, or the folder converted to float16 within `place` for a while."""
+    if teacher is not None:
+        yield teacher
+        return
+    path = place / "target.gguf"
+    note(f"{folder.name} is converted to float16, to answer the prompts of the data")
+    try:
+        convert_checkpoint(folder, path, outtype="f16", verify=False, force=True)
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
 def _params(settings: AnswerSettings, number: int) -> SamplingParams:
     """Return plain sampling from the target's own law, every prompt with noise of its own."""
-    return SamplingParams(
-        temperature=settings.temperature, top_k=0, top_p=1.0, min_p=0.0, seed=settings.seed + number
-    )
+    return SamplingParams(temperature=settings.temperature, top_k=0, top_p=1.0, min_p=0.0, seed=settings.seed + number)
 
 
 def _read(store: Path) -> dict[str, list[int]]:

@@ -32,7 +32,7 @@ _SMOOTHING = 0.95  # of the loss that is shown
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """How long and how fast to learn. Everything but `save_seconds` and `precision` must stay the same in a resumed run.
+    """How long and how fast to learn; in a resumed run all but `save_seconds` and `precision` must stay the same.
 
     `learning_rate` is the peak, after `warmup_steps` of a straight rise; it then falls as a cosine to `final_rate` of
     the peak. `clip_norm` bounds the length of the gradient, `measure_every` counts steps between measures (0: only
@@ -114,7 +114,7 @@ Report = Callable[[TrainingStatus], None]
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """`step` steps are done; the next batch is number `index` of `epoch`. Replaced whole, so that no Ctrl-C splits it."""
+    """`step` steps are done, the next batch is number `index` of `epoch`; replaced whole, so no Ctrl-C splits it."""
 
     step: int = 0
     epoch: int = 0

@@ -57,7 +57,10 @@ def normed_states(folder: Path, layers: int, text: list[int]) -> np.ndarray:
     path = folder / f"first {layers}.gguf"
     if not path.exists():
         write_random_llama(path, RandomLlama(**{**CHAT, "layers": layers}))
-    with Model(path) as model, Context(model, ContextOptions(**F32, n_outputs=len(text), hidden_states=True)) as context:
+    with (
+        Model(path) as model,
+        Context(model, ContextOptions(**F32, n_outputs=len(text), hidden_states=True)) as context,
+    ):
         batch = Batch(len(text), 1)
         batch.fill_chain(text, 0, [0], len(text))
         rows = context.decode(batch)

@@ -34,7 +34,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_leaves_a_head_a_picture_and_a_gguf(run: Run, folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     arguments = ["train", "medusa", "--target", folder / "target", "--data", folder / "chats.jsonl", *COMMON]
-    result = run(*arguments, "-o", tmp_path / "heads", "--heads", "2", "--epochs", "2", "--gguf", tmp_path / "h.gguf", "--json")
+    result = run(
+        *arguments, "-o", tmp_path / "heads", "--heads", "2", "--epochs", "2", "--gguf", tmp_path / "h.gguf", "--json"
+    )
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
     assert facts["kind"] == "medusa"
@@ -61,7 +63,9 @@ def test_a_run_leaves_a_head_a_picture_and_a_gguf(run: Run, folder: Path, tmp_pa
         ("hydra", ["--plus", "--heads", "2"], "hydra_lm_head.safetensors"),
     ],
 )
-def test_every_kind_of_head(run: Run, folder: Path, tmp_path: Path, kind: str, options: list[str], weights: str) -> None:
+def test_every_kind_of_head(
+    run: Run, folder: Path, tmp_path: Path, kind: str, options: list[str], weights: str
+) -> None:
     common = ["--target", folder / "target", "--data", folder / "chats.jsonl", *COMMON, "--steps", "2"]
     result = run("train", kind, *common, "-o", tmp_path / "head", *options, "--plot", tmp_path / "p.svg")
     assert result.exit_code == 0, result.output
@@ -116,7 +120,7 @@ def test_ctrl_c_keeps_a_checkpoint(folder: Path, tmp_path: Path) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
         for line in child.stderr:
-            if line.startswith("step 20:"):
+            if line.startswith("step "):
                 break
         child.send_signal(signal.SIGINT)
         rest = child.stderr.read()

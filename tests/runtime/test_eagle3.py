@@ -128,9 +128,7 @@ def test_the_text_is_plain_decodings_own(deep: Path, trained: Path, temperature:
     assert drafted.stats.drafted > 0
 
 
-def test_a_trained_head_drafts_far_better_than_chance(
-    deep: Path, trained: Path, greedy_texts: list[list[int]]
-) -> None:
+def test_a_trained_head_drafts_far_better_than_chance(deep: Path, trained: Path, greedy_texts: list[list[int]]) -> None:
     """On texts it was trained on; by chance one draft word in 64 is right. A random head is the control."""
 
     def acceptance(path: Path) -> float:

@@ -62,7 +62,7 @@ def test_taps_are_what_enters_the_layers(model: HFModel, corpus: TokenCorpus) ->
 
 
 def test_llama_cpps_states_are_transformers(taught, model: HFModel, corpus: TokenCorpus) -> None:
-    """Scale 1 states in float32 arithmetic with a float16 cache: within 1e-2; one position off differs by more than 0.5."""
+    """States of scale 1 with a float16 cache: within 1e-2; one position off differs by more than 0.5."""
     taps = (1, 3, 2)
     batch = corpus.batch(range(4))
     with Model(taught.gguf) as file:
@@ -239,7 +239,9 @@ def test_shapes_are_read_from_old_and_new_configs(taught, tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(json.dumps({**old, "rope_theta": 7.0}))
     found = target_shape(tmp_path)
     assert (found.n_heads, found.n_kv_heads, found.rope_theta, found.feed_forward) == (6, 3, 7.0, 240)
-    (tmp_path / "config.json").write_text(json.dumps({"rope_parameters": {"full_attention": {"rope_theta": 9.0}}, **old}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"rope_parameters": {"full_attention": {"rope_theta": 9.0}}, **old})
+    )
     assert target_shape(tmp_path).rope_theta == 9.0
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": "x"}))
     with pytest.raises(ModelError, match="'x' as hidden_size"):

@@ -79,7 +79,9 @@ def test_long_texts_are_cut_and_chats_are_not(words: TargetWords) -> None:
     text = PlainText("one two three four five six seven eight nine ten " * 6)
     whole = words.encode(text)
     corpus = encode_corpus([text], words, max_length=32, held_out=0.0)
-    assert np.array_equal(np.concatenate([one.ids for one in corpus.sequences]), whole.ids[: sum(map(len, corpus.sequences))])
+    assert np.array_equal(
+        np.concatenate([one.ids for one in corpus.sequences]), whole.ids[: sum(map(len, corpus.sequences))]
+    )
     assert sum(map(len, corpus.sequences)) > len(whole) - 4
     assert corpus.longest == 32
     assert corpus.measured_on_training
@@ -101,7 +103,7 @@ def test_folders_that_are_no_model(tmp_path: Path) -> None:
     with pytest.raises(FileMissingError, match=r"no config\.json"):
         TargetWords(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(ModelError, match="words of .* cannot be read"):
+    with pytest.raises(ModelError, match=r"words of .* cannot be read"):
         TargetWords(tmp_path)
 
 

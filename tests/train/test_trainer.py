@@ -22,7 +22,9 @@ from specrun.train.token_corpus import TokenBatch, TokenCorpus
 from specrun.train.trainer import TrainerSettings, train_learner
 
 WORDS = 11
-SETTINGS = TrainerSettings(steps=24, learning_rate=0.02, tokens_per_batch=24, warmup_steps=4, measure_every=5, save_seconds=0.0)
+SETTINGS = TrainerSettings(
+    steps=24, learning_rate=0.02, tokens_per_batch=24, warmup_steps=4, measure_every=5, save_seconds=0.0
+)
 
 
 def corpus(count: int = 9) -> TokenCorpus:
@@ -99,7 +101,9 @@ def test_parts_add_up_and_groups_begin_when_they_should() -> None:
     learner = Bigrams()
     result = train_learner(learner, corpus(), replace(SETTINGS, steps=6))
     assert not learner.second.any()
-    found = [0.7 * even + 0.3 * odd for even, odd in zip(*(result.curves.parts[n] for n in ("even", "odd")), strict=True)]
+    found = [
+        0.7 * even + 0.3 * odd for even, odd in zip(*(result.curves.parts[n] for n in ("even", "odd")), strict=True)
+    ]
     assert result.curves.losses == pytest.approx(found, rel=1e-5)
     train_learner(learner, corpus(), replace(SETTINGS, steps=8))
     assert learner.second.any()
@@ -125,7 +129,9 @@ def test_checkpoints_are_not_overwritten_or_mixed_up(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="holds an earlier run"):
         train_learner(Bigrams(), corpus(), SETTINGS, path, identity={"data": "a"})
     with pytest.raises(OptionError, match=r"learning rate 0\.02 and --resume asks for 0\.03"):
-        train_learner(Bigrams(), corpus(), replace(SETTINGS, learning_rate=0.03), path, resume=True, identity={"data": "a"})
+        train_learner(
+            Bigrams(), corpus(), replace(SETTINGS, learning_rate=0.03), path, resume=True, identity={"data": "a"}
+        )
     with pytest.raises(OptionError, match="data a and --resume asks for b"):
         train_learner(Bigrams(), corpus(), SETTINGS, path, resume=True, identity={"data": "b"})
     data = path.read_bytes()
