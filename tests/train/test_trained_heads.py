@@ -15,11 +15,12 @@ from tiny_targets import ANSWERS, HIDDEN, LAYERS
 from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Runtime, SamplingParams
-from specrun.train import head_training, memory
+from specrun.train import head_states, head_training, memory
 from specrun.train.eagle import EagleRecipe
 from specrun.train.eagle3 import Eagle3Recipe
 from specrun.train.head_recipe import HeadRecipe
-from specrun.train.head_training import HeadReport, HeadRun, train_head
+from specrun.train.head_run import HeadReport, HeadRun, trainer_settings
+from specrun.train.head_training import train_head
 from specrun.train.hydra import HydraRecipe
 from specrun.train.medusa import MedusaRecipe
 
@@ -220,7 +221,7 @@ def test_an_earlier_run_is_not_overwritten(taught, medusa: HeadReport, tmp_path:
 
 def test_too_little_memory_is_found_before_anything_is_loaded(taught, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: 1 << 20)
-    monkeypatch.setattr(head_training, "load_hf_model", None)
+    monkeypatch.setattr(head_states, "load_hf_model", None)
     with pytest.raises(OutOfMemoryError, match=r"training needs about .* of RAM and 0\.00 GiB are free"):
         train_head(MEDUSA, run_of(taught, tmp_path / "heads"))
     assert not (tmp_path / "heads").exists()
@@ -230,7 +231,7 @@ def test_too_little_disk_computes_states_each_time_or_stops(taught, tmp_path: Pa
     def full(folder: Path, size: int) -> None:
         raise SpecrunError(f"no space for {size} bytes")
 
-    monkeypatch.setattr(head_training, "check_cache_space", full)
+    monkeypatch.setattr(head_states, "check_cache_space", full)
     heard = []
 
     class Notes:
@@ -257,7 +258,7 @@ def test_estimates_are_of_the_right_size(taught, tmp_path: Path) -> None:
 
     shape = target_shape(taught.folder)
     corpus = encode_corpus(read_documents(run.data), TargetWords(taught.folder), max_length=64)
-    settings = head_training._settings(MEDUSA, run, shape, corpus, torch.float32)
+    settings = trainer_settings(MEDUSA.defaults(shape), run, corpus, torch.float32)
     need = head_training._need(MEDUSA, run, shape, 400, corpus, settings, False)
     assert need.parts["head"] == 4 * 4 * 3 * (HIDDEN * HIDDEN + HIDDEN + 400 * HIDDEN)
     layer = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 2 + 3 * HIDDEN * 128 + 2 * HIDDEN
