@@ -39,6 +39,7 @@ data; other words are never drafted, which costs speed and never changes what th
     type=click.IntRange(1, 16),
     default=7,
     show_default=True,
+    metavar="N",
     help="Steps of a chain that are trained.",
 )
 @option(

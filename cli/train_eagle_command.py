@@ -39,6 +39,7 @@ each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's tree
     type=click.FloatRange(0),
     default=0.1,
     show_default=True,
+    metavar="X",
     help="Of the cross-entropy with the target's law, beside the distance of states.",
 )
 @option(
@@ -47,6 +48,7 @@ each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's tree
     type=click.FloatRange(0),
     default=0.1,
     show_default=True,
+    metavar="X",
     help="The most that is added to or taken from a state.",
 )
 @option(
@@ -55,6 +57,7 @@ each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's tree
     type=click.IntRange(1, 16),
     default=1,
     show_default=True,
+    metavar="N",
     help="Steps of a chain that are trained; from the second on, the head reads its own states.",
 )
 @train_features_options

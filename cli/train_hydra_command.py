@@ -32,12 +32,15 @@ head, a layer over the states in front, and the target's own law as what is lear
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @train_source_options
-@option("--heads", section="Heads", type=click.IntRange(1, 32), default=4, show_default=True, help="How many.")
+@option(
+    "--heads", section="Heads", type=click.IntRange(1, 32), default=4, show_default=True, metavar="N", help="How many."
+)
 @option(
     "--layers",
     section="Heads",
     type=click.IntRange(1, 16),
     show_default="1; with --plus 4",
+    metavar="N",
     help="Blocks of each.",
 )
 @option("--plus", section="Heads", is_flag=True, help="Hydra++.")
@@ -46,6 +49,7 @@ head, a layer over the states in front, and the target's own law as what is lear
     section="Heads",
     type=click.FloatRange(0, 1, max_open=True),
     show_default="0; with --plus 0.2",
+    metavar="SHARE",
     help="The share of numbers that is left out while learning.",
 )
 @train_features_options

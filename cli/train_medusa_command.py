@@ -48,13 +48,16 @@ the two close.
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @train_source_options
-@option("--heads", section="Heads", type=click.IntRange(1, 32), default=5, show_default=True, help="How many.")
+@option(
+    "--heads", section="Heads", type=click.IntRange(1, 32), default=5, show_default=True, metavar="N", help="How many."
+)
 @option(
     "--layers",
     section="Heads",
     type=click.IntRange(1, 16),
     default=1,
     show_default=True,
+    metavar="N",
     help="Residual blocks of each.",
 )
 @option(
@@ -63,6 +66,7 @@ the two close.
     type=click.FloatRange(0, 1, min_open=True),
     default=0.8,
     show_default=True,
+    metavar="X",
     help="The loss of head k weighs this to the power of k.",
 )
 @option("--shared-output", section="Heads", is_flag=True, help="Use the target's output matrix for all heads.")
@@ -79,6 +83,7 @@ the two close.
     type=click.FloatRange(0, min_open=True),
     default=0.2,
     show_default=True,
+    metavar="X",
     help="Of the heads' loss beside the model's own.",
 )
 @option(
@@ -87,6 +92,7 @@ the two close.
     type=click.FloatRange(0, min_open=True),
     default=0.25,
     show_default=True,
+    metavar="X",
     help="Times the learning rate: the model's own.",
 )
 @option(

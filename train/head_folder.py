@@ -11,11 +11,11 @@ from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.atomic import atomic_path
 from specrun.train.head_recipe import HeadFiles
 
-__all__ = ["open_output", "write_head"]
+__all__ = ["check_output", "open_output", "write_head"]
 
 
-def open_output(folder: Path, *, resume: bool, force: bool, holds: str) -> None:
-    """Make the folder, and raise OptionError where it has something that a run would overwrite.
+def check_output(folder: Path, *, resume: bool, force: bool, holds: str) -> None:
+    """Raise OptionError where the folder has something that a run would overwrite.
 
     `holds` names the file that a finished run leaves.
     """
@@ -23,6 +23,11 @@ def open_output(folder: Path, *, resume: bool, force: bool, holds: str) -> None:
         raise OptionError(f"{folder} is a file; name a folder to write the head into")
     if (folder / holds).exists() and not (resume or force):
         raise OptionError(f"{folder} already holds {holds}; choose another folder, or overwrite it with --force")
+
+
+def open_output(folder: Path, *, resume: bool, force: bool, holds: str) -> None:
+    """Make the folder; raises as `check_output`, and SpecrunError where it cannot be made."""
+    check_output(folder, resume=resume, force=force, holds=holds)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -17,7 +17,7 @@ import torch
 from specrun.convert.checkpoint import open_checkpoint
 from specrun.train.feature_cache import CachedFeatures
 from specrun.train.features import TargetMatrices
-from specrun.train.head_folder import open_output, write_head
+from specrun.train.head_folder import check_output, open_output, write_head
 from specrun.train.head_recipe import HeadRecipe
 from specrun.train.head_run import HeadReport, HeadRun, read_corpus, trainer_settings
 from specrun.train.head_states import opened_states, wants_cache
@@ -44,6 +44,9 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     small for the cache, or the loss is not a number.
     """
     listener = listener or NobodyListens()
+    check_output(run.output, resume=run.resume, force=run.force, holds=recipe.files_name)
+    if not (run.force and not run.resume):
+        check_checkpoint(run.state_path, resume=run.resume)
     if run.n_threads:
         torch.set_num_threads(run.n_threads)
     shape, words = target_shape(run.target), TargetWords(run.target)
@@ -57,7 +60,6 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     open_output(run.output, resume=run.resume, force=run.force, holds=recipe.files_name)
     if run.force and not run.resume:
         run.state_path.unlink(missing_ok=True)
-    check_checkpoint(run.state_path, resume=run.resume)
     torch.manual_seed(run.seed)
     with opened_states(run, words, n_words, corpus, taps, device, settings.precision, cached, listener) as (
         matrices,

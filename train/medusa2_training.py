@@ -19,7 +19,7 @@ from specrun.convert.checkpoint import open_checkpoint
 from specrun.runtime.atomic import atomic_path
 from specrun.train.feature_cache import CachedFeatures, cache_bytes, check_cache_space, fill_cache
 from specrun.train.features import ModelFeatures, TargetMatrices
-from specrun.train.head_folder import open_output
+from specrun.train.head_folder import check_output, open_output
 from specrun.train.head_run import HeadReport, HeadRun, read_corpus, trainer_settings
 from specrun.train.head_states import cache_folder
 from specrun.train.hf_model import HFModel, load_hf_model, read_config
@@ -49,6 +49,9 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
     if run.teacher is not None:
         raise OptionError("Medusa-2 trains the target itself: leave out --teacher")
     listener = listener or NobodyListens()
+    check_output(run.output, resume=run.resume, force=run.force, holds=WEIGHTS)
+    if not (run.force and not run.resume):
+        check_checkpoint(run.state_path, resume=run.resume)
     if run.n_threads:
         torch.set_num_threads(run.n_threads)
     shape, words, device = target_shape(run.target), TargetWords(run.target), usable_device(run.device)
@@ -60,7 +63,6 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
     open_output(run.output, resume=run.resume, force=run.force, holds=WEIGHTS)
     if run.force and not run.resume:
         run.state_path.unlink(missing_ok=True)
-    check_checkpoint(run.state_path, resume=run.resume)
     model = load_hf_model(run.target, device)
     before = _states_before(recipe, run, corpus, model, device, listener)
     torch.manual_seed(run.seed)
