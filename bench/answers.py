@@ -62,6 +62,7 @@ class Answers:
         self.decoding_s = self.overhead_s = 0.0
         self._first_token_s = 0.0
         self._by_position: list[tuple[float, int]] = []
+        self._given_prefix: list[tuple[float, int]] = []
 
     def add(self, result: GenerationResult) -> None:
         """Add an answer."""
@@ -76,7 +77,9 @@ class Answers:
         self.decoding_s += n / stats.tokens_per_second
         self.overhead_s += stats.overhead_s
         self._first_token_s += stats.time_to_first_token_s or 0.0
-        self._add_positions([(share * stats.rounds, stats.rounds) for share in stats.acceptance_by_position])
+        _add_shares(self._by_position, [(share * stats.rounds, stats.rounds) for share in stats.acceptance_by_position])
+        tests = zip(stats.acceptance_given_prefix, stats.tested_by_position, strict=True)
+        _add_shares(self._given_prefix, [(share * tested, tested) for share, tested in tests])
 
     @staticmethod
     def together(several: Sequence[Answers]) -> Answers:
@@ -85,7 +88,8 @@ class Answers:
         for one in several:
             for name in ("tokens", "rounds", "drafted", "accepted"):
                 setattr(total, name, getattr(total, name) + getattr(one, name))
-            total._add_positions(one._by_position)
+            _add_shares(total._by_position, one._by_position)
+            _add_shares(total._given_prefix, one._given_prefix)
         return total
 
     @property
@@ -103,12 +107,24 @@ class Answers:
         """The share of rounds that kept a token at each depth; answers weigh by their rounds."""
         return tuple(kept / rounds for kept, rounds in self._by_position)
 
-    def _add_positions(self, more: Sequence[tuple[float, int]]) -> None:
-        for index, (kept, rounds) in enumerate(more):
-            if index == len(self._by_position):
-                self._by_position.append((0.0, 0))
-            before = self._by_position[index]
-            self._by_position[index] = (before[0] + kept, before[1] + rounds)
+    @property
+    def acceptance_given_prefix(self) -> tuple[float, ...]:
+        """The share of the tests at each depth that kept a token: of the rounds that had kept all above it."""
+        return tuple(kept / tested for kept, tested in self._given_prefix)
+
+    @property
+    def tested_by_position(self) -> tuple[int, ...]:
+        """How many tests those were."""
+        return tuple(tested for _, tested in self._given_prefix)
+
+
+def _add_shares(total: list[tuple[float, int]], more: Sequence[tuple[float, int]]) -> None:
+    """Add counts by depth: how many kept a token, of how many."""
+    for index, (kept, tested) in enumerate(more):
+        if index == len(total):
+            total.append((0.0, 0))
+        before = total[index]
+        total[index] = (before[0] + kept, before[1] + tested)
 
 
 def _tokens(runtime: Runtime, prompt: Prompt, chat: bool) -> list[int]:

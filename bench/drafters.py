@@ -88,7 +88,8 @@ class DrafterResult:
     `speed_up` compares with plain decoding at the same temperature, `text` too (at temperature 0 only).
     `acceptance_rate` and `mean_accepted_length` are of all repetitions together. `round_us` is a whole round,
     `overhead_us_per_round` its part outside native evaluation, in microseconds. `prompt_tokens` is the mean
-    length of a prompt.
+    length of a prompt. `exact` is whether the rule keeps the target's distribution. `acceptance_given_prefix[n]` is
+    the acceptance at depth n + 1 of the `tested_by_position[n]` drafts that reached it; of a chain, EAGLE's n-alpha.
     """
 
     target: TargetFacts
@@ -110,11 +111,17 @@ class DrafterResult:
     text: TextComparison | None
     prompt_tokens: float = 0.0
     workload: str = ""
+    exact: bool = True
+    is_chain: bool = False
+    acceptance_given_prefix: tuple[float, ...] = ()
+    tested_by_position: tuple[int, ...] = ()
 
     @property
     def label(self) -> str:
         """The drafter, and the acceptance rule where it is not the usual one."""
-        return self.drafter if self.rule == EXACT else f"{self.drafter}, {self.rule}"
+        if self.rule == EXACT:
+            return self.drafter
+        return f"{self.drafter}, {self.rule}" + ("" if self.exact else " (not exact)")
 
     @property
     def advice(self) -> str | None:
@@ -214,10 +221,11 @@ def _result(
 ) -> DrafterResult:
     speeds = [one.tokens_per_second for one in own]
     together = Answers.together(own)
+    drafter = arm.runtime.session.drafter
     return DrafterResult(
         target=facts,
         drafter=arm.label,
-        rule=arm.runtime.accept,
+        rule=arm.runtime.session.rule.name,
         temperature=params.temperature,
         n_prompts=len(bench.prompts),
         max_tokens=bench.max_tokens,
@@ -234,6 +242,10 @@ def _result(
         text=_compare(own[0], plain[0]) if params.is_greedy and own is not plain else None,
         prompt_tokens=arm.prompt_tokens,
         workload=bench.workload,
+        exact=arm.runtime.session.rule.exact,
+        is_chain=drafter.max_nodes > 0 and drafter.max_leaves == 1,
+        acceptance_given_prefix=together.acceptance_given_prefix,
+        tested_by_position=together.tested_by_position,
     )
 
 

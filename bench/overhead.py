@@ -1,14 +1,15 @@
 """What a round costs in Python, part by part, beside the time in native evaluation.
 
 The models have random weights and almost no width, so that nearly all that is left is specrun's own work. The
-drafter is the target quantized to four bits: some of its drafts are accepted and some are not.
+drafter is the target quantized to four bits: some of its drafts are accepted and some are not. Heads are random, so
+that theirs are nearly all rejected: what they propose and observe costs the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.expression import quoted
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
+from specrun.runtime.target import target_context_options
 
 __all__ = [
     "BUDGET_N_CTX",
@@ -46,7 +48,7 @@ _MOST_ROUNDS_PER_WANTED = 20
 class Setting:
     """A drafter and a temperature to measure; `budget_us` is what a round may cost at 32k words.
 
-    `drafter` is an expression in which FILE stands for the draft model.
+    `drafter` is an expression in which FILE stands for the draft model, MEDUSA and EAGLE for heads.
     """
 
     name: str
@@ -70,6 +72,10 @@ SETTINGS = (
     Setting("chain of 5, greedy", "draft(FILE, n=5)", _GREEDY, 250.0),
     Setting("chain of 5, temp 0.8", "draft(FILE, n=5)", _SAMPLED),
     Setting("tree of 16, temp 0.8", "draft(FILE, tree=4x3)", _SAMPLED, 600.0),
+    Setting("medusa tree of 16, greedy", "medusa(MEDUSA, tree=4x3)", _GREEDY),
+    Setting("eagle chain of 5, greedy", "eagle(EAGLE, n=5)", _GREEDY, 250.0),
+    Setting("eagle dynamic tree of 16, greedy", "eagle(EAGLE, depth=4, topk=4, nodes=16)", _GREEDY),
+    Setting("eagle tree of 16, temp 0.8", "eagle(EAGLE, tree=4x3, sampling=without)", _SAMPLED, 600.0),
 )
 """What is measured, in this order."""
 
@@ -137,16 +143,18 @@ def measure_overhead(
     for size in options.vocab_sizes:
         with tempfile.TemporaryDirectory(prefix="specrun-bench-") as folder:
             progress(f"writing random models of {size:,} words")
-            target, drafter = _write_models(Path(folder), size, options)
+            files = _write_models(Path(folder), size, options)
             for setting in settings:
                 progress(f"{setting.name}, {size:,} words")
-                with _open(target, drafter, setting, options) as (session, watch):
+                with _open(files, setting, options) as (session, watch):
                     rounds = _collect(session, watch, setting.params, options)
                 yield _summary(setting, size, options, rounds)
 
 
-def _write_models(folder: Path, vocab_size: int, options: OverheadOptions) -> tuple[Path, Path]:
+def _write_models(folder: Path, vocab_size: int, options: OverheadOptions) -> dict[str, Path]:
+    """Write target, draft model and heads; return their files by the names that stand for them in expressions."""
     from specrun.convert.quantize import quantize_model
+    from specrun.convert.random_head import RandomEagle, RandomMedusa, write_random_head
     from specrun.convert.random_model import RandomLlama, write_random_llama
 
     target, drafter = folder / "target.gguf", folder / "drafter.gguf"
@@ -161,32 +169,32 @@ def _write_models(folder: Path, vocab_size: int, options: OverheadOptions) -> tu
     )
     write_random_llama(target, spec)
     quantize_model(target, drafter, "Q4_0", n_threads=options.n_threads)
-    return target, drafter
+    return {
+        "TARGET": target,
+        "FILE": drafter,
+        "MEDUSA": write_random_head(folder / "medusa.gguf", RandomMedusa(options.width, vocab_size, heads=2)),
+        "EAGLE": write_random_head(folder / "eagle.gguf", RandomEagle(options.width, vocab_size)),
+    }
 
 
 @contextmanager
-def _open(
-    target: Path, drafter: Path, setting: Setting, options: OverheadOptions
-) -> Iterator[tuple[Session, Stopwatch]]:
+def _open(files: Mapping[str, Path], setting: Setting, options: OverheadOptions) -> Iterator[tuple[Session, Stopwatch]]:
     """Open a session as `Runtime` does, with every part behind a timing proxy."""
     context_options = ContextOptions(
         n_ctx=options.n_ctx, n_threads=options.n_threads, n_threads_batch=options.n_threads
     )
-    with Model(target) as model:
-        expression = setting.drafter.replace("FILE", quoted(str(drafter)))
+    with Model(files["TARGET"]) as model:
+        expression = setting.drafter
+        for name, path in files.items():
+            expression = expression.replace(name, quoted(str(path)))
         built = build_drafter(expression, DraftEnvironment(model, context_options, n_gpu_layers=0))
         try:
-            wide = _resized(context_options, built.max_leaves, built.max_nodes + 1)
-            with Context(model, wide) as context:
+            with Context(model, target_context_options(context_options, built)) as context:
                 watch = Stopwatch(lambda: context.native_seconds, lambda: built.native_seconds)
                 rule = TimedRule(build_rule("exact"), watch)
                 yield Session(TimedTarget(context, watch), TimedDrafter(built, watch), rule, model.vocabulary), watch
         finally:
             built.close()
-
-
-def _resized(options: ContextOptions, n_sequences: int, n_outputs: int) -> ContextOptions:
-    return dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
 
 
 def _collect(session: Session, watch: Stopwatch, params: SamplingParams, options: OverheadOptions) -> list[RoundTimes]:

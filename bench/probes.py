@@ -108,6 +108,8 @@ class TimedDrafter(Drafter):
         self.name = inner.name
         self.max_leaves = inner.max_leaves
         self.max_nodes = inner.max_nodes
+        self.needs_hidden_states = inner.needs_hidden_states
+        self.layer_inputs = inner.layer_inputs
 
     @property
     def native_seconds(self) -> float:
@@ -117,6 +119,10 @@ class TimedDrafter(Drafter):
     def begin(self, tokens: Sequence[int]) -> None:
         """Pass on; prompts are not part of a round."""
         self._inner.begin(tokens)
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Pass on; prompts are not part of a round."""
+        self._inner.learn_prompt(start, rows, count)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Start a round and time the proposal."""

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from specrun.bench.drafters import DrafterResult, TextComparison
+from specrun.bench.heads.measure import HeadResult
 from specrun.bench.literature import literature_note
 from specrun.bench.lookup import LookupResult
 from specrun.bench.overhead import OverheadResult
 from specrun.bench.table import Table
 from specrun.bench.timing import Ratio, Spread
 
-__all__ = ["CONSTANT_COLUMNS", "drafters_table", "lookup_table", "machine_facts", "overhead_table"]
+__all__ = ["CONSTANT_COLUMNS", "drafters_table", "heads_table", "lookup_table", "machine_facts", "overhead_table"]
+
+_ALPHAS = 8
 
 CONSTANT_COLUMNS = ("model", "size", "params", "backend", "ngl", "temp", "vocab", "ctx")
 """Columns that are often the same in every row, and then stand above the table on a screen."""
@@ -66,6 +69,32 @@ def lookup_table(results: Sequence[LookupResult]) -> Table:
     return Table(columns, rows, (note,))
 
 
+def heads_table(results: Sequence[HeadResult]) -> Table:
+    """Return the table of `specrun bench heads`: microseconds per evaluation beside those of copying the bytes."""
+    columns = ("head", "hidden", "words", "type", "n", "MB read", "copy GB/s", "floor us", "us", "over floor")
+    rows = tuple(
+        (
+            *(one.head, f"{one.hidden:,}", f"{one.words:,}", one.type_name, str(one.width)),
+            f"{one.n_bytes / 1e6:,.1f}",
+            f"{one.copy_bytes_per_s.median / 1e9:.2f}",
+            f"{one.floor_us:,.0f}",
+            f"{one.time_us.median:,.0f} ({one.time_us.lower_quartile:,.0f}-{one.time_us.upper_quartile:,.0f})",
+            _ratio(one.over_floor),
+        )
+        for one in results
+    )
+    repetitions, threads = (results[0].time_us.n, results[0].n_threads) if results else (0, 0)
+    notes = (
+        f"us: one evaluation, median over {repetitions} (quartiles), called from Python, on the CPU with {threads} "
+        "threads, the weights in no cache: memory was copied just before. n: hidden states (Medusa, one head of one "
+        "block) or pairs (EAGLE, 64 of them cached) in the evaluation.",
+        "MB read: each weight once, the output matrix included, and EAGLE's keys and values. copy GB/s: bytes that "
+        "numpy copies per second with as many threads, each byte counted once though it is read and written. floor: MB "
+        "read at that rate. over floor: ratio of the medians (least to most within one repetition).",
+    )
+    return Table(columns, rows, notes)
+
+
 def machine_facts() -> dict[str, Any]:
     """Return what figures depend on: the processor, cores, versions, devices."""
     from importlib.metadata import version
@@ -113,6 +142,13 @@ def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
         "tok/s: median (least to most); with sampling and verification, without the prompt. "
         "speed-up: ratio of the medians (least to most within one repetition)."
     ]
+    notes += _chain_notes(results)
+    lossy = dict.fromkeys(one.rule for one in results if not one.exact)
+    if lossy:
+        notes.append(
+            f"NOT exact: {', '.join(lossy)}. Its text does not have the target's distribution, so its speed is that of "
+            "other text."
+        )
     published = literature_note(one.drafter for one in results)
     if published:
         notes.append(published)
@@ -128,6 +164,19 @@ def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
             "are almost equally likely, the other one may win."
         )
     return [*notes, *(f"Advice: {one.advice}." for one in results if one.advice)]
+
+
+def _chain_notes(results: Sequence[DrafterResult]) -> list[str]:
+    """Return EAGLE's n-alpha of every chain: how acceptance falls with what the drafter itself predicted."""
+    chains = [one for one in results if one.is_chain and one.acceptance_given_prefix]
+    if not chains:
+        return []
+    lines = [
+        f"\n- {one.label} at temperature {one.temperature:g}: "
+        + " ".join(f"{share:.2f}" for share in one.acceptance_given_prefix[:_ALPHAS])
+        for one in chains
+    ]
+    return ["n-alpha of chains (acceptance where the n drafts before were accepted), n = 0, 1, ...:" + "".join(lines)]
 
 
 def _overhead_row(one: OverheadResult, parts: Sequence[str]) -> tuple[str, ...]:

@@ -26,12 +26,14 @@ from specrun.bindings.layer_inputs import LayerInputs, check_layer_inputs
 from specrun.bindings.library import last_native_errors, llama, native_function
 from specrun.bindings.memory import Memory
 from specrun.bindings.model import Model
+from specrun.bindings.nextn import is_nextn_only, nextn_rows, show_nextn_states
 
 __all__ = ["MAX_SEQUENCES", "Context", "ContextOptions", "Rows"]
 
 FloatRows = npt.NDArray[np.float32]
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 MAX_THREADS = 512  # GGML_MAX_N_THREADS: ggml crashes beyond it
+_NEXTN = "llama_get_embeddings_nextn"
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 _CACHE_TYPES = {
     "f32": 0,
@@ -54,6 +56,9 @@ class ContextOptions:
     native buffers, so they should be what the widest tree needs and no more. `hidden_states` makes the
     final normed state of every token available, at the price of evaluating the output head for it.
     `layer_inputs` are the layers whose inputs are available at every token, at no such price.
+    `nextn_states` makes available what NextN blocks read, for every token and without the output head.
+    `n_rollback` is how many of the last evaluation's tokens a recurrent state can take back, where
+    `Model.can_roll_back`; other models ignore it.
     """
 
     n_ctx: int = 0
@@ -65,6 +70,8 @@ class ContextOptions:
     n_threads_batch: int = 0
     hidden_states: bool = False
     layer_inputs: tuple[int, ...] = ()
+    nextn_states: bool = False
+    n_rollback: int = 0
     flash_attention: Literal["auto", "on", "off"] = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
@@ -78,6 +85,8 @@ class ContextOptions:
         for name in ("n_batch", "n_ubatch", "n_outputs"):
             if not 1 <= getattr(self, name) < 2**31:
                 raise OptionError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if not 0 <= self.n_rollback < 2**16:
+            raise OptionError(f"n_rollback is {self.n_rollback}: give 0 or a small number of tokens")
         if not 1 <= self.n_sequences <= MAX_SEQUENCES:
             raise OptionError(f"n_sequences is {self.n_sequences}: llama.cpp allows 1 to {MAX_SEQUENCES}")
         if self.flash_attention not in _FLASH_ATTENTION:
@@ -95,12 +104,23 @@ class Rows:
     has evaluated again raises `StaleViewError`: llama.cpp reuses, and may move, the memory.
     """
 
-    __slots__ = ("_context", "_generation", "_indices", "_layers", "_logits", "_n_tokens", "_native_count", "count")
+    __slots__ = (
+        "_context",
+        "_generation",
+        "_indices",
+        "_layers",
+        "_logits",
+        "_n_states",
+        "_n_tokens",
+        "_native_count",
+        "count",
+    )
 
     def __init__(self, context: Context, generation: int, batch: Batch) -> None:
         self._context = context
         self._generation = generation
         self.count = batch.n_outputs
+        self._n_states = context._count_states(batch)
         self._native_count = self.count
         self._n_tokens = batch.n_tokens
         self._layers: dict[int, FloatRows] = {}
@@ -136,6 +156,16 @@ class Rows:
             rows = self._layers[layer] = self._context._layer_view(layer, self._n_tokens)
         return rows[token]  # type: ignore[no-any-return]
 
+    def nextn_state(self, token: int) -> FloatRows:
+        """Return what NextN blocks read of the batch's token i, whether or not it asked for a row: a view.
+
+        float32 of the model's `n_embd_out` numbers.
+        """
+        self._require_fresh()
+        if not 0 <= token < self._n_states:
+            raise OptionError(f"the state of token {token}, of an evaluation that gave {self._n_states} states")
+        return self._context._nextn_view(self._n_states)[token]  # type: ignore[no-any-return]
+
     def _require_fresh(self) -> None:
         if self._generation != self._context.generation:
             raise StaleViewError("these rows were overwritten by a later evaluation: copy what must be kept")
@@ -154,6 +184,8 @@ class Context:
     spent inside llama.cpp's evaluation (decode and synchronize), an observer's included.
     """
 
+    _evaluates_nextn = False
+
     def __init__(
         self, model: Model, options: ContextOptions | None = None, *, observer: InputObserver | None = None
     ) -> None:
@@ -162,12 +194,7 @@ class Context:
         self.model = model
         self.options = options or ContextOptions()
         self._observer = observer  # llama.cpp keeps its callback's pointer
-        if not model.can_generate:
-            raise UnsupportedModelError(
-                f"{model.path} ({model.architecture}) is not a left-to-right language model: "
-                "it cannot be used to generate text"
-            )
-        model.require_weights()
+        self._check_model()
         if self.options.layer_inputs:
             check_layer_inputs(model, self.options.layer_inputs)
         self._handle = self._create()
@@ -179,8 +206,9 @@ class Context:
             self._native,
             self._native.llama_get_memory(self._handle),
             n_sequences=self.options.n_sequences,
-            can_branch=model.can_branch,
+            can_branch=self._can_branch,
             unified=True,
+            n_rollback=self._n_rollback,
         )
         self.generation = 0
         self.native_seconds = 0.0
@@ -189,13 +217,44 @@ class Context:
         self._layer_inputs: LayerInputs | None = None
         if self.options.layer_inputs:
             self._layer_inputs = LayerInputs(self._handle, self.options.layer_inputs, self._n_embd)
+        self._n_embd_out = model.n_embd_out
         self._views: dict[str, tuple[int, FloatRows]] = {}
         self._buffers = {
             name: native_function(name, ctypes.c_void_p, ctypes.c_void_p)
             for name in ("llama_get_logits", "llama_get_embeddings")
         }
+        if self.options.nextn_states:
+            self._buffers[_NEXTN] = nextn_rows()
+            show_nextn_states(self._handle, only_rows=self._evaluates_nextn)
 
-    def _create(self) -> Any:  # noqa: ANN401 - a ctypes pointer
+    def _check_model(self) -> None:
+        """Raise `UnsupportedModelError` for a model that llama.cpp would assert on, or make nothing of."""
+        model = self.model
+        if not model.can_generate:
+            raise UnsupportedModelError(
+                f"{model.path} ({model.architecture}) is not a left-to-right language model: "
+                "it cannot be used to generate text"
+            )
+        model.require_weights()
+        if is_nextn_only(model.header) and not self._evaluates_nextn:
+            raise UnsupportedModelError(
+                f"{model.path} holds NextN blocks without the model they belong to: it can only draft, as mtp(FILE)"
+            )
+
+    @property
+    def _can_branch(self) -> bool:
+        return self.model.can_branch
+
+    @property
+    def _n_rollback(self) -> int:
+        # A recurrent state is one sequence's: trees are not for it.
+        return self.options.n_rollback if self.model.can_roll_back and self.options.n_sequences == 1 else 0
+
+    def _count_states(self, batch: Batch) -> int:
+        return batch.n_outputs if self._evaluates_nextn else batch.n_tokens
+
+    def _parameters(self) -> Any:  # noqa: ANN401 - a ctypes structure
+        """Return what llama.cpp is asked for."""
         options = self.options
         params = self._native.llama_context_default_params()
         threads = options.n_threads or available_cores()
@@ -214,8 +273,13 @@ class Context:
         params.kv_unified = True  # sequences share prefixes: a tree is many sequences over one prefix
         params.swa_full = True  # a rolling window could not be rolled back after a rejection
         params.no_perf = True
+        params.n_rs_seq = self._n_rollback
         if self._observer is not None:
             params.cb_eval = self._observer.callback
+        return params
+
+    def _create(self) -> Any:  # noqa: ANN401 - a ctypes pointer
+        params = self._parameters()
         last_native_errors()
         handle = self._native.llama_init_from_model(self.model.handle, params)
         if not handle:
@@ -275,6 +339,7 @@ class Context:
         if code != 0:
             self._drop_failed(batch)
             raise decode_error(code, batch.n_tokens)
+        self.memory.note_evaluation(batch.n_tokens)
         return Rows(self, self.generation, batch)
 
     def _check_batch(self, batch: Batch) -> None:
@@ -301,7 +366,7 @@ class Context:
         positions = np.repeat(batch.positions[: batch.n_tokens], counts)
         for sequence in np.unique(ids):
             start = int(positions[ids == sequence].min())
-            if self.model.can_branch:
+            if self._can_branch:
                 self.memory.truncate(start, sequence=int(sequence))
             else:
                 self.memory.clear()
@@ -320,6 +385,11 @@ class Context:
         if self._layer_inputs is None:
             raise OptionError("this context was made without layer inputs (ContextOptions.layer_inputs)")
         return self._layer_inputs.rows(layer, count)
+
+    def _nextn_view(self, count: int) -> FloatRows:
+        if not self.options.nextn_states:
+            raise OptionError("this context was made without NextN states (ContextOptions.nextn_states)")
+        return self._view(_NEXTN, count, self._n_embd_out)
 
     def _view(self, name: str, count: int, width: int) -> FloatRows:
         address: int | None = self._buffers[name](self.handle)

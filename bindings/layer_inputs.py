@@ -20,8 +20,30 @@ from specrun.bindings.model import Model
 
 __all__ = ["LAYER_INPUT_ARCHITECTURES", "LayerInputs", "check_layer_inputs"]
 
-LAYER_INPUT_ARCHITECTURES = frozenset({"llama", "qwen3"})
-"""Architectures whose graphs hand out their layers' inputs in the llama.cpp of llama-cpp-python 0.3.36."""
+LAYER_INPUT_ARCHITECTURES = frozenset(
+    {
+        "gemma4",
+        "gpt-oss",
+        "hunyuan-dense",
+        "lfm2",
+        "lfm2moe",
+        "llama",
+        "mimo2",
+        "minimax-m2",
+        "muse-glimmer",
+        "nanbeige",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "qwen3",
+        "qwen35",
+        "qwen35moe",
+        "qwen3moe",
+    }
+)
+"""Architectures whose graphs hand out their layers' inputs in the llama.cpp of llama-cpp-python 0.3.36.
+
+Recurrent and hybrid ones are left out where their state cannot take drafts back.
+"""
 
 # As C, as C++ of gcc and clang, as C++ of Visual Studio.
 _SET = (
@@ -43,14 +65,13 @@ def check_layer_inputs(model: Model, layers: Sequence[int]) -> None:
     """
     if model.architecture not in LAYER_INPUT_ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{model.path}: llama.cpp does not hand out layer inputs of {model.architecture} models, which this drafter "
-            f"reads; it does for {', '.join(sorted(LAYER_INPUT_ARCHITECTURES))}"
+            f"{model.path}: llama.cpp does not hand out layer inputs of {model.architecture} models, which this "
+            f"drafter reads; it does for {', '.join(sorted(LAYER_INPUT_ARCHITECTURES))}"
         )
     for layer in layers:
         if not 0 <= layer < model.n_layer:
-            raise OptionError(
-                f"{model.path} has layers 0 to {model.n_layer - 1}, and the input of {layer} is asked for"
-            )
+            last = model.n_layer - 1
+            raise OptionError(f"{model.path} has layers 0 to {last}, and the input of layer {layer} is asked for")
     _setter(), _getter()
 
 

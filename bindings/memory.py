@@ -26,6 +26,7 @@ class Memory:
         n_sequences: int,
         can_branch: bool,
         unified: bool,
+        n_rollback: int = 0,
     ) -> None:
         self._native = native
         # A round makes dozens of these two calls: looking the functions up in the module each time would show.
@@ -35,6 +36,8 @@ class Memory:
         self._n_sequences = n_sequences
         self._can_branch = can_branch
         self._unified = unified
+        self._n_rollback = n_rollback
+        self._may_take_back = 0  # how many tokens a recurrent state can take back now
 
     @property
     def _handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer
@@ -46,23 +49,36 @@ class Memory:
         """Forget the native memory, which the context is about to free."""
         self._open_handle = None
 
+    def note_evaluation(self, n_tokens: int) -> None:
+        """Remember that a recurrent state has seen so many tokens at once: it holds what was before the later ones."""
+        self._may_take_back = min(self._n_rollback, n_tokens - 1)
+
     def truncate(self, start: int, end: int = -1, sequence: int = ALL_SEQUENCES) -> None:
         """Drop positions start <= p < end (-1: to the end) of one sequence, or of all of them.
 
-        Raises `UnsupportedModelError` where the memory cannot drop a part (recurrent and hybrid models).
+        Raises `UnsupportedModelError` where the memory cannot drop a part: recurrent and hybrid models take back, once,
+        tokens of the last evaluation at most, and only some of them.
         """
         if not ALL_SEQUENCES <= sequence < self._n_sequences:
             self._refuse_sequence(sequence)
         if start < 0:
             raise OptionError(f"cannot truncate from position {start}: it is negative")
         if not self._can_branch and start > 0:
-            # Such a memory refuses unless the positions are beyond what it holds.
             sequences = range(self._n_sequences) if sequence == ALL_SEQUENCES else (sequence,)
-            if any(self.last_position(one) >= start for one in sequences):
-                raise UnsupportedModelError("this architecture's memory cannot drop single positions")
+            for one in sequences:
+                self._take_back(one, start, end)
             return
         if not self._remove(self._handle, sequence, start, end):
             raise UnsupportedModelError(f"llama.cpp cannot drop positions from {start} on of this memory")
+
+    def _take_back(self, sequence: int, start: int, end: int) -> None:
+        """Drop the positions from `start` on of a memory that refuses unless they are few, or beyond what it holds."""
+        last = self.last_position(sequence)
+        if last < start:
+            return
+        most, self._may_take_back = self._may_take_back, 0  # llama.cpp takes back once: steps do not add up
+        if last - start + 1 > most or 0 <= end <= last or not self._remove(self._handle, sequence, start, -1):
+            raise UnsupportedModelError("this architecture's memory cannot drop these positions")
 
     def branch(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
         """Let sequence `target` share the cached positions start <= p < end of `source`."""

@@ -20,6 +20,7 @@ from specrun.bindings.errors import (
 from specrun.bindings.gguf_header import GGUFHeader, read_header
 from specrun.bindings.gguf_types import ArrayValue
 from specrun.bindings.library import last_native_errors, llama
+from specrun.bindings.nextn import ROLLBACK_ARCHITECTURES, n_nextn_blocks
 from specrun.bindings.vocabulary import Vocabulary
 
 __all__ = ["Model"]
@@ -33,8 +34,9 @@ class Model:
 
     Parameters: `n_gpu_layers` is how many layers go to the GPU (-1 all); `use_mmap` maps the file instead
     of reading it; `use_mlock` keeps it in RAM; `progress` is called with 0.0..1.0 and may return False to
-    stop loading; `vocab_only` loads the words alone, for what needs no evaluation. Raises `FileMissingError`,
-    `MalformedFileError`, `ModelLoadError`, `OutOfMemoryError`.
+    stop loading; `vocab_only` loads the words alone, for what needs no evaluation; `load_nextn` loads the NextN
+    blocks too, if the file has any. Raises `FileMissingError`, `MalformedFileError`, `ModelLoadError`,
+    `OutOfMemoryError`.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Model:
         use_mlock: bool = False,
         progress: Callable[[float], bool] | None = None,
         vocab_only: bool = False,
+        load_nextn: bool = False,
     ) -> None:
         self._handle: Any = None
         self._children = 0
@@ -55,6 +58,8 @@ class Model:
         self.path = Path(path)
         self.header: GGUFHeader = read_header(self.path)
         _check_words(self.header, self.path)
+        self.n_nextn_blocks = n_nextn_blocks(self.header)
+        self.has_loaded_nextn = load_nextn and self.n_nextn_blocks > 0
         self._native = llama()
         self._handle = self._load(n_gpu_layers, use_mmap, use_mlock, progress)
         self.n_gpu_layers = n_gpu_layers
@@ -70,6 +75,7 @@ class Model:
         params = self._native.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         params.vocab_only = self._vocab_only
+        params.load_mtp = self.has_loaded_nextn
         params.load_mode = (_MMAP_LOCKED if use_mlock else _MMAP) if use_mmap else _COPY
         if progress is not None:
             report = progress
@@ -141,8 +147,13 @@ class Model:
         return int(self._native.llama_model_n_embd(self.handle))
 
     @property
+    def n_embd_out(self) -> int:
+        """The width of the states that NextN blocks read; of the hidden states themselves in most architectures."""
+        return int(self._native.llama_model_n_embd_out(self.handle))
+
+    @property
     def n_layer(self) -> int:
-        """The number of layers."""
+        """The number of layers, without NextN blocks."""
         return int(self._native.llama_model_n_layer(self.handle))
 
     @property
@@ -165,6 +176,11 @@ class Model:
         """Whether the memory can drop and share positions: recurrent and hybrid models cannot."""
         native, handle = self._native, self.handle
         return not (native.llama_model_is_recurrent(handle) or native.llama_model_is_hybrid(handle))
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether a memory that cannot branch can at least take back the tokens of the last evaluation."""
+        return not self.can_branch and self.architecture in ROLLBACK_ARCHITECTURES
 
     @property
     def can_generate(self) -> bool:

@@ -10,6 +10,7 @@ __all__ = ["bench"]
 
 _COMMANDS = {
     "drafters": LazyCommand("specrun.cli.bench_drafters_command", "drafters", "Drafters against plain decoding."),
+    "heads": LazyCommand("specrun.cli.bench_heads_command", "heads", "What evaluating a head costs, beside its bytes."),
     "lookup": LazyCommand("specrun.cli.bench_lookup_command", "lookup", "What retrieving drafts costs a round."),
     "convert": LazyCommand("specrun.cli.bench_convert_command", "convert", "Conversion: bandwidth and memory."),
     "overhead": LazyCommand("specrun.cli.bench_overhead_command", "overhead", "Python's share of a round, by part."),

@@ -23,7 +23,7 @@ from specrun.cli.bench_drafters_options import (
 from specrun.cli.bench_drafters_prompts import chosen_prompts, with_documentation
 from specrun.cli.bench_output import OutputForm, format_options, print_results
 from specrun.cli.context_options import context_options, runtime_options
-from specrun.cli.drafter_choice import require_draft_files
+from specrun.cli.drafter_choice import draft_kind, require_draft_files
 from specrun.cli.model_options import LoadSettings, load_options
 from specrun.cli.option_group import SectionedCommand
 from specrun.cli.output_options import terminal_options
@@ -146,15 +146,15 @@ def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
     from specrun.runtime.demo import demo_drafters
     from specrun.runtime.drafters.expression import parse_expression, quoted
 
-    files = [quoted(str(path)) for path in chosen.model_draft]
+    files = [(draft_kind(path), quoted(str(path))) for path in chosen.model_draft]
     lengths = [f"n={n}" for counts in chosen.spec_draft_n_max for n in counts] or [""]
     if not files and demo and not chosen.drafter:
-        files = [""]
+        files = [("draft", "")]
     if not files and chosen.spec_draft_n_max:
         raise click.UsageError("--spec-draft-n-max needs a draft model: -md FILE (or put n into the --drafter)")
     if chosen.planned and not chosen.spec_draft_n_max:
         files = []  # the plans say what to draft
-    names = [f"draft({', '.join(filter(None, (file, length)))})" for file in files for length in lengths]
+    names = [f"{kind}({', '.join(filter(None, (file, length)))})" for kind, file in files for length in lengths]
     names += chosen.drafter
     if not chosen.drafter and not chosen.planned:
         names.append("prompt-lookup")

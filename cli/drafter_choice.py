@@ -14,15 +14,18 @@ from specrun.cli.paths import require_file
 from specrun.runtime.drafters.build_auto import auto_expression
 from specrun.runtime.drafters.expression import Expression, parse_expression, quoted
 
-__all__ = ["drafter_expression", "is_bare_auto", "require_draft_files"]
+__all__ = ["draft_kind", "drafter_expression", "is_bare_auto", "require_draft_files"]
 
 # llama.cpp's --spec-type names that mean the same here, and our own.
 _NAMES = {
     "none": "none",
     "draft-simple": "draft",
+    "draft-eagle3": "eagle3",
+    "draft-mtp": "mtp",
     "ngram-simple": "prompt-lookup",
     "prompt-lookup": "prompt-lookup",
 }
+_TAKE_A_LENGTH = ("draft", "mtp", "prompt-lookup", "eagle", "eagle3")
 
 
 def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
@@ -30,7 +33,8 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
     if settings.drafter is not None:
         if is_bare_auto(settings.drafter) and settings.model_draft is not None:
             _refuse_beside_drafter(dataclasses.replace(settings, model_draft=None))
-            return auto_expression(_call("draft", settings, _file_argument(settings, demo=demo)))
+            member = _call(draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo))
+            return auto_expression(member)
         _refuse_beside_drafter(settings)
         return settings.drafter
     name = _method(settings.spec_type)
@@ -39,21 +43,26 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
     if name is None:
         name = "draft" if demo or settings.model_draft else "none"
     if name == "draft":
-        return _call(_kind_of(settings.model_draft), settings, _file_argument(settings, demo=demo))
+        return _call(draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo))
+    if name == "eagle3" or (name == "mtp" and settings.model_draft is not None):
+        return _call(name, settings, _file_argument(settings, demo=False))
     if settings.model_draft is not None and name != "none":
         raise click.UsageError(f"--spec-type {settings.spec_type} drafts without a model: leave out -md")
     return _call(name, settings, [])
 
 
-def _kind_of(draft: Path | None) -> str:
-    """Return what drafts with a file: its architecture says whether it is a model or a kind of heads."""
+def draft_kind(draft: Path | None) -> str:
+    """Return what drafts with a file: a model, a kind of heads, or NextN blocks without their model."""
     if draft is None or not draft.is_file():
         return "draft"  # what is missing is reported where it is opened
     from specrun.bindings.gguf_header import read_header
+    from specrun.bindings.nextn import is_nextn_only
     from specrun.runtime.heads.head_file import HEAD_KINDS
 
-    architecture = read_header(draft).architecture
-    return architecture if architecture in HEAD_KINDS else "draft"
+    header = read_header(draft)
+    if header.architecture in HEAD_KINDS:
+        return header.architecture
+    return "mtp" if is_nextn_only(header) else "draft"
 
 
 def is_bare_auto(drafter: str) -> bool:
@@ -104,19 +113,19 @@ def _file_argument(settings: DraftSettings, *, demo: bool) -> list[str]:
         return [quoted(str(settings.model_draft))]
     if demo:
         return []
-    raise click.UsageError("--spec-type draft-simple needs a draft model: -md FILE")
+    raise click.UsageError(f"--spec-type {settings.spec_type} needs a draft model: -md FILE")
 
 
 def _call(name: str, settings: DraftSettings, arguments: list[str]) -> str:
     arguments = list(arguments)
     if settings.spec_draft_n_max is not None:
         _require_drafts(name, "--spec-draft-n-max")
-        if name not in ("draft", "prompt-lookup"):
+        if name not in _TAKE_A_LENGTH:
             raise click.UsageError(f"--spec-draft-n-max is not known to {name}: put nodes= or tree= into --drafter")
         arguments.append(f"n={settings.spec_draft_n_max}")
     if settings.spec_draft_p_min is not None:
         _require_drafts(name, "--spec-draft-p-min")
-        if name != "draft":
+        if name not in ("draft", "mtp"):
             raise click.UsageError(f"--spec-draft-p-min is about draft models, not {name}")
         arguments.append(f"p_min={settings.spec_draft_p_min}")
     return f"{name}({', '.join(arguments)})" if arguments else name

@@ -116,12 +116,14 @@ def _compare(file: Path, other: Path, settings: ComparisonSettings, terminal: Te
 def _pair_problem(target: Path, draft: Path) -> SpecrunError | None:
     """Return why the pair does not fit, by the rule that drafting itself applies."""
     from specrun.bindings.model import Model
-    from specrun.runtime.pairing import check_draftable, check_pair
+    from specrun.bindings.nextn import is_nextn_only
+    from specrun.runtime.pairing import check_blocks, check_pair, check_rollback
 
     with Model(target) as one, Model(draft) as other:
         try:
-            check_draftable(one)
-            check_pair(one, other)
+            check_rollback(one)
+            check = check_blocks if is_nextn_only(other.header) else check_pair
+            check(one, other)
         except SpecrunError as error:
             return error
     return None

@@ -10,7 +10,7 @@ import click
 
 from specrun.cli.option_group import Decorator, option, option_group, outvoted
 from specrun.cli.option_types import ExistingFile, LayerCountType
-from specrun.runtime.acceptance.build import rule_names
+from specrun.runtime.acceptance.build import build_rule, rule_names
 from specrun.runtime.drafters.build import drafter_names
 from specrun.runtime.planning.offload import LayerCount
 from specrun.runtime.runtime import RuntimeOptions
@@ -208,6 +208,12 @@ load_options = option_group(
     option("--mlock", section=_EVALUATION, is_flag=True, help="Keep the models in RAM."),
 )
 
+
+def _rules() -> str:
+    """Return the names of all rules, those marked that change what the target would say."""
+    return ", ".join(name if build_rule(name).exact else f"{name} (not exact)" for name in rule_names())
+
+
 draft_options = option_group(
     "draft",
     _draft_settings,
@@ -230,7 +236,8 @@ draft_options = option_group(
         "--spec-type",
         section=_DRAFTING,
         metavar="TYPE",
-        help="llama.cpp's name of a method: none, draft-simple, ngram-simple; or prompt-lookup.",
+        help="A method by its name in llama.cpp: none, draft-simple, draft-eagle3, draft-mtp, ngram-simple; "
+        "or prompt-lookup.",
     ),
     option(
         "--spec-draft-n-max",
@@ -264,7 +271,7 @@ draft_options = option_group(
         metavar="RULE",
         default=_DEFAULTS.accept,
         show_default=True,
-        help=f"The acceptance rule: {', '.join(rule_names())}. statistics name the ones that are not exact.",
+        help=f"The acceptance rule: {_rules()}.",
     ),
 )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.gguf_header import ArrayValue, GGUFHeader, MetadataValue
+from specrun.bindings.nextn import NEXTN_ARCHITECTURES, n_nextn_blocks
 from specrun.cli.quantities import bytes_text, count_text
 
 __all__ = ["describe_summary", "file_sha256", "summarise", "tensor_rows"]
@@ -30,6 +31,7 @@ def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
         "bits_per_weight": round(8 * n_bytes / header.n_parameters, 3) if header.n_parameters else None,
         "context_length": _own(header, "context_length"),
         "layers": _own(header, "block_count"),
+        "nextn_blocks": n_nextn_blocks(header),
         "embedding_width": _own(header, "embedding_length"),
         "feed_forward_width": _own(header, "feed_forward_length"),
         "heads": _own(header, "attention.head_count"),
@@ -61,6 +63,7 @@ def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
         "bits per weight": None if facts["bits_per_weight"] is None else f"{facts['bits_per_weight']:.2f}",
         "context length": facts["context_length"],
         "layers": facts["layers"],
+        "NextN blocks": _nextn_text(facts),
         "embedding width": facts["embedding_width"],
         "feed-forward width": facts["feed_forward_width"],
         "heads": facts["heads"],
@@ -118,6 +121,15 @@ def _padded_text(facts: dict[str, Any]) -> str | None:
     if not isinstance(facts["padded_parameters"], int):
         return None
     return f"{count_text(facts['padded_parameters'])} of the parameters only cost time: {facts['padded_from']}, widened"
+
+
+def _nextn_text(facts: dict[str, Any]) -> str | None:
+    if not facts["nextn_blocks"]:
+        return None
+    drafts = facts["architecture"] in NEXTN_ARCHITECTURES
+    return f"{facts['nextn_blocks']}; " + (
+        "--drafter mtp drafts with them" if drafts else "llama.cpp cannot draft with them"
+    )
 
 
 def _vocabulary(header: GGUFHeader) -> dict[str, Any]:

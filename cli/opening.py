@@ -46,6 +46,7 @@ def open_runtime(
         terminal.passing("")
     with runtime:
         _warn_of_large_drafter(runtime, terminal)
+        _warn_of_lossy_rule(runtime, terminal)
         yield runtime
 
 
@@ -118,3 +119,9 @@ def _warn_of_large_drafter(runtime: Runtime, terminal: Terminal) -> None:
             f"the draft model is larger than the target ({theirs:,} parameters against {ours:,}): "
             "were they swapped? Drafting will cost more than it saves"
         )
+
+
+def _warn_of_lossy_rule(runtime: Runtime, terminal: Terminal) -> None:
+    rule = runtime.session.rule
+    if not rule.exact:
+        terminal.warn(f"--accept {rule.name} is not exact: the text does not have the target's distribution")

@@ -125,7 +125,17 @@ def _files(load: LoadSettings, text: TuneText) -> tuple[Path, Path]:
     draft = text.model_draft or (demo_drafters().get("draft") if load.demo else None)
     if draft is None:
         raise click.UsageError("no draft model is given: -md FILE names what is to be tuned with the target")
+    _refuse_heads(require_file(draft))
     return require_file(load.model or demo_target()), require_file(draft)
+
+
+def _refuse_heads(draft: Path) -> None:
+    from specrun.bindings.gguf_header import read_header
+    from specrun.runtime.heads.head_file import HEAD_KINDS
+
+    kind = read_header(draft).architecture
+    if kind in HEAD_KINDS:
+        raise click.UsageError(f"{draft.name} holds {kind} heads, not a model: specrun calibrate measures those")
 
 
 def _show(options: TuneOptions, result: TuneResult, output: TuneOutput, terminal: Terminal) -> None:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import Literal
 
 from specrun.bindings.errors import OptionError
 from specrun.convert.metadata import Metadata
+from specrun.convert.random_tensors import random_matrix, random_vector
 from specrun.convert.synthetic_vocabulary import synthetic_vocabulary
 from specrun.convert.vocabulary import BytePairVocabulary
 from specrun.convert.writer import PlannedTensor, write_gguf
 
 __all__ = ["RandomLlama", "write_random_llama"]
 
-_FILE_TYPES = {"F32": 0, "F16": 1}  # llama_ftype
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7}  # llama_ftype
 _LARGEST = 2**31 - 1
 
 
@@ -34,7 +31,7 @@ class RandomLlama:
     `width` is the hidden size (divisible by `heads`), `ffn` the width between, `context` the context length.
     `tied` leaves out the output matrix, so that the embeddings are used. `controls`, the last words, are
     control tokens, among them `eos`; `vocabulary` replaces the synthetic one (see `synthetic_vocabulary`) and
-    then decides size, control words and template. Quantizing needs widths divisible by 32, or by 256.
+    then decides size, control words and template. Q8_0 needs widths divisible by 32, quantizing further by 256.
     """
 
     vocab_size: int = 64
@@ -47,7 +44,7 @@ class RandomLlama:
     seed: int = 0
     scale: float = 1.0
     architecture: Literal["llama"] = "llama"
-    file_type: Literal["F32", "F16"] = "F32"
+    file_type: Literal["F32", "F16", "Q8_0"] = "F32"
     tied: bool = False
     controls: tuple[str, ...] = ("<|end|>",)
     eos: str = "<|end|>"
@@ -61,7 +58,9 @@ class RandomLlama:
         if self.architecture != "llama":
             raise OptionError(f"architecture is {self.architecture!r}: random models exist for 'llama' only")
         if self.file_type not in _FILE_TYPES:
-            raise OptionError(f"file_type is {self.file_type!r}: use F32 or F16, and quantize the file after")
+            raise OptionError(f"file_type is {self.file_type!r}: use F32, F16 or Q8_0, or quantize the file after")
+        if self.file_type == "Q8_0" and (self.width % 32 or self.ffn % 32):
+            raise OptionError(f"width {self.width} and ffn {self.ffn} are not both made of Q8_0's blocks of 32 numbers")
         if self.seed < 0:
             raise OptionError(f"seed is {self.seed}: give 0 or more")
         if not 0 <= self.scale < float("inf"):
@@ -129,24 +128,10 @@ def _tensors(spec: RandomLlama, vocab_size: int) -> Iterator[PlannedTensor]:
         yield _matrix(spec, f"{block}.ffn_down", (width, ffn))
 
 
-def _normal(spec: RandomLlama, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    # Seeded by name too, so that a tensor does not depend on which were drawn before it.
-    source = np.random.default_rng([spec.seed, zlib.crc32(name.encode())])
-    return source.standard_normal(shape, dtype=np.float32)
-
-
 def _matrix(spec: RandomLlama, name: str, shape: tuple[int, int], spread: float | None = None) -> PlannedTensor:
-    factor = np.float32(shape[1] ** -0.5 if spread is None else spread)
-    kind = np.float16 if spec.file_type == "F16" else np.float32
-
-    def load() -> npt.NDArray[Any]:
-        return (_normal(spec, name, shape) * factor).astype(kind)
-
-    return PlannedTensor(f"{name}.weight", shape, spec.file_type, load)
+    wanted = shape[1] ** -0.5 if spread is None else spread
+    return random_matrix(name, shape, spec.file_type, seed=spec.seed, spread=wanted)
 
 
 def _norm(spec: RandomLlama, name: str, spread: float) -> PlannedTensor:
-    def load() -> npt.NDArray[Any]:
-        return np.float32(1.0) + np.float32(spread) * _normal(spec, name, (spec.width,))
-
-    return PlannedTensor(f"{name}.weight", (spec.width,), "F32", load)
+    return random_vector(name, spec.width, seed=spec.seed, mean=1.0, spread=spread)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from specrun.bindings.errors import PairError, UnsupportedModelError
 from specrun.bindings.model import Model
 
-__all__ = ["check_draftable", "check_pair", "check_same_words"]
+__all__ = [
+    "check_blocks",
+    "check_draftable",
+    "check_pair",
+    "check_rollback",
+    "check_same_words",
+    "check_verifiable",
+    "check_vocabularies",
+]
 
 # The constants of llama.cpp's speculative decoding: vocabularies may differ by this many words, and the
 # first ids (unknown, bos, eos, padding) may have other texts.
@@ -13,12 +21,30 @@ _MAX_SIZE_DIFFERENCE = 128
 _FIRST_COMPARED_TOKEN = 5
 
 
+_CHAINS = "mtp, draft(small.gguf, n=5), jacobi or prompt-lookup(branches=1)"
+
+
 def check_draftable(target: Model) -> None:
-    """Raise `UnsupportedModelError` if drafts for this target could not be rolled back."""
-    if not target.can_branch:
+    """Raise `UnsupportedModelError` if trees of drafts for this target could not be rolled back."""
+    check_rollback(target)
+    check_verifiable(target, "what is asked for", max_leaves=2)
+
+
+def check_rollback(target: Model) -> None:
+    """Raise `UnsupportedModelError` if no drafts at all for this target could be rolled back."""
+    if not (target.can_branch or target.can_roll_back):
         raise UnsupportedModelError(
             f"{target.path} is a recurrent or hybrid model ({target.architecture}): its state cannot drop rejected "
             "drafts, so it runs without a drafter only (--drafter none)"
+        )
+
+
+def check_verifiable(target: Model, name: str, max_leaves: int) -> None:
+    """Raise `UnsupportedModelError` if this target cannot verify trees of so many leaves; `name` is the drafter's."""
+    if max_leaves > 1 and not target.can_branch:
+        raise UnsupportedModelError(
+            f"{target.path} is a hybrid model ({target.architecture}): it can verify one chain of drafts, and {name} "
+            f"may branch. Use {_CHAINS}"
         )
 
 
@@ -28,6 +54,11 @@ def check_pair(target: Model, draft: Model) -> None:
         raise UnsupportedModelError(
             f"{draft.path} is a recurrent or hybrid model ({draft.architecture}): it cannot take back rejected drafts"
         )
+    check_vocabularies(target, draft)
+
+
+def check_vocabularies(target: Model, draft: Model) -> None:
+    """Raise `PairError` unless what drafts uses the target's words."""
     ours, theirs = target.vocabulary, draft.vocabulary
     pair = f"{draft.path} cannot draft for {target.path}"
     if ours.kind != theirs.kind:
@@ -48,6 +79,22 @@ def check_pair(target: Model, draft: Model) -> None:
     if token is not None:
         texts = f"{ours.text(token)!r} for the target, {theirs.text(token)!r} for the drafter"
         raise PairError(f"{pair}: token {token} is {texts}. Use a drafter of the same model family")
+
+
+def check_blocks(target: Model, blocks: Model) -> None:
+    """Raise `PairError` unless a file's NextN blocks were made for a model like the target."""
+    pair = f"{blocks.path} cannot draft for {target.path}"
+    if blocks.architecture != target.architecture:
+        raise PairError(
+            f"{pair}: it is made for {blocks.architecture}, and the target is a {target.architecture} model"
+        )
+    read, given = blocks.n_embd_out, target.n_embd_out
+    if read != given:
+        raise PairError(f"{pair}: its NextN blocks read states of {read} numbers, and the target's have {given}")
+    check_vocabularies(target, blocks)
+    predicted, known = blocks.vocabulary.size, target.vocabulary.size
+    if predicted != known:
+        raise PairError(f"{pair}: it predicts {predicted} words, and the target has {known}")
 
 
 def check_same_words(one: Model, other: Model) -> None:

@@ -18,9 +18,11 @@ from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance.build import build_rule
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.drafters.build_mtp import reads_own_blocks
 from specrun.runtime.drafters.build_retrieval import with_reference
 from specrun.runtime.drafters.drafter import Drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.expression import parse_expression
 from specrun.runtime.planning.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams, unknown_option
@@ -41,7 +43,8 @@ class RuntimeOptions:
 
     `n_ctx` 0 takes the length the target was trained with; larger values than that are cut to it.
     `n_gpu_layers` is a count, "all" or "auto" (as many as fit). `n_threads` 0 is one per core. `seed` None
-    picks one at random for every answer. `accept` names the acceptance rule. `reference` is a text file that
+    picks one at random for every answer. `accept` names the acceptance rule:
+    exact ones, or "typical(eps=0.09, delta=0.3)", which is not. `reference` is a text file that
     prompt lookup reads too: short for `prompt-lookup(reference=FILE)` wherever the drafter has a prompt lookup.
     """
 
@@ -97,6 +100,7 @@ class Runtime:
             n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, target),
             use_mmap=options.use_mmap,
             use_mlock=options.use_mlock,
+            load_nextn=reads_own_blocks(parse_expression(drafter)),
         )
         built: Drafter | None = None
         try:

@@ -110,6 +110,8 @@ class Session:
         """Bring target and drafter to the prompt; return how many tokens the cache already held."""
         # The last token is left for the first round, whose root needs its row.
         shared = min(common_prefix(self.target.tokens, prompt), len(prompt) - 1)
+        if self.drafter.needs_nextn_states and self.target.context.model.can_branch:
+            shared = max(0, shared - 1)  # the state before the first new token is needed with it
         shared = self.target.rewind(shared)
         self.drafter.begin(prompt)
         self.target.prefill(prompt[shared:-1], self.drafter.learn_prompt)
@@ -249,7 +251,9 @@ class _Answer:
     ) -> Generator[TokenEvent, None, None]:
         new = one.tokens
         n_candidates, depth = one.tree.n_candidates, one.tree.candidate_depth
-        self._counter.count(n_candidates, depth, len(one.path), len(new), len(one.tree) - n_candidates)
+        refused = one.rejected and one.next_token is not None  # a path cut at its end token was not
+        n_tested = len(one.path) + refused
+        self._counter.count(n_candidates, depth, len(one.path), len(new), len(one.tree) - n_candidates, n_tested)
         for index, token in enumerate(new):
             piece = b"" if token in end_tokens else self._session.vocabulary.piece(token)
             text = self._assembler.push(piece)
@@ -304,4 +308,6 @@ class _Answer:
             wall_s=wall,
             drafting=session.drafter.report(),
             non_candidates=counter.non_candidates,
+            acceptance_given_prefix=tuple(counter.acceptance_given_prefix),
+            tested_by_position=tuple(counter.tested_by_position),
         )

@@ -37,6 +37,9 @@ class EvaluatedRows(Protocol):
     def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
         """Return the input of one of the target's layers at one row, [n_embd]."""
 
+    def nextn_state(self, row: int) -> npt.NDArray[np.float32]:
+        """Return the state that NextN blocks read of one row, [n_embd_out]."""
+
 
 PromptLearner = Callable[[int, EvaluatedRows, int], None]
 
@@ -60,6 +63,7 @@ class DraftSize(Protocol):
     max_nodes: int
     needs_hidden_states: bool
     layer_inputs: tuple[int, ...]
+    needs_nextn_states: bool
 
 
 class TargetModel:
@@ -107,11 +111,11 @@ class TargetModel:
     def prefill(self, tokens: Sequence[int], learn: PromptLearner | None = None) -> None:
         """Evaluate and commit more tokens, without output rows unless the context has hidden states.
 
-        If it has those or layer inputs, `learn` is told each piece: the position of its first token, its rows, and
-        how many there are.
+        With states of any kind `learn` is told each piece: the position of its first token, its rows, how many.
         """
-        hidden_states = self.context.options.hidden_states
-        shows = hidden_states or bool(self.context.options.layer_inputs)
+        options = self.context.options
+        hidden_states = options.hidden_states
+        has_states = hidden_states or options.nextn_states or bool(options.layer_inputs)
         chunk = min(_PREFILL_CHUNK, self.context.n_batch)
         if hidden_states:
             chunk = min(chunk, self.context.n_outputs)
@@ -119,17 +123,15 @@ class TargetModel:
             piece = list(tokens[start : start + chunk])
             self._batch.fill_chain(piece, len(self.tokens), self._all_ids, len(piece) if hidden_states else 0)
             rows = self.context.decode(self._batch)
-            if shows and learn is not None:
+            if has_states and learn is not None:
                 learn(len(self.tokens), rows, len(piece))
             self.tokens.extend(piece)
 
     def evaluate(self, pending: int, tree: DraftTree) -> EvaluatedRows:
         """Evaluate `pending` (the last committed token) and `tree` below it in one llama_decode."""
-        if len(tree) and not self.context.model.can_branch:
-            raise UnsupportedModelError(
-                f"{self.context.model.architecture} models keep a recurrent state and cannot verify drafts"
-            )
         layout = layout_tree(tree.parents, self._n_sequences)
+        if len(tree) and not self.context.model.can_branch:
+            self._require_chain(len(tree), layout)
         if layout.n_leaves > self._n_sequences:
             raise OptionError(f"a draft tree with more leaves than the context's {self._n_sequences} sequences")
         self._batch.fill(
@@ -142,6 +144,16 @@ class TargetModel:
         rows = self.context.decode(self._batch)
         self._tree, self._layout, self._pending = tree, layout, pending
         return rows
+
+    def _require_chain(self, n_nodes: int, layout: TreeLayout) -> None:
+        """Raise `UnsupportedModelError` unless a recurrent state can take back all nodes of a tree."""
+        context = self.context
+        most = context.options.n_rollback if context.model.can_roll_back else 0
+        if layout.n_leaves > 1 or n_nodes > most:
+            raise UnsupportedModelError(
+                f"{context.model.architecture} models keep a recurrent state: this context verifies chains of at most "
+                f"{most} drafts"
+            )
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the root and the nodes of `path` for every sequence, touching only the round's positions."""
@@ -174,4 +186,6 @@ def target_context_options(options: ContextOptions, drafter: DraftSize) -> Conte
         n_outputs=max(rows, _HIDDEN_STATE_ROWS) if drafter.needs_hidden_states else rows,
         hidden_states=drafter.needs_hidden_states,
         layer_inputs=drafter.layer_inputs,
+        nextn_states=drafter.needs_nextn_states,
+        n_rollback=drafter.max_nodes,
     )

@@ -25,6 +25,14 @@ def tiny_model(tiny_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_deep_model(tiny_folder: Path) -> Path:
+    """The target's words in six layers, of which drafters may read some."""
+    path = tiny_folder / "six layers.gguf"
+    write_random_llama(path, RandomLlama(**{**CHAT, "layers": 6}))
+    return path
+
+
+@pytest.fixture(scope="session")
 def tiny_drafter(tiny_folder: Path) -> Path:
     """The target's words, smaller and of another seed: it agrees by chance only."""
     path = tiny_folder / "drafter.gguf"

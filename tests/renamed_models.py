@@ -1,4 +1,4 @@
-"""A Llama's file under the name of another architecture with the same tensors, for what llama.cpp does by architecture."""
+"""A Llama's file under the name of another architecture with the same tensors: llama.cpp goes by the name."""
 
 from __future__ import annotations
 

@@ -49,6 +49,9 @@ class TableRows:
     def hidden_state(self, row: int) -> np.ndarray:
         raise NotImplementedError
 
+    def nextn_state(self, row: int) -> np.ndarray:
+        raise NotImplementedError
+
 
 class TableTarget:
     """A target that reads its laws from a table and checks that commits are paths of the evaluated tree."""

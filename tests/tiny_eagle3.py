@@ -26,11 +26,11 @@ LLAMA3 = {
 class TinyEagle3:
     """`weights` [out, in] under SafeAILab's names; `d2t` offsets among them where there is a draft vocabulary.
 
-    Reference: SafeAILab/EAGLE at 148042c5, eagle/model/cnets.py: `Model.forward` (fc where the width of the states is not
-    the embedding's), `LlamaDecoderLayeremb.forward` (hidden_norm, input_layernorm, cat(embedding, state), residual is
-    the state that is not normed), `topK_genrate` (lm_head(norm(z)), z is fed back, first position 0). What speculators add:
-    vllm-project/speculators, models/eagle3/model_definitions.py at 92ebfe13 (norm_before_residual), core.py at 033c87f2
-    (input_norm); EAGLE-3.1's fc_norm and norm_output: vLLM, model_executor/models/llama_eagle3.py.
+    Reference: SafeAILab/EAGLE at 148042c5, eagle/model/cnets.py: `Model.forward` (fc where the width of the states is
+    not the embedding's), `LlamaDecoderLayeremb.forward` (hidden_norm, input_layernorm, cat(embedding, state), residual
+    is the state that is not normed), `topK_genrate` (lm_head(norm(z)), z is fed back, first position 0). What
+    speculators add: vllm-project/speculators, models/eagle3/model_definitions.py at 08af5f4d (norm_before_residual),
+    core.py at 033c87f2 (input_norm). EAGLE-3.1's fc_norm and norm_output: NVIDIA NeMo Automodel, draft_llama.py.
     """
 
     weights: dict[str, npt.NDArray[Any]]
@@ -71,11 +71,13 @@ class TinyEagle3:
         return self.rope_base ** (-torch.arange(half, dtype=torch.float64) / half) / torch.tensor(self.factors())
 
     def factors(self) -> npt.NDArray[np.float64]:
-        """Meta's Llama 3.1 scaling (llama-models, llama3/model.py, `apply_scaling`): what divides the frequencies."""
+        """What divides the frequencies; for llama3, Meta's `apply_scaling` (llama-models, llama3/model.py)."""
         half = self.head_size // 2
         if self.rope_scaling is None:
             return np.ones(half)
         scaling = self.rope_scaling
+        if scaling["rope_type"] == "linear":
+            return np.full(half, scaling["factor"])
         waves = 2 * np.pi * self.rope_base ** (np.arange(half) / half)
         trained = scaling["original_max_position_embeddings"]
         low, high = trained / scaling["low_freq_factor"], trained / scaling["high_freq_factor"]
@@ -166,6 +168,10 @@ class TinyEagle3:
         writer.add_float32("eagle3.rope.freq_base", self.rope_base)
         writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", self.eps)
         writer.add_array("eagle3.target_layers", [int(one) for one in changes.get("taps", self.taps)])
+        scaling = changes.get("scaling", (self.rope_scaling or {}).get("rope_type"))
+        if scaling not in (None, "llama3"):
+            writer.add_string("eagle3.rope.scaling.type", scaling)
+            writer.add_float32("eagle3.rope.scaling.factor", (self.rope_scaling or {"factor": 1.0})["factor"])
         for name, flag in self._flags().items():
             writer.add_bool(f"eagle3.{name}", flag)
         for name, known in source.fields.items():
@@ -200,7 +206,9 @@ class TinyEagle3:
 
     def gguf_tensors(self) -> dict[str, npt.NDArray[Any]]:
         """The tensors under llama.cpp's names."""
-        found = {"rope_freqs.weight": self.factors().astype(np.float32)} if self.rope_scaling else {}
+        found: dict[str, npt.NDArray[Any]] = {}
+        if self.rope_scaling and self.rope_scaling["rope_type"] == "llama3":
+            found["rope_freqs.weight"] = self.factors().astype(np.float32)
         for name, array in self.weights.items():
             if name == "t2d":
                 continue
@@ -219,6 +227,7 @@ class TinyEagle3:
 
         folder.mkdir(parents=True, exist_ok=True)
         draft_words = len(self.weights["lm_head.weight"]) if "lm_head.weight" in self.weights else None
+        width = self.weights["fc.weight"].shape[1] // 3
         inner = {
             "hidden_size": self.hidden,
             "num_hidden_layers": 1,
@@ -234,8 +243,8 @@ class TinyEagle3:
             "rope_scaling": self.rope_scaling,
         }
         outer: dict[str, Any] = {"draft_vocab_size": draft_words or target_config["vocab_size"]}
-        if self.target_hidden != self.hidden:
-            outer["target_hidden_size"] = self.target_hidden
+        if width != self.hidden:
+            outer["target_hidden_size"] = width
         outer |= self._flags()
         names = {name: name for name in self.weights}
         if layout == "speculators":

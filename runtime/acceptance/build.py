@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from specrun.runtime.acceptance.block import BlockRule
 from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.acceptance.kseq import KSeqRule
 from specrun.runtime.acceptance.rule import AcceptanceRule
-from specrun.runtime.drafters.expression import parse_expression
+from specrun.runtime.acceptance.typical import TypicalRule
+from specrun.runtime.drafters.expression import Expression, parse_expression
+from specrun.runtime.drafters.expression_options import ExpressionOptions
 from specrun.runtime.sampling import unknown_option
 
 __all__ = ["build_rule", "rule_names"]
 
-_RULES: dict[str, type[AcceptanceRule]] = {"exact": ExactRule, "block": BlockRule, "kseq": KSeqRule}
-
 
 def rule_names() -> list[str]:
     """Return the names of all acceptance rules."""
-    return list(_RULES)
+    return [*_RULES, *_RULES_WITH_OPTIONS]
 
 
 def build_rule(text: str) -> AcceptanceRule:
-    """Return the rule that an `--accept` value names, such as "exact" or "block"."""
+    """Return the rule that an `--accept` value names, such as "exact", "block" or "typical(eps=0.09, delta=0.3)".
+
+    Raises `OptionError` for an unknown rule or option and for values that make no sense.
+    """
     expression = parse_expression(text)
+    with_options = _RULES_WITH_OPTIONS.get(expression.atom)
+    if with_options is not None and expression.count is None:
+        return with_options(expression)
     rule = _RULES.get(expression.atom)
     if rule is None:
         raise unknown_option(expression.atom, rule_names(), "the acceptance rule")
     if expression.arguments or expression.options:
         raise unknown_option(str(expression), rule_names(), "the acceptance rule")
     return rule()
+
+
+def _build_typical(expression: Expression) -> AcceptanceRule:
+    """Build `typical(eps=0.09, delta=0.3)`."""
+    options = ExpressionOptions(expression, ["eps", "delta"], 0)
+    return TypicalRule(options.number("eps", 0.09), options.number("delta", 0.3))
+
+
+_RULES: dict[str, type[AcceptanceRule]] = {"exact": ExactRule, "block": BlockRule, "kseq": KSeqRule}
+_RULES_WITH_OPTIONS: dict[str, Callable[[Expression], AcceptanceRule]] = {"typical": _build_typical}

@@ -49,6 +49,7 @@ class AutoDrafter(Drafter):
         self.max_leaves = max(member.max_leaves for member in members)
         self.needs_hidden_states = any(member.needs_hidden_states for member in members)
         self.layer_inputs = all_layer_inputs(members)
+        self.needs_nextn_states = any(member.needs_nextn_states for member in members)
         self.max_nodes = max(member.max_nodes for member in members)
         self._members = list(members)
         self._names = [member.name for member in members]

@@ -9,8 +9,10 @@ from specrun.runtime.drafters.build_auto import build_auto
 from specrun.runtime.drafters.build_combined import build_cascade, build_ouroboros, build_relay
 from specrun.runtime.drafters.build_draft import build_draft
 from specrun.runtime.drafters.build_eagle import build_eagle, build_eagle3
+from specrun.runtime.drafters.build_hydra import build_hydra
 from specrun.runtime.drafters.build_lookahead import build_jacobi, build_lookahead
 from specrun.runtime.drafters.build_medusa import build_medusa
+from specrun.runtime.drafters.build_mtp import build_mtp
 from specrun.runtime.drafters.build_retrieval import build_prompt_lookup, build_rest
 from specrun.runtime.drafters.drafter import Drafter, NoDrafter
 from specrun.runtime.drafters.ensemble import EnsembleDrafter
@@ -18,7 +20,7 @@ from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, bu
 from specrun.runtime.drafters.expression import Expression, parse_expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
 from specrun.runtime.drafters.members import close_all
-from specrun.runtime.pairing import check_draftable
+from specrun.runtime.pairing import check_rollback, check_verifiable
 from specrun.runtime.sampling import unknown_option
 
 __all__ = ["build_drafter", "drafter_names"]
@@ -33,7 +35,13 @@ def build_drafter(text: str, environment: DraftEnvironment) -> Drafter:
     expression = parse_expression(text)
     if expression.count is not None:
         raise OptionError(f"{expression}: @{expression.count} says how many tokens a part of relay(...) drafts")
-    return _build(expression, environment)
+    drafter = _build(expression, environment)
+    try:
+        check_verifiable(environment.target, drafter.name, drafter.max_leaves)
+    except BaseException:
+        drafter.close()
+        raise
+    return drafter
 
 
 def drafter_names() -> list[str]:
@@ -46,7 +54,7 @@ def _build(expression: Expression, environment: DraftEnvironment) -> Drafter:
     if builder is None:
         raise unknown_option(expression.atom, drafter_names(), "the drafter language")
     if expression.atom != "none":
-        check_draftable(environment.target)
+        check_rollback(environment.target)
     return builder(expression, environment, _build)
 
 
@@ -72,6 +80,8 @@ _BUILDERS: dict[str, Callable[[Expression, DraftEnvironment, BuildPart], Drafter
     "eagle": build_eagle,
     "eagle3": build_eagle3,
     "medusa": build_medusa,
+    "hydra": build_hydra,
+    "mtp": build_mtp,
     "jacobi": build_jacobi,
     "lookahead": build_lookahead,
     "cascade": build_cascade,

@@ -1,6 +1,9 @@
-"""Builds `eagle(head.gguf, ...)` and `eagle3(head.gguf, ...)`: the head on the target's device, and its trees' shape."""
+"""Builds `eagle(head.gguf, ...)` and `eagle3(head.gguf, ...)`: the head on the target's device, the shape of trees."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
 
 from specrun.bindings.context import MAX_SEQUENCES
 from specrun.bindings.errors import OptionError
@@ -9,20 +12,24 @@ from specrun.runtime.drafters.eagle import EagleDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.expression import Expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
+from specrun.runtime.drafters.head_tree import head_accuracy, target_curve
 from specrun.runtime.drafters.path_probability import DynamicShape
 from specrun.runtime.drafters.proposals import TreeSampling
+from specrun.runtime.drafters.published_trees import published_tree
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.drafters.tree_options import TreeOptions
 from specrun.runtime.heads.eagle3_head import Eagle3Head
 from specrun.runtime.heads.eagle_head import EagleHead
-from specrun.runtime.planning.sequoia import best_tree, typical_acceptance
+from specrun.runtime.heads.head_file import HeadFile
+from specrun.runtime.heads.node_accuracy import stored_accuracy
+from specrun.runtime.planning.medusa_tree import medusa_tree, plan_medusa_tree
+from specrun.runtime.planning.sequoia import MAX_PLANNED_DEPTH, best_tree, typical_acceptance
 from specrun.runtime.tree import ROOT
 
 __all__ = ["build_eagle", "build_eagle3"]
 
 # EAGLE-2's trees of 60 nodes are for GPUs: a CPU verifies this many for less than two tokens' time.
 _DEFAULT = DynamicShape(depth=5, topk=2, nodes=6)
-_RANKED_WORDS = 40
 
 
 def build_eagle(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
@@ -36,17 +43,19 @@ def build_eagle3(expression: Expression, environment: DraftEnvironment, build: B
 
 
 def _build(expression: Expression, environment: DraftEnvironment, kind: type[EagleHead | Eagle3Head]) -> Drafter:
-    options = ExpressionOptions(expression, ["n", "sampling", "tree", "depth", "topk", "nodes"], 1)
+    options = ExpressionOptions(expression, ["n", "sampling", "tree", "depth", "topk", "nodes", "accuracy"], 1)
+    named = options.optional("tree")
     tree = TreeOptions(
-        tree=options.optional("tree"),
+        tree=None if named is None else published_tree("eagle", named),
         depth=options.optional_integer("depth"),
         topk=options.optional_integer("topk"),
         nodes=options.optional_integer("nodes"),
         n=options.optional_integer("n"),
     )
-    shape = _shape(tree, environment.context.n_batch)
     schemes: dict[str, TreeSampling] = {"with": "with", "without": "without", "argmax": "argmax"}
     sampling = schemes[options.choice("sampling", list(schemes), "argmax")]
+    path = file_of(expression, environment)
+    shape = _shape(tree, environment.context.n_batch, _planner(expression, options, tree, sampling, path, environment))
     leaves = shape.max_leaves if isinstance(shape, DynamicShape) else shape.n_leaves
     if leaves > MAX_SEQUENCES:
         raise OptionError(f"{expression}: {leaves} leaves need as many sequences, and llama.cpp allows {MAX_SEQUENCES}")
@@ -54,10 +63,10 @@ def _build(expression: Expression, environment: DraftEnvironment, kind: type[Eag
     evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
     widest = shape.topk if isinstance(shape, DynamicShape) else shape.max_width
     head = kind(
-        file_of(expression, environment),
+        path,
         environment.target,
         n_cells=(environment.context.n_ctx or environment.target.n_ctx_train) + evaluated,
-        ranks=max(widest, _RANKED_WORDS),
+        ranks=widest,
         whole_rows=sampling != "argmax",
         n_threads=environment.context.n_threads,
     )
@@ -68,7 +77,39 @@ def _build(expression: Expression, environment: DraftEnvironment, kind: type[Eag
         raise
 
 
-def _shape(tree: TreeOptions, n_batch: int) -> Topology | DynamicShape:
+def _planner(
+    expression: Expression,
+    options: ExpressionOptions,
+    tree: TreeOptions,
+    sampling: TreeSampling,
+    path: Path,
+    environment: DraftEnvironment,
+) -> Callable[[int, int], Topology]:
+    """Return what makes the tree of tree=sequoia, of so many nodes and depths.
+
+    Where the head's accuracies by depth and rank are known it is made from them, without nodes= of the size that pays
+    most. They are of the head's favourite words and say nothing about drawn ones.
+    """
+    measured = sampling == "argmax"
+    if options.optional("accuracy") is not None and not (measured and tree.tree == "sequoia"):
+        raise OptionError(f"{expression}: accuracy= is what tree=sequoia is made from, with sampling=argmax")
+
+    def plan(nodes: int, depth: int) -> Topology:
+        file = HeadFile(path, expression.atom)
+        accuracy = head_accuracy(options, MAX_PLANNED_DEPTH, stored_accuracy(file)) if measured else None
+        if accuracy is None:
+            return best_tree(typical_acceptance(sampling), nodes, depth)
+        if tree.nodes is not None:
+            return medusa_tree(accuracy[:depth], nodes)
+        curve, target = target_curve(environment), environment.target
+        words = 0 if "output.weight" in file else target.n_embd * target.vocabulary.size
+        share = (file.header.n_parameters + words) / target.n_params  # every depth reads the head and an output matrix
+        return plan_medusa_tree(accuracy[:depth], curve, share * curve.seconds(1)).topology
+
+    return plan
+
+
+def _shape(tree: TreeOptions, n_batch: int, plan: Callable[[int, int], Topology]) -> Topology | DynamicShape:
     if tree.n is not None and not tree.asks_for_tree:
         if not 1 <= tree.n <= n_batch - 1:
             raise OptionError(
@@ -77,4 +118,4 @@ def _shape(tree: TreeOptions, n_batch: int) -> Topology | DynamicShape:
         return Topology(tuple(range(ROOT, tree.n - 1)))
     if not tree.asks_for_tree:
         return _DEFAULT
-    return tree.shape(n_batch, lambda nodes, depth: best_tree(typical_acceptance("argmax"), nodes, depth))
+    return tree.shape(n_batch, plan)

@@ -2,68 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from specrun.bindings.context import MAX_SEQUENCES
-from specrun.bindings.errors import MalformedFileError, OptionError
 from specrun.runtime.drafters.drafter import Drafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.expression import Expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
+from specrun.runtime.drafters.head_tree import HEAD_TREE_OPTIONS, head_tree, ranks_by_depth
 from specrun.runtime.drafters.medusa import MedusaDrafter
-from specrun.runtime.drafters.topology import Topology, parse_topology
 from specrun.runtime.heads.medusa_head import MedusaHead
-from specrun.runtime.planning.medusa_tree import TYPICAL_ACCURACY, medusa_tree
-from specrun.runtime.tree import ROOT
 
 __all__ = ["build_medusa"]
 
-_DEFAULT_NODES = 5  # what a CPU verifies for less than two tokens' time; `nodes=` for more
-
 
 def build_medusa(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
-    """Build `medusa(heads.gguf, tree=4x2, nodes=16)`."""
-    options = ExpressionOptions(expression, ["tree", "nodes"], 1)
-    tree, nodes = options.optional("tree"), options.optional_integer("nodes")
-    if tree is not None and nodes is not None:
-        raise OptionError(f"{expression}: tree= says how many nodes there are; leave out nodes=")
+    """Build `medusa(heads.gguf, tree=4x2)`, `medusa(heads.gguf, nodes=16, accuracy=FILE.csv)` or without options."""
+    options = ExpressionOptions(expression, HEAD_TREE_OPTIONS, 1)
     path = file_of(expression, environment)
     head = MedusaHead(path, environment.target, n_threads=environment.context.n_threads)
     try:
-        topology = (
-            parse_topology(tree)
-            if tree is not None
-            else _measured_tree(head, _DEFAULT_NODES if nodes is None else nodes)
+        topology = head_tree(
+            expression,
+            options,
+            environment,
+            stored=head.accuracy,
+            n_depths=head.n_heads,
+            depth_cost=head.evaluated_params / head.n_heads / environment.target.n_params,
         )
-        if topology.n_leaves > MAX_SEQUENCES:
-            raise OptionError(
-                f"{expression}: a tree of {topology.n_leaves} leaves needs as many sequences, and llama.cpp allows "
-                f"{MAX_SEQUENCES}: make it narrower"
-            )
-        head.prepare(_ranks(topology))
+        head.prepare(ranks_by_depth(topology))
         return MedusaDrafter(head, topology, name=str(expression))
     except BaseException:
         head.close()
         raise
-
-
-def _measured_tree(head: MedusaHead, nodes: int) -> Topology:
-    """Return the best tree for the accuracies that stand in the head's file, or typical ones."""
-    accuracy: Sequence[Sequence[float]] = TYPICAL_ACCURACY
-    if head.accuracies is not None:
-        ranks, rest = divmod(len(head.accuracies), head.n_heads)
-        if rest or not ranks or any(not 0.0 <= one <= 1.0 for one in head.accuracies):
-            raise MalformedFileError(
-                f"the heads' file has {len(head.accuracies)} accuracies for {head.n_heads} heads: calibrate them again"
-            )
-        accuracy = [head.accuracies[k * ranks : (k + 1) * ranks] for k in range(head.n_heads)]
-    return medusa_tree(accuracy[: head.n_heads], nodes)
-
-
-def _ranks(topology: Topology) -> list[int]:
-    """Return how many words each head has to name: the widest branching of its depth."""
-    widest = [0] * topology.max_depth
-    for parent, children in topology.children.items():
-        depth = 0 if parent == ROOT else topology.depths[parent]
-        widest[depth] = max(widest[depth], len(children))
-    return widest

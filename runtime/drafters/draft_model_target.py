@@ -124,3 +124,7 @@ class _Rows:
     def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
         """Return the input of a layer at one row, [n_embd]."""
         return self._rows.layer_input(row + self._skipped, layer)
+
+    def nextn_state(self, row: int) -> npt.NDArray[np.float32]:
+        """Return what NextN blocks read of one row, [n_embd_out]."""
+        return self._rows.nextn_state(row + self._skipped)

@@ -64,10 +64,13 @@ class Drafter(ABC):
     layer_inputs: tuple[int, ...] = ()
     """The layers of the target, ascending, whose inputs it reads from the rows of an outcome."""
 
+    needs_nextn_states: bool = False
+    """Whether it reads what the target's NextN blocks would read, from the rows of an outcome."""
+
     @property
     def reads_target(self) -> bool:
         """Whether it reads more of the target than its logits; then it is shown prompts, too."""
-        return self.needs_hidden_states or bool(self.layer_inputs)
+        return self.needs_hidden_states or self.needs_nextn_states or bool(self.layer_inputs)
 
     def begin(self, tokens: Sequence[int]) -> None:  # noqa: B027 - most drafters keep no state
         """Start an answer: `tokens` is the whole prompt, which may continue or contradict earlier ones."""

@@ -1,7 +1,7 @@
 """EAGLE drafts in states of the target: static trees of EAGLE-1, dynamic ones of EAGLE-2 (Li et al. 2024).
 
-The heads of EAGLE-1 and 2 read the target's final hidden states, those of EAGLE-3 (Li et al. 2025) inputs of its layers;
-which, the head says, and nothing else differs here.
+The heads of EAGLE-1 and 2 read the target's final hidden states, those of EAGLE-3 (Li et al. 2025) inputs of some of
+its layers. The head says which; nothing else differs here.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.drafters.tree_growth import grow_tree
 from specrun.runtime.heads.pair_head import EagleRows, FloatRows, PairHead
 from specrun.runtime.law import Law
+from specrun.runtime.ranked_law import RankedLaw
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.transform import penalty_window, transformed_law
 from specrun.runtime.tree import ROOT, DraftTree
@@ -124,15 +125,15 @@ class _HeadLaws:
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Law]:
         """Evaluate one depth of the tree."""
         rows = self._state.below(parents, tokens)
+        if self._ranks:
+            return [RankedLaw(rows.words[row], rows.log_probs[row]) for row in range(len(tokens))]
         paths = [[*([] if a == ROOT else self._paths[a]), token] for a, token in zip(parents, tokens, strict=True)]
         self._paths += paths
         return [self._law(rows, row, path) for row, path in enumerate(paths)]
 
     def _law(self, rows: EagleRows, row: int, path: list[int]) -> Law:
         if self._ranks:
-            order = np.argsort(rows.words[row])
-            weights = np.exp(rows.log_probs[row][order].astype(np.float64))
-            return Law.normalised(weights, rows.words[row][order].astype(np.intp))
+            return RankedLaw(rows.words[row], rows.log_probs[row])
         if rows.logits is None:
             raise OptionError("an EAGLE head that draws must be opened with whole rows")
         params, tokens = self._request.params, self._request.tokens

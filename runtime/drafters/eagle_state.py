@@ -80,8 +80,8 @@ class EagleState:
         """Make pairs of the target's features [n, features] of positions `start` on and the tokens after them.
 
         `tokens` is the whole text, at least one longer than the last position. Pairs that are known already stay. Where
-        features are missing between the known ones and these, the earlier pairs are given up: the head then sees less of
-        the text, which costs acceptance and nothing else.
+        features are missing between the known ones and these, the earlier pairs are given up: the head then sees less
+        of the text, which costs acceptance and nothing else.
         """
         known = self._base + self._count
         if start > known or start < self._base:
@@ -122,7 +122,7 @@ class EagleState:
         assert self._root is not None
         first = self._count + len(self._states)
         n = len(tokens)
-        states = np.stack([self._root.states[0] if parent == ROOT else self._states[parent] for parent in parents])
+        states = np.array([self._root.states[0] if parent == ROOT else self._states[parent] for parent in parents])
         sees = np.zeros((n, first + n), np.bool_)
         sees[:, : self._count] = True
         depth = 0

@@ -32,6 +32,7 @@ class EnsembleDrafter(Drafter):
         self.max_nodes = sum(member.max_nodes for member in members)
         self.needs_hidden_states = any(member.needs_hidden_states for member in members)
         self.layer_inputs = all_layer_inputs(members)
+        self.needs_nextn_states = any(member.needs_nextn_states for member in members)
         self._members = list(members)
         self._trees: list[DraftTree] = []
         self._places: list[dict[int, int]] = []

@@ -63,3 +63,7 @@ class MemberRows:
     def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
         """Return the input of a layer at the member's row."""
         return self._rows.layer_input(self._places[row] + 1, layer)
+
+    def nextn_state(self, row: int) -> npt.NDArray[np.float32]:
+        """Return what NextN blocks read of the member's row."""
+        return self._rows.nextn_state(self._places[row] + 1)

@@ -19,6 +19,7 @@ import numpy as np
 
 from specrun.runtime.law import Law, LawWithout
 from specrun.runtime.noise import DraftNoise, NoiseSource, choose_in_turn
+from specrun.runtime.ranked_law import RankedLaw
 from specrun.runtime.tree import TreeBuilder
 
 __all__ = [
@@ -78,6 +79,8 @@ def proposal_scheme(sampling: TreeSampling) -> Propose:
 
 def most_likely(law: Law, count: int) -> list[tuple[int, float]]:
     """Return the `count` most likely tokens with their probabilities, lower ids first among equals, none of zero."""
+    if isinstance(law, RankedLaw):
+        return law.best(count)
     probs = law.probs
     if len(probs) > 8 * count + 64:
         near = np.argpartition(probs, len(probs) - count)[len(probs) - count :]

@@ -36,6 +36,7 @@ class RelayDrafter(Drafter):
         self.name = name
         self.needs_hidden_states = any(member.needs_hidden_states for member in members)
         self.layer_inputs = all_layer_inputs(members)
+        self.needs_nextn_states = any(member.needs_nextn_states for member in members)
         self.max_nodes = sum(member.max_nodes for member in members)
         # The leaf that a member goes on from is a leaf no longer.
         self.max_leaves = sum(member.max_leaves for member in members) - len(members) + 1

@@ -2,13 +2,16 @@
 
 Written in the drafter language as branching factors by depth, `4x2x2` (4 children of the root, 2 below each of
 them, 2 below each of those), or as a quoted list of nodes, `"0 1 00 01 000"`: each node is the path of child
-ranks that leads to it, one sign a depth (0 to 9, then a to v for the ranks 10 to 31).
+ranks that leads to it, one sign a depth (0 to 9, then a to v for the ranks 10 to 31). Lists of lists, as Medusa's and
+EAGLE's programs write their trees, mean the same: `"[[0], [1], [0, 0], [0, 1], [0, 0, 0]]"`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import json
 import re
 from dataclasses import dataclass
 
@@ -25,6 +28,8 @@ MAX_NODES = 1024
 _WIDTHS = re.compile(r"[1-9]\d{0,8}(x\d{1,9})*")
 _HINT = 'give branching factors such as 4x2x2, a quoted list of nodes such as "0 1 00 01", or sequoia'
 _RANKS = "0123456789abcdefghijklmnopqrstuv"
+_LISTS = re.compile(r"[\d\s,\[\]()]*")
+_MAX_TEXT = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -113,12 +118,14 @@ def _limited(topology: Topology, max_depth: int, max_nodes: int) -> Topology:
 
 
 def parse_topology(text: str) -> Topology:
-    """Return the shape that `4x2x2` or `0 1 00 01 000` describes.
+    """Return the shape that `4x2x2`, `0 1 00 01 000` or `[[0], [1], [0, 0]]` describes.
 
     Raises `OptionError` for what is neither, and for trees larger than any context can hold.
     """
     if _WIDTHS.fullmatch(text):
         return _from_widths(text)
+    if text.lstrip().startswith(("[", "(")):
+        return _from_paths(_names_of_lists(text))
     if text.isalpha():
         raise OptionError(f"tree={text[:40]} is not a tree: {_HINT}")
     return _from_paths(text)
@@ -150,6 +157,25 @@ def _from_paths(text: str) -> Topology:
         _check_name(name, places)
         places[name] = len(places) - 1
     return _checked(Topology(tuple(places[name[:-1]] for name in names)), text)
+
+
+def _names_of_lists(text: str) -> str:
+    """Return nodes given as lists or tuples of ranks by their names."""
+    paths: object = None
+    if len(text) <= _MAX_TEXT and _LISTS.fullmatch(text):
+        squared = text.replace("(", "[").replace(")", "]")
+        with contextlib.suppress(ValueError, RecursionError):
+            paths = json.loads(re.sub(r",\s*\]", "]", squared))  # a tuple of one has a comma
+    if not isinstance(paths, list) or not all(isinstance(path, list) and path for path in paths):
+        raise OptionError(f"tree: {text[:40]!r} is not a list of nodes such as [[0], [1], [0, 0], [0, 1]]")
+    names: list[str] = []
+    for path in paths:
+        if not all(isinstance(rank, int) and rank < len(_RANKS) for rank in path):
+            raise OptionError(
+                f"tree lists node {str(path)[:40]}: a node is a list of ranks from 0 to {len(_RANKS) - 1}"
+            )
+        names.append("".join(_RANKS[rank] for rank in path))
+    return " ".join(names)
 
 
 def _check_name(name: str, known: dict[str, int]) -> None:

@@ -115,8 +115,10 @@ def cache_inputs(
     n, used = sees.shape
     mask = np.full((width, length), _MASKED, np.float32)
     mask[:n, :used][sees] = 0.0
-    mask[n:, 0] = 0.0
     more = width - n
+    if not more:
+        return {"positions": positions, "cells": cells, "mask": mask}
+    mask[n:, 0] = 0.0
     return {
         "positions": np.concatenate([positions, np.zeros(more, np.int32)]),
         "cells": np.concatenate([cells, np.full(more, spare, np.int64)]),

@@ -112,7 +112,7 @@ def _rope(file: HeadFile, head_size: int) -> Rope:
     scaling = file.header.metadata.get("eagle3.rope.scaling.type", "none")
     if scaling not in ("none", "linear"):
         raise UnsupportedModelError(
-            f"{file.path} scales its positions by {scaling!r}, and EAGLE-3 heads are run with none, linear or rope_freqs"
+            f"{file.path} scales its positions by {scaling!r}: EAGLE-3 heads are run with none, linear or rope_freqs"
         )
     n_dims = file.size("rope.dimension_count", default=head_size)
     if n_dims % 2 or n_dims > head_size:

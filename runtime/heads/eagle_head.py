@@ -5,19 +5,17 @@ x = fc [embed(t_(j+1)); f_j] + b, then one Llama layer without an input norm (at
 then x + mlp(norm(x))). The target's own output matrix turns the predicted state into the draft law of t_(j+2).
 Reference: SafeAILab/EAGLE, `eagle/model/cnets1.py` and `cnets.py`; HASS checkpoints are of the same form.
 
-Tensors: `eagle.fc.weight` (2h, h), `eagle.fc.bias` (h, optional), `eagle.attn_{q,k,v,output}.weight`,
-`eagle.attn_{q,k,v}.bias` (optional), `eagle.ffn_norm.weight`, `eagle.ffn_{gate,up,down}.weight`, `token_embd.weight`
-(optional). Rotary pairs are the halves of a head, as in Hugging Face's checkpoints.
+Tensors: `eagle.fc.weight` (2h, h), `eagle.fc.bias` (h, optional), those of `decoder_layer` after `eagle.`,
+`token_embd.weight` (h, words, optional).
 """
 
 from __future__ import annotations
 
 import os
 
-from specrun.bindings.errors import MalformedFileError
-from specrun.bindings.ggml.graph import GraphBuilder, Rope, Tensor
+from specrun.bindings.ggml.graph import GraphBuilder, Tensor
 from specrun.bindings.model import Model
-from specrun.runtime.heads.cached_attention import AttentionSizes
+from specrun.runtime.heads.decoder_layer import layer_attention, layer_tensor_names
 from specrun.runtime.heads.head_file import HeadFile
 from specrun.runtime.heads.pair_head import PairHead, PairSizes
 
@@ -61,47 +59,22 @@ class EagleHead(PairHead):
 
 
 def _sizes(file: HeadFile) -> PairSizes:
-    hidden, heads, kv = (
-        file.size("embedding_length"),
-        file.size("attention.head_count"),
-        file.size("attention.head_count_kv"),
-    )
-    if hidden % heads or heads % kv or (hidden // heads) % 2:
-        raise MalformedFileError(
-            f"{file.path} has {heads} heads and {kv} key-value heads for hidden states of {hidden}: convert it again"
-        )
-    rope = Rope(hidden // heads, freq_base=file.number("rope.freq_base", 10000.0), neox=True)
+    attention = layer_attention(file)
     return PairSizes(
-        hidden=hidden,
-        features=hidden,
+        hidden=attention.size,
+        features=attention.size,
         words=file.size("vocab_size"),
         feed_forward=file.size("feed_forward_length"),
         norm_eps=file.number("attention.layer_norm_rms_epsilon", 1e-6),
-        attention=AttentionSizes(heads, kv, hidden // heads, rope),
+        attention=attention,
     )
 
 
 def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
     """Return all tensors of the file that are used, checked."""
-    h, kv, wide = sizes.hidden, sizes.attention.kv_size, sizes.feed_forward
-    names = [
-        file.require("eagle.fc.weight", (2 * h, h)),
-        file.require("eagle.attn_q.weight", (h, h)),
-        file.require("eagle.attn_k.weight", (h, kv)),
-        file.require("eagle.attn_v.weight", (h, kv)),
-        file.require("eagle.attn_output.weight", (h, h)),
-        file.require("eagle.ffn_norm.weight", (h,)),
-        file.require("eagle.ffn_gate.weight", (h, wide)),
-        file.require("eagle.ffn_up.weight", (h, wide)),
-        file.require("eagle.ffn_down.weight", (wide, h)),
-    ]
-    optional = {
-        "eagle.fc.bias": (h,),
-        "eagle.attn_q.bias": (h,),
-        "eagle.attn_k.bias": (kv,),
-        "eagle.attn_v.bias": (kv,),
-    }
-    for name, shape in (*optional.items(), ("token_embd.weight", (h, sizes.words))):
+    h = sizes.hidden
+    names = [file.require("eagle.fc.weight", (2 * h, h)), *layer_tensor_names(file, "eagle.", sizes.attention)]
+    for name, shape in (("eagle.fc.bias", (h,)), ("token_embd.weight", (h, sizes.words))):
         if name in file:
             names.append(file.require(name, shape))
     return names

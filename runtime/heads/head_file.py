@@ -54,9 +54,9 @@ class HeadFile:
             raise MalformedFileError(f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again")
         return float(value)
 
-    def flag(self, name: str) -> bool:
-        """Return the truth value `<kind>.<name>`, false where it is absent."""
-        value = self.header.metadata.get(f"{self.kind}.{name}", False)
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """Return the truth value `<kind>.<name>`, `default` where it is absent."""
+        value = self.header.metadata.get(f"{self.kind}.{name}", default)
         if not isinstance(value, bool):
             raise MalformedFileError(f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again")
         return value

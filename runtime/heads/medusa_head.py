@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,13 @@ from specrun.bindings.ggml.target_tensors import TargetTensors
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.model import Model
 from specrun.runtime.heads.head_file import HeadFile
+from specrun.runtime.heads.node_accuracy import stored_accuracy
 
 __all__ = ["MedusaHead"]
 
 _MAX_HEADS, _MAX_BLOCKS = 32, 16
+_OPERATIONS = 16  # of a graph for each head, beside two for each tensor of its blocks
+_ROWS = 16  # hidden states of one evaluation where a whole text is asked about
 
 
 class MedusaHead:
@@ -43,11 +46,13 @@ class MedusaHead:
         file = HeadFile(path, "medusa")
         file.check_target(target)
         self.n_heads = file.size("head_count", _MAX_HEADS)
-        self.accuracies = file.numbers("node_accuracy")
+        self.accuracy = stored_accuracy(file, self.n_heads)
         self.native_seconds = 0.0
         self.n_params = file.header.n_parameters
         self._names = _tensor_names(file, self.n_heads)
-        self._width = target.n_embd
+        self._width, self._words = target.n_embd, target.vocabulary.size
+        shared = sum(len(own) % 2 == 0 for own in self._names)  # heads that read the target's output matrix
+        self.evaluated_params = self.n_params + shared * self._width * self._words
         self._graph: Graph | None = None
         self._ranks: tuple[int, ...] = ()
         self._device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
@@ -62,24 +67,49 @@ class MedusaHead:
             raise
 
     def prepare(self, ranks: Sequence[int]) -> None:
-        """Build the graph for heads that name so many words each."""
-        if not 0 < len(ranks) <= self.n_heads:
-            raise OptionError(f"a tree of depth {len(ranks)}: these Medusa heads reach 1 to {self.n_heads} tokens deep")
+        """Build the graph for one hidden state and heads that name so many words each."""
+        graph = self._build(ranks, 1)
         if self._graph is not None:
             self._graph.close()
-            self._graph = None
-        builder = GraphBuilder(self._device)
+        self._graph, self._ranks = graph, tuple(ranks)
+
+    def words_along(self, features: npt.NDArray[np.float32], ranks: int) -> Iterator[list[list[int]]]:
+        """Yield what `best_words` returns for each of many hidden states [n, hidden], all heads naming `ranks` words.
+
+        Several states share an evaluation, and so the reading of the weights.
+        """
+        graph = self._build([ranks] * self.n_heads, _ROWS)
         try:
-            features = builder.input("features", F32, self._width, 1)
+            for start in range(0, len(features), _ROWS):
+                piece = features[start : start + _ROWS]
+                rows = np.zeros((_ROWS, self._width), np.float32)
+                rows[: len(piece)] = piece
+                started = time.perf_counter()
+                found = graph.run({"features": rows})
+                self.native_seconds += time.perf_counter() - started
+                for row in range(len(piece)):
+                    yield [_by_value(found, head, row) for head in range(self.n_heads)]
+        finally:
+            graph.close()
+
+    def _build(self, ranks: Sequence[int], rows: int) -> Graph:
+        """Return the graph that names so many words of each head for `rows` hidden states."""
+        if not 0 < len(ranks) <= self.n_heads:
+            raise OptionError(f"a tree of depth {len(ranks)}: these Medusa heads reach 1 to {self.n_heads} tokens deep")
+        if max(ranks) > self._words:
+            raise OptionError(f"a tree of {max(ranks)} branches: these Medusa heads know {self._words} words")
+        n_operations = sum(2 * len(names) + _OPERATIONS for names in self._names)
+        builder = GraphBuilder(self._device, n_operations)
+        try:
+            features = builder.input("features", F32, self._width, rows)
             for head, count in enumerate(ranks):
                 logits = self._logits(builder, head, features)
                 best = builder.top_k(logits, count)
                 builder.output(f"words{head}", best)
                 builder.output(f"values{head}", builder.pick(logits, best, count))
-            self._graph = builder.build()
+            return builder.build()
         finally:
             builder.close()
-        self._ranks = tuple(ranks)
 
     def best_words(self, features: npt.NDArray[np.float32]) -> list[list[int]]:
         """Return each head's words for a final hidden state [hidden], the most likely first."""
@@ -88,11 +118,7 @@ class MedusaHead:
         started = time.perf_counter()
         found = self._graph.run({"features": features})
         self.native_seconds += time.perf_counter() - started
-        words: list[list[int]] = []
-        for head in range(len(self._ranks)):
-            order = np.argsort(-found[f"values{head}"][0], kind="stable")
-            words.append(found[f"words{head}"][0][order].tolist())
-        return words
+        return [_by_value(found, head, 0) for head in range(len(self._ranks))]
 
     def close(self) -> None:
         """Free graph, weights and device."""
@@ -114,6 +140,15 @@ class MedusaHead:
             state = builder.add(state, builder.silu(builder.add(linear, Tensor(self._weights[str(bias)]))))
         words = self._target.output() if output is None else Tensor(self._weights[output])
         return builder.mul_mat(words, state)
+
+
+def _by_value(found: dict[str, npt.NDArray[np.generic]], head: int, row: int) -> list[int]:
+    """Return a head's words, which ggml names in no order, by their logits."""
+    values, words = found[f"values{head}"][row], found[f"words{head}"][row]
+    if len(words) == 1:
+        return [int(words[0])]
+    ordered: list[int] = words[np.argsort(-values, kind="stable")].tolist()
+    return ordered
 
 
 def _tensor_names(file: HeadFile, n_heads: int) -> list[list[str]]:

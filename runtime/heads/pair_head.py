@@ -23,13 +23,15 @@ from specrun.bindings.ggml.target_tensors import TargetTensors
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.model import Model
 from specrun.runtime.heads.cached_attention import AttentionSizes, KeyValueCache, cache_inputs
+from specrun.runtime.heads.decoder_layer import LayerWeights, decoder_layer
+from specrun.runtime.heads.graph_sizes import filled_width
 from specrun.runtime.heads.head_file import HeadFile
+from specrun.runtime.heads.ranked_words import add_ranking, ranked_words
 
 __all__ = ["EagleRows", "FloatRows", "PairHead", "PairSizes"]
 
 FloatRows = npt.NDArray[np.float32]
 
-_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)  # few graphs serve all numbers of pairs: others are filled up
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 
@@ -170,16 +172,8 @@ class PairHead(ABC):
         self, builder: GraphBuilder, x: Tensor, residual: Tensor, length: int, factors: Tensor | None = None
     ) -> Tensor:
         """Return y + mlp(norm(y)) with y = residual + attention(x)."""
-        query, key, value = (self._projected(builder, name, x) for name in "qkv")
-        mixed = self._cache.attend(builder, query, key, value, length, factors)
-        y = builder.add(residual, builder.mul_mat(self._weight("attn_output.weight"), mixed))
-        normed = builder.rms_norm(y, self._weight("ffn_norm.weight"), self.sizes.norm_eps)
-        gate, up = (builder.mul_mat(self._weight(f"ffn_{name}.weight"), normed) for name in ("gate", "up"))
-        return builder.add(y, builder.mul_mat(self._weight("ffn_down.weight"), builder.swiglu(gate, up)))
-
-    def _projected(self, builder: GraphBuilder, name: str, x: Tensor) -> Tensor:
-        linear, bias = builder.mul_mat(self._weight(f"attn_{name}.weight"), x), f"attn_{name}.bias"
-        return builder.add(linear, self._weight(bias)) if f"{self._prefix}{bias}" in self._weights else linear
+        weights, eps = LayerWeights(self._weights, self._prefix), self.sizes.norm_eps
+        return decoder_layer(builder, weights, self._cache, x, residual, length, eps, factors)
 
     # -- graphs ----------------------------------------------------------------------------------------------------
 
@@ -196,22 +190,20 @@ class PairHead(ABC):
         n, used = sees.shape
         if used > self.n_cells:
             raise OptionError(f"an EAGLE head with {self.n_cells} cells cannot hold {used} pairs")
-        width, length = next((one for one in _WIDTHS if one >= n), n), self._cache.length(used)
+        width, length = filled_width(n), self._cache.length(used)
         graph = self._graph(width, length, real=real)
         inputs = cache_inputs(positions, cells, sees, width, length, self._cache.spare)
-        rows = np.zeros((width, states.shape[1]), np.float32)
-        rows[:n] = states
-        inputs |= {"tokens": np.array([*tokens, *[0] * (width - n)], np.int32), "states": rows}
+        if width > n:
+            states = np.concatenate([states, np.zeros((width - n, states.shape[1]), np.float32)])
+        inputs |= {"tokens": np.array([*tokens, *[0] * (width - n)], np.int32), "states": states}
         started = time.perf_counter()
         found = graph.run(inputs)
         self.native_seconds += time.perf_counter() - started
-        values = _floats(found["values"])[:n]
-        order = np.argsort(-values, axis=1, kind="stable")
-        ranked = np.take_along_axis(found["words"].astype(np.int32, copy=False)[:n], order, 1)
+        best = ranked_words(found, n)
         return EagleRows(
             _floats(found["states"])[:n],
-            self._target_words(ranked),
-            np.take_along_axis(values, order, 1) - _floats(found["total"])[:n],
+            self._target_words(best.words),
+            best.log_probs,
             self._target_rows(_floats(found["logits"])[:n]) if self._whole_rows else None,
         )
 
@@ -232,11 +224,8 @@ class PairHead(ABC):
                 states = self._fused(builder, states)
             predicted, read = self._predicted(builder, builder.get_rows(self._embedding, tokens), states, length)
             logits = builder.mul_mat(self._output, read)
-            best = builder.top_k(logits, self._ranks)
             builder.output("states", predicted)
-            builder.output("words", best)
-            builder.output("values", builder.pick(logits, best, self._ranks))
-            builder.output("total", builder.log_sum_exp(logits))
+            add_ranking(builder, logits, self._ranks)
             if self._whole_rows:
                 builder.output("logits", logits)
             return builder.build()

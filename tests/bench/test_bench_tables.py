@@ -108,6 +108,23 @@ def test_folding_takes_out_what_is_the_same_in_every_row() -> None:
     assert "temp" in two.columns
 
 
+def test_chains_show_eagles_n_alpha_and_trees_do_not() -> None:
+    chain = dataclasses.replace(DRAFTED, is_chain=True, acceptance_given_prefix=(0.8, 0.625, 0.5))
+    tree = dataclasses.replace(chain, drafter="eagle(head.gguf, tree=2x2)", is_chain=False)
+    notes = "\n".join(drafters_table([PLAIN, chain, tree]).notes)
+    assert "n-alpha of chains" in notes
+    assert "\n- draft(small.gguf, n=4) at temperature 0: 0.80 0.62 0.50" in notes
+    assert "tree=2x2" not in notes
+
+
+def test_rules_that_are_not_exact_are_marked() -> None:
+    lossy = dataclasses.replace(DRAFTED, rule="typical(eps=0.09, delta=0.3)", exact=False)
+    table = drafters_table([PLAIN, lossy])
+    assert cells(table, 1)["drafter"] == "draft(small.gguf, n=4), typical(eps=0.09, delta=0.3) (not exact)"
+    assert any(note.startswith("NOT exact: typical(eps=0.09, delta=0.3)") for note in table.notes)
+    assert not any("NOT exact" in note for note in drafters_table([PLAIN, DRAFTED]).notes)
+
+
 def test_csv_has_one_row_a_result_and_raw_numbers() -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv([PLAIN, DRAFTED]))))
     assert len(rows) == 2

@@ -14,6 +14,7 @@ import pytest
 from gguf import GGUFReader
 from renamed_models import as_architecture, qwen3_norms
 from tiny_models import CHAT, F32
+from tiny_nextn import write_tiny_qwen35
 
 from specrun.bindings import layer_inputs
 from specrun.bindings.batch import Batch
@@ -23,22 +24,15 @@ from specrun.bindings.layer_inputs import LAYER_INPUT_ARCHITECTURES, check_layer
 from specrun.bindings.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 
-LAYERS, WIDTH, EPS = 4, 32, 1e-5
+LAYERS, WIDTH, EPS = 6, 32, 1e-5
 TEXT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
 WITHOUT = "xverse"
 """An architecture with a Llama's tensors, whose graph hands out no layer inputs."""
 
 
-@pytest.fixture(scope="module")
-def deep(tiny_folder: Path) -> Path:
-    path = tiny_folder / "deep.gguf"
-    write_random_llama(path, RandomLlama(**{**CHAT, "layers": LAYERS}))
-    return path
-
-
 @pytest.fixture
-def model(deep: Path) -> Iterator[Model]:
-    with Model(deep) as opened:
+def model(tiny_deep_model: Path) -> Iterator[Model]:
+    with Model(tiny_deep_model) as opened:
         yield opened
 
 
@@ -47,6 +41,7 @@ def renamed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     folder = tmp_path_factory.mktemp("renamed")
     return {
         "llama": tiny_model,
+        "qwen35": write_tiny_qwen35(folder / "qwen35.gguf"),
         "qwen3": as_architecture(tiny_model, folder / "qwen3.gguf", "qwen3", qwen3_norms(2, 8)),
         WITHOUT: as_architecture(tiny_model, folder / "without.gguf", WITHOUT),
     }
@@ -57,10 +52,8 @@ def normed_states(folder: Path, layers: int, text: list[int]) -> np.ndarray:
     path = folder / f"first {layers}.gguf"
     if not path.exists():
         write_random_llama(path, RandomLlama(**{**CHAT, "layers": layers}))
-    with (
-        Model(path) as model,
-        Context(model, ContextOptions(**F32, n_outputs=len(text), hidden_states=True)) as context,
-    ):
+    options = ContextOptions(**F32, n_outputs=len(text), hidden_states=True)
+    with Model(path) as model, Context(model, options) as context:
         batch = Batch(len(text), 1)
         batch.fill_chain(text, 0, [0], len(text))
         rows = context.decode(batch)
@@ -87,21 +80,21 @@ def evaluated(model: Model, layers: tuple[int, ...], pieces: int, **options: int
 
 @pytest.mark.parametrize(("pieces", "options"), [(1, {}), (3, {}), (10, {}), (1, {"n_ubatch": 4})])
 def test_inputs_are_what_the_layers_before_have_made(
-    model: Model, deep: Path, tmp_path: Path, pieces: int, options: dict[str, int]
+    model: Model, tiny_deep_model: Path, tmp_path: Path, pieces: int, options: dict[str, int]
 ) -> None:
     found = evaluated(model, (0, 1, 3), pieces, **options)
-    embedding = next(one.data for one in GGUFReader(deep).tensors if one.name == "token_embd.weight")
+    embedding = next(one.data for one in GGUFReader(tiny_deep_model).tensors if one.name == "token_embd.weight")
     np.testing.assert_array_equal(found[0], embedding[TEXT])
     for layer in (1, 3):
         expected = normed_states(tmp_path, layer, TEXT)
-        np.testing.assert_allclose(normed(found[layer], deep), expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(normed(found[layer], tiny_deep_model), expected, rtol=1e-4, atol=1e-5)
         wrong = normed_states(tmp_path, layer + 1, TEXT)  # the control: one layer further
-        assert np.abs(normed(found[layer], deep) - wrong).max() > 0.1
+        assert np.abs(normed(found[layer], tiny_deep_model) - wrong).max() > 0.1
 
 
 def test_rows_of_a_tree_belong_to_its_nodes(model: Model) -> None:
     """Two branches below one prefix, in one batch with outputs for some tokens only."""
-    chain = {layer: rows for layer, rows in evaluated(model, (2,), 1).items()}[2]
+    chain = evaluated(model, (2,), 1)[2]
     with Context(model, ContextOptions(**F32, n_sequences=2, n_outputs=3, layer_inputs=(2,))) as context:
         batch = Batch(8, 2)
         # TEXT[:3], then TEXT[3] in sequence 0 beside another word in sequence 1.
@@ -142,7 +135,7 @@ def test_hidden_states_may_be_asked_for_beside_them(model: Model) -> None:
 
 @pytest.mark.parametrize("layers", [(LAYERS,), (-1,), (0, 99)])
 def test_layers_that_are_not_there_are_refused(model: Model, layers: tuple[int, ...]) -> None:
-    with pytest.raises(OptionError, match="layers 0 to 3"):
+    with pytest.raises(OptionError, match="layers 0 to 5"):
         Context(model, ContextOptions(**F32, layer_inputs=layers))
 
 
@@ -184,7 +177,9 @@ with Model(sys.argv[1]) as model, Context(model, ContextOptions(n_ctx=64, n_thre
 """
 
 
-@pytest.mark.parametrize(("architecture", "lives"), [("llama", True), ("qwen3", True), (WITHOUT, False)])
+@pytest.mark.parametrize(
+    ("architecture", "lives"), [("llama", True), ("qwen3", True), ("qwen35", True), (WITHOUT, False)]
+)
 def test_the_list_says_who_survives_being_asked(renamed: dict[str, Path], architecture: str, lives: bool) -> None:
     """Asked in a process of its own, with the list out of the way."""
     command = [sys.executable, "-c", ASK, str(renamed[architecture]), architecture]

@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
+from renamed_models import as_architecture
 from tiny_heads import random_medusa
+from tiny_nextn import TinyNextN
 
 from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.cli.drafter_choice import drafter_expression
 from specrun.cli.model_options import DraftSettings
+from specrun.convert.metadata import Metadata
+from specrun.convert.writer import PlannedTensor, write_gguf
 from specrun.runtime.drafters.expression import parse_expression
 
 FILE = Path("small model.gguf")
@@ -38,8 +43,16 @@ def settings(**given: Any) -> DraftSettings:
             'draft("small model.gguf", n=7, p_min=0.5)',
         ),
         ({"spec_type": "draft-simple"}, True, "draft"),
+        (
+            {"spec_type": "draft-eagle3", "model_draft": FILE, "spec_draft_n_max": 4},
+            False,
+            'eagle3("small model.gguf", n=4)',
+        ),
         ({"spec_type": "ngram-simple", "spec_draft_n_max": 9}, False, "prompt-lookup(n=9)"),
         ({"spec_type": "prompt-lookup"}, True, "prompt-lookup"),
+        ({"spec_type": "draft-mtp"}, False, "mtp"),
+        ({"spec_type": "draft-mtp", "spec_draft_n_max": 2, "spec_draft_p_min": 0.5}, False, "mtp(n=2, p_min=0.5)"),
+        ({"spec_type": "draft-mtp", "model_draft": FILE}, False, 'mtp("small model.gguf")'),
         ({"drafter": "prompt-lookup(n=2)"}, True, "prompt-lookup(n=2)"),
         ({"drafter": "auto"}, True, "auto"),
         ({"drafter": "auto", "model_draft": FILE}, False, 'auto(draft("small model.gguf"), prompt-lookup, lookahead)'),
@@ -53,8 +66,27 @@ def test_expressions(given: dict[str, Any], demo: bool, expected: str) -> None:
 def test_a_file_of_heads_is_recognised(tmp_path: Path) -> None:
     path = random_medusa(8, 16).write(tmp_path / "heads.gguf", 16)
     assert drafter_expression(settings(model_draft=path), demo=False) == f'medusa("{path}")'
+    path = tmp_path / "hydra.gguf"
+    planned = [PlannedTensor("hydra.0.res.0.bias", (4,), "F32", lambda: np.ones(4, np.float32))]
+    write_gguf(path, "hydra", Metadata(), planned)
+    assert drafter_expression(settings(model_draft=path), demo=False) == f'hydra("{path}")'
     with pytest.raises(click.UsageError, match="put nodes="):
         drafter_expression(settings(model_draft=path, spec_draft_n_max=3), demo=False)
+
+
+def test_an_eagle3_file_of_llama_cpp_is_recognised(tmp_path: Path, tiny_drafter: Path) -> None:
+    path = as_architecture(tiny_drafter, tmp_path / "head.gguf", "eagle3")
+    assert drafter_expression(settings(model_draft=path), demo=False) == f'eagle3("{path}")'
+    wanted = f'auto(eagle3("{path}"), prompt-lookup, lookahead)'
+    assert drafter_expression(settings(model_draft=path, drafter="auto"), demo=False) == wanted
+
+
+def test_blocks_without_their_model_are_recognised(tmp_path: Path) -> None:
+    path = TinyNextN().write_blocks_only(tmp_path / "mtp-blocks.gguf")
+    given = settings(model_draft=path, spec_draft_n_max=2)
+    assert drafter_expression(given, demo=False) == f'mtp("{path}", n=2)'
+    whole = TinyNextN().write(tmp_path / "whole.gguf")
+    assert drafter_expression(settings(model_draft=whole), demo=False) == f'draft("{whole}")'
 
 
 @pytest.mark.parametrize(
@@ -67,6 +99,7 @@ def test_a_file_of_heads_is_recognised(tmp_path: Path) -> None:
         ({"drafter": "draft", "spec_draft_p_min": 0.0}, "--spec-draft-p-min"),
         ({"drafter": "draft", "spec_type": "none"}, "--spec-type"),
         ({"spec_type": "draft-simple"}, "-md FILE"),
+        ({"spec_type": "draft-eagle3"}, "draft-eagle3 needs a draft model: -md FILE"),
         ({"spec_type": "ngram-simple", "model_draft": FILE}, "leave out -md"),
         ({"spec_type": "ngram-simple,draft-simple"}, "--drafter"),
         ({"spec_draft_n_max": 3}, "without a drafter"),
@@ -82,7 +115,7 @@ def test_methods_that_do_not_exist() -> None:
     with pytest.raises(OptionError, match="did you mean ngram-simple"):
         drafter_expression(settings(spec_type="ngram-simpel"), demo=False)
     with pytest.raises(OptionError, match="does not exist here"):
-        drafter_expression(settings(spec_type="draft-eagle3"), demo=False)
+        drafter_expression(settings(spec_type="draft-dflash"), demo=False)
 
 
 def test_odd_file_names_survive(tmp_path: Path) -> None:

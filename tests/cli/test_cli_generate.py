@@ -32,6 +32,8 @@ STATS_KEYS = [
     "wall_s",
     "drafting",
     "non_candidates",
+    "acceptance_given_prefix",
+    "tested_by_position",
 ]
 
 

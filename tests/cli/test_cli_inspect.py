@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny_nextn import TinyNextN
 
 from specrun.convert.quantize import quantize_model
 from specrun.convert.random_model import RandomLlama, write_random_llama
@@ -59,6 +60,19 @@ def test_plain_text_in_a_pipe(run: Run, models: Models) -> None:
     assert "  context length      512" in lines
     assert "  chat template       yes" in lines
     assert any(line.split() == ["type", "tensors", "parameters", "size"] for line in lines)
+
+
+def test_nextn_blocks_are_mentioned_and_a_file_of_them_is_checked(run: Run, tmp_path: Path, models: Models) -> None:
+    whole = TinyNextN().write(tmp_path / "whole.gguf")
+    apart = TinyNextN().write_blocks_only(tmp_path / "mtp.gguf")
+    assert json.loads(run("inspect", whole, "--json").stdout)["nextn_blocks"] == 1
+    assert json.loads(run("inspect", models.target, "--json").stdout)["nextn_blocks"] == 0
+    lines = run("inspect", whole).stdout.splitlines()
+    assert "  NextN blocks        1; --drafter mtp drafts with them" in lines
+    assert "The pair fits" in run("inspect", whole, "-md", apart).stdout
+    other = run("inspect", models.target, "-md", apart)
+    assert other.exit_code == 4
+    assert "it is made for hy_v3" in other.stderr
 
 
 def test_no_weights_are_loaded(run: Run, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:

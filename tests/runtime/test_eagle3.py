@@ -1,4 +1,4 @@
-"""EAGLE-3 as a drafter: plain decoding's text, a true cache after any rounds, drafts better than chance once trained."""
+"""EAGLE-3 as a drafter: plain decoding's text, a cache that stays true, drafts better than chance once trained."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import pytest
 import torch
 from renamed_models import as_architecture
 from tiny_eagle3 import TinyEagle3, Variant, random_eagle3
-from tiny_models import CHAT
+from tiny_nextn import write_tiny_qwen35
 
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.model import Model
-from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.eagle import EagleDrafter
 from specrun.runtime.drafters.expression import quoted
@@ -27,14 +26,6 @@ HIDDEN, WORDS, LAYERS, TAPS = 32, 320, 6, (1, 3, 5)
 EXACT = {"n_ctx": 256, "n_threads": 1, "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
 PROMPT_IDS = [5, 6, 7, 8, 9]
 GREEDY = SamplingParams(temperature=0.0)
-
-
-@pytest.fixture(scope="module")
-def deep(tiny_folder: Path) -> Path:
-    path = tiny_folder / "six layers.gguf"
-    if not path.exists():
-        write_random_llama(path, RandomLlama(**{**CHAT, "layers": LAYERS}))
-    return path
 
 
 def matrices(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,21 +45,21 @@ def features(path: Path, text: list[int]) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def greedy_texts(deep: Path) -> list[list[int]]:
+def greedy_texts(tiny_deep_model: Path) -> list[list[int]]:
     texts = []
-    with Runtime(deep, **EXACT) as runtime:
-        for seed in range(8):
+    with Runtime(tiny_deep_model, **EXACT) as runtime:
+        for seed in range(6):
             prompt = [5 + seed, 6, 7 + seed]
             texts.append([*prompt, *runtime.generate(prompt, GREEDY, max_tokens=30).token_ids])
     return texts
 
 
 @pytest.fixture(scope="module")
-def head(deep: Path, greedy_texts: list[list[int]]) -> TinyEagle3:
+def head(tiny_deep_model: Path, greedy_texts: list[list[int]]) -> TinyEagle3:
     """A head trained for some seconds on greedy texts with two steps of training-time test, as in the paper."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    embedding, _ = matrices(deep)
+    embedding, _ = matrices(tiny_deep_model)
     counts = Counter(token for text in greedy_texts for token in text[2:])
     ids = np.sort([token for token, _ in counts.most_common(64)])
     start = random_eagle3(HIDDEN, WORDS, Variant(draft_words=len(ids)))
@@ -81,8 +72,8 @@ def head(deep: Path, greedy_texts: list[list[int]]) -> TinyEagle3:
     for text in greedy_texts:
         n = len(text) - 2
         wanted = torch.tensor([known.get(token, -100) for token in [*text[2:], -1]])
-        data.append((n, torch.tensor(features(deep, text))[: n + 1], embedding[text[1:]], wanted))
-    for _ in range(60):
+        data.append((n, torch.tensor(features(tiny_deep_model, text))[: n + 1], embedding[text[1:]], wanted))
+    for _ in range(40):
         loss = torch.zeros(())
         for n, taps, words, wanted in data:
             states, seen = start.fused(w, taps[:n]), np.tri(n, dtype=bool)
@@ -110,8 +101,8 @@ def cross_entropy(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def trained(head: TinyEagle3, deep: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return head.write(tmp_path_factory.mktemp("eagle3") / "trained.gguf", deep)
+def trained(head: TinyEagle3, tiny_deep_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return head.write(tmp_path_factory.mktemp("eagle3") / "trained.gguf", tiny_deep_model)
 
 
 def answer(path: Path, drafter: str, params: SamplingParams, length: int = 40, prompt: Sequence[int] = PROMPT_IDS):
@@ -119,35 +110,43 @@ def answer(path: Path, drafter: str, params: SamplingParams, length: int = 40, p
         return runtime.generate(list(prompt), params, max_tokens=length)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize("options", ["depth=4, topk=2, nodes=6", "n=3", "tree=2x2x1", "depth=3, topk=4, nodes=9"])
-def test_the_text_is_plain_decodings_own(deep: Path, trained: Path, temperature: float, options: str) -> None:
-    params = SamplingParams(temperature=temperature, seed=3, repeat_penalty=1.1)
-    drafted = answer(deep, f"eagle3({quoted(str(trained))}, {options})", params)
-    assert drafted.token_ids == answer(deep, "none", params).token_ids
-    assert drafted.stats.drafted > 0
+def test_the_text_is_plain_decodings_own(tiny_deep_model: Path, trained: Path, options: str) -> None:
+    with (
+        Runtime(tiny_deep_model, **EXACT) as plain,
+        Runtime(tiny_deep_model, f"eagle3({quoted(str(trained))}, {options})", **EXACT) as drafts,
+    ):
+        for temperature in (0.0, 0.8, 1.0):
+            params = SamplingParams(temperature=temperature, seed=3, repeat_penalty=1.1)
+            drafted = drafts.generate(PROMPT_IDS, params, max_tokens=40)
+            assert drafted.token_ids == plain.generate(PROMPT_IDS, params, max_tokens=40).token_ids
+            assert drafted.stats.drafted > 0
 
 
-def test_a_trained_head_drafts_far_better_than_chance(deep: Path, trained: Path, greedy_texts: list[list[int]]) -> None:
+def test_a_trained_head_drafts_far_better_than_chance(
+    tiny_deep_model: Path, trained: Path, greedy_texts: list[list[int]]
+) -> None:
     """On texts it was trained on; by chance one draft word in 64 is right. A random head is the control."""
 
     def acceptance(path: Path) -> float:
         shares = [
-            answer(deep, f"eagle3({quoted(str(path))}, n=3)", GREEDY, 25, text[:3]).stats.acceptance_rate
+            answer(tiny_deep_model, f"eagle3({quoted(str(path))}, n=3)", GREEDY, 25, text[:3]).stats.acceptance_rate
             for text in greedy_texts[:4]
         ]
         return float(np.mean(shares))
 
     assert acceptance(trained) > 0.3
-    assert acceptance(random_eagle3(HIDDEN, WORDS).write(trained.parent / "random.gguf", deep)) < 0.1
+    assert acceptance(random_eagle3(HIDDEN, WORDS).write(trained.parent / "random.gguf", tiny_deep_model)) < 0.1
 
 
 @pytest.mark.parametrize("sampling", ["with", "without"])
 def test_sampled_trees_draw_words_of_the_draft_vocabulary_only(
-    deep: Path, trained: Path, head: TinyEagle3, sampling: str
+    tiny_deep_model: Path, trained: Path, head: TinyEagle3, sampling: str
 ) -> None:
     """Their laws are the head's own over the target's words, so acceptance is exact; and some are accepted."""
-    with Runtime(deep, drafter=f"eagle3({quoted(str(trained))}, tree=3x2, sampling={sampling})", **EXACT) as runtime:
+    with Runtime(
+        tiny_deep_model, drafter=f"eagle3({quoted(str(trained))}, tree=3x2, sampling={sampling})", **EXACT
+    ) as runtime:
         drafter, laws = runtime.session.drafter, []
         propose = drafter.propose
 
@@ -169,16 +168,15 @@ def test_sampled_trees_draw_words_of_the_draft_vocabulary_only(
 
 
 @pytest.mark.parametrize("options", ["depth=4, topk=2, nodes=6", "n=4", "tree=2x2x1, sampling=without"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("n_batch", [512, 16])
+@pytest.mark.parametrize(("temperature", "n_batch"), [(0.0, 512), (1.0, 16)])
 def test_the_cache_is_true_after_any_rounds(
-    deep: Path, trained: Path, head: TinyEagle3, options: str, temperature: float, n_batch: int
+    tiny_deep_model: Path, trained: Path, head: TinyEagle3, options: str, temperature: float, n_batch: int
 ) -> None:
-    """What the head predicts after many accepted and rejected rounds, and prompts in pieces, equals a fresh evaluation."""
-    embedding, _ = matrices(deep)
+    """After many accepted and rejected rounds, and prompts in pieces, it predicts what a fresh evaluation does."""
+    embedding, _ = matrices(tiny_deep_model)
     w = head.tensors()
     drafter_text = f"eagle3({quoted(str(trained))}, {options})"
-    with Runtime(deep, drafter=drafter_text, **EXACT, n_batch=n_batch, n_ubatch=8) as runtime:
+    with Runtime(tiny_deep_model, drafter=drafter_text, **EXACT, n_batch=n_batch, n_ubatch=8) as runtime:
         drafter = runtime.session.drafter
         assert isinstance(drafter, EagleDrafter)
         first = runtime.generate(PROMPT_IDS, SamplingParams(temperature=temperature, seed=1), max_tokens=30)
@@ -191,7 +189,7 @@ def test_the_cache_is_true_after_any_rounds(
                 assert result.finish_reason == "stop"
                 continue
             base = drafter._state._base
-            states = head.fused(w, torch.tensor(features(deep, text)[base:-1], dtype=torch.float64))
+            states = head.fused(w, torch.tensor(features(tiny_deep_model, text)[base:-1], dtype=torch.float64))
             n = len(states)
             words = embedding[text[base + 1 :]].to(torch.float64)
             seen = np.tri(n, dtype=bool)
@@ -206,21 +204,36 @@ def test_the_cache_is_true_after_any_rounds(
     "expression",
     ["relay({0}@2, prompt-lookup@2)", "ensemble({0}, prompt-lookup)", "auto({0}, prompt-lookup, none)"],
 )
-def test_combinators_let_the_head_see_layer_inputs(deep: Path, trained: Path, expression: str) -> None:
+def test_combinators_let_the_head_see_layer_inputs(tiny_deep_model: Path, trained: Path, expression: str) -> None:
     drafter = expression.format(f"eagle3({quoted(str(trained))}, n=3)")
-    with Runtime(deep, drafter=drafter, **EXACT) as runtime:
+    with Runtime(tiny_deep_model, drafter=drafter, **EXACT) as runtime:
         assert runtime.session.drafter.layer_inputs == TAPS
         drafted = runtime.generate(PROMPT_IDS, GREEDY, max_tokens=40)
-    assert drafted.token_ids == answer(deep, "none", GREEDY).token_ids
+    assert drafted.token_ids == answer(tiny_deep_model, "none", GREEDY).token_ids
 
 
-def test_a_cascade_refuses_it_as_an_inner_drafter(deep: Path, trained: Path) -> None:
+def test_a_cascade_refuses_it_as_an_inner_drafter(tiny_deep_model: Path, trained: Path) -> None:
     with pytest.raises(OptionError, match="would draft for the draft model"):
-        Runtime(deep, drafter=f"cascade(draft({quoted(str(deep))}), eagle3({quoted(str(trained))}))", **EXACT)
+        Runtime(
+            tiny_deep_model,
+            drafter=f"cascade(draft({quoted(str(tiny_deep_model))}), eagle3({quoted(str(trained))}))",
+            **EXACT,
+        )
 
 
-def test_a_target_without_layer_inputs_is_refused(deep: Path, head: TinyEagle3, tmp_path: Path) -> None:
-    path = as_architecture(deep, tmp_path / "other.gguf", "xverse")
+def test_hybrid_targets_take_chains(tmp_path: Path) -> None:
+    """A head of three of its layers' inputs drafts a chain, and what is rejected is rolled back; a tree is refused."""
+    target = write_tiny_qwen35(tmp_path / "qwen35.gguf")
+    file = random_eagle3(64, WORDS, Variant(changes={"taps": (1, 2, 3)})).write(tmp_path / "head.gguf", target)
+    drafted = answer(target, f"eagle3({quoted(str(file))}, n=3)", GREEDY, 20)
+    assert drafted.token_ids == answer(target, "none", GREEDY, 20).token_ids
+    assert drafted.stats.drafted > drafted.stats.accepted
+    with pytest.raises(UnsupportedModelError, match="one chain of drafts"):
+        Runtime(target, drafter=f"eagle3({quoted(str(file))}, tree=2x2)", **EXACT)
+
+
+def test_a_target_without_layer_inputs_is_refused(tiny_deep_model: Path, head: TinyEagle3, tmp_path: Path) -> None:
+    path = as_architecture(tiny_deep_model, tmp_path / "other.gguf", "xverse")
     file = head.write(tmp_path / "head.gguf", path)
     with pytest.raises(UnsupportedModelError, match="layer inputs of xverse models"):
         Runtime(path, drafter=f"eagle3({quoted(str(file))})", **EXACT)
@@ -231,6 +244,6 @@ def test_a_target_without_layer_inputs_is_refused(deep: Path, head: TinyEagle3, 
     ("options", "problem"),
     [("n=0", "n is 0"), ("depth=3, topk=2, nodes=4, sampling=with", "biases the text"), ("guesses=3", "guesses")],
 )
-def test_shapes_that_cannot_be_are_refused(deep: Path, trained: Path, options: str, problem: str) -> None:
+def test_shapes_that_cannot_be_are_refused(tiny_deep_model: Path, trained: Path, options: str, problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
-        Runtime(deep, drafter=f"eagle3({quoted(str(trained))}, {options})", **EXACT)
+        Runtime(tiny_deep_model, drafter=f"eagle3({quoted(str(trained))}, {options})", **EXACT)

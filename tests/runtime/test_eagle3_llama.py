@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from llama_eagle3 import LlamaEagle3
 from tiny_eagle3 import LLAMA3, Variant, random_eagle3
-from tiny_models import CHAT, F32
+from tiny_models import F32
 
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import ModelLoadError
 from specrun.bindings.model import Model
-from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.heads.eagle3_head import Eagle3Head
 
 HIDDEN, WORDS, LAYERS, TAPS = 32, 320, 6, (1, 3, 5)
@@ -27,22 +26,18 @@ VARIANTS = {
     "speculators": Variant(changes={"norm_before_residual": True}, own_embedding=True),
     "norm_before_fc": Variant(norm_before_fc=True),
     "llama3 rope": Variant(changes={"rope_scaling": LLAMA3}, n_kv_heads=1),
+    "linear rope": Variant(changes={"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
     "all words": Variant(draft_words=None),
 }
 
 
 @pytest.fixture(scope="module")
-def deep(tiny_folder: Path) -> Path:
-    path = tiny_folder / "six layers.gguf"
-    if not path.exists():
-        write_random_llama(path, RandomLlama(**{**CHAT, "layers": LAYERS}))
-    return path
-
-
-@pytest.fixture(scope="module")
-def context(deep: Path) -> Iterator[Context]:
+def context(tiny_deep_model: Path) -> Iterator[Context]:
     """The target, with the taps on."""
-    with Model(deep) as model, Context(model, ContextOptions(**F32, n_outputs=8, layer_inputs=TAPS)) as opened:
+    with (
+        Model(tiny_deep_model) as model,
+        Context(model, ContextOptions(**F32, n_outputs=8, layer_inputs=TAPS)) as opened,
+    ):
         yield opened
 
 
@@ -55,9 +50,9 @@ def taps_of(context: Context) -> np.ndarray:
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-def test_a_round_is_llama_cpps_own(context: Context, deep: Path, tmp_path: Path, variant: Variant) -> None:
+def test_a_round_is_llama_cpps_own(context: Context, tiny_deep_model: Path, tmp_path: Path, variant: Variant) -> None:
     """Seven real pairs and two drafted ones; then the drafts are taken back, and other ones made."""
-    path = random_eagle3(HIDDEN, WORDS, variant).write(tmp_path / "e.gguf", deep)
+    path = random_eagle3(HIDDEN, WORDS, variant).write(tmp_path / "e.gguf", tiny_deep_model)
     features = taps_of(context)
     theirs = LlamaEagle3(path, context)
     ours = Eagle3Head(path, context.model, n_cells=64, ranks=5, whole_rows=True, n_threads=1)
@@ -89,8 +84,8 @@ def compare(rows, states: np.ndarray, logits: np.ndarray) -> None:
     assert (rows.words[:, 0] == logits.argmax(1)).all()
 
 
-def test_files_with_more_norms_than_llama_cpp_knows_are_refused_there(deep: Path, tmp_path: Path) -> None:
+def test_files_with_more_norms_than_llama_cpp_knows_are_refused_there(tiny_deep_model: Path, tmp_path: Path) -> None:
     """So that nobody drafts with half a head: EAGLE-3.1's norms of single layers are ours."""
-    path = random_eagle3(HIDDEN, WORDS, Variant(fc_norm=True)).write(tmp_path / "e.gguf", deep)
+    path = random_eagle3(HIDDEN, WORDS, Variant(fc_norm=True)).write(tmp_path / "e.gguf", tiny_deep_model)
     with pytest.raises(ModelLoadError, match="wrong number of tensors"):
         Model(path)

@@ -146,6 +146,7 @@ def test_results_are_ready_for_json(runtime):
         *("drafter", "rule", "exact", "rounds", "drafted", "accepted", "acceptance_rate", "mean_accepted_length"),
         *("acceptance_by_position", "tokens_per_second", "prompt_tokens_per_second", "time_to_first_token_s"),
         *("target_s", "drafter_s", "overhead_s", "wall_s", "non_candidates", "drafting"),
+        *("acceptance_given_prefix", "tested_by_position"),
     }
 
 
@@ -166,6 +167,8 @@ def test_statistics_are_consistent(runtime, drafter):
         assert stats.acceptance_rate == stats.accepted / stats.drafted
         assert len(stats.acceptance_by_position) <= 4
         assert list(stats.acceptance_by_position) == sorted(stats.acceptance_by_position, reverse=True)
+        kept = [share * n for share, n in zip(stats.acceptance_given_prefix, stats.tested_by_position, strict=True)]
+        assert sum(kept) == pytest.approx(stats.accepted)
     assert stats.wall_s == pytest.approx(stats.target_s + stats.drafter_s + stats.overhead_s)
     assert 0.0 < stats.time_to_first_token_s <= stats.wall_s
     assert stats.tokens_per_second >= 30 / stats.wall_s

@@ -1,0 +1,1 @@
+"""What one evaluation of a head costs, beside the bytes that it has to read."""

@@ -1,0 +1,192 @@
+"""Times evaluations of random heads beside copies of memory, in turn, so that both see the same machine."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from specrun.bench.heads.copy_bandwidth import CopyProbe
+from specrun.bench.heads.random_heads import write_eagle, write_medusa, write_target
+from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
+from specrun.bindings.devices import available_cores
+from specrun.bindings.errors import OptionError
+from specrun.bindings.gguf_header import read_header
+from specrun.bindings.model import Model
+from specrun.runtime.heads.eagle_head import EagleHead
+from specrun.runtime.heads.medusa_head import MedusaHead
+
+__all__ = ["HEAD_TYPES", "HeadResult", "HeadType", "HeadsOptions", "measure_heads"]
+
+HeadType = Literal["F32", "F16", "Q8_0"]
+HEAD_TYPES: tuple[HeadType, ...] = ("F32", "F16", "Q8_0")
+_RANKS = 10  # words that a head has to name
+_PAIRS = 64  # that EAGLE's layer has cached
+_WARM_UP = 2
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsOptions:
+    """What to measure: heads of each hidden size, and EAGLE's for each number of pairs that are evaluated at once.
+
+    The heads, and the target whose words they predict, are stored as `type_name`. `copy_bytes` is the size of the
+    array that is copied to measure bandwidth. Files are in `folder` meanwhile (None: where temporary files go).
+    """
+
+    hidden: tuple[int, ...] = (512, 4096)
+    words: int = 32_000
+    type_name: HeadType = "Q8_0"
+    widths: tuple[int, ...] = (1, 4, 8)
+    repetitions: int = 20
+    n_threads: int = 0
+    copy_bytes: int = 1 << 28
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        for size in self.hidden:
+            if size < 64 or size % 64:
+                raise OptionError(f"a hidden size of {size}: give multiples of 64, which blocks and heads divide")
+        if not self.hidden or not self.widths or min(self.widths) < 1 or self.repetitions < 1:
+            raise OptionError("hidden sizes, widths and repetitions are 1 or more")
+        if not 16 <= self.words <= 1_000_000:
+            raise OptionError(f"{self.words} words: give 16 to 1,000,000")
+        if self.type_name not in HEAD_TYPES:
+            raise OptionError(f"weights of type {self.type_name}: use {', '.join(HEAD_TYPES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadResult:
+    """One head: `width` states or pairs in one evaluation of `time_us`, everything in Python included.
+
+    `n_bytes` is what it must read: each weight once, the rows of its tokens, the keys and values it attends to.
+    `copy_bytes_per_s` is the bandwidth measured in between, `floor_us` what reading the bytes takes at that rate.
+    """
+
+    head: str
+    hidden: int
+    words: int
+    type_name: str
+    width: int
+    n_threads: int
+    n_bytes: int
+    time_us: Spread
+    native_us: Spread
+    copy_bytes_per_s: Spread
+    floor_us: float
+    over_floor: Ratio
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluation:
+    """One thing to time: what it is, what it must read, how to run it; `native` is the time in its graphs so far."""
+
+    head: str
+    width: int
+    n_bytes: int
+    run: Callable[[], object]
+    native: Callable[[], float]
+
+
+def measure_heads(options: HeadsOptions, *, progress: Callable[[str], None] = lambda _: None) -> Iterator[HeadResult]:
+    """Yield a result for each head, hidden size and width. Everything that is written is gone afterwards."""
+    n_threads = options.n_threads or available_cores()
+    for hidden in options.hidden:
+        with tempfile.TemporaryDirectory(prefix="specrun-heads-", dir=options.folder) as folder, ExitStack() as opened:
+            target, medusa, eagle = (Path(folder) / f"{name}.gguf" for name in ("target", "medusa", "eagle"))
+            progress(f"writing random heads of hidden size {hidden:,}")
+            write_target(target, hidden, options.words, options.type_name)
+            write_medusa(medusa, hidden, options.words, options.type_name)
+            write_eagle(eagle, hidden, options.words, options.type_name)
+            model = opened.enter_context(Model(target))
+            evaluations = [
+                *_medusa(medusa, model, n_threads, opened),
+                *_eagle(eagle, model, n_threads, options.widths, opened),
+            ]
+            probe = opened.enter_context(closing(CopyProbe(n_threads, options.copy_bytes)))
+            progress(f"timing heads of hidden size {hidden:,}")
+            yield from _measure(evaluations, probe, hidden, n_threads, options)
+
+
+def _medusa(path: Path, model: Model, n_threads: int, opened: ExitStack) -> list[_Evaluation]:
+    head = opened.enter_context(closing(MedusaHead(path, model, n_threads=n_threads, ranks=[_RANKS])))
+    features = np.random.default_rng(0).standard_normal(model.n_embd, dtype=np.float32)
+    n_bytes = sum(one.n_bytes for one in read_header(path).tensors)
+    return [_Evaluation("medusa", 1, n_bytes, lambda: head.best_words(features), lambda: head.native_seconds)]
+
+
+def _eagle(path: Path, model: Model, n_threads: int, widths: Sequence[int], opened: ExitStack) -> list[_Evaluation]:
+    """Return evaluations of pairs that stand side by side below `_PAIRS` cached ones, as children of one node do."""
+    head = opened.enter_context(
+        closing(EagleHead(path, model, n_cells=_PAIRS + max(widths), ranks=_RANKS, n_threads=n_threads))
+    )
+    random = np.random.default_rng(0)
+    states = random.standard_normal((max(_PAIRS, *widths), model.n_embd), dtype=np.float32)
+    cells = np.arange(_PAIRS, dtype=np.int64)
+    head.evaluate([0] * _PAIRS, states[:_PAIRS], cells.astype(np.int32), cells, np.tri(_PAIRS, dtype=np.bool_))
+    own = sum(one.n_bytes for one in read_header(path).tensors)
+    of_target = {one.name: one for one in model.header.tensors}
+    embedding = of_target["token_embd.weight"]
+    row = embedding.n_bytes // embedding.shape[1]
+    cached = 2 * _PAIRS * head.sizes.attention.kv_size * _FLOAT_BYTES
+
+    def evaluation(width: int) -> _Evaluation:
+        sees = np.zeros((width, _PAIRS + width), np.bool_)
+        sees[:, :_PAIRS] = True
+        sees[:, _PAIRS:] = np.eye(width, dtype=np.bool_)
+        positions, places = np.full(width, _PAIRS, np.int32), np.arange(_PAIRS, _PAIRS + width, dtype=np.int64)
+        tokens = list(range(width))
+        n_bytes = own + of_target["output.weight"].n_bytes + width * row + cached
+        return _Evaluation(
+            "eagle",
+            width,
+            n_bytes,
+            lambda: head.evaluate(tokens, states[:width], positions, places, sees),
+            lambda: head.native_seconds,
+        )
+
+    return [evaluation(width) for width in widths]
+
+
+def _measure(
+    evaluations: Sequence[_Evaluation], probe: CopyProbe, hidden: int, n_threads: int, options: HeadsOptions
+) -> Iterator[HeadResult]:
+    for one in evaluations:
+        for _ in range(_WARM_UP):
+            one.run()
+    probe.measure()
+    taken: list[list[tuple[float, float, float]]] = [[] for _ in evaluations]
+    for _, arm in interleaved(len(evaluations), options.repetitions):
+        # The copy also leaves no weights in the caches, as the target's evaluation does between two drafts.
+        taken[arm].append((probe.measure(), *_timed(evaluations[arm])))
+    for one, found in zip(evaluations, taken, strict=True):
+        copies, wall, native = (list(column) for column in zip(*found, strict=True))
+        floors = [one.n_bytes / rate for rate in copies]
+        yield HeadResult(
+            head=one.head,
+            hidden=hidden,
+            words=options.words,
+            type_name=options.type_name,
+            width=one.width,
+            n_threads=n_threads,
+            n_bytes=one.n_bytes,
+            time_us=spread_of([1e6 * seconds for seconds in wall]),
+            native_us=spread_of([1e6 * seconds for seconds in native]),
+            copy_bytes_per_s=spread_of(copies),
+            floor_us=1e6 * spread_of(floors).median,
+            over_floor=ratio_of(wall, floors),
+        )
+
+
+def _timed(one: _Evaluation) -> tuple[float, float]:
+    """Run an evaluation and return its seconds, and those inside its graph."""
+    native = one.native()
+    started = time.perf_counter()
+    one.run()
+    return time.perf_counter() - started, one.native() - native

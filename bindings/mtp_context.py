@@ -1,0 +1,107 @@
+"""A context over the NextN blocks of a model: each token comes with the hidden state before it."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.batch import Batch
+from specrun.bindings.context import Context, ContextOptions, Rows
+from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.model import Model
+from specrun.bindings.nextn import NEXTN_ARCHITECTURES, SEVERAL_BLOCKS, select_nextn_block
+
+__all__ = ["MtpContext", "StateBatch", "check_nextn"]
+
+_MTP = 1  # llama_context_type
+
+
+class StateBatch(Batch):
+    """A batch whose tokens come with hidden states: `states` is float32 [capacity, width], read as it stands."""
+
+    def __init__(self, capacity: int, width: int) -> None:
+        super().__init__(capacity, 1)
+        self.states: npt.NDArray[np.float32] = np.zeros((capacity, width), np.float32)
+        kind = dict(self._struct._fields_)["embd"]
+        self._struct.embd = ctypes.cast(self.states.ctypes.data, kind)
+
+
+class MtpContext(Context):
+    """Evaluates a model's NextN blocks, which keep keys and values of their own; the trunk is not evaluated.
+
+    Token x_i at position i comes with the state that its context's `Rows.nextn_state` gave for position i - 1. The
+    rows are logits for position i + 1, and a state in the place of the trunk's for going on. All tokens of a batch
+    ask for rows, or none: of a part, llama.cpp would hand out other tokens' states for some architectures.
+
+    Raises `UnsupportedModelError` where the model has no NextN blocks, was loaded without them, or is of an
+    architecture that llama.cpp cannot draft for.
+    """
+
+    _evaluates_nextn = True
+
+    def __init__(self, model: Model, options: ContextOptions) -> None:
+        super().__init__(model, dataclasses.replace(options, nextn_states=True))
+        self.n_blocks = model.n_nextn_blocks
+        self._block = 0
+
+    def _check_model(self) -> None:
+        super()._check_model()
+        check_nextn(self.model)
+
+    @property
+    def _can_branch(self) -> bool:
+        return True  # a NextN block attends to all positions, whatever the trunk does
+
+    @property
+    def _n_rollback(self) -> int:
+        return 0
+
+    def _parameters(self) -> Any:  # noqa: ANN401 - a ctypes structure
+        params = super()._parameters()
+        params.ctx_type = _MTP
+        return params
+
+    def select(self, block: int) -> None:
+        """Let the next evaluations use another block."""
+        if not 0 <= block < self.n_blocks:
+            raise OptionError(f"NextN block {block} of a model that has {self.n_blocks}")
+        if block != self._block:
+            select_nextn_block(self.handle, block)
+            self._block = block
+
+    def decode(self, batch: Batch) -> Rows:
+        """Evaluate a batch with hidden states; see `Context.decode`."""
+        if not isinstance(batch, StateBatch) or batch.states.shape[1] != self.model.n_embd_out:
+            raise OptionError(f"NextN blocks read hidden states of {self.model.n_embd_out} numbers beside the tokens")
+        if batch.n_outputs not in (0, batch.n_tokens):
+            raise OptionError(f"{batch.n_outputs} of {batch.n_tokens} tokens ask for rows: all must, or none")
+        return super().decode(batch)
+
+
+def check_nextn(model: Model) -> None:
+    """Raise `UnsupportedModelError` unless llama.cpp can draft with the NextN blocks of this model."""
+    works = ", ".join(NEXTN_ARCHITECTURES)
+    if not model.n_nextn_blocks:
+        raise UnsupportedModelError(
+            f"{model.path} has no NextN blocks: many GGUFs are made without them, and only some architectures have any "
+            f"({works})"
+        )
+    if model.architecture not in NEXTN_ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{model.path} is a {model.architecture} model, and llama.cpp can draft with the NextN blocks of these "
+            f"only: {works}"
+        )
+    if model.n_nextn_blocks > 1 and model.architecture not in SEVERAL_BLOCKS:
+        raise UnsupportedModelError(
+            f"{model.path} has {model.n_nextn_blocks} NextN blocks, and llama.cpp evaluates one block of "
+            f"{model.architecture}"
+        )
+    if not model.has_loaded_nextn:
+        raise UnsupportedModelError(
+            f"{model.path} was loaded without its NextN blocks: only the target is loaded with them (load_nextn), and "
+            "only for drafts of its own"
+        )

@@ -1,0 +1,129 @@
+"""NextN blocks (multi-token prediction, MTP): which files have them, and for which llama.cpp can draft.
+
+A NextN block is one more decoder layer behind the trunk that predicts one token further, from the trunk's last hidden
+state and the next token's embedding (DeepSeek-V3, 2412.19437, section 2.2). `{arch}.nextn_predict_layers` says how many
+of a file's `block_count` blocks are such; whether their tensors came along is another matter.
+
+The lists below were read in the sources of llama.cpp 4df29be4f and hold for llama-cpp-python 0.3.36: it asserts, or
+runs the wrong graph, where an architecture has no graph for its NextN blocks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from specrun.bindings.errors import UnsupportedModelError
+from specrun.bindings.gguf_header import GGUFHeader
+from specrun.bindings.library import native_function
+
+__all__ = [
+    "NEXTN_ARCHITECTURES",
+    "ROLLBACK_ARCHITECTURES",
+    "SEVERAL_BLOCKS",
+    "is_nextn_only",
+    "n_nextn_blocks",
+    "n_nextn_parameters",
+    "nextn_rows",
+    "select_nextn_block",
+    "show_nextn_states",
+]
+
+NEXTN_ARCHITECTURES = (
+    "bailingmoe3",
+    "cohere2moe",
+    "deepseek2",
+    "deepseek32",
+    "deepseek4",
+    "glm-dsa",
+    "glm4moe",
+    "hy_v3",
+    "mimo2",
+    "nemotron_h_moe",
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+    "step35",
+)
+"""Whose NextN blocks llama.cpp has a graph for."""
+
+SEVERAL_BLOCKS = ("hy_v3", "mimo2", "step35")
+"""Of these, which may have more than one block: one for each drafted token. The others assert that they have one."""
+
+ROLLBACK_ARCHITECTURES = (
+    "bailingmoe3",
+    "deepseek4",
+    "glm5-next",
+    "kimi-k3",
+    "lfm2",
+    "lfm2moe",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "qwen35",
+    "qwen35moe",
+    "qwen4exp",
+)
+"""Recurrent and hybrid architectures whose state can take back the tokens of the last evaluation (n_rs_seq)."""
+
+_MOST_BLOCKS = 64
+
+
+def n_nextn_blocks(header: GGUFHeader) -> int:
+    """Return how many NextN blocks a file has, tensors and all; 0 if it only says that there were some."""
+    n_all, n_nextn = _declared(header)
+    names = {tensor.name for tensor in header.tensors}
+    blocks = range(n_all - n_nextn, n_all)
+    return n_nextn if all(f"blk.{block}.nextn.eh_proj.weight" in names for block in blocks) else 0
+
+
+def is_nextn_only(header: GGUFHeader) -> bool:
+    """Whether a file holds NextN blocks without the model that they belong to (`mtp-*.gguf`)."""
+    return n_nextn_blocks(header) > 0 and all(one.name != "blk.0.attn_norm.weight" for one in header.tensors)
+
+
+def n_nextn_parameters(header: GGUFHeader) -> int:
+    """Return how many numbers the tensors of a file's NextN blocks hold."""
+    n_all, n_nextn = _declared(header)
+    blocks = tuple(f"blk.{block}." for block in range(n_all - n_nextn, n_all))
+    return sum(tensor.n_elements for tensor in header.tensors if blocks and tensor.name.startswith(blocks))
+
+
+def _declared(header: GGUFHeader) -> tuple[int, int]:
+    """Return how many blocks a file says it has, and how many of them are NextN blocks."""
+    counts = []
+    for key in ("block_count", "nextn_predict_layers"):
+        value = header.metadata.get(f"{header.architecture}.{key}")
+        counts.append(value if isinstance(value, int) and not isinstance(value, bool) else 0)
+    n_all, n_nextn = counts
+    return (n_all, n_nextn) if 0 < n_nextn <= min(n_all, _MOST_BLOCKS) else (n_all, 0)
+
+
+# -- llama.cpp's functions, which it has not declared stable yet ------------------------------------------
+
+
+def show_nextn_states(context: Any, *, only_rows: bool = False) -> None:  # noqa: ANN401 - a ctypes pointer
+    """Let a context give the states that NextN blocks read: of every token, or only of those that ask for a row."""
+    flag = ctypes.c_bool
+    show = _function("llama_set_embeddings_nextn", "P13llama_contextbb", None, ctypes.c_void_p, flag, flag)
+    show(context, True, only_rows)
+
+
+def nextn_rows() -> Any:  # noqa: ANN401 - a ctypes function
+    """Return the function that tells where a context's states lie."""
+    return _function("llama_get_embeddings_nextn", "P13llama_context", ctypes.c_void_p, ctypes.c_void_p)
+
+
+def select_nextn_block(context: Any, block: int) -> None:  # noqa: ANN401 - a ctypes pointer
+    """Let an MTP context evaluate another block: 0 is the first one behind the trunk."""
+    select = _function("llama_set_nextn_layer_offset", "P13llama_contexti", None, ctypes.c_void_p, ctypes.c_int32)
+    select(context, block)
+
+
+def _function(name: str, arguments: str, result: Any, *types: Any) -> Any:  # noqa: ANN401 - ctypes types
+    """Return a function by its plain name or the one that C++ compilers on Unix give it."""
+    for symbol in (name, f"_Z{len(name)}{name}{arguments}"):
+        try:
+            return native_function(symbol, result, *types)
+        except AttributeError:
+            continue
+    raise UnsupportedModelError(f"this llama-cpp-python has no {name}: install the version that specrun asks for")

@@ -1,0 +1,157 @@
+"""EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and 3.1, to llama.cpp's own layout: what is written loads there, too.
+
+`fc.weight` [h, 3 * target's h] makes a state of three layers' inputs; `hidden_norm` and `input_layernorm` norm it and
+the token's embedding before attention, whose matrices read both; `norm.weight` and `lm_head.weight` [draft words, h]
+end the head. Word i of the draft vocabulary is word i + `d2t`[i] of the target; `t2d`, the inverse, is left out,
+`embed_tokens.weight` is optional. EAGLE-3.1 adds `input_norm.weight`, which llama.cpp has too, `fc_norm.{i}.weight`
+and `norm_output`, which it has not. References: SafeAILab/EAGLE, eagle/model/cnets.py at 148042c5;
+vllm-project/speculators, models/eagle3; llama.cpp, conversion/llama.py. Layouts: `eagle3_source`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterator
+
+from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.convert.checkpoint import Checkpoint
+from specrun.convert.families.family import Array, TensorRule, unchanged
+from specrun.convert.families.rope import describe_rope, llama3_factors
+from specrun.convert.families.steps import describe_decoder, head_width, interleave_halves, kv_heads, require
+from specrun.convert.heads.eagle3_source import (
+    LAYERS,
+    PREFIXES,
+    TensorNames,
+    absolute_ids,
+    flat_config,
+    has_setting,
+    target_layers,
+    tensor_names,
+    word_ids,
+    word_map,
+)
+from specrun.convert.heads.head_kind import HeadKind, HeadPlan
+from specrun.convert.heads.matrix_shape import matrix_shape
+from specrun.convert.heads.target_facts import TargetFacts
+from specrun.convert.json_file import JsonObject
+from specrun.convert.metadata import Metadata
+
+__all__ = ["KIND"]
+
+_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
+# The map from the target's words to the draft's, and what training compares with.
+_LEFT_OUT = ("t2d", "model.t2d", "verifier_norm.weight", "verifier_lm_head.weight")
+
+
+def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
+    config = flat_config(checkpoint.config)
+    _require_known(config)
+    names = tensor_names(checkpoint)
+    hidden, joined = matrix_shape(checkpoint, f"{names.prefix}fc.weight")
+    if hidden != config.count("hidden_size"):
+        raise MalformedFileError(
+            f"{checkpoint.folder} has fc.weight for states of {hidden} numbers, and {config.shown} says hidden_size "
+            f"{config.count('hidden_size')}"
+        )
+    layers = target_layers(checkpoint.config, target)
+    reads = config.count("target_hidden_size", hidden)
+    if joined != len(layers) * reads:
+        raise MalformedFileError(
+            f"{checkpoint.folder} has fc.weight for {joined} numbers, and {len(layers)} layers of {reads} are read"
+        )
+    n_words, ids = config.count("vocab_size"), word_ids(checkpoint, target)
+    metadata = Metadata()
+    describe_decoder(config, metadata, "eagle3", key_length=True)
+    describe_rope(config, metadata, "eagle3", scalings=("linear", "llama3"))
+    metadata.integers("eagle3.target_layers", layers)
+    metadata.count("eagle3.target_hidden_size", reads)
+    metadata.flag("eagle3.norm_before_residual", has_setting(config, "norm_before_residual"))
+    all_normed = f"{names.prefix}input_norm.weight" in checkpoint.tensors or has_setting(config, "norm_before_fc")
+    metadata.flag("eagle3.norm_before_fc", all_normed)
+    each_normed = f"{names.prefix}fc_norm.0.weight" in checkpoint.tensors or has_setting(config, "fc_norm")
+    if each_normed:
+        metadata.flag("eagle3.fc_norm", True)
+    if has_setting(config, "norm_output"):
+        metadata.flag("eagle3.norm_output", True)
+    for entry in target.load_tokenizer():
+        metadata.raw(*entry)
+    rules = [
+        *llama3_factors(config),
+        *_ends(checkpoint, names, hidden, n_words, ids),
+        *_fusion(names, hidden, joined, len(layers), all_normed=all_normed, each_normed=each_normed),
+        *_layer(config, names),
+    ]
+    # A map to the same words says nothing.
+    left_out = _LEFT_OUT if ids is not None else (*_LEFT_OUT, word_map(checkpoint))
+    return HeadPlan(metadata, rules, reads, n_words, left_out)
+
+
+def _ends(
+    checkpoint: Checkpoint, names: TensorNames, hidden: int, n_words: int, ids: Array | None
+) -> Iterator[TensorRule]:
+    """Yield embedding, last norm, output matrix and word map; what is not there is the target's."""
+    embedding = f"{names.prefix}embed_tokens.weight"
+    if embedding in checkpoint.tensors:
+        yield TensorRule("token_embd.weight", (embedding,), (n_words, hidden))
+    yield TensorRule("output_norm.weight", (f"{names.prefix}norm.weight",), (hidden,))
+    if ids is not None or "lm_head.weight" in checkpoint.tensors:
+        yield TensorRule("output.weight", ("lm_head.weight",), (n_words if ids is None else len(ids), hidden))
+    if ids is not None:
+        yield TensorRule("d2t", (word_map(checkpoint),), ids.shape, absolute_ids, token_ids=True)
+
+
+def _fusion(
+    names: TensorNames, hidden: int, joined: int, n_layers: int, *, all_normed: bool, each_normed: bool
+) -> Iterator[TensorRule]:
+    """Yield what makes a state of the layers' inputs."""
+    yield TensorRule("fc.weight", (f"{names.prefix}fc.weight",), (hidden, joined))
+    if all_normed:
+        yield TensorRule("enc.output_norm.weight", (f"{names.prefix}input_norm.weight",), (joined,))
+    for i in range(n_layers if each_normed else 0):
+        yield TensorRule(f"fc_norm.{i}.weight", (f"{names.prefix}fc_norm.{i}.weight",), (joined // n_layers,))
+
+
+def _layer(config: JsonObject, names: TensorNames) -> Iterator[TensorRule]:
+    """Yield the one layer; rows of q and k move, because llama.cpp rotates neighbours."""
+    hidden, wide, width = config.count("hidden_size"), config.count("intermediate_size"), head_width(config)
+    heads, shared = config.count("num_attention_heads"), kv_heads(config)
+    for part, count, turns in (("q", heads, True), ("k", shared, True), ("v", shared, False)):
+        change = functools.partial(interleave_halves, heads=count) if turns else unchanged
+        source = f"{names.layer}self_attn.{part}_proj.weight"
+        yield TensorRule(f"blk.0.attn_{part}.weight", (source,), (count * width, 2 * hidden), change, moves_only=True)
+    for name, theirs, shape in (
+        ("attn_output", "self_attn.o_proj", (hidden, heads * width)),
+        ("attn_norm", "input_layernorm", (hidden,)),
+        ("attn_norm_2", "hidden_norm", (hidden,)),
+        ("ffn_norm", "post_attention_layernorm", (hidden,)),
+        ("ffn_gate", "mlp.gate_proj", (wide, hidden)),
+        ("ffn_up", "mlp.up_proj", (wide, hidden)),
+        ("ffn_down", "mlp.down_proj", (hidden, wide)),
+    ):
+        yield TensorRule(f"blk.0.{name}.weight", (f"{names.layer}{theirs}.weight",), shape)
+
+
+def _require_known(config: JsonObject) -> None:
+    require(config, "hidden_act", "silu")
+    require(config, "attention_bias", False)
+    require(config, "mlp_bias", False)
+    if config.count("num_hidden_layers", 1) != 1:
+        raise UnsupportedModelError(
+            f"{config.shown} has {config.count('num_hidden_layers')} layers: an EAGLE-3 head has one"
+        )
+
+
+def _in_config(config: JsonObject) -> bool:
+    if "speculators_model_type" in config:
+        return config.text("speculators_model_type") == "eagle3"
+    architectures = config.any("architectures")
+    named = isinstance(architectures, list) and any(one in _ARCHITECTURES for one in architectures)
+    return named or ("draft_vocab_size" in config and config.any("num_hidden_layers") == 1)
+
+
+def _in_tensors(names: Collection[str]) -> bool:
+    return any(f"{prefix}{layer}hidden_norm.weight" in names for prefix in PREFIXES for layer in LAYERS)
+
+
+KIND = HeadKind("eagle3", _in_config, _in_tensors, _plan)
+"""EAGLE-3 and 3.1."""

@@ -1,0 +1,77 @@
+"""Builds `hydra(heads.gguf, ...)`: the heads on the target's device, and the shape of their trees."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
+from specrun.runtime.drafters.expression import Expression
+from specrun.runtime.drafters.expression_options import ExpressionOptions
+from specrun.runtime.drafters.head_tree import HEAD_TREE_OPTIONS, head_tree, ranks_by_depth
+from specrun.runtime.drafters.hydra import HydraDrafter
+from specrun.runtime.drafters.path_probability import DynamicShape
+from specrun.runtime.drafters.topology import Topology
+from specrun.runtime.drafters.tree_options import TreeOptions
+from specrun.runtime.heads.hydra_head import HydraHead
+from specrun.runtime.planning.medusa_tree import TYPICAL_PATH_ACCURACY
+from specrun.runtime.tree import ROOT
+
+__all__ = ["build_hydra"]
+
+
+def build_hydra(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+    """Build `hydra(heads.gguf, nodes=16)`, `hydra(heads.gguf, tree=4x2)`, `hydra(heads.gguf, depth=4, topk=4)`.
+
+    Static trees are asked for as Medusa's (`head_tree`); `depth` or `topk` ask for a dynamic one, `n` for a chain.
+    """
+    options = ExpressionOptions(expression, [*HEAD_TREE_OPTIONS, "depth", "topk", "n"], 1)
+    context = environment.context
+    head = HydraHead(
+        file_of(expression, environment),
+        environment.target,
+        n_cells=context.n_ctx or environment.target.n_ctx_train,
+        n_threads=context.n_threads,
+    )
+    try:
+        shape = _shape(expression, options, environment, head)
+        head.prepare([shape.topk] * shape.depth if isinstance(shape, DynamicShape) else ranks_by_depth(shape))
+        return HydraDrafter(head, shape, name=str(expression))
+    except BaseException:
+        head.close()
+        raise
+
+
+def _shape(
+    expression: Expression, options: ExpressionOptions, environment: DraftEnvironment, head: HydraHead
+) -> Topology | DynamicShape:
+    tree = TreeOptions(
+        tree=options.optional("tree"),
+        depth=options.optional_integer("depth"),
+        topk=options.optional_integer("topk"),
+        nodes=options.optional_integer("nodes"),
+        n=options.optional_integer("n"),
+    )
+    if tree.n is not None and not tree.asks_for_tree:
+        if not 1 <= tree.n <= head.n_heads:
+            raise OptionError(f"n is {tree.n}: these Hydra heads draft 1 to {head.n_heads} tokens")
+        return Topology(tuple(range(ROOT, tree.n - 1)))
+    if tree.n is tree.depth is tree.topk is None:
+        return head_tree(
+            expression,
+            options,
+            environment,
+            stored=head.accuracy,
+            n_depths=head.n_heads,
+            depth_cost=head.evaluated_params / head.n_heads / environment.target.n_params,
+            typical=(TYPICAL_PATH_ACCURACY,) * head.n_heads,
+        )
+    if options.optional("accuracy") is not None:
+        raise OptionError(
+            f"{expression}: accuracy= is what static trees are made from; leave it out, or depth= and topk="
+        )
+    if tree.depth is None:
+        most = head.n_heads if tree.nodes is None else max(1, tree.nodes)
+        tree = dataclasses.replace(tree, depth=min(head.n_heads, most))
+    return tree.shape(environment.context.n_batch, lambda nodes, depth: Topology(()))

@@ -1,0 +1,109 @@
+"""Hybrid models whose recurrent state can be rolled back verify chains; trees and other architectures are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import F32, fresh_logits
+from tiny_nextn import write_tiny_qwen35
+
+from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.errors import UnsupportedModelError
+from specrun.bindings.model import Model
+from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.results import GenerationResult
+from specrun.runtime.target import TargetModel
+from specrun.runtime.tree import DraftTree
+
+PROMPT = [5, 200, 7, 7, 31, 90, 2, 5, 200, 7]
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_qwen35(tmp_path_factory.mktemp("hybrid") / "qwen35.gguf")
+
+
+def answer(path: Path, drafter: str, params: SamplingParams, length: int = 40) -> GenerationResult:
+    with Runtime(path, drafter=drafter, **F32) as runtime:
+        return runtime.generate(PROMPT, params, max_tokens=length)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
+@pytest.mark.parametrize("drafter", ["mtp", "mtp(n=6)", "prompt-lookup(branches=1)", "jacobi(n=3)"])
+def test_the_text_is_plain_decodings_own(qwen: Path, drafter: str, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=2)
+    drafted = answer(qwen, drafter, params)
+    assert drafted.token_ids == answer(qwen, "none", params).token_ids
+    assert drafted.stats.drafted > 0
+
+
+def test_some_drafts_are_accepted_and_some_rolled_back(qwen: Path) -> None:
+    stats = answer(qwen, "mtp(n=4)", GREEDY, 100).stats
+    assert 0 < stats.accepted < stats.drafted
+
+
+@pytest.mark.parametrize("accepted", range(5))
+def test_after_a_rollback_the_logits_are_a_fresh_evaluations(qwen: Path, accepted: int) -> None:
+    drafts = [9, 40, 41, 300]
+    with Model(qwen) as model:
+        options = ContextOptions(**F32, n_outputs=5, n_rollback=4)
+        with Context(model, options) as context:
+            target = TargetModel(context)
+            target.prefill(PROMPT[:-1])
+            target.evaluate(PROMPT[-1], DraftTree.chain(drafts))
+            target.commit(range(accepted))
+            text = [*PROMPT, *drafts[:accepted]]
+            for token in (17, 4, 250):  # a chain of more rounds, the second without drafts
+                rows = target.evaluate(token, DraftTree.chain([3, 3] if token != 4 else []))
+                text.append(token)
+                np.testing.assert_allclose(rows.logits(0), fresh_logits(model, text)[-1], rtol=1e-4, atol=1e-4)
+                target.commit([])
+        # Keeping a rejected draft would be seen.
+        kept = fresh_logits(model, [*PROMPT, *drafts, 17])[-1]
+        if accepted < 4:
+            assert np.abs(kept - fresh_logits(model, [*PROMPT, *drafts[:accepted], 17])[-1]).max() > 1e-2
+
+
+def test_what_is_further_back_cannot_be_taken_back(qwen: Path) -> None:
+    with Model(qwen) as model, Context(model, ContextOptions(**F32, n_outputs=5, n_rollback=4)) as context:
+        assert model.can_roll_back
+        assert not model.can_branch
+        target = TargetModel(context)
+        target.prefill(PROMPT)
+        target.evaluate(1, DraftTree.chain([2, 3]))
+        target.commit([0])
+        # Once per evaluation, and never into an earlier one.
+        with pytest.raises(UnsupportedModelError, match="cannot drop these positions"):
+            context.memory.truncate(len(PROMPT) + 1)
+        target.evaluate(4, DraftTree())
+        with pytest.raises(UnsupportedModelError, match="cannot drop these positions"):
+            context.memory.truncate(len(PROMPT))
+        with pytest.raises(UnsupportedModelError, match="chains of at most 4 drafts"):
+            target.evaluate(5, DraftTree.chain([1] * 5))
+
+
+def test_a_conversation_goes_on(qwen: Path) -> None:
+    with Runtime(qwen, drafter="mtp(n=4)", **F32) as runtime, Runtime(qwen, **F32) as plain:
+        prompt = list(PROMPT)
+        for _ in range(3):
+            result = runtime.generate(prompt, GREEDY, max_tokens=12)
+            assert result.token_ids == plain.generate(prompt, GREEDY, max_tokens=12).token_ids
+            assert result.stats.drafted > 0
+            prompt += [*result.token_ids, 11, 12]
+        # Back to where the cache has gone past.
+        assert (
+            runtime.generate(PROMPT, GREEDY, max_tokens=12).token_ids
+            == plain.generate(PROMPT, GREEDY, max_tokens=12).token_ids
+        )
+
+
+@pytest.mark.parametrize("drafter", ["prompt-lookup", "lookahead(window=3, guesses=2)", "ensemble(mtp, prompt-lookup)"])
+def test_trees_are_refused_with_what_works(qwen: Path, drafter: str) -> None:
+    with pytest.raises(
+        UnsupportedModelError, match=r"hybrid model \(qwen35\).*one chain.*may branch. Use mtp, draft"
+    ) as caught:
+        Runtime(qwen, drafter=drafter, **F32)
+    assert caught.value.exit_code == 3
