@@ -22,6 +22,7 @@ from specrun.bindings.errors import (
     decode_error,
 )
 from specrun.bindings.input_observer import InputObserver
+from specrun.bindings.layer_inputs import LayerInputs, check_layer_inputs
 from specrun.bindings.library import last_native_errors, llama, native_function
 from specrun.bindings.memory import Memory
 from specrun.bindings.model import Model
@@ -52,6 +53,7 @@ class ContextOptions:
     `n_outputs` is the most rows one evaluation may give, `n_sequences` the most sequence ids: both size
     native buffers, so they should be what the widest tree needs and no more. `hidden_states` makes the
     final normed state of every token available, at the price of evaluating the output head for it.
+    `layer_inputs` are the layers whose inputs are available at every token, at no such price.
     """
 
     n_ctx: int = 0
@@ -62,6 +64,7 @@ class ContextOptions:
     n_threads: int = 0
     n_threads_batch: int = 0
     hidden_states: bool = False
+    layer_inputs: tuple[int, ...] = ()
     flash_attention: Literal["auto", "on", "off"] = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
@@ -92,13 +95,15 @@ class Rows:
     has evaluated again raises `StaleViewError`: llama.cpp reuses, and may move, the memory.
     """
 
-    __slots__ = ("_context", "_generation", "_indices", "_logits", "_native_count", "count")
+    __slots__ = ("_context", "_generation", "_indices", "_layers", "_logits", "_n_tokens", "_native_count", "count")
 
     def __init__(self, context: Context, generation: int, batch: Batch) -> None:
         self._context = context
         self._generation = generation
         self.count = batch.n_outputs
         self._native_count = self.count
+        self._n_tokens = batch.n_tokens
+        self._layers: dict[int, FloatRows] = {}
         self._indices: npt.NDArray[np.intp] | None = None
         self._logits: FloatRows | None = None
         if context.options.hidden_states and self.count < batch.n_tokens:
@@ -118,9 +123,25 @@ class Rows:
         index = self._index_of(row)
         return self._context._hidden_view(self._native_count)[index]  # type: ignore[no-any-return]
 
-    def _index_of(self, row: int) -> int:
+    def layer_input(self, token: int, layer: int) -> FloatRows:
+        """Return the input of a layer at one token of the batch, float32 of shape [n_embd], a view.
+
+        Every token has one, whether it asked for output or not.
+        """
+        self._require_fresh()
+        if not 0 <= token < self._n_tokens:
+            raise OptionError(f"token {token} of an evaluation of {self._n_tokens} tokens")
+        rows = self._layers.get(layer)
+        if rows is None:
+            rows = self._layers[layer] = self._context._layer_view(layer, self._n_tokens)
+        return rows[token]  # type: ignore[no-any-return]
+
+    def _require_fresh(self) -> None:
         if self._generation != self._context.generation:
             raise StaleViewError("these rows were overwritten by a later evaluation: copy what must be kept")
+
+    def _index_of(self, row: int) -> int:
+        self._require_fresh()
         if not 0 <= row < self.count:
             raise OptionError(f"row {row} of an evaluation that gave {self.count} rows")
         return row if self._indices is None else int(self._indices[row])
@@ -147,6 +168,8 @@ class Context:
                 "it cannot be used to generate text"
             )
         model.require_weights()
+        if self.options.layer_inputs:
+            check_layer_inputs(model, self.options.layer_inputs)
         self._handle = self._create()
         model.adopt()
         self.n_ctx = int(self._native.llama_n_ctx(self._handle))
@@ -163,6 +186,9 @@ class Context:
         self.native_seconds = 0.0
         self._n_vocab = model.vocabulary.size
         self._n_embd = model.n_embd
+        self._layer_inputs: LayerInputs | None = None
+        if self.options.layer_inputs:
+            self._layer_inputs = LayerInputs(self._handle, self.options.layer_inputs, self._n_embd)
         self._views: dict[str, tuple[int, FloatRows]] = {}
         self._buffers = {
             name: native_function(name, ctypes.c_void_p, ctypes.c_void_p)
@@ -289,6 +315,11 @@ class Context:
         if not self.options.hidden_states:
             raise OptionError("this context was made without hidden states (ContextOptions.hidden_states)")
         return self._view("llama_get_embeddings", count, self._n_embd)
+
+    def _layer_view(self, layer: int, count: int) -> FloatRows:
+        if self._layer_inputs is None:
+            raise OptionError("this context was made without layer inputs (ContextOptions.layer_inputs)")
+        return self._layer_inputs.rows(layer, count)
 
     def _view(self, name: str, count: int, width: int) -> FloatRows:
         address: int | None = self._buffers[name](self.handle)

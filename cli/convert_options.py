@@ -1,4 +1,4 @@
-"""Options of `specrun convert`: what is read, what is written, and how it is checked."""
+"""Options of `specrun convert`: what is read, what a head drafts for, what is written, and how it is checked."""
 
 from __future__ import annotations
 
@@ -7,11 +7,28 @@ from pathlib import Path
 
 import click
 
+from specrun.bindings.errors import OptionError
 from specrun.cli.option_group import option, option_group
+from specrun.cli.option_types import ExistingFile
 
-__all__ = ["SourceSettings", "TargetSettings", "source_options", "target_options"]
+__all__ = [
+    "KINDS",
+    "MODEL",
+    "HeadSettings",
+    "SourceSettings",
+    "TargetSettings",
+    "head_options",
+    "source_options",
+    "target_options",
+]
 
-_SOURCE, _RESULT = "Checkpoint", "Result"
+_SOURCE, _HEAD, _RESULT = "Checkpoint", "Heads", "Result"
+
+MODEL = "model"
+"""The kind of what is no head."""
+
+KINDS = (MODEL, "medusa", "hydra", "eagle", "eagle3")
+"""The values of --kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +40,27 @@ class SourceSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadSettings:
+    """What kind of thing the checkpoint is, None to recognise it, and the model that a head drafts for."""
+
+    kind: str | None
+    target: Path | None
+    target_model_dir: Path | None
+
+    @property
+    def drafts_for(self) -> Path | None:
+        """The file or folder of the target, None where none is named; raises OptionError where two are."""
+        if self.target is not None and self.target_model_dir is not None:
+            raise OptionError("--target and --target-model-dir both name the target: give one of them")
+        return self.target or (None if self.target_model_dir is None else self.target_model_dir.expanduser())
+
+
+@dataclass(frozen=True, slots=True)
 class TargetSettings:
-    """What is written, and how it is checked; `verify` None leaves that to the model's size."""
+    """What is written, and how it is checked; None leaves type and checks to what is converted."""
 
     output: Path | None
-    outtype: str
+    outtype: str | None
     force: bool
     dry_run: bool
     verify: bool | None
@@ -52,6 +85,33 @@ source_options = option_group(
     ),
 )
 
+head_options = option_group(
+    "head",
+    HeadSettings,
+    option(
+        "--kind",
+        section=_HEAD,
+        type=click.Choice(KINDS),
+        default=None,
+        show_default="recognised",
+        help="What DIR holds; eagle is EAGLE-1, EAGLE-2 and HASS.",
+    ),
+    option(
+        "--target",
+        section=_HEAD,
+        type=ExistingFile(),
+        metavar="FILE",
+        help="The GGUF file of the model that the heads draft for.",
+    ),
+    option(
+        "--target-model-dir",
+        section=_HEAD,
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="Instead, that model's checkpoint: config.json and tokenizer are enough.",
+    ),
+)
+
 target_options = option_group(
     "target",
     TargetSettings,
@@ -68,8 +128,8 @@ target_options = option_group(
     option(
         "--outtype",
         section=_RESULT,
-        default="f16",
-        show_default=True,
+        default=None,
+        show_default="f16, heads q8_0",
         metavar="TYPE",
         help="f32, f16, bf16, auto (what the checkpoint has), or any quantization: q8_0, q4_k_m, ...",
     ),

@@ -20,19 +20,23 @@ from specrun.cli.train_progress import measures_text, shown_run
 if TYPE_CHECKING:
     from specrun.train.head_recipe import HeadRecipe
     from specrun.train.head_training import HeadReport
+    from specrun.train.own_answers import AnswerSettings
 
 __all__ = ["TrainFeatures", "check_gguf", "plot_file", "run_head_training", "train_features_options"]
 
-_SECTION = "Target's states"
+_SECTION, _ANSWERS = "Target's states", "Self-distillation"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainFeatures:
-    """Where the target's hidden states come from, and where they are kept."""
+    """Where the target's hidden states come from, where they are kept, and whose answers they belong to."""
 
     teacher: Path | None
     cache: Cache
     features: Path | None
+    answers: str
+    answer_temp: float
+    answer_length: int
 
 
 train_features_options = option_group(
@@ -58,6 +62,32 @@ train_features_options = option_group(
         type=click.Path(file_okay=False, path_type=Path),
         metavar="DIR",
         help="Keep them in this folder, for other heads too; otherwise they go when the run ends.",
+    ),
+    option(
+        "--answers",
+        section=_ANSWERS,
+        type=click.Choice(["given", "target"]),
+        default="given",
+        show_default=True,
+        help="Whose answers are learnt: the data's, or those the target gives to the same prompts.",
+    ),
+    option(
+        "--answer-temp",
+        section=_ANSWERS,
+        type=click.FloatRange(0),
+        default=0.0,
+        show_default=True,
+        metavar="T",
+        help="The temperature at which the target answers.",
+    ),
+    option(
+        "--answer-length",
+        section=_ANSWERS,
+        type=click.IntRange(1),
+        default=512,
+        show_default=True,
+        metavar="N",
+        help="The most tokens of its answers.",
     ),
 )
 
@@ -88,6 +118,7 @@ def run_head_training(
         learning_rate=run.learning_rate,
         warmup=run.warmup,
         measures=run.measures,
+        own_answers=_own_answers(states, run.seed),
         seed=run.seed,
         device=run.device,
         precision=run.precision,
@@ -108,12 +139,20 @@ def run_head_training(
     _report(recipe.kind, report, plot, gguf, result, terminal)
 
 
+def _own_answers(states: TrainFeatures, seed: int) -> AnswerSettings | None:
+    from specrun.train.own_answers import AnswerSettings
+
+    if states.answers == "given":
+        return None
+    return AnswerSettings(temperature=states.answer_temp, longest=states.answer_length, seed=seed)
+
+
 def plot_file(result: TrainResult) -> Path | None:
     """Return where the curves are drawn; None where nothing was asked for and matplotlib is not there."""
     from specrun.bench.plot import check_plot_file
 
     if result.plot is not None:
-        checkplot_file(result.plot)
+        check_plot_file(result.plot)
         return result.plot
     try:
         import matplotlib as _  # noqa: F401

@@ -159,7 +159,9 @@ train_run_options = option_group(
         metavar="SECONDS",
         help="Time between checkpoints.",
     ),
-    option("--device", section=_DEVICE, default="auto", show_default=True, metavar="NAME", help="auto, cpu, cuda, cuda:1."),
+    option(
+        "--device", section=_DEVICE, default="auto", show_default=True, metavar="NAME", help="auto, cpu, cuda, cuda:1."
+    ),
     option(
         "--precision",
         section=_DEVICE,

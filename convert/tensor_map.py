@@ -55,8 +55,10 @@ def map_tensors(checkpoint: Checkpoint, family: Family, type_name: str) -> list[
     Raises MalformedFileError naming all tensors that are missing, or one of another shape than the config
     says, UnsupportedModelError naming all that the family does not know.
     """
-    # Where embeddings are tied, an output matrix that is there all the same is a copy of them.
-    return map_rules(checkpoint, family.rules(checkpoint.config), lambda _: type_name, left_out=("lm_head.weight",))
+    # Where embeddings are tied, an output matrix that is there all the same is a copy of them. Heads that draft for the
+    # model are files of their own.
+    left_out = ("lm_head.weight", "medusa_head.")
+    return map_rules(checkpoint, family.rules(checkpoint.config), lambda _: type_name, left_out=left_out)
 
 
 def map_rules(

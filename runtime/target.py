@@ -34,6 +34,9 @@ class EvaluatedRows(Protocol):
     def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
         """Return the final hidden state of one row, [n_embd]."""
 
+    def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
+        """Return the input of one of the target's layers at one row, [n_embd]."""
+
 
 PromptLearner = Callable[[int, EvaluatedRows, int], None]
 
@@ -56,6 +59,7 @@ class DraftSize(Protocol):
     max_leaves: int
     max_nodes: int
     needs_hidden_states: bool
+    layer_inputs: tuple[int, ...]
 
 
 class TargetModel:
@@ -103,9 +107,11 @@ class TargetModel:
     def prefill(self, tokens: Sequence[int], learn: PromptLearner | None = None) -> None:
         """Evaluate and commit more tokens, without output rows unless the context has hidden states.
 
-        Then `learn` is told each piece: the position of its first token, its rows, and how many there are.
+        If it has those or layer inputs, `learn` is told each piece: the position of its first token, its rows, and
+        how many there are.
         """
         hidden_states = self.context.options.hidden_states
+        shows = hidden_states or bool(self.context.options.layer_inputs)
         chunk = min(_PREFILL_CHUNK, self.context.n_batch)
         if hidden_states:
             chunk = min(chunk, self.context.n_outputs)
@@ -113,7 +119,7 @@ class TargetModel:
             piece = list(tokens[start : start + chunk])
             self._batch.fill_chain(piece, len(self.tokens), self._all_ids, len(piece) if hidden_states else 0)
             rows = self.context.decode(self._batch)
-            if hidden_states and learn is not None:
+            if shows and learn is not None:
                 learn(len(self.tokens), rows, len(piece))
             self.tokens.extend(piece)
 
@@ -167,4 +173,5 @@ def target_context_options(options: ContextOptions, drafter: DraftSize) -> Conte
         n_sequences=drafter.max_leaves,
         n_outputs=max(rows, _HIDDEN_STATE_ROWS) if drafter.needs_hidden_states else rows,
         hidden_states=drafter.needs_hidden_states,
+        layer_inputs=drafter.layer_inputs,
     )

@@ -35,9 +35,10 @@ class TinyEagle:
         w = {name: one.astype(np.float64) for name, one in self.weights.items()}
         x = np.concatenate([embeddings, features], 1).astype(np.float64) @ w["fc.weight"].T + w.get("fc.bias", 0.0)
         n, d = len(x), self.hidden // self.n_heads
-        q = self._rotated((x @ w["attn_q.weight"].T).reshape(n, self.n_heads, d), positions)
-        k = self._rotated((x @ w["attn_k.weight"].T).reshape(n, self.n_kv_heads, d), positions)
-        v = (x @ w["attn_v.weight"].T).reshape(n, self.n_kv_heads, d)
+        q, k, v = (x @ w[f"attn_{name}.weight"].T + w.get(f"attn_{name}.bias", 0.0) for name in "qkv")
+        q = self._rotated(q.reshape(n, self.n_heads, d), positions)
+        k = self._rotated(k.reshape(n, self.n_kv_heads, d), positions)
+        v = v.reshape(n, self.n_kv_heads, d)
         group = self.n_heads // self.n_kv_heads
         mixed = np.zeros((n, self.n_heads, d))
         for head in range(self.n_heads):
@@ -87,7 +88,14 @@ class TinyEagle:
 
 
 def random_eagle(
-    hidden: int, *, n_heads: int = 4, n_kv_heads: int = 2, wide: int = 64, bias: bool = True, seed: int = 0
+    hidden: int,
+    *,
+    n_heads: int = 4,
+    n_kv_heads: int = 2,
+    wide: int = 64,
+    bias: bool = True,
+    qkv_bias: bool = False,
+    seed: int = 0,
 ) -> TinyEagle:
     rng = np.random.default_rng(seed)
 
@@ -108,6 +116,8 @@ def random_eagle(
     }
     if bias:
         weights["fc.bias"] = normal(hidden)
+    if qkv_bias:
+        weights |= {"attn_q.bias": normal(hidden), "attn_k.bias": normal(kv), "attn_v.bias": normal(kv)}
     return TinyEagle(weights, n_heads, n_kv_heads)
 
 

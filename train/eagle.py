@@ -1,10 +1,10 @@
 """Trains EAGLE's head on a frozen target (Li et al. 2024, section 4.2).
 
 From the final states f_1..f_i and the words t_2..t_(i+1) the head predicts f_(i+1). The loss is
-SmoothL1(f_(i+1), f') + w CE(p, p'), where p and p' are the laws that the target's output matrix makes of the two states and
-w = 0.1. Uniform noise of +-0.1 on the states it reads makes the head bear its own errors. AdamW .9/.95, gradients clipped
-to 0.5. With `steps` above 1 the head is also trained on its own predictions, chains of that depth below every position,
-as HASS (Zhang et al. 2024) does.
+SmoothL1(f_(i+1), f') + w CE(p, p'), where p and p' are the laws that the target's output matrix makes of the two
+states and w = 0.1. Uniform noise of +-0.1 on the states it reads makes the head bear its own errors. AdamW .9/.95,
+gradients clipped to 0.5. With `steps` above 1 the head is also trained on its own predictions, chains of that depth
+below every position, as HASS (Zhang et al. 2024) does.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class EagleLearner(Learner):
         return distance + self.recipe.word_weight * words
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how often chains agree with the target, by how many of the states they read were predicted (n-alpha)."""
+        """Return how often chains agree with the target, by depth (n-alpha: n states they read were predicted)."""
         agreement = Agreement(MEASURED_DEPTH, "depth")
         for batch in batches:
             states = self._source.features(batch).final

@@ -1,9 +1,9 @@
 """Trains EAGLE-3's head on a frozen target (Li et al. 2025): training-time test.
 
-The head reads `fc` of three layers' inputs at its first step and its own states at every later one: chains of `steps` steps
-below each position, each seeing the text before it and its own earlier steps. There is no loss on states: step s adds
-decay^s CE(p, p'), where p is the target's law among the words that can be drafted; positions count where the target's
-first choice is among them. The draft vocabulary are the words most often said in the training texts.
+The head reads `fc` of three layers' inputs at its first step and its own states at every later one: chains of `steps`
+steps below each position, each seeing the text before it and its own earlier steps. There is no loss on states: step s
+adds decay^s CE(p, p'), where p is the target's law among the words that can be drafted; positions count where the
+target's first choice is among them. The draft vocabulary are the words most often said in the training texts.
 Reference: SafeAILab/EAGLE, eagle/traineagle3/cnets.py.
 """
 

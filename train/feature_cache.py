@@ -25,6 +25,7 @@ from specrun.train.token_corpus import TokenBatch, TokenCorpus
 __all__ = ["CachedFeatures", "cache_bytes", "check_cache_space", "fill_cache"]
 
 _FORMAT = 1
+_CHUNK_TOKENS = 16384
 _LARGEST = float(torch.finfo(torch.float16).max)
 Progress = Callable[[int, int], None]
 
@@ -130,21 +131,19 @@ class CachedFeatures:
         return states.float()
 
 
-def _plan_chunks(lengths: list[int], tokens: int = 16384) -> list[tuple[int, int]]:
-    """Return the first and the last-plus-one sequence of each chunk of about `tokens` tokens."""
+def _plan_chunks(lengths: list[int]) -> list[tuple[int, int]]:
+    """Return the first and the last-plus-one sequence of each chunk."""
     chunks: list[tuple[int, int]] = []
     first, size = 0, 0
     for number, length in enumerate(lengths):
-        if size and size + length > tokens:
+        if size and size + length > _CHUNK_TOKENS:
             chunks.append((first, number))
             first, size = number, 0
         size += length
     return [*chunks, (first, len(lengths))]
 
 
-def _write_chunk(
-    path: Path, corpus: TokenCorpus, source: FeatureSource, device: torch.device, numbers: range
-) -> None:
+def _write_chunk(path: Path, corpus: TokenCorpus, source: FeatureSource, device: torch.device, numbers: range) -> None:
     parts: dict[str, list[Tensor]] = {"final": [], "taps": []}
     for number in numbers:  # one at a time: no padding, no surprise of memory
         found = source.features(corpus.batch([number]).to(device))

@@ -1,7 +1,7 @@
 """Trains one head of any kind from data to files: reads, estimates, computes states, trains, writes.
 
-The folder of a run holds the head (config.json, weights, README.md) and `training/` with the checkpoint, the curves, and,
-while it runs, the cache of the target's states.
+The folder of a run holds the head (config.json, weights, README.md) and `training/` with the checkpoint, the curves,
+and, while it runs, the cache of the target's states.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from specrun.train.head_recipe import HeadRecipe
 from specrun.train.hf_model import load_hf_model, read_config
 from specrun.train.learner import Learner
 from specrun.train.memory import MemoryNeed, require_memory, trained_bytes
+from specrun.train.own_answers import AnswerSettings, answer_prompts, runnable_target
 from specrun.train.precision import usable_device, usable_precision
-from specrun.train.run_listener import RunListener
+from specrun.train.run_listener import NobodyListens, RunListener
 from specrun.train.source_identity import source_identity
 from specrun.train.target_shape import TargetShape, target_shape
 from specrun.train.target_words import TargetWords
 from specrun.train.teacher import TeacherFeatures, check_same_words, teacher_matrices
-from specrun.train.token_corpus import TokenCorpus, encode_corpus
-from specrun.train.trainer import TrainerSettings, TrainingResult, train_learner
+from specrun.train.token_corpus import TokenCorpus, corpus_of, encode_corpus
+from specrun.train.trainer import TrainerSettings, TrainingResult, check_checkpoint, train_learner
 from specrun.train.training_card import CardFacts, training_card
 
 __all__ = ["HeadReport", "HeadRun", "train_head"]
@@ -53,7 +54,7 @@ class HeadRun:
     `target` is a Hugging Face folder. With `teacher`, a GGUF file of the same model, states and laws are llama.cpp's.
     `steps` overrules `epochs`; `learning_rate` None is the kind's own. `warmup` is a share of the steps, `measures` how
     often held-out data are measured. `cache` says whether the target's states are kept on disk, in `features` or, where
-    that is None, in the run's own folder until it ends.
+    that is None, in the run's own folder until it ends. `own_answers` lets the target answer the data's prompts itself.
     """
 
     target: Path
@@ -68,6 +69,7 @@ class HeadRun:
     learning_rate: float | None = None
     warmup: float = 0.03
     measures: int = 10
+    own_answers: AnswerSettings | None = None
     seed: int = 0
     device: str = "auto"
     precision: str = "auto"
@@ -87,6 +89,9 @@ class HeadRun:
             raise OptionError(f"a warm-up of {self.warmup:g} of the steps: give 0 to below 1")
         if self.teacher is not None and self.cache == "no":
             raise OptionError("--teacher computes states once, before training: it needs the cache (--cache auto)")
+
+        if self.features is not None and self.cache == "no":
+            raise OptionError("--features names a place for states, and --cache no keeps none: leave one of them out")
 
     @property
     def state_path(self) -> Path:
@@ -114,16 +119,14 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     another model; OutOfMemoryError with an estimate before anything is loaded; SpecrunError where the disk is too
     small for the cache, or the loss is not a number.
     """
-    listener = listener or RunListener()
+    listener = listener or NobodyListens()
     if run.n_threads:
         torch.set_num_threads(run.n_threads)
     shape, words = target_shape(run.target), TargetWords(run.target)
     n_words = int(read_config(run.target).get("vocab_size", 0))
     taps = recipe.taps(shape)
     device = usable_device(run.device)
-    corpus = encode_corpus(
-        read_documents(run.data), words, max_length=run.max_length, held_out=run.held_out, seed=run.seed
-    )
+    corpus = _read_corpus(run, words, recipe, listener)
     _tell_corpus(corpus, listener)
     settings = _settings(recipe, run, shape, corpus, usable_precision(run.precision, device))
     cached = _wants_cache(run, settings, corpus, shape, len(taps), listener)
@@ -131,6 +134,7 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     open_output(run.output, resume=run.resume, force=run.force, holds=recipe.files_name)
     if run.force and not run.resume:
         run.state_path.unlink(missing_ok=True)
+    check_checkpoint(run.state_path, resume=run.resume)
     torch.manual_seed(run.seed)
     with _opened(run, words, n_words, corpus, taps, device, settings.precision, cached, listener) as (matrices, source):
         torch.manual_seed(run.seed)
@@ -148,6 +152,28 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     if cached and run.features is None and isinstance(source, CachedFeatures):
         source.remove()
     return report
+
+
+def _read_corpus(run: HeadRun, words: TargetWords, recipe: HeadRecipe, listener: RunListener) -> TokenCorpus:
+    """Return the data's texts, or, for self-distillation, the data's prompts with the target's own answers."""
+    documents = read_documents(run.data, need_answers=not run.own_answers)
+    if run.own_answers is None:
+        return encode_corpus(documents, words, max_length=run.max_length, held_out=run.held_out, seed=run.seed)
+    open_output(run.output, resume=run.resume, force=run.force, holds=recipe.files_name)
+    folder = run.state_path.parent
+    folder.mkdir(exist_ok=True)
+    with runnable_target(run.target, run.teacher, folder, listener.note) as target:
+        answered = answer_prompts(
+            target,
+            words,
+            documents,
+            folder / "answers.jsonl",
+            run.own_answers,
+            max_length=run.max_length,
+            n_threads=run.n_threads,
+            progress=lambda done, total: listener.stage("the target answers", done, total),
+        )
+    return corpus_of(answered, held_out=run.held_out, seed=run.seed)
 
 
 def _settings(

@@ -97,7 +97,9 @@ def load_hf_model(folder: Path, device: torch.device, dtype: torch.dtype = torch
         )
         model = model.to(device).eval()
     except (MemoryError, torch.OutOfMemoryError) as error:
-        raise OutOfMemoryError(f"no memory on {device} to load {folder}: use a smaller target or a --teacher") from error
+        raise OutOfMemoryError(
+            f"no memory on {device} to load {folder}: use a smaller target or a --teacher"
+        ) from error
     except Exception as error:  # whatever its code for this one architecture may raise
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ModelError(f"transformers cannot read the model in {folder}: {reason[:200]}") from error

@@ -1,8 +1,8 @@
 """Trains Hydra's heads on a frozen target (Ankner et al. 2024).
 
-Head k = 1..K predicts the word at t + k + 1 from the state at t and the words t + 1 to t + k, which Medusa's heads do not
-see. Hydra learns the text's words; Hydra++ learns the target's own law (teacher loss), with more blocks and a decoder layer
-over the states.
+Head k = 1..K predicts the word at t + k + 1 from the state at t and the words t + 1 to t + k, which Medusa's heads do
+not see. Hydra learns the text's words; Hydra++ learns the target's own law (teacher loss), with more blocks and a
+decoder layer over the states.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ __all__ = ["HydraLearner", "HydraRecipe"]
 
 @dataclass(frozen=True, slots=True)
 class HydraRecipe(HeadRecipe):
-    """`heads` heads of `layers` blocks. `prefix` makes Hydra++; `teacher_weight` and `word_weight` are of the two losses."""
+    """`heads` heads of `layers` blocks.
+
+    `prefix` puts a layer in front (Hydra++); `teacher_weight` and `word_weight` are of the two losses.
+    """
 
     heads: int = 4
     layers: int = 1
@@ -134,7 +137,7 @@ class HydraLearner(Learner):
         return self.heads.logits(head, read[:, :length][marks], followers)
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how often heads that know the words before theirs rank first, or among five, what the target would say."""
+        """Return how often heads that know the words before theirs guess what the target would say."""
         agreement = Agreement(self.recipe.heads, "head")
         for batch in batches:
             states = self._source.features(batch).final

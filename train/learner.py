@@ -53,7 +53,8 @@ class Learner(ABC):
         """Yield the summands of the loss.
 
         The gradient of each is taken before the next is asked for, so that logits of several heads need not be in
-        memory together. All randomness comes from `noise`, which depends on seed and step alone.
+        memory together: parts must not share what only one of them computed. All randomness comes from `noise`, which
+        depends on seed and step alone.
         """
 
     @abstractmethod

@@ -16,7 +16,8 @@ def word_cross_entropy(logits: Tensor, words: Tensor) -> Tensor:
 
 def law_cross_entropy(logits: Tensor, law: Tensor) -> Tensor:
     """Return the mean of -sum p log q, for laws p [n, words]."""
-    return -(law * logits.float().log_softmax(-1)).sum(-1).mean()
+    found: Tensor = -(law * logits.float().log_softmax(-1)).sum(-1).mean()
+    return found
 
 
 def divergence_from_law(logits: Tensor, law: Tensor) -> Tensor:

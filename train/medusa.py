@@ -1,8 +1,8 @@
 """Trains Medusa's heads on a frozen target: Medusa-1 (Cai et al. 2024, section 2.2.1).
 
 From the final state at position t, head k = 1..K predicts the word at t + k + 1. The loss is
-sum_k lambda^k CE_k (equation 1, lambda = 0.8): the cross-entropy with the text's words, or, for heads that learn from the
-model's own law on answers it wrote itself (section 2.3), the divergence from the law the target has there.
+sum_k lambda^k CE_k (equation 1, lambda = 0.8): the cross-entropy with the text's words, or, for heads that learn from
+the model's own law on answers it wrote itself (section 2.3), the divergence from the law the target has there.
 """
 
 from __future__ import annotations
@@ -77,9 +77,7 @@ class MedusaRecipe(HeadRecipe):
 class MedusaLearner(Learner):
     """Heads over given states."""
 
-    def __init__(
-        self, recipe: MedusaRecipe, shape: TargetShape, target: TargetMatrices, source: FeatureSource
-    ) -> None:
+    def __init__(self, recipe: MedusaRecipe, shape: TargetShape, target: TargetMatrices, source: FeatureSource) -> None:
         self.recipe = recipe
         self.device = target.output.device
         output = target.output if recipe.own_output else None

@@ -83,14 +83,12 @@ def _at(tokens: Sequence[int], place: int) -> str:
 
 
 class TeacherFeatures:
-    """States of single sequences, as llama.cpp computes them. Owns native memory: close it."""
+    """States of single sequences, as llama.cpp computes them. Owns native memory: close it.
+
+    Raises UnsupportedModelError where `taps` are asked of an architecture that does not hand out its layers' inputs.
+    """
 
     def __init__(self, model: Model, longest: int, taps: tuple[int, ...] = (), *, n_threads: int = 0) -> None:
-        if taps:
-            raise UnsupportedModelError(
-                f"{model.path} cannot teach EAGLE-3: layer inputs of a GGUF file cannot be read here; "
-                "train from the Hugging Face folder, without --teacher"
-            )
         self.taps = taps
         self._model = model
         size = -(-longest // 256) * 256
@@ -101,28 +99,34 @@ class TeacherFeatures:
             n_threads=n_threads,
             n_threads_batch=n_threads,
             hidden_states=True,
+            layer_inputs=tuple(dict.fromkeys(taps)),
         )
         self._context = Context(model, options)
         self._batch = Batch(self._context.n_batch, 1)
 
     def features(self, batch: TokenBatch) -> Features:
         """Return the states of a batch of sequences, one after the other."""
-        rows = [self._states(ids[valid].tolist()) for ids, valid in zip(batch.ids, batch.valid, strict=True)]
-        final = torch.zeros(*batch.ids.shape, self._model.n_embd)
-        for row, states in enumerate(rows):
-            final[row, : len(states)] = torch.from_numpy(states)
-        return Features(final.to(batch.ids.device), None)
+        width = self._model.n_embd
+        found = torch.zeros(*batch.ids.shape, width * (1 + len(self.taps)))
+        for row, (ids, valid) in enumerate(zip(batch.ids, batch.valid, strict=True)):
+            states = self._states(ids[valid].tolist())
+            found[row, : len(states)] = torch.from_numpy(states)
+        found = found.to(batch.ids.device)
+        return Features(found[..., :width], found[..., width:] if self.taps else None)
 
     def _states(self, tokens: list[int]) -> npt.NDArray[np.float32]:
-        context = self._context
+        """Return the final states of one sequence, and the inputs of the tapped layers beside them."""
+        context, width = self._context, self._model.n_embd
         context.memory.clear()
-        found = np.empty((len(tokens), self._model.n_embd), np.float32)
+        found = np.empty((len(tokens), width * (1 + len(self.taps))), np.float32)
         for start in range(0, len(tokens), self._batch.capacity):
             piece = tokens[start : start + self._batch.capacity]
             self._batch.fill_chain(piece, start, [0], len(piece))
             rows = context.decode(self._batch)
             for row in range(len(piece)):
-                found[start + row] = rows.hidden_state(row)
+                found[start + row, :width] = rows.hidden_state(row)
+                for place, tap in enumerate(self.taps, 1):
+                    found[start + row, place * width : (place + 1) * width] = rows.layer_input(row, tap)
         return found
 
     def close(self) -> None:

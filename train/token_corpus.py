@@ -15,7 +15,7 @@ from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.data_file import Document, PlainText
 from specrun.train.target_words import TargetWords, TokenSequence
 
-__all__ = ["TokenBatch", "TokenCorpus", "encode_corpus", "plan_batches"]
+__all__ = ["TokenBatch", "TokenCorpus", "corpus_of", "encode_corpus", "plan_batches"]
 
 _SHORTEST = 4  # tokens: below that there is nothing to draft
 
@@ -142,6 +142,11 @@ def encode_corpus(
             f"the data have no usable text: no document has {_SHORTEST} tokens, some of them to learn, "
             f"within the first {max_length}"
         )
+    return corpus_of(sequences, held_out=held_out, seed=seed)
+
+
+def corpus_of(sequences: Sequence[TokenSequence], *, held_out: float = 0.05, seed: int = 0) -> TokenCorpus:
+    """Return sequences as a corpus, a share `held_out` of them set aside."""
     order = list(range(len(sequences)))
     random.Random(seed).shuffle(order)
     aside = min(len(order) - 1, max(1, round(held_out * len(order)))) if held_out > 0 else 0

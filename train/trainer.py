@@ -23,7 +23,7 @@ from specrun.train.checkpoint import load_state, save_state
 from specrun.train.learner import Learner
 from specrun.train.token_corpus import TokenBatch, TokenCorpus
 
-__all__ = ["Curves", "TrainerSettings", "TrainingResult", "TrainingStatus", "train_learner"]
+__all__ = ["Curves", "TrainerSettings", "TrainingResult", "TrainingStatus", "check_checkpoint", "train_learner"]
 
 logger = logging.getLogger(__name__)
 _FORMAT = 1
@@ -32,7 +32,7 @@ _SMOOTHING = 0.95  # of the loss that is shown
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """How long and how fast to learn. Everything but `save_seconds` and `precision` must stay the same in a resumed run.
+    """How long and how fast to learn; in a resumed run all but `save_seconds` and `precision` must stay the same.
 
     `learning_rate` is the peak, after `warmup_steps` of a straight rise; it then falls as a cosine to `final_rate` of
     the peak. `clip_norm` bounds the length of the gradient, `measure_every` counts steps between measures (0: only
@@ -114,13 +114,21 @@ Report = Callable[[TrainingStatus], None]
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """`step` steps are done; the next batch is number `index` of `epoch`. Replaced whole, so that no Ctrl-C splits it."""
+    """`step` steps are done, the next batch is number `index` of `epoch`; replaced whole, so no Ctrl-C splits it."""
 
     step: int = 0
     epoch: int = 0
     index: int = 0
     tokens: int = 0
     seconds: float = 0.0
+
+
+def check_checkpoint(path: Path, *, resume: bool) -> None:
+    """Raise FileMissingError where there is no checkpoint to resume, OptionError where one would be overwritten."""
+    if resume and not path.exists():
+        raise FileMissingError(f"there is no {path} to resume: leave out --resume to begin")
+    if not resume and path.exists():
+        raise OptionError(f"{path} holds an earlier run: go on with --resume, or choose another folder")
 
 
 def train_learner(
@@ -177,12 +185,9 @@ class _Run:
         """Continue from the checkpoint, or make sure that none is overwritten."""
         path = self._state_path
         assert path is not None
+        check_checkpoint(path, resume=resume)
         if not resume:
-            if path.exists():
-                raise OptionError(f"{path} holds an earlier run: go on with --resume, or choose another folder")
             return
-        if not path.exists():
-            raise FileMissingError(f"there is no {path} to resume: leave out --resume to begin")
         try:
             state = load_state(path)
             found = state["format"] == _FORMAT

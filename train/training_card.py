@@ -36,9 +36,8 @@ _USE = {
 
 def training_card(facts: CardFacts, corpus: TokenCorpus, result: TrainingResult) -> str:
     """Return the card in Markdown."""
-    measures = result.curves.measures[-1][1] if result.curves.measures else {}
-    where = "the training texts themselves (too few to hold any out)" if corpus.measured_on_training else "held-out texts"
-    learnt = sum(int(corpus.sequences[number].learnt.sum()) for number in corpus.training)
+    curves = result.curves
+    measures = curves.measures[-1][1] if curves.measures else {}
     lines = [
         "---",
         f"tags: [speculative-decoding, {facts.kind}]",
@@ -46,31 +45,41 @@ def training_card(facts: CardFacts, corpus: TokenCorpus, result: TrainingResult)
         "---",
         f"# {facts.kind} for {facts.target.name}",
         "",
-        f"Made by `specrun train {facts.kind}`; {facts.n_trained:,} trained parameters. It drafts for this target only, and "
-        "verification keeps the target's own words or distribution whatever it drafts.",
+        f"Made by `specrun train {facts.kind}`; {facts.n_trained:,} trained parameters. It drafts for this target "
+        "only, and verification keeps the target's own words or distribution whatever it drafts.",
         "",
         "## Data",
-        f"{', '.join(path.name for path in facts.data)}: {len(corpus.training):,} sequences, {corpus.n_tokens:,} tokens, "
-        f"{learnt:,} of them learnt; {0 if corpus.measured_on_training else len(corpus.held_out):,} sequences held out. "
-        "The licence of the data and of the target apply.",
+        _data_sentence(facts, corpus),
         "",
         "## Training",
-        f"{len(result.curves.losses):,} steps, {result.tokens:,} tokens, {result.seconds:,.0f} s on {facts.device}; last loss "
-        f"{result.curves.losses[-1]:.4f}." if result.curves.losses else "Not trained.",
-    ]  # fmt: skip
+        f"{len(curves.losses):,} steps, {result.tokens:,} tokens, {result.seconds:,.0f} s on {facts.device}; "
+        f"the loss fell from {curves.losses[0]:.4f} to {curves.losses[-1]:.4f}.",
+    ]
     if facts.teacher is not None:
         lines.append(f"Hidden states and laws are those of {facts.teacher.name}, computed by llama.cpp.")
     lines += ["", "| setting | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.settings.items())]
+    where = "the training texts, too few to hold any out" if corpus.measured_on_training else "held-out texts"
     lines += [
         "",
         "## What it can do",
-        f"Agreement with the target's own first choice at temperature 0, on {where}; `tokens a round` counts those of a "
-        "drafted chain and the target's own.",
+        f"Agreement with the target's own first choice, on {where}; `tokens a round` counts those of a drafted chain",
+        "and the target's own.",
         "",
         "| | |",
         "|---|---|",
         *(f"| {name} | {value:.3f} |" for name, value in measures.items()),
     ]
     if facts.kind in _USE:
-        lines += ["", "## Use", "```", "specrun convert FOLDER --target TARGET.gguf -o head.gguf", _USE[facts.kind], "```"]
+        convert = "specrun convert FOLDER --target TARGET.gguf -o head.gguf"
+        lines += ["", "## Use", "```", convert, _USE[facts.kind], "```"]
     return "\n".join(lines) + "\n"
+
+
+def _data_sentence(facts: CardFacts, corpus: TokenCorpus) -> str:
+    learnt = sum(int(corpus.sequences[number].learnt.sum()) for number in corpus.training)
+    aside = 0 if corpus.measured_on_training else len(corpus.held_out)
+    names = ", ".join(path.name for path in facts.data)
+    return (
+        f"{names}: {len(corpus.training):,} sequences, {corpus.n_tokens:,} tokens, {learnt:,} of them learnt; "
+        f"{aside:,} sequences held out. The licences of the data and of the target apply."
+    )

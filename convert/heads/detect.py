@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specrun.bindings.errors import ModelError, OptionError, SpecrunError, UnsupportedModelError
+from specrun.bindings.errors import OptionError, SpecrunError, UnsupportedModelError
 from specrun.convert.checkpoint import Checkpoint, open_checkpoint
 from specrun.convert.heads import eagle, medusa
 from specrun.convert.heads.head_kind import HeadKind
@@ -55,7 +55,7 @@ def detect_kind(folder: Path, *, allow_pickle: bool = False) -> HeadKind | None:
     try:
         found = _by_files_or_config(folder)
         return found or _by_tensors(open_head(folder, allow_pickle=allow_pickle))
-    except (ModelError, SpecrunError):
+    except SpecrunError:
         return None
 
 

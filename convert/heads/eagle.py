@@ -26,6 +26,7 @@ __all__ = ["KIND"]
 _LAYER = "layers.0."
 _EMBEDDING = "embed_tokens.weight"
 _JOINS, _BIAS = "fc.weight", "fc.bias"
+_MAY_HAVE_BIAS = ("attn_q", "attn_k", "attn_v")  # heads for Qwen2 do: `qkv_bias` in config.json
 _EPSILON = 1e-6  # the reference's, where config.json says nothing
 
 
@@ -73,6 +74,9 @@ def _rules(checkpoint: Checkpoint, hidden: int, kv_size: int, wide: int, n_words
         ("ffn_down", "mlp.down_proj", (hidden, wide)),
     ):
         yield TensorRule(f"eagle.{name}.weight", (f"{_LAYER}{theirs}.weight",), shape)
+        bias = f"{_LAYER}{theirs}.bias"
+        if name in _MAY_HAVE_BIAS and (bias in checkpoint.tensors or checkpoint.config.flag("qkv_bias", False)):
+            yield TensorRule(f"eagle.{name}.bias", (bias,), shape[:1])
 
 
 def _has_bias(checkpoint: Checkpoint) -> bool:

@@ -19,6 +19,7 @@ from specrun.convert.header_text import replace_text
 from specrun.convert.heads.detect import kind_of, known_kind, open_head
 from specrun.convert.heads.quantized_pieces import quantized_pieces
 from specrun.convert.heads.target_facts import TargetFacts, target_facts
+from specrun.convert.json_file import JsonObject
 from specrun.convert.metadata import Metadata
 from specrun.convert.model_name import ModelName, file_name, name_of
 from specrun.convert.quantize_head import HEAD_TYPE, fitting_type
@@ -32,6 +33,7 @@ from specrun.runtime.atomic import check_target
 __all__ = ["convert_head", "plan_head"]
 
 _OUTTYPE = HEAD_TYPE.lower()
+_LONGEST_NAME = 200
 
 
 def plan_head(
@@ -60,6 +62,7 @@ def plan_head(
     tensors = map_rules(checkpoint, head.tensors, functools.partial(_type_of, file_type), left_out=head.left_out)
     name = _with_prefix(name_of(checkpoint.folder, sum(one.n_parameters for one in tensors)), chosen.name)
     metadata = _general(name, file_type)
+    _describe_base(checkpoint.config, metadata)
     for entry in head.metadata:
         metadata.raw(*entry)
     facts.describe(metadata)
@@ -146,3 +149,14 @@ def _general(name: ModelName, file_type: str) -> Metadata:
     metadata.count("general.quantization_version", 2)
     metadata.text(SOURCE_KEY, SourceDigest.placeholder)
     return metadata
+
+
+def _describe_base(config: JsonObject, metadata: Metadata) -> None:
+    """Add the model that a head was trained for, where its config names it, as "owner/name"."""
+    base = config.any("base_model_name_or_path")
+    owner, _, name = base.rstrip("/").rpartition("/") if isinstance(base, str) else ("", "", "")
+    if name:
+        metadata.count("general.base_model.count", 1)
+        metadata.text("general.base_model.0.name", name[:_LONGEST_NAME])
+        if owner and "/" not in owner:
+            metadata.text("general.base_model.0.organization", owner[:_LONGEST_NAME])

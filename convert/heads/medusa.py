@@ -86,6 +86,10 @@ def _heads(checkpoint: Checkpoint, prefix: str) -> list[_Head]:
         name = f"{prefix}{missing}.0.linear.weight"
         raise MalformedFileError(f"{checkpoint.folder} has no tensor {name}: it is incomplete")
     heads = [_head(checkpoint, f"{prefix}{i}", found[i]) for i in range(len(found))]
+    without = next((i for i, head in enumerate(heads) if head.output is None), None)
+    if without is not None and any(head.output is not None for head in heads):
+        name = f"{prefix}{without}.{heads[without].n_blocks}.weight"
+        raise MalformedFileError(f"{checkpoint.folder} has no tensor {name}, and other heads have theirs")
     depths = {head.n_blocks for head in heads}
     if len(depths) > 1:
         raise UnsupportedModelError(

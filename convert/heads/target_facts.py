@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
+from specrun.bindings.errors import MalformedFileError, OptionError, PairError, UnsupportedModelError
 from specrun.bindings.gguf_header import read_header
 from specrun.bindings.model import Model
 from specrun.convert.checkpoint import Checkpoint
@@ -58,6 +58,18 @@ class TargetFacts:
         metadata.count("specrun.target.vocab_size", self.n_words)
         metadata.text("specrun.target.vocabulary_sha256", self.fingerprint.hex())
 
+    def summary(self) -> dict[str, str | int]:
+        """Return what names and measures the target, by the names of these fields, for reports."""
+        return {
+            "path": str(self.path),
+            "name": self.name,
+            "architecture": self.architecture,
+            "hidden_size": self.hidden_size,
+            "n_words": self.n_words,
+            "n_layers": self.n_layers,
+            "fingerprint": self.fingerprint.hex(),
+        }
+
     def check_fits(self, head: Path, *, hidden_size: int, n_words: int) -> None:
         """Raise PairError, with both numbers, unless a head reads hidden states of this size and has these words."""
         pair = f"{head} does not fit the target {self.path}"
@@ -72,11 +84,15 @@ class TargetFacts:
 def target_facts(target: str | os.PathLike[str], *, pre: str | None = None) -> TargetFacts:
     """Return what is to be known of a GGUF model, or of a checkpoint folder with config and tokenizer.
 
-    A folder needs no weights; `pre` is as in `plan_conversion`. Raises FileMissingError, MalformedFileError,
-    UnsupportedModelError, as the reading of a model does.
+    A folder needs no weights; `pre` is as in `plan_conversion`, and for folders. Raises OptionError, FileMissingError,
+    MalformedFileError, UnsupportedModelError, as the reading of a model does.
     """
     path = Path(target)
-    return _of_folder(path, pre) if path.is_dir() else _of_file(path)
+    if path.is_dir():
+        return _of_folder(path, pre)
+    if pre is not None:
+        raise OptionError(f"{path} says how it splits text: leave the pre-tokenizer ({pre}) out")
+    return _of_file(path)
 
 
 def _of_file(path: Path) -> TargetFacts:

@@ -15,7 +15,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.choice_log import ChoiceLog
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.member_outcome import outcome_for_idle
-from specrun.runtime.drafters.members import close_all, learn_prompts, part_reports
+from specrun.runtime.drafters.members import all_layer_inputs, close_all, learn_prompts, part_reports
 from specrun.runtime.planning.arm_choice import ArmChooser
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import EvaluatedRows
@@ -48,6 +48,7 @@ class AutoDrafter(Drafter):
         self.name = name
         self.max_leaves = max(member.max_leaves for member in members)
         self.needs_hidden_states = any(member.needs_hidden_states for member in members)
+        self.layer_inputs = all_layer_inputs(members)
         self.max_nodes = max(member.max_nodes for member in members)
         self._members = list(members)
         self._names = [member.name for member in members]
@@ -84,7 +85,7 @@ class AutoDrafter(Drafter):
             self._replayed = self._replay.pop(0).choices_for(self._names)
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Pass on to those who read hidden states."""
+        """Pass on to those who read the target's states."""
         learn_prompts(self._members, start, rows, count)
 
     def propose(self, request: DraftRequest) -> DraftTree:

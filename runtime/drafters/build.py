@@ -8,7 +8,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.build_auto import build_auto
 from specrun.runtime.drafters.build_combined import build_cascade, build_ouroboros, build_relay
 from specrun.runtime.drafters.build_draft import build_draft
-from specrun.runtime.drafters.build_eagle import build_eagle
+from specrun.runtime.drafters.build_eagle import build_eagle, build_eagle3
 from specrun.runtime.drafters.build_lookahead import build_jacobi, build_lookahead
 from specrun.runtime.drafters.build_medusa import build_medusa
 from specrun.runtime.drafters.build_retrieval import build_prompt_lookup, build_rest
@@ -70,6 +70,7 @@ _BUILDERS: dict[str, Callable[[Expression, DraftEnvironment, BuildPart], Drafter
     "draft": build_draft,
     "ensemble": _build_ensemble,
     "eagle": build_eagle,
+    "eagle3": build_eagle3,
     "medusa": build_medusa,
     "jacobi": build_jacobi,
     "lookahead": build_lookahead,

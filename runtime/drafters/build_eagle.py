@@ -1,4 +1,4 @@
-"""Builds `eagle(head.gguf, ...)`: the head on the target's device, and the shape of its trees."""
+"""Builds `eagle(head.gguf, ...)` and `eagle3(head.gguf, ...)`: the head on the target's device, and its trees' shape."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from specrun.runtime.drafters.path_probability import DynamicShape
 from specrun.runtime.drafters.proposals import TreeSampling
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.drafters.tree_options import TreeOptions
+from specrun.runtime.heads.eagle3_head import Eagle3Head
 from specrun.runtime.heads.eagle_head import EagleHead
 from specrun.runtime.planning.sequoia import best_tree, typical_acceptance
 from specrun.runtime.tree import ROOT
 
-__all__ = ["build_eagle"]
+__all__ = ["build_eagle", "build_eagle3"]
 
 # EAGLE-2's trees of 60 nodes are for GPUs: a CPU verifies this many for less than two tokens' time.
 _DEFAULT = DynamicShape(depth=5, topk=2, nodes=6)
@@ -26,6 +27,15 @@ _RANKED_WORDS = 40
 
 def build_eagle(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
     """Build `eagle(head.gguf, depth=5, topk=8, nodes=32)`, `eagle(head.gguf, n=4)` or `eagle(head.gguf, tree=4x2)`."""
+    return _build(expression, environment, EagleHead)
+
+
+def build_eagle3(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+    """Build `eagle3(head.gguf, ...)`, with the options of `eagle`."""
+    return _build(expression, environment, Eagle3Head)
+
+
+def _build(expression: Expression, environment: DraftEnvironment, kind: type[EagleHead | Eagle3Head]) -> Drafter:
     options = ExpressionOptions(expression, ["n", "sampling", "tree", "depth", "topk", "nodes"], 1)
     tree = TreeOptions(
         tree=options.optional("tree"),
@@ -43,7 +53,7 @@ def build_eagle(expression: Expression, environment: DraftEnvironment, build: Bu
     # Dynamic trees evaluate more nodes than they keep.
     evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
     widest = shape.topk if isinstance(shape, DynamicShape) else shape.max_width
-    head = EagleHead(
+    head = kind(
         file_of(expression, environment),
         environment.target,
         n_cells=(environment.context.n_ctx or environment.target.n_ctx_train) + evaluated,

@@ -89,7 +89,7 @@ class CascadeDrafter(Drafter):
             raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")
         if max_rounds < 0:
             raise OptionError(f"rounds is {max_rounds}: give the most evaluations of the draft model, or 0 for any")
-        if inner.needs_hidden_states:
+        if inner.reads_target:
             raise OptionError(
                 f"{inner.name} reads the target's hidden states, and in a cascade it would draft for the draft model"
             )

@@ -120,3 +120,7 @@ class _Rows:
     def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
         """Return the final hidden state of one row, [n_embd]."""
         return self._rows.hidden_state(row + self._skipped)
+
+    def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
+        """Return the input of a layer at one row, [n_embd]."""
+        return self._rows.layer_input(row + self._skipped, layer)

@@ -61,14 +61,22 @@ class Drafter(ABC):
     needs_hidden_states: bool = False
     """Whether it reads the target's final hidden states from the rows of an outcome."""
 
+    layer_inputs: tuple[int, ...] = ()
+    """The layers of the target, ascending, whose inputs it reads from the rows of an outcome."""
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether it reads more of the target than its logits; then it is shown prompts, too."""
+        return self.needs_hidden_states or bool(self.layer_inputs)
+
     def begin(self, tokens: Sequence[int]) -> None:  # noqa: B027 - most drafters keep no state
         """Start an answer: `tokens` is the whole prompt, which may continue or contradict earlier ones."""
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:  # noqa: B027
-        """Learn the hidden states of prompt tokens `start` to `start + count - 1`, rows 0 to count - 1.
+        """Learn the target's states at prompt tokens `start` to `start + count - 1`, rows 0 to count - 1.
 
-        Called after `begin` for what of the prompt was not cached, if `needs_hidden_states`; its last token is
-        the root of the first round.
+        Called after `begin`, in pieces, for what of the prompt was not cached, if it `reads_target`; the prompt's last
+        token is the root of the first round. Rows have no logits unless `needs_hidden_states`.
         """
 
     @abstractmethod

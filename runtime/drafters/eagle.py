@@ -1,8 +1,12 @@
-"""EAGLE drafts in the target's own hidden states (Li et al. 2024): static trees of EAGLE-1, dynamic ones of EAGLE-2."""
+"""EAGLE drafts in states of the target: static trees of EAGLE-1, dynamic ones of EAGLE-2 (Li et al. 2024).
+
+The heads of EAGLE-1 and 2 read the target's final hidden states, those of EAGLE-3 (Li et al. 2025) inputs of its layers;
+which, the head says, and nothing else differs here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -13,7 +17,7 @@ from specrun.runtime.drafters.path_probability import DynamicShape, grow_by_path
 from specrun.runtime.drafters.proposals import TreeSampling, proposal_scheme
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.drafters.tree_growth import grow_tree
-from specrun.runtime.heads.eagle_head import EagleHead, EagleRows
+from specrun.runtime.heads.pair_head import EagleRows, FloatRows, PairHead
 from specrun.runtime.law import Law
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.transform import penalty_window, transformed_law
@@ -29,10 +33,8 @@ class EagleDrafter(Drafter):
     from the head's law, transformed like the target's; the head must then return whole rows.
     """
 
-    needs_hidden_states = True
-
     def __init__(
-        self, head: EagleHead, shape: Topology | DynamicShape, *, sampling: TreeSampling = "argmax", name: str = "eagle"
+        self, head: PairHead, shape: Topology | DynamicShape, *, sampling: TreeSampling = "argmax", name: str = "eagle"
     ) -> None:
         if isinstance(shape, DynamicShape) and sampling != "argmax":
             raise OptionError(
@@ -40,6 +42,8 @@ class EagleDrafter(Drafter):
                 "biases the text: use sampling=argmax, or a fixed tree=..."
             )
         self.name = name
+        self.needs_hidden_states = not head.taps
+        self.layer_inputs = tuple(sorted(set(head.taps)))
         self.max_nodes = shape.max_nodes if isinstance(shape, DynamicShape) else len(shape)
         self.max_leaves = shape.max_leaves if isinstance(shape, DynamicShape) else shape.n_leaves
         self._head = head
@@ -55,7 +59,7 @@ class EagleDrafter(Drafter):
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Cache the prompt's pairs."""
-        self._state.learn(start, np.stack([rows.hidden_state(row) for row in range(count)]), self._prompt)
+        self._state.learn(start, self._features(rows, range(count)), self._prompt)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; none where the hidden state before the last token is not known."""
@@ -79,8 +83,14 @@ class EagleDrafter(Drafter):
             rows.pop()  # nothing follows the last one
         n_before = len(outcome.tokens) - len(outcome.path) - (outcome.next_token is not None)
         if rows:
-            states = np.stack([outcome.rows.hidden_state(row) for row in rows])
-            self._state.learn(n_before - 1, states, outcome.tokens)
+            self._state.learn(n_before - 1, self._features(outcome.rows, rows), outcome.tokens)
+
+    def _features(self, rows: EvaluatedRows, wanted: Iterable[int]) -> FloatRows:
+        """Return a copy of what the head reads of the target at these rows, [n, features]."""
+        taps = self._head.taps
+        if not taps:
+            return np.stack([rows.hidden_state(row) for row in wanted])
+        return np.stack([np.concatenate([rows.layer_input(row, layer) for layer in taps]) for row in wanted])
 
     @property
     def native_seconds(self) -> float:

@@ -1,7 +1,8 @@
 """What an EAGLE head has cached: real pairs of the committed text, and below them a round's draft nodes.
 
-A real pair joins the target's hidden state at a position with the token after it. After each round the accepted
-positions get real pairs in the place of the predicted ones that drafted them, as in the reference.
+A real pair joins the target's features at a position (its hidden state, or inputs of its layers) with the token after
+it. After each round the accepted positions get real pairs in the place of the predicted ones that drafted them, as in
+the references.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from specrun.runtime.heads.eagle_head import EagleRows
+from specrun.runtime.heads.pair_head import EagleRows
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.tree import ROOT
 
-__all__ = ["EagleState", "PairHead"]
+__all__ = ["EagleState", "EvaluatesPairs"]
 
 _CHUNK = 64
 
 FloatRows = npt.NDArray[np.float32]
 
 
-class PairHead(Protocol):
-    """What evaluates pairs; `heads.eagle_head.EagleHead` is one."""
+class EvaluatesPairs(Protocol):
+    """What evaluates pairs; every `heads.pair_head.PairHead` does."""
 
     n_cells: int
 
@@ -36,7 +37,17 @@ class PairHead(Protocol):
         cells: npt.NDArray[np.int64],
         sees: npt.NDArray[np.bool_],
     ) -> EagleRows:
-        """Evaluate pairs; see `EagleHead.evaluate`."""
+        """Evaluate pairs of tokens and states that were predicted; see `PairHead.evaluate`."""
+
+    def evaluate_features(
+        self,
+        tokens: Sequence[int],
+        features: FloatRows,
+        positions: npt.NDArray[np.int32],
+        cells: npt.NDArray[np.int64],
+        sees: npt.NDArray[np.bool_],
+    ) -> EagleRows:
+        """Evaluate pairs of tokens and the target's features; see `PairHead.evaluate_features`."""
 
 
 class EagleState:
@@ -45,7 +56,7 @@ class EagleState:
     Nodes are numbered from 0 in the order of their evaluation.
     """
 
-    def __init__(self, head: PairHead) -> None:
+    def __init__(self, head: EvaluatesPairs) -> None:
         self._head = head
         self._text: list[int] = []  # the tokens up to the last pair's own
         self._base = 0
@@ -65,31 +76,31 @@ class EagleState:
         """How many tokens the pairs know: the next pair joins position `length - 1` with token `length`."""
         return self._base + self._count + 1
 
-    def learn(self, start: int, states: FloatRows, tokens: Sequence[int]) -> None:
-        """Make pairs of the hidden states [n, hidden] of positions `start` on and the tokens after them.
+    def learn(self, start: int, features: FloatRows, tokens: Sequence[int]) -> None:
+        """Make pairs of the target's features [n, features] of positions `start` on and the tokens after them.
 
         `tokens` is the whole text, at least one longer than the last position. Pairs that are known already stay. Where
-        states are missing between the known ones and these, the earlier pairs are given up: the head then sees less of
+        features are missing between the known ones and these, the earlier pairs are given up: the head then sees less of
         the text, which costs acceptance and nothing else.
         """
         known = self._base + self._count
         if start > known or start < self._base:
             self._base, self._count = start, 0
         elif start < known:
-            states = states[known - start :]
-        for first in range(0, len(states), _CHUNK):
-            self._add(states[first : first + _CHUNK], tokens)
+            features = features[known - start :]
+        for first in range(0, len(features), _CHUNK):
+            self._add(features[first : first + _CHUNK], tokens)
 
-    def _add(self, states: FloatRows, tokens: Sequence[int]) -> None:
-        n = min(len(states), self._head.n_cells - self._count)
+    def _add(self, features: FloatRows, tokens: Sequence[int]) -> None:
+        n = min(len(features), self._head.n_cells - self._count)
         if n < 1:
             return
         begin = self._base + self._count
         cells = np.arange(self._count, self._count + n)
         sees = np.tri(n, self._count + n, self._count, dtype=np.bool_)
         following = tokens[begin + 1 : begin + 1 + n]
-        rows = self._head.evaluate(
-            following, states[:n], (cells + self._base).astype(np.int32), cells.astype(np.int64), sees
+        rows = self._head.evaluate_features(
+            following, features[:n], (cells + self._base).astype(np.int32), cells.astype(np.int64), sees
         )
         last = slice(n - 1, n)
         logits = None if rows.logits is None else rows.logits[last]

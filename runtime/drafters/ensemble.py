@@ -14,7 +14,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.member_noise import MemberNoise
 from specrun.runtime.drafters.member_outcome import outcome_for
-from specrun.runtime.drafters.members import close_all, learn_prompts, part_reports
+from specrun.runtime.drafters.members import all_layer_inputs, close_all, learn_prompts, part_reports
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
@@ -31,6 +31,7 @@ class EnsembleDrafter(Drafter):
         self.max_leaves = sum(member.max_leaves for member in members)
         self.max_nodes = sum(member.max_nodes for member in members)
         self.needs_hidden_states = any(member.needs_hidden_states for member in members)
+        self.layer_inputs = all_layer_inputs(members)
         self._members = list(members)
         self._trees: list[DraftTree] = []
         self._places: list[dict[int, int]] = []
@@ -52,7 +53,7 @@ class EnsembleDrafter(Drafter):
             member.begin(tokens)
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Pass on to those who read hidden states."""
+        """Pass on to those who read the target's states."""
         learn_prompts(self._members, start, rows, count)
 
     def propose(self, request: DraftRequest) -> DraftTree:

@@ -59,3 +59,7 @@ class MemberRows:
     def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
         """Return the hidden state of the member's row."""
         return self._rows.hidden_state(self._places[row] + 1)
+
+    def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
+        """Return the input of a layer at the member's row."""
+        return self._rows.layer_input(self._places[row] + 1, layer)

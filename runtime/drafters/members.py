@@ -8,7 +8,7 @@ from typing import Any
 from specrun.runtime.drafters.drafter import Drafter
 from specrun.runtime.target import EvaluatedRows
 
-__all__ = ["close_all", "learn_prompts", "part_reports"]
+__all__ = ["all_layer_inputs", "close_all", "learn_prompts", "part_reports"]
 
 
 def close_all(members: Sequence[Drafter]) -> None:
@@ -23,10 +23,15 @@ def close_all(members: Sequence[Drafter]) -> None:
         raise error
 
 
+def all_layer_inputs(members: Sequence[Drafter]) -> tuple[int, ...]:
+    """Return the layers whose inputs any of them reads, ascending."""
+    return tuple(sorted({layer for member in members for layer in member.layer_inputs}))
+
+
 def learn_prompts(members: Sequence[Drafter], start: int, rows: EvaluatedRows, count: int) -> None:
-    """Show a prompt's hidden states to the members that read them."""
+    """Show the target's states over a prompt to the members that read them."""
     for member in members:
-        if member.needs_hidden_states:
+        if member.reads_target:
             member.learn_prompt(start, rows, count)
 
 

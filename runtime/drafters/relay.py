@@ -14,7 +14,7 @@ from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.grafting import first_path, graft
 from specrun.runtime.drafters.member_noise import MemberNoise
 from specrun.runtime.drafters.member_outcome import outcome_for, outcome_for_idle
-from specrun.runtime.drafters.members import close_all, learn_prompts, part_reports
+from specrun.runtime.drafters.members import all_layer_inputs, close_all, learn_prompts, part_reports
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree
@@ -35,6 +35,7 @@ class RelayDrafter(Drafter):
             raise OptionError(f"{name}: a relay needs at least two drafters, as in relay(draft(a.gguf)@2, ...)")
         self.name = name
         self.needs_hidden_states = any(member.needs_hidden_states for member in members)
+        self.layer_inputs = all_layer_inputs(members)
         self.max_nodes = sum(member.max_nodes for member in members)
         # The leaf that a member goes on from is a leaf no longer.
         self.max_leaves = sum(member.max_leaves for member in members) - len(members) + 1
@@ -60,7 +61,7 @@ class RelayDrafter(Drafter):
             member.begin(tokens)
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Pass on to those who read hidden states."""
+        """Pass on to those who read the target's states."""
         learn_prompts(self._members, start, rows, count)
 
     def propose(self, request: DraftRequest) -> DraftTree:

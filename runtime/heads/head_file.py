@@ -1,7 +1,8 @@
 """GGUF files of heads: what they are, and whether they were made for this target.
 
-A head's `general.architecture` is `medusa`, `hydra` or `eagle`; below that name stand its sizes, such as
-`medusa.embedding_length`. `specrun.target.vocabulary_sha256` names the words of the target it was made for.
+A head's `general.architecture` is `medusa`, `hydra`, `eagle`, or llama.cpp's own `eagle3`; below that name stand its
+sizes, such as `medusa.embedding_length`. `specrun.target.vocabulary_sha256` names the words of the target it was made
+for.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from specrun.bindings.model import Model
 
 __all__ = ["HEAD_KINDS", "TARGET_VOCABULARY", "HeadFile"]
 
-HEAD_KINDS = ("medusa", "hydra", "eagle")
+HEAD_KINDS = ("medusa", "hydra", "eagle", "eagle3")
 TARGET_VOCABULARY = "specrun.target.vocabulary_sha256"
+
+_WORDS = "tokenizer.ggml.tokens"
+_MAX_DIFFERENT_WORDS = 128  # control and padding words that others renamed; llama.cpp lets as many be missing
 
 
 class HeadFile:
@@ -36,9 +40,9 @@ class HeadFile:
     def __contains__(self, tensor: str) -> bool:
         return tensor in self._tensors
 
-    def size(self, name: str, most: int = 1 << 24) -> int:
-        """Return the positive whole number `<kind>.<name>`."""
-        value = self.header.metadata.get(f"{self.kind}.{name}")
+    def size(self, name: str, most: int = 1 << 24, *, default: int | None = None) -> int:
+        """Return the positive whole number `<kind>.<name>`, or `default` where it is absent and there is one."""
+        value = self.header.metadata.get(f"{self.kind}.{name}", default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
             raise MalformedFileError(f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again")
         return value
@@ -49,6 +53,13 @@ class HeadFile:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < 1e12:
             raise MalformedFileError(f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again")
         return float(value)
+
+    def flag(self, name: str) -> bool:
+        """Return the truth value `<kind>.<name>`, false where it is absent."""
+        value = self.header.metadata.get(f"{self.kind}.{name}", False)
+        if not isinstance(value, bool):
+            raise MalformedFileError(f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again")
+        return value
 
     def numbers(self, name: str) -> list[float] | None:
         """Return the list `<kind>.<name>`, None where it is absent."""
@@ -73,9 +84,18 @@ class HeadFile:
             )
         return tensor
 
-    def check_target(self, target: Model) -> None:
-        """Raise PairError, with both values, unless the head was made for a model of this size and these words."""
-        hidden, words = self.size("embedding_length"), self.size("vocab_size")
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """Return the shape of a tensor that must be there, in ggml's order."""
+        if tensor not in self._tensors:
+            raise MalformedFileError(f"{self.path} has no tensor {tensor}: the head is incomplete")
+        return tuple(self._tensors[tensor].shape)
+
+    def check_target(self, target: Model, *, hidden_key: str = "embedding_length") -> None:
+        """Raise PairError, with both values, unless the head was made for a model of this size and these words.
+
+        `<kind>.<hidden_key>` is the size of the hidden states of the target that the head reads.
+        """
+        hidden, words = self.size(hidden_key), self._n_words()
         pair = f"{self.path} cannot draft for {target.path}"
         if hidden != target.n_embd:
             raise PairError(
@@ -88,4 +108,27 @@ class HeadFile:
         if isinstance(made_for, str) and made_for != ours:
             raise PairError(
                 f"{pair}: it was made for another vocabulary ({made_for[:12]}..., the target's is {ours[:12]}...)"
+            )
+
+        if made_for is None:
+            self._check_words(target, pair)
+
+    def _n_words(self) -> int:
+        words = self.header.metadata.get(_WORDS)
+        return len(words) if isinstance(words, ArrayValue) else self.size("vocab_size")
+
+    def _check_words(self, target: Model, pair: str) -> None:
+        """Compare the words themselves, which files of llama.cpp's converter have in place of a fingerprint."""
+        ours, theirs = self.header.metadata.get(_WORDS), target.header.metadata.get(_WORDS)
+        if not isinstance(ours, ArrayValue) or not isinstance(theirs, ArrayValue) or ours == theirs:
+            return
+        if ours.element_type != "string" or theirs.element_type != "string":
+            return  # what is no list of words llama.cpp has refused in the target
+        n = min(len(ours), len(theirs))
+        different = [token for token in range(n) if ours.bytes_at(token) != theirs.bytes_at(token)]
+        if len(different) > _MAX_DIFFERENT_WORDS:
+            first = different[0]
+            raise PairError(
+                f"{pair}: {len(different)} of its words are others, the first one token {first}, {ours[first]!r} for "
+                f"the head and {theirs[first]!r} for the target"
             )

@@ -23,7 +23,7 @@ from specrun.runtime.drafters.expression import quoted
 from specrun.runtime.drafters.path_probability import DynamicShape
 from specrun.runtime.drafters.proposals import TreeSampling
 from specrun.runtime.drafters.topology import Topology, parse_topology
-from specrun.runtime.heads.eagle_head import EagleRows
+from specrun.runtime.heads.pair_head import EagleRows
 from specrun.runtime.tree import DraftTree
 
 HIDDEN, WORDS = 32, 320
@@ -39,6 +39,7 @@ class TableHead:
     """A head whose logits are a table's law of the tokens that a pair sees, in float64."""
 
     n_cells, n_params, native_seconds = 64, 0, 0.0
+    taps = ()
 
     def __init__(self, table: LawTable, first: int) -> None:
         self._table = table
@@ -62,6 +63,8 @@ class TableHead:
             logits = np.log(probs)
         ordered = np.take_along_axis(logits, words, 1)
         return EagleRows(np.zeros((len(laws), 1)), words.astype(np.int32), ordered, logits)
+
+    evaluate_features = evaluate
 
     def close(self) -> None:
         pass

@@ -11,7 +11,8 @@ from tiny_eagle import TinyEagle, random_eagle
 
 from specrun.bindings.errors import MalformedFileError, OptionError, PairError, SpecrunError, UnsupportedModelError
 from specrun.bindings.model import Model
-from specrun.runtime.heads.eagle_head import EagleHead, EagleRows
+from specrun.runtime.heads.eagle_head import EagleHead
+from specrun.runtime.heads.pair_head import EagleRows
 
 HIDDEN, WORDS = 32, 320
 RNG = np.random.default_rng(0)
@@ -100,6 +101,16 @@ def test_predictions_are_the_references(
         logits - logits.max(1, keepdims=True), log_probs - log_probs.max(1, keepdims=True), atol=2e-4
     )
     head.close()
+    head.close()
+
+
+def test_biases_of_the_projections(target: Model, tiny_model: Path, tmp_path: Path) -> None:
+    """As heads for Qwen2 have them."""
+    reference = random_eagle(HIDDEN, qkv_bias=True)
+    head = EagleHead(reference.write(tmp_path / "e.gguf", WORDS), target, n_cells=16, ranks=3, n_threads=1)
+    (rows,) = evaluated(head, [slice(0, 6)], [0, 1, 2, 3, 4, 5], ancestors())
+    states, _ = expected(reference, tiny_model, ancestors())
+    np.testing.assert_allclose(rows.states, states, rtol=1e-4, atol=1e-4)
     head.close()
 
 

@@ -32,7 +32,7 @@ from specrun.train.head_folder import open_output
 from specrun.train.hf_model import HFModel, load_hf_model
 from specrun.train.memory import require_memory
 from specrun.train.precision import usable_device, usable_precision
-from specrun.train.run_listener import RunListener
+from specrun.train.run_listener import NobodyListens, RunListener
 from specrun.train.source_identity import source_identity
 from specrun.train.target_words import TargetWords
 from specrun.train.token_corpus import TokenBatch, TokenCorpus, encode_corpus
@@ -131,7 +131,7 @@ def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> Draft
     Raises PairError if its words, or those of a drafter in `not_covered_by`, are not the target's; OutOfMemoryError
     with an estimate before anything is loaded; and as reading data, models and checkpoints does.
     """
-    listener = listener or RunListener()
+    listener = listener or NobodyListens()
     if run.n_threads:
         torch.set_num_threads(run.n_threads)
     target_words = folder_words(run.target)

@@ -77,7 +77,8 @@ class HydraHeads(nn.Module):
     ) -> None:
         super().__init__()
         self.prefix_embeding_layer = _Prefix(shape) if prefix else None  # spelt as upstream
-        heads, outputs = [], []
+        heads: list[nn.Module] = []
+        outputs: list[nn.Module] = []
         for head in range(count):
             blocks: list[nn.Module] = [_GroundedBlock(shape.hidden, head + 1)]
             blocks += [ResidualBlock(shape.hidden) for _ in range(layers - 1)]

@@ -1,0 +1,327 @@
+"""A tiny EAGLE-3 head under the names of the checkpoints that exist, a torch reference, and its file for llama.cpp."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Tensors = Mapping[str, torch.Tensor]
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+@dataclass(frozen=True)
+class TinyEagle3:
+    """`weights` [out, in] under SafeAILab's names; `d2t` offsets among them where there is a draft vocabulary.
+
+    Reference: SafeAILab/EAGLE at 148042c5, eagle/model/cnets.py: `Model.forward` (fc where the width of the states is not
+    the embedding's), `LlamaDecoderLayeremb.forward` (hidden_norm, input_layernorm, cat(embedding, state), residual is
+    the state that is not normed), `topK_genrate` (lm_head(norm(z)), z is fed back, first position 0). What speculators add:
+    vllm-project/speculators, models/eagle3/model_definitions.py at 92ebfe13 (norm_before_residual), core.py at 033c87f2
+    (input_norm); EAGLE-3.1's fc_norm and norm_output: vLLM, model_executor/models/llama_eagle3.py.
+    """
+
+    weights: dict[str, npt.NDArray[Any]]
+    n_heads: int = 4
+    n_kv_heads: int = 2
+    rope_base: float = 10000.0
+    eps: float = 1e-5
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    rope_scaling: dict[str, Any] | None = None
+    taps: tuple[int, ...] = (1, 3, 5)
+
+    @property
+    def hidden(self) -> int:
+        return int(self.weights["fc.weight"].shape[0])
+
+    @property
+    def head_size(self) -> int:
+        return int(self.weights["midlayer.self_attn.q_proj.weight"].shape[0]) // self.n_heads
+
+    @property
+    def target_hidden(self) -> int:
+        return int(self.weights["fc.weight"].shape[1]) // len(self.taps)
+
+    @property
+    def word_ids(self) -> npt.NDArray[np.int64] | None:
+        offsets = self.weights.get("d2t")
+        return None if offsets is None else offsets + np.arange(len(offsets))
+
+    def tensors(self, kind: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
+        """The weights that compute something."""
+        wanted = {name: one for name, one in self.weights.items() if name not in ("d2t", "t2d")}
+        return {name: torch.tensor(np.asarray(one, np.float64), dtype=kind) for name, one in wanted.items()}
+
+    def frequencies(self) -> torch.Tensor:
+        """Radians by which a pair of numbers turns from one position to the next."""
+        half = self.head_size // 2
+        return self.rope_base ** (-torch.arange(half, dtype=torch.float64) / half) / torch.tensor(self.factors())
+
+    def factors(self) -> npt.NDArray[np.float64]:
+        """Meta's Llama 3.1 scaling (llama-models, llama3/model.py, `apply_scaling`): what divides the frequencies."""
+        half = self.head_size // 2
+        if self.rope_scaling is None:
+            return np.ones(half)
+        scaling = self.rope_scaling
+        waves = 2 * np.pi * self.rope_base ** (np.arange(half) / half)
+        trained = scaling["original_max_position_embeddings"]
+        low, high = trained / scaling["low_freq_factor"], trained / scaling["high_freq_factor"]
+        smooth = (trained / waves - scaling["low_freq_factor"]) / (
+            scaling["high_freq_factor"] - scaling["low_freq_factor"]
+        )
+        between = 1 / ((1 - smooth) / scaling["factor"] + smooth)
+        return np.where(waves < high, 1.0, np.where(waves > low, scaling["factor"], between))
+
+    # -- the reference ---------------------------------------------------------------------------------------------
+
+    def fused(self, w: Tensors, features: torch.Tensor) -> torch.Tensor:
+        """States [n, hidden] of the taps [n, taps * target's hidden]."""
+        if "input_norm.weight" in w:
+            features = self._norm(features, w["input_norm.weight"])
+        if "fc_norm.0.weight" in w:
+            parts = features.chunk(len(self.taps), -1)
+            features = torch.cat([self._norm(one, w[f"fc_norm.{i}.weight"]) for i, one in enumerate(parts)], -1)
+        return features @ w["fc.weight"].T
+
+    def predicted(
+        self,
+        w: Tensors,
+        words: torch.Tensor,
+        states: torch.Tensor,
+        positions: Sequence[int],
+        sees: npt.NDArray[np.bool_],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is fed back and what lm_head reads, [n, hidden] each; pair i attends to the pairs j with sees[i, j]."""
+        layer = {name.removeprefix("midlayer."): one for name, one in w.items()}
+        normed = self._norm(states, layer["hidden_norm.weight"])
+        x = torch.cat([self._norm(words, layer["input_layernorm.weight"]), normed], -1)
+        residual = normed if self.norm_before_residual else states
+        y = residual + self._attention(layer, x, positions, torch.tensor(sees)) @ layer["self_attn.o_proj.weight"].T
+        m = self._norm(y, layer["post_attention_layernorm.weight"])
+        gate = torch.nn.functional.silu(m @ layer["mlp.gate_proj.weight"].T)
+        z = y + (gate * (m @ layer["mlp.up_proj.weight"].T)) @ layer["mlp.down_proj.weight"].T
+        read = self._norm(z, w["norm.weight"])
+        return (read if self.norm_output else z), read
+
+    def _attention(self, layer: Tensors, x: torch.Tensor, positions: Sequence[int], sees: torch.Tensor) -> torch.Tensor:
+        n, d = len(x), self.head_size
+        angles = torch.tensor(list(positions), dtype=torch.float64)[:, None, None] * self.frequencies()
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+        def heads(part: str, count: int) -> torch.Tensor:
+            return (x @ layer[f"self_attn.{part}_proj.weight"].T).reshape(n, count, d)
+
+        def rotated(y: torch.Tensor) -> torch.Tensor:
+            a, b = y.chunk(2, -1)
+            return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+        group = self.n_heads // self.n_kv_heads
+        q = rotated(heads("q", self.n_heads))
+        k = rotated(heads("k", self.n_kv_heads)).repeat_interleave(group, 1)
+        v = heads("v", self.n_kv_heads).repeat_interleave(group, 1)
+        scores = torch.einsum("ihd,jhd->hij", q, k) / d**0.5
+        shares = scores.masked_fill(~sees, float("-inf")).softmax(-1)
+        return torch.einsum("hij,jhd->ihd", shares, v).reshape(n, -1)
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt() * weight
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def write(self, path: Path, target: Path, **changes: Any) -> Path:
+        """The file as llama.cpp's converter writes it: conversion/llama.py, `permute` and `modify_tensors`."""
+        gguf = __import__("gguf")
+        kind = gguf.GGMLQuantizationType[changes.pop("quantization", "F32")]
+        writer = gguf.GGUFWriter(path, changes.pop("architecture", "eagle3"))
+        source = gguf.GGUFReader(target)
+        n_words = len(source.fields["tokenizer.ggml.tokens"].data)
+        sizes = {
+            "context_length": 1024,
+            "embedding_length": self.hidden,
+            "block_count": 1,
+            "feed_forward_length": self.weights["midlayer.mlp.gate_proj.weight"].shape[0],
+            "attention.head_count": self.n_heads,
+            "attention.head_count_kv": self.n_kv_heads,
+            "attention.key_length": self.head_size,
+            "attention.value_length": self.head_size,
+            "rope.dimension_count": self.head_size,
+            "vocab_size": n_words,
+            "target_hidden_size": self.target_hidden,
+        }
+        for name, value in {**sizes, **{k: v for k, v in changes.items() if k in sizes}}.items():
+            writer.add_uint32(f"eagle3.{name}", value)
+        writer.add_float32("eagle3.rope.freq_base", self.rope_base)
+        writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", self.eps)
+        writer.add_array("eagle3.target_layers", [int(one) for one in changes.get("taps", self.taps)])
+        for name, flag in self._flags().items():
+            writer.add_bool(f"eagle3.{name}", flag)
+        for name, known in source.fields.items():
+            if name.startswith("tokenizer."):
+                element = known.types[-1] if len(known.types) > 1 else None
+                writer.add_key_value(name, known.contents(), known.types[0], element)
+        for name, array in self.gguf_tensors().items():
+            if name == changes.get("without"):
+                continue
+            if name == "d2t":
+                writer.add_tensor(name, changes.get("d2t", array).astype(np.int64))
+            elif array.ndim == 2 and kind != gguf.GGMLQuantizationType.F32:
+                writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+            else:
+                writer.add_tensor(name, np.ascontiguousarray(array, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    def _flags(self) -> dict[str, bool]:
+        flags = {
+            "norm_before_residual": self.norm_before_residual,
+            "norm_before_fc": "input_norm.weight" in self.weights,
+        }
+        if "fc_norm.0.weight" in self.weights:
+            flags["fc_norm"] = True
+        if self.norm_output:
+            flags["norm_output"] = True
+        return flags
+
+    def gguf_tensors(self) -> dict[str, npt.NDArray[Any]]:
+        """The tensors under llama.cpp's names."""
+        found = {"rope_freqs.weight": self.factors().astype(np.float32)} if self.rope_scaling else {}
+        for name, array in self.weights.items():
+            if name == "t2d":
+                continue
+            if name == "d2t":
+                array = self.word_ids
+            for part, heads in (("q", self.n_heads), ("k", self.n_kv_heads)):
+                if name == f"midlayer.self_attn.{part}_proj.weight":
+                    halves = array.reshape(heads, 2, self.head_size // 2, -1)
+                    array = halves.swapaxes(1, 2).reshape(array.shape)
+            found[_GGUF_NAMES.get(name, name)] = array
+        return found
+
+    def save(self, folder: Path, target_config: Mapping[str, Any], layout: str = "safeailab", **changes: Any) -> Path:
+        """A checkpoint folder: SafeAILab's layout, SpecForge's with `eagle_config`, or that of speculators."""
+        from safetensors.numpy import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        draft_words = len(self.weights["lm_head.weight"]) if "lm_head.weight" in self.weights else None
+        inner = {
+            "hidden_size": self.hidden,
+            "num_hidden_layers": 1,
+            "num_attention_heads": self.n_heads,
+            "num_key_value_heads": self.n_kv_heads,
+            "head_dim": self.head_size,
+            "intermediate_size": self.weights["midlayer.mlp.gate_proj.weight"].shape[0],
+            "vocab_size": target_config["vocab_size"],
+            "rms_norm_eps": self.eps,
+            "rope_theta": self.rope_base,
+            "max_position_embeddings": 1024,
+            "hidden_act": "silu",
+            "rope_scaling": self.rope_scaling,
+        }
+        outer: dict[str, Any] = {"draft_vocab_size": draft_words or target_config["vocab_size"]}
+        if self.target_hidden != self.hidden:
+            outer["target_hidden_size"] = self.target_hidden
+        outer |= self._flags()
+        names = {name: name for name in self.weights}
+        if layout == "speculators":
+            names = {name: name.replace("midlayer.", "layers.0.") for name in names}
+            outer |= {"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]}
+            outer["eagle_aux_hidden_state_layer_ids"] = list(self.taps)
+            config = {**outer, "transformer_layer_config": {**inner, "model_type": "llama"}}
+        else:
+            outer["architectures"] = ["LlamaForCausalLMEagle3"]
+            if layout == "specforge":  # names layers by their outputs
+                outer["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in self.taps]}
+            config = {**outer, **inner}
+        config.update(changes)
+        (folder / "config.json").write_text(json.dumps(config))
+        tensors = {names[name]: np.ascontiguousarray(one) for name, one in self.weights.items()}
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+
+
+_GGUF_NAMES = {
+    "embed_tokens.weight": "token_embd.weight",
+    "lm_head.weight": "output.weight",
+    "norm.weight": "output_norm.weight",
+    "input_norm.weight": "enc.output_norm.weight",
+    "midlayer.hidden_norm.weight": "blk.0.attn_norm_2.weight",
+    "midlayer.input_layernorm.weight": "blk.0.attn_norm.weight",
+    "midlayer.post_attention_layernorm.weight": "blk.0.ffn_norm.weight",
+    "midlayer.self_attn.q_proj.weight": "blk.0.attn_q.weight",
+    "midlayer.self_attn.k_proj.weight": "blk.0.attn_k.weight",
+    "midlayer.self_attn.v_proj.weight": "blk.0.attn_v.weight",
+    "midlayer.self_attn.o_proj.weight": "blk.0.attn_output.weight",
+    "midlayer.mlp.gate_proj.weight": "blk.0.ffn_gate.weight",
+    "midlayer.mlp.up_proj.weight": "blk.0.ffn_up.weight",
+    "midlayer.mlp.down_proj.weight": "blk.0.ffn_down.weight",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What heads differ in, beside their numbers."""
+
+    draft_words: int | None = 48
+    own_embedding: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    n_kv_heads: int = 2
+    target_hidden: int | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+def random_eagle3(hidden: int, words: int, variant: Variant | None = None, *, seed: int = 0) -> TinyEagle3:
+    """Random weights; the draft vocabulary is drawn from the words."""
+    variant = variant or Variant()
+    rng = np.random.default_rng(seed)
+    heads, wide, d = 4, 64, hidden // 4
+    features = 3 * (variant.target_hidden or hidden)
+
+    def matrix(*shape: int) -> npt.NDArray[np.float32]:
+        return (rng.normal(size=shape) / np.sqrt(shape[-1])).astype(np.float32)
+
+    def norm(n: int) -> npt.NDArray[np.float32]:
+        return (1 + 0.1 * rng.normal(size=n)).astype(np.float32)
+
+    weights: dict[str, npt.NDArray[Any]] = {
+        "fc.weight": matrix(hidden, features),
+        "midlayer.hidden_norm.weight": norm(hidden),
+        "midlayer.input_layernorm.weight": norm(hidden),
+        "midlayer.post_attention_layernorm.weight": norm(hidden),
+        "midlayer.self_attn.q_proj.weight": matrix(heads * d, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": matrix(variant.n_kv_heads * d, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": matrix(variant.n_kv_heads * d, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": matrix(hidden, heads * d),
+        "midlayer.mlp.gate_proj.weight": matrix(wide, hidden),
+        "midlayer.mlp.up_proj.weight": matrix(wide, hidden),
+        "midlayer.mlp.down_proj.weight": matrix(hidden, wide),
+        "norm.weight": norm(hidden),
+    }
+    if variant.norm_before_fc:
+        weights["input_norm.weight"] = norm(features)
+    if variant.fc_norm:
+        weights |= {f"fc_norm.{i}.weight": norm(features // 3) for i in range(3)}
+    if variant.own_embedding:
+        weights["embed_tokens.weight"] = matrix(words, hidden) * np.float32(hidden**0.5)
+    if variant.draft_words is not None:
+        ids = np.sort(rng.choice(words, variant.draft_words, replace=False))
+        weights["d2t"] = ids - np.arange(len(ids))
+        weights["t2d"] = np.isin(np.arange(words), ids)
+        weights["lm_head.weight"] = 3 * matrix(variant.draft_words, hidden)
+    return replace(TinyEagle3(weights, n_kv_heads=variant.n_kv_heads), **variant.changes)
