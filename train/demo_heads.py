@@ -42,6 +42,8 @@ from specrun.train.trainer import TrainingStatus
 logger = logging.getLogger("specrun.train.demo_heads")  # not "__main__", which `main` would not show
 
 SEED = 0
+TOKENS_PER_BATCH = 4096
+DRAFTER_RATE = 1e-3
 MOST_BYTES = 25_000_000
 """What the embedded family may weigh in all."""
 
@@ -156,6 +158,7 @@ def train_stage(plan: Plan, kind: str, target: Path, data: Path) -> None:
         "data": (data,),
         "output": folder,
         "epochs": plan.epochs,
+        "tokens_per_batch": TOKENS_PER_BATCH,
         "max_length": 512,
         "held_out": 0.02,
         "seed": SEED,
@@ -171,7 +174,7 @@ def train_stage(plan: Plan, kind: str, target: Path, data: Path) -> None:
         return
     start = folder_stage(plan, "drafter-start", demo_drafters()["draft"])
     loss = DistillationLoss(on_policy=0.25)
-    run = DrafterRun(**settings, draft=start, loss=loss, longest_answer=96, learning_rate=1e-3)
+    run = DrafterRun(**settings, draft=start, loss=loss, longest_answer=96, learning_rate=DRAFTER_RATE)
     report = train_drafter(run, LoggedRun(kind))
     gain = report.acceptance
     logger.info("drafter: alpha %.4f before, %.4f after", gain.before.rate, gain.after.rate)

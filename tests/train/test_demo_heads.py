@@ -40,13 +40,15 @@ def tiny(embedded, monkeypatch):
     monkeypatch.setattr(demo_heads, "build_corpus", lambda: ENTRIES)
     turns = [turn(question(name), answer) for name, answers in ANSWERS.items() for answer in answers]
     monkeypatch.setattr(demo_heads, "epoch_conversations", lambda entries, rng: turns)
+    monkeypatch.setattr(demo_heads, "TOKENS_PER_BATCH", 400)
+    monkeypatch.setattr(demo_heads, "DRAFTER_RATE", 1e-2)
     recipes = {"medusa": MedusaRecipe(heads=2, own_output=False), "eagle": EagleRecipe()}
     monkeypatch.setattr(demo_heads, "RECIPES", recipes)
 
 
 def plan_for(work, *more):
     arguments = ["--work", str(work), "--device", "cpu", "--precision", "float32", "--threads", "1"]
-    return parse_plan([*arguments, "--epochs", "60", "--phrasings", "2", *more])
+    return parse_plan([*arguments, "--epochs", "20", "--phrasings", "2", *more])
 
 
 def test_every_stage_runs_once_and_the_files_are_published(tiny, tmp_path, caplog):
@@ -56,7 +58,7 @@ def test_every_stage_runs_once_and_the_files_are_published(tiny, tmp_path, caplo
     plan = plan_for(tmp_path / "work", "--publish", str(published), *kinds)
     lengths = make_heads(plan)
     assert set(lengths) == {"medusa", "eagle", "drafter", "embedded drafter"}
-    assert lengths["drafter"] > 1.5 > lengths["embedded drafter"]
+    assert lengths["drafter"] > lengths["embedded drafter"] + 0.3
     assert lengths["medusa"] > 1.2
     assert sorted(path.name for path in published.iterdir()) == ["drafter.gguf", "eagle.gguf", "medusa.gguf"]
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").glob("*.gguf")}
