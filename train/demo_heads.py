@@ -259,7 +259,12 @@ def main() -> None:
     logging.getLogger("specrun.train").setLevel(logging.INFO)  # llama.cpp's own lines would drown the losses
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
-    make_heads(parse_plan())
+    plan = parse_plan()
+    try:
+        make_heads(plan)
+    except KeyboardInterrupt:
+        logger.info("stopped: the same command goes on from the last checkpoint")
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":
