@@ -121,7 +121,7 @@ def _convert_head(
     if drafts_for is None:
         raise OptionError(
             f"{folder} holds {kind} heads, which fit one model only: name it with --target FILE.gguf or "
-            f"--target-model-dir DIR, or convert the model beside them with --kind {MODEL}"
+            f"--target-model-dir DIR (a model that lies beside its heads is converted with --kind {MODEL})"
         )
     if target.verify:
         raise OptionError("--verify compares the logits of whole models: leave it out for heads")

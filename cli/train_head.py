@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,21 @@ from specrun.cli.option_types import ExistingFile
 from specrun.cli.table import print_facts
 from specrun.cli.terminal import Terminal
 from specrun.cli.train_options import Cache, TrainResult, TrainRun, TrainSource
-from specrun.cli.train_progress import measures_text, shown_run
+from specrun.cli.train_progress import ShownRun, measures_text, shown_run
 
 if TYPE_CHECKING:
     from specrun.train.head_recipe import HeadRecipe
-    from specrun.train.head_training import HeadReport
+    from specrun.train.head_run import HeadReport, HeadRun
     from specrun.train.own_answers import AnswerSettings
 
-__all__ = ["TrainFeatures", "check_gguf", "plot_file", "run_head_training", "train_features_options"]
+__all__ = [
+    "TrainFeatures",
+    "check_gguf",
+    "plot_file",
+    "run_head_training",
+    "train_and_report",
+    "train_features_options",
+]
 
 _SECTION, _ANSWERS = "Target's states", "Self-distillation"
 
@@ -101,7 +109,27 @@ def run_head_training(
     terminal: Terminal,
 ) -> None:
     """Train a head, draw its curves, convert it where asked for, and say what it can do."""
-    from specrun.train.head_training import HeadRun, train_head
+    from specrun.train.head_training import train_head
+
+    def train(wanted: HeadRun, shown: ShownRun) -> HeadReport:
+        return train_head(recipe, wanted, shown)
+
+    target = states.teacher or source.target.expanduser()
+    train_and_report(recipe.kind, train, target, source, states, run, result, terminal)
+
+
+def train_and_report(
+    kind: str,
+    train: Callable[[HeadRun, ShownRun], HeadReport],
+    drafts_for: Path,
+    source: TrainSource,
+    states: TrainFeatures,
+    run: TrainRun,
+    result: TrainResult,
+    terminal: Terminal,
+) -> None:
+    """Run `train`, draw its curves, convert the head for the target `drafts_for`, and say what it can do."""
+    from specrun.train.head_run import HeadRun
 
     plot = plot_file(result)
     check_gguf(result)
@@ -130,20 +158,20 @@ def run_head_training(
         force=result.force,
     )
     with shown_run(terminal) as shown:
-        report = train_head(recipe, wanted, shown)
+        report = train(wanted, shown)
     if plot is not None:
         from specrun.bench.training_plot import plot_training
 
-        plot_training(report.result.curves, plot, f"{recipe.kind} for {wanted.target.resolve().name}")
-    gguf = None if result.gguf is None else _convert(wanted.output, result, states.teacher or wanted.target)
-    _report(recipe.kind, report, plot, gguf, result, terminal)
+        plot_training(report.result.curves, plot, f"{kind} for {wanted.target.resolve().name}")
+    gguf = None if result.gguf is None else _convert(wanted.output, kind, result, drafts_for)
+    _report(kind, report, plot, gguf, result, terminal)
 
 
 def _own_answers(states: TrainFeatures, seed: int) -> AnswerSettings | None:
-    from specrun.train.own_answers import AnswerSettings
-
     if states.answers == "given":
         return None
+    from specrun.train.own_answers import AnswerSettings
+
     return AnswerSettings(temperature=states.answer_temp, longest=states.answer_length, seed=seed)
 
 
@@ -170,11 +198,11 @@ def check_gguf(result: TrainResult) -> None:
         check_target(result.gguf, force=result.force)
 
 
-def _convert(folder: Path, result: TrainResult, target: Path) -> Path:
+def _convert(folder: Path, kind: str, result: TrainResult, target: Path) -> Path:
     from specrun.convert.heads.head_conversion import convert_head
 
     try:
-        report = convert_head(folder, result.gguf, target=target, outtype=result.outtype, force=result.force)
+        report = convert_head(folder, result.gguf, target=target, kind=kind, outtype=result.outtype, force=result.force)
     except SpecrunError as error:
         error.add_note("the trained head is whole: convert it with specrun convert")
         raise

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from specrun.cli.option_group import SectionedCommand, option
 from specrun.cli.output_options import terminal_options
 from specrun.cli.terminal import Terminal
-from specrun.cli.train_head import TrainFeatures, run_head_training, train_features_options
+from specrun.cli.train_head import TrainFeatures, run_head_training, train_and_report, train_features_options
 from specrun.cli.train_options import (
     TrainResult,
     TrainRun,
@@ -17,7 +19,13 @@ from specrun.cli.train_options import (
     train_source_options,
 )
 
+if TYPE_CHECKING:
+    from specrun.cli.train_progress import ShownRun
+    from specrun.train.head_run import HeadReport, HeadRun
+
 __all__ = ["medusa"]
+
+_JOINT = "Medusa-2"
 
 _EPILOG = """\b
 Examples:
@@ -30,6 +38,11 @@ Medusa-1: the target stays as it is. Head k guesses the word k + 1 places ahead;
 the power of k. With --shared-output heads have no output matrix of their own: 5 heads of a 1B model then take
 80 MB instead of 5.3 GB in float32, and only specrun runs them. --answers target --from-law is
 self-distillation: the target answers the prompts of the data itself, and heads learn its law.
+
+\b
+With --joint (Medusa-2) the folder is a new model with its heads: convert it twice, with --kind model and
+with --kind medusa --target. It says what the new model says, not what the old one said; --from-law keeps
+the two close.
 """
 
 
@@ -59,6 +72,32 @@ self-distillation: the target answers the prompts of the data itself, and heads 
     is_flag=True,
     help="Learn the target's law (KL divergence) instead of the words of the text.",
 )
+@option("--joint", section=_JOINT, is_flag=True, help="Medusa-2: train a copy of the target together with its heads.")
+@option(
+    "--head-weight",
+    section=_JOINT,
+    type=click.FloatRange(0, min_open=True),
+    default=0.2,
+    show_default=True,
+    help="Of the heads' loss beside the model's own.",
+)
+@option(
+    "--model-rate",
+    section=_JOINT,
+    type=click.FloatRange(0, min_open=True),
+    default=0.25,
+    show_default=True,
+    help="Times the learning rate: the model's own.",
+)
+@option(
+    "--heads-alone",
+    section=_JOINT,
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.1,
+    show_default=True,
+    metavar="SHARE",
+    help="The share of the steps before the model begins to learn.",
+)
 @train_features_options
 @train_run_options
 @train_result_options
@@ -70,6 +109,10 @@ def medusa(
     decay: float,
     shared_output: bool,
     from_law: bool,
+    joint: bool,
+    head_weight: float,
+    model_rate: float,
+    heads_alone: float,
     states: TrainFeatures,
     run: TrainRun,
     result: TrainResult,
@@ -79,4 +122,16 @@ def medusa(
     from specrun.train.medusa import MedusaRecipe
 
     recipe = MedusaRecipe(heads=heads, layers=layers, decay=decay, own_output=not shared_output, from_law=from_law)
-    run_head_training(recipe, source, states, run, result, terminal)
+    if not joint:
+        run_head_training(recipe, source, states, run, result, terminal)
+        return
+    from specrun.train.medusa2 import Medusa2Recipe
+    from specrun.train.medusa2_training import train_medusa2
+
+    both = Medusa2Recipe(recipe, head_weight=head_weight, model_rate=model_rate, heads_alone=heads_alone)
+
+    def train(wanted: HeadRun, shown: ShownRun) -> HeadReport:
+        return train_medusa2(both, wanted, shown)
+
+    # Joint heads draft for the model that was trained with them.
+    train_and_report("medusa", train, result.output.expanduser(), source, states, run, result, terminal)

@@ -41,9 +41,7 @@ class Checkpoint:
         if stored is None:
             raise MalformedFileError(f"{self.folder} has no tensor {name}: the checkpoint is incomplete")
         if stored.shape != shape:
-            raise MalformedFileError(
-                f"{stored.path} has {name} of shape {stored.shape}, and {self.config.shown} asks for {shape}"
-            )
+            raise MalformedFileError(f"{stored.path} has {name} of shape {stored.shape}, where {shape} is needed")
         return stored
 
 

@@ -17,7 +17,7 @@ from gguf.utility import naming_convention, size_label
 
 from specrun.convert.metadata import Metadata
 
-__all__ = ["ModelName", "file_name", "name_of"]
+__all__ = ["ModelName", "file_name", "name_of", "safe_file_name"]
 
 _LONGEST_CARD = 1 << 16
 _MOST_BRACKETS = 500  # the parser takes time with the square of their depth
@@ -69,7 +69,12 @@ def _folder_name(folder: Path) -> str:
 def file_name(name: ModelName, encoding: str) -> str:
     """Return the file name by the convention; `encoding` is the file type, such as F16 or Q4_K_M."""
     found = naming_convention(name.name, name.basename, name.finetune, name.version, name.size_label, encoding)
-    return f"{_NOT_IN_NAMES.sub('-', str(found)).strip('-.') or 'model'}.gguf"
+    return safe_file_name(str(found))
+
+
+def safe_file_name(name: str) -> str:
+    """Return the name of a GGUF file, with what does not belong in file names replaced."""
+    return f"{_NOT_IN_NAMES.sub('-', name).strip('-.') or 'model'}.gguf"
 
 
 def _card_facts(folder: Path) -> dict[str, str | list[str]]:

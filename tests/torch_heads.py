@@ -86,6 +86,8 @@ class TorchEagle(nn.Module):
         layer.mlp.down_proj = nn.Linear(wide, hidden, bias=False)
         layer.post_attention_layernorm.weight = nn.Parameter(1 + 0.1 * torch.randn(hidden))
         self.layers = nn.ModuleList([layer])
+        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.o_proj):
+            projection.weight.data *= 3  # so that attention is not nearly even, and counts
         self.config: dict[str, Any] = {
             "architectures": ["LlamaForCausalLM"],
             "hidden_size": hidden,
@@ -113,7 +115,7 @@ class TorchEagle(nn.Module):
         """
         layer = self.double().layers[0]
         own = getattr(self, "embed_tokens", None)
-        embedded = (torch.as_tensor(embed) if own is None else own.weight)[list(tokens)].double()
+        embedded = (torch.tensor(embed) if own is None else own.weight)[list(tokens)].double()
         x = self.fc(torch.cat([embedded, features.double()], -1))
         n, width = len(x), x.shape[-1] // self.heads
         attention = layer.self_attn

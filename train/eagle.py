@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from specrun.bindings.errors import OptionError
 from specrun.train.agreement import Agreement, best_words, shifted
@@ -61,9 +62,10 @@ class EagleRecipe(HeadRecipe):
         return TrainingDefaults(learning_rate=_PAPER_RATE * max(1.0, _PAPER_WIDTH / shape.hidden))
 
     def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int) -> int:
-        """Return what all steps keep: logits and laws, and from the second on the attention of chains to the text."""
+        """Return what a step of the chain takes, its attention to the text included, and what all steps keep."""
         step = 4 * n_words + 24 * shape.hidden + 6 * shape.feed_forward
-        return 4 * tokens * (self.steps * step + (self.steps - 1) * 3 * shape.n_heads * longest)
+        chain = 3 * shape.n_heads * longest + self.steps * 5 * shape.hidden if self.steps > 1 else 0
+        return 4 * tokens * (step + chain)
 
     def learner(
         self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
@@ -117,7 +119,9 @@ class EagleLearner(Learner):
             if not marks.any():
                 break
             wanted = states[:, depth + 1 :][marks]
-            loss = self._loss(predicted[:, : marks.shape[1]][marks], wanted)
+            rows = predicted[:, : marks.shape[1]][marks]
+            again = self.recipe.steps > 1  # laws of all steps would fill the memory
+            loss = checkpoint(self._loss, rows, wanted, use_reentrant=False) if again else self._loss(rows, wanted)
             total = total + self.recipe.step_decay**depth * loss
             first = first if depth else float(loss.detach())
         if total.requires_grad:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from specrun.bindings.errors import OptionError
 from specrun.train.agreement import Agreement, best_words, shifted
@@ -69,10 +70,9 @@ class Eagle3Recipe(HeadRecipe):
         return TrainingDefaults(learning_rate=_PAPER_RATE * max(1.0, _PAPER_WIDTH / shape.hidden))
 
     def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int) -> int:
-        """Return what all steps keep: logits of the draft vocabulary, and the attention of chains to the text."""
-        drafted = min(self.draft_words, n_words)
-        step = 3 * drafted + 24 * shape.hidden + 6 * shape.feed_forward + 3 * shape.n_heads * longest
-        return 4 * tokens * (2 * n_words + self.steps * step)
+        """Return what a step of the chain takes, its attention to the text included, and what all steps keep."""
+        step = 3 * min(self.draft_words, n_words) + 2 * n_words + 24 * shape.hidden + 6 * shape.feed_forward
+        return 4 * tokens * (step + 3 * shape.n_heads * longest + self.steps * 5 * shape.hidden)
 
     def learner(
         self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
@@ -139,7 +139,8 @@ class Eagle3Learner(Learner):
             marks = chain_marks(batch, depth)
             if not marks.any():
                 break
-            loss = self._loss(predicted[:, : marks.shape[1]][marks], found.final[:, depth + 1 :][marks])
+            rows, wanted = predicted[:, : marks.shape[1]][marks], found.final[:, depth + 1 :][marks]
+            loss = checkpoint(self._loss, rows, wanted, use_reentrant=False)  # laws of all steps would fill the memory
             total = total + self.recipe.step_decay**depth * loss
             first = first if depth else float(loss.detach())
         if total.requires_grad:

@@ -22,5 +22,5 @@ def law_cross_entropy(logits: Tensor, law: Tensor) -> Tensor:
 
 def divergence_from_law(logits: Tensor, law: Tensor) -> Tensor:
     """Return the mean Kullback-Leibler divergence of q from p, sum p log(p / q); 0 log 0 is 0."""
-    entropy = torch.special.entr(law).sum(-1).mean()
+    entropy: Tensor = torch.special.entr(law).sum(-1).mean()
     return law_cross_entropy(logits, law) - entropy

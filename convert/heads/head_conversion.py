@@ -17,11 +17,12 @@ from specrun.convert.conversion import AUTOMATIC_TYPE, ConversionPlan, Conversio
 from specrun.convert.families.family import TensorRule
 from specrun.convert.header_text import replace_text
 from specrun.convert.heads.detect import kind_of, known_kind, open_head
+from specrun.convert.heads.head_name import head_file_name, head_name
 from specrun.convert.heads.quantized_pieces import quantized_pieces
 from specrun.convert.heads.target_facts import TargetFacts, target_facts
 from specrun.convert.json_file import JsonObject
 from specrun.convert.metadata import Metadata
-from specrun.convert.model_name import ModelName, file_name, name_of
+from specrun.convert.model_name import ModelName
 from specrun.convert.quantize_head import HEAD_TYPE, fitting_type
 from specrun.convert.source_digest import SOURCE_KEY, SourceDigest
 from specrun.convert.tensor_map import MappedTensor, map_rules, usual_type
@@ -60,7 +61,7 @@ def plan_head(
     facts.check_fits(checkpoint.folder, hidden_size=head.hidden_size, n_words=head.n_words)
     file_type = usual_type(checkpoint) if wanted.lower() == AUTOMATIC_TYPE else wanted
     tensors = map_rules(checkpoint, head.tensors, functools.partial(_type_of, file_type), left_out=head.left_out)
-    name = _with_prefix(name_of(checkpoint.folder, sum(one.n_parameters for one in tensors)), chosen.name)
+    name = head_name(checkpoint.folder, chosen.name, sum(one.n_parameters for one in tensors))
     metadata = _general(name, file_type)
     _describe_base(checkpoint.config, metadata)
     for entry in head.metadata:
@@ -74,7 +75,7 @@ def plan_head(
         n_words=head.n_words,
         type_name=file_type,
         file_type=file_type,
-        file_name=file_name(name, file_type),
+        file_name=head_file_name(name, file_type),
     )
 
 
@@ -131,14 +132,6 @@ def _pieces(stream: TensorStream, tensor: MappedTensor, n_threads: int) -> Itera
         yield from quantized_pieces(rows, tensor.shape[-1], tensor.type_name, n_threads=n_threads)
     except MalformedFileError as error:
         raise MalformedFileError(f"{tensor.name}: {error}") from error
-
-
-def _with_prefix(name: ModelName, kind: str) -> ModelName:
-    """Return the name with the kind in front, as files of heads are called, unless it begins with it."""
-    if name.name.lower().startswith(kind):
-        return name
-    basename = f"{kind}-{name.basename}" if name.basename else None
-    return dataclasses.replace(name, name=f"{kind}-{name.name}", basename=basename)
 
 
 def _general(name: ModelName, file_type: str) -> Metadata:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specrun.bindings.errors import MalformedFileError, OptionError, PairError, UnsupportedModelError
 from specrun.bindings.gguf_header import read_header
 from specrun.bindings.model import Model
@@ -131,7 +133,8 @@ def _of_folder(folder: Path, pre: str | None) -> TargetFacts:
     family = family_of(checkpoint.config)
     described = Metadata()
     family.describe(checkpoint.config, described)
-    settings = _single_values({key: value for key, value, _, _ in described}, family.gguf_architecture, str(folder))
+    as_stored = {key: float(np.float32(value)) if isinstance(value, float) else value for key, value, _, _ in described}
+    settings = _single_values(as_stored, family.gguf_architecture, str(folder))
     words = Metadata()
     read_vocabulary(checkpoint, pre=pre).describe(words)
     n_words, fingerprint = _fingerprint(family.gguf_architecture, described, words)

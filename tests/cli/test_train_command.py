@@ -61,6 +61,7 @@ def test_a_run_leaves_a_head_a_picture_and_a_gguf(run: Run, folder: Path, tmp_pa
         ("eagle", ["--noise", "0"], "model.safetensors"),
         ("eagle3", ["--unroll", "2", "--read-layers", "0", "1", "3"], "model.safetensors"),
         ("hydra", ["--plus", "--heads", "2"], "hydra_lm_head.safetensors"),
+        ("medusa", ["--joint", "--heads", "2"], "model.safetensors"),
     ],
 )
 def test_every_kind_of_head(

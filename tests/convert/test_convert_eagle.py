@@ -24,7 +24,7 @@ TOKENS = [3, 1, 4, 1, 5, 9]
 FEATURES = np.random.default_rng(0).normal(size=(6, HIDDEN)).astype(np.float32)
 # A tree below two real pairs: 2 and 3 are siblings, 4 and 5 hang below 2.
 PARENTS = [-1, 0, 1, 1, 2, 2]
-POSITIONS = [0, 1, 2, 2, 3, 3]
+POSITIONS = [0, 11, 12, 12, 13, 13]  # far enough apart for the rotation to matter
 
 
 @functools.cache
@@ -124,7 +124,7 @@ def test_metadata(target: Model, tmp_path: Path) -> None:
     reference = TorchEagle(HIDDEN, WORDS)
     folder = publish(tmp_path / "EAGLE-Tiny-7B", reference.config, named(reference), SAFE)
     report = convert_head(folder, tmp_path, target=target.path)
-    assert report.output.name.startswith("EAGLE-Tiny-")
+    assert report.output.name == "EAGLE-Tiny-7B-Q8_0.gguf"
     metadata = read_header(report.output).metadata
     wanted = {
         "general.architecture": "eagle",

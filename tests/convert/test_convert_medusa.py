@@ -57,7 +57,7 @@ def logits_of(path: Path, target: Model, heads: int) -> np.ndarray:
 
 def off_by(path: Path, target: Model, reference: TorchMedusa) -> float:
     """The largest difference of logits over the largest logit."""
-    wanted = reference.logits(torch.from_numpy(FEATURES), torch.from_numpy(output_matrix(target.path))).numpy()
+    wanted = reference.logits(torch.from_numpy(FEATURES), torch.tensor(output_matrix(target.path))).numpy()
     found = logits_of(path, target, len(reference))
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
@@ -141,13 +141,17 @@ def test_the_default_is_q8_0_and_metadata_are_complete(target: Model, tmp_path: 
     folder = publish(tmp_path / "tiny-chat-v1", medusa_config(), named(TorchMedusa(HIDDEN, WORDS)), SAFE)
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     report = convert_head(folder, tmp_path, target=target.path)
-    assert report.output.name == "medusa-tiny-34K-chat-v1-Q8_0.gguf"
+    assert report.output.name == "medusa-tiny-chat-v1-Q8_0.gguf"
     metadata = read_header(report.output).metadata
     assert report.source_sha256 == metadata["specrun.source.sha256"] != "0" * 64
     wanted = {
         "general.architecture": "medusa",
         "general.type": "model",
         "general.name": "medusa-tiny-chat-v1",
+        "general.basename": "medusa-tiny",
+        "general.finetune": "chat",
+        "general.version": "v1",
+        "general.size_label": "34K",
         "general.license": "apache-2.0",
         "general.file_type": 7,
         "general.quantization_version": 2,

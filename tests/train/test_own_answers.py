@@ -14,7 +14,8 @@ from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Runtime
 from specrun.train import own_answers
 from specrun.train.data_file import Answered, Document, PlainText, read_documents
-from specrun.train.head_training import HeadRun, train_head
+from specrun.train.head_run import HeadRun
+from specrun.train.head_training import train_head
 from specrun.train.medusa import MedusaRecipe
 from specrun.train.own_answers import AnswerSettings, answer_prompts
 from specrun.train.target_words import TargetWords

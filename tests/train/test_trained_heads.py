@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,13 +16,18 @@ from tiny_targets import ANSWERS, HIDDEN, LAYERS
 from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Runtime, SamplingParams
-from specrun.train import head_training, memory
+from specrun.train import head_states, head_training, memory
+from specrun.train.data_file import read_documents
 from specrun.train.eagle import EagleRecipe
 from specrun.train.eagle3 import Eagle3Recipe
 from specrun.train.head_recipe import HeadRecipe
-from specrun.train.head_training import HeadReport, HeadRun, train_head
+from specrun.train.head_run import HeadReport, HeadRun, trainer_settings
+from specrun.train.head_training import train_head
 from specrun.train.hydra import HydraRecipe
 from specrun.train.medusa import MedusaRecipe
+from specrun.train.target_shape import TargetShape, target_shape
+from specrun.train.target_words import TargetWords, TokenSequence
+from specrun.train.token_corpus import TokenCorpus, encode_corpus
 
 MEDUSA, EAGLE = MedusaRecipe(heads=3), EagleRecipe()
 
@@ -220,7 +226,7 @@ def test_an_earlier_run_is_not_overwritten(taught, medusa: HeadReport, tmp_path:
 
 def test_too_little_memory_is_found_before_anything_is_loaded(taught, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: 1 << 20)
-    monkeypatch.setattr(head_training, "load_hf_model", None)
+    monkeypatch.setattr(head_states, "load_hf_model", None)
     with pytest.raises(OutOfMemoryError, match=r"training needs about .* of RAM and 0\.00 GiB are free"):
         train_head(MEDUSA, run_of(taught, tmp_path / "heads"))
     assert not (tmp_path / "heads").exists()
@@ -230,7 +236,7 @@ def test_too_little_disk_computes_states_each_time_or_stops(taught, tmp_path: Pa
     def full(folder: Path, size: int) -> None:
         raise SpecrunError(f"no space for {size} bytes")
 
-    monkeypatch.setattr(head_training, "check_cache_space", full)
+    monkeypatch.setattr(head_states, "check_cache_space", full)
     heard = []
 
     class Notes:
@@ -250,18 +256,26 @@ def test_too_little_disk_computes_states_each_time_or_stops(taught, tmp_path: Pa
 def test_estimates_are_of_the_right_size(taught, tmp_path: Path) -> None:
     """The head and its optimizer to the byte; the target's weights as stored."""
     run = run_of(taught, tmp_path / "heads", cache="no")
-    from specrun.train.data_file import read_documents
-    from specrun.train.target_shape import target_shape
-    from specrun.train.target_words import TargetWords
-    from specrun.train.token_corpus import encode_corpus
-
     shape = target_shape(taught.folder)
     corpus = encode_corpus(read_documents(run.data), TargetWords(taught.folder), max_length=64)
-    settings = head_training._settings(MEDUSA, run, shape, corpus, torch.float32)
+    settings = trainer_settings(MEDUSA.defaults(shape), run, corpus, torch.float32)
     need = head_training._need(MEDUSA, run, shape, 400, corpus, settings, False)
     assert need.parts["head"] == 4 * 4 * 3 * (HIDDEN * HIDDEN + HIDDEN + 400 * HIDDEN)
     layer = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 2 + 3 * HIDDEN * 128 + 2 * HIDDEN
     assert need.parts["target"] == 4 * (2 * 400 * HIDDEN + LAYERS * layer + HIDDEN)
+
+
+@pytest.mark.parametrize("recipe", [MedusaRecipe(), EAGLE, Eagle3Recipe(), HydraRecipe()], ids=lambda one: one.kind)
+def test_a_head_for_7b_fits_24_gib_with_a_teacher(taught, tmp_path: Path, recipe: HeadRecipe) -> None:
+    """By the estimate, for Llama-2-7B's sizes and the usual batch; nothing is allocated."""
+    sizes = {"hidden": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "feed_forward": 11008}
+    shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096)
+    text = TokenSequence(np.zeros(2048, np.int32), np.ones(2048, np.bool_))
+    corpus = TokenCorpus((text,) * 64, tuple(range(64)), (0,), measured_on_training=True)
+    run = run_of(taught, tmp_path / "heads", teacher=taught.gguf, tokens_per_batch=4096)
+    settings = trainer_settings(recipe.defaults(shape), run, corpus, torch.float32)
+    need = head_training._need(recipe, run, shape, 32000, corpus, settings, True)
+    assert 4 << 30 < need.total < 24 << 30
 
 
 @pytest.mark.parametrize(

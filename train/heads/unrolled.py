@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from specrun.train.heads.attention import KeysValues
 
@@ -27,6 +29,9 @@ def chain_states(head: ChainHead, embedding: Tensor, ids: Tensor, states: Tensor
 
     `ids` are [B, T], `embedding` [words, h], `states` [B, T-1, h] what the first step reads at positions 0 to T-2. The
     state that chain p yields at depth s stands for position p + s + 1, and means nothing from p + s + 1 = T on.
+
+    While gradients are taken over several steps, each step is computed again for its own: what attention keeps of all
+    steps together would be the largest part of the memory.
     """
     length = ids.shape[1]
     earlier: list[KeysValues] = []
@@ -34,6 +39,10 @@ def chain_states(head: ChainHead, embedding: Tensor, ids: Tensor, states: Tensor
         if step > length - 2:
             return
         tokens = F.pad(ids[:, 1 + step :], (0, step))
-        states, own = head(embedding[tokens].to(states.dtype), states, earlier)
+        embeddings = embedding[tokens].to(states.dtype)
+        if depth > 1 and torch.is_grad_enabled():
+            states, own = checkpoint(head, embeddings, states, tuple(earlier), use_reentrant=False)
+        else:
+            states, own = head(embeddings, states, earlier)
         earlier.append(own)
         yield states
