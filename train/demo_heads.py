@@ -34,9 +34,10 @@ from specrun.train.eagle import EagleRecipe
 from specrun.train.eagle3 import Eagle3Recipe
 from specrun.train.from_gguf import folder_from_gguf
 from specrun.train.head_recipe import HeadRecipe
-from specrun.train.head_training import HeadRun, train_head
+from specrun.train.head_run import HeadRun
+from specrun.train.head_training import train_head
 from specrun.train.medusa import MedusaRecipe
-from specrun.train.run_listener import RunListener
+from specrun.train.run_listener import NobodyListens
 from specrun.train.trainer import TrainingStatus
 
 logger = logging.getLogger("specrun.train.demo_heads")  # not "__main__", which `main` would not show
@@ -76,7 +77,7 @@ class Plan:
     publish: Path | None
 
 
-class LoggedRun(RunListener):
+class LoggedRun(NobodyListens):
     """Writes how a run goes into the log, now and then."""
 
     def __init__(self, kind: str) -> None:

@@ -161,7 +161,9 @@ def test_prompts_alone_will_do_where_models_answer(family, tmp_path):
     prompts.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in questions * 5))
     asked = dataclasses.replace(family, data=prompts)
     for loss, answers in ((DistillationLoss(on_policy=1.0), "given"), (DistillationLoss(), "target")):
-        found = train_drafter(run_for(asked, tmp_path / answers, loss=loss, answers=answers, longest_answer=12, steps=25))
+        found = train_drafter(
+            run_for(asked, tmp_path / answers, loss=loss, answers=answers, longest_answer=12, steps=25)
+        )
         assert found.acceptance.gain > 0.1
     with pytest.raises(ModelError):
         train_drafter(run_for(asked, tmp_path / "given answers"))
