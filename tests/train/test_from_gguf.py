@@ -81,7 +81,6 @@ def test_quantized_weights_become_the_numbers_they_stand_for(original, tmp_path)
     assert 1e-4 * size < from_file < 0.05 * size
     assert np.abs(found - torch_logits(original)).max() > 1e-3 * size
     quantize_model(tmp_path / "again.gguf", tmp_path / "small again.gguf", "Q8_0")
-    assert (tmp_path / "small again.gguf").stat().st_size == (tmp_path / "small.gguf").stat().st_size
     same = np.abs(native_logits(tmp_path / "small.gguf") - native_logits(tmp_path / "small again.gguf")).max()
     assert same < 0.01 * size
 

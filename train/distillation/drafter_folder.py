@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from specrun.runtime.atomic import require_free_space, sync_folder
 from specrun.train.hf_model import HFModel
@@ -37,7 +38,8 @@ def write_drafter_folder(draft: HFModel, source: Path, output: Path, card: str) 
     """
     require_free_space(output, sum(one.numel() * one.element_size() for one in draft.module.parameters()))
     with _aside(output) as aside:
-        draft.model.save_pretrained(aside)
+        with _without_bars():
+            draft.model.save_pretrained(aside)
         for name in _TOKENIZER_FILES:
             if (source / name).exists():
                 shutil.copyfile(source / name, aside / name)
@@ -51,6 +53,21 @@ def write_drafter_folder(draft: HFModel, source: Path, output: Path, card: str) 
         for path in written:
             path.replace(output / path.name)
     sync_folder(output)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keep transformers from drawing progress bars of its own."""
+    import transformers
+
+    quiet: Any = transformers.utils.logging
+    drawn = quiet.is_progress_bar_enabled()
+    quiet.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            quiet.enable_progress_bar()
 
 
 @contextmanager

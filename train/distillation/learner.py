@@ -175,13 +175,15 @@ class DistillationLearner(Learner):
                 accepted = torch.cat(
                     [
                         acceptance_at(one, other, self._measured_at)
-                        for one, other in zip(target.split(_ROWS_AT_ONCE), draft.split(_ROWS_AT_ONCE), strict=True)
+                        for one, other in zip(
+                            torch.split(target, _ROWS_AT_ONCE), torch.split(draft, _ROWS_AT_ONCE), strict=True
+                        )
                     ]
                 )
                 counts = wanted.sum(1).tolist()
                 texts += [
                     TextAcceptance(float(part.sum()), count)
-                    for part, count in zip(accepted.split(counts), counts, strict=True)
+                    for part, count in zip(torch.split(accepted, counts), counts, strict=True)
                 ]
                 agrees = target.argmax(-1) == draft.argmax(-1)
                 same, n_positions = same + int(agrees.sum()), n_positions + len(agrees)

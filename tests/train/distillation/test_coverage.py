@@ -21,7 +21,7 @@ def test_their_words_are_those_that_torch_finds(drafters, draft):
         logits = draft.module(input_ids=torch.tensor([text])).logits[0]
     best = logits.topk(2, -1).values
     sure = (best[:, 0] - best[:, 1]).numpy() > 0.02  # llama.cpp keeps keys and values in half precision
-    assert sure.mean() > 0.5
+    assert sure.mean() > 0.3
     found = drafters.top_words(text)
     assert found.shape == (2, 150)
     for row in found:

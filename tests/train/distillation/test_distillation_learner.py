@@ -56,7 +56,7 @@ def test_the_loss_is_the_mean_divergence_over_answers(target, draft, batch, name
     expected = sum(float(DIVERGENCES[name](*laws)) for laws in rows) / len(rows)
     loss = DistillationLoss(divergence=name, temperature=temperature)
     (part,) = learner(target, draft, loss).losses(batch, noise(), 0)
-    assert float(part.value) == pytest.approx(expected, rel=1e-5)
+    assert float(part.value.detach()) == pytest.approx(expected, rel=1e-5)
     assert part.plain == pytest.approx(expected, rel=1e-5)
     assert part.name == name
 
@@ -80,7 +80,7 @@ def test_positions_that_others_know_count_less(target, draft, batch):
         loss = DistillationLoss(covered_weight=weight)
         trained = learner(target, draft, loss, drafters=ScriptedDrafters(7, known))
         (part,) = trained.losses(batch, noise(), 0)
-        assert float(part.value) == pytest.approx(expected, rel=1e-5)
+        assert float(part.value.detach()) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_batch_that_others_know_throughout_teaches_nothing(target, draft, batch):
@@ -91,7 +91,7 @@ def test_a_batch_that_others_know_throughout_teaches_nothing(target, draft, batc
 
     (part,) = learner(target, draft, drafters=AllKnowing()).losses(batch, noise(), 0)
     part.value.backward()
-    assert float(part.value) == 0.0
+    assert float(part.value.detach()) == 0.0
     assert not any(bool(one.grad.any()) for one in draft.module.parameters())
 
 
@@ -154,7 +154,7 @@ def test_prompts_stay_and_answers_are_new(target, draft, batch):
 
 def test_a_share_of_the_answers_is_on_policy(target, draft, batch):
     trained = learner(target, draft, DistillationLoss(on_policy=0.3))
-    drawn = [drafters_answers(trained, batch, seed) for seed in range(60)]
+    drawn = [drafters_answers(trained, batch, seed) for seed in range(20)]
     own = [one for _, flags in drawn for one in flags]
     # Independent draws with probability 0.3: 4.5 standard deviations, a false alarm under 1e-5.
     assert abs(sum(own) / len(own) - 0.3) < 4.5 * math.sqrt(0.3 * 0.7 / len(own))
@@ -167,7 +167,9 @@ def test_a_share_of_the_answers_is_on_policy(target, draft, batch):
 
 def test_the_noise_alone_decides(target, draft, batch):
     trained = learner(target, draft, DistillationLoss(on_policy=0.5))
-    first, again, other = (float(next(iter(trained.losses(batch, noise(seed), 0))).value) for seed in (1, 1, 2))
+    first, again, other = (
+        float(next(iter(trained.losses(batch, noise(seed), 0))).value.detach()) for seed in (1, 1, 2)
+    )
     assert first == again != other
 
 
