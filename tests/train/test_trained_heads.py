@@ -115,7 +115,8 @@ def test_an_eagle_head_drafts_what_it_has_learnt(taught, tmp_path: Path) -> None
     assert tokens_a_round(taught, f"eagle({tmp_path / 'head.gguf'}, n=4)") > 2.5
 
 
-def test_an_eagle3_head_learns_and_is_laid_out_as_upstreams(taught, tmp_path: Path) -> None:
+def test_an_eagle3_head_drafts_and_is_laid_out_as_upstreams(taught, tmp_path: Path) -> None:
+    """A chain of four: 5 tokens a round at best."""
     recipe = Eagle3Recipe(steps=3, draft_words=150)
     report = train_head(recipe, run_of(taught, tmp_path / "head", steps=60, learning_rate=4e-3))
     measures = report.result.curves.measures[-1][1]
@@ -136,10 +137,12 @@ def test_an_eagle3_head_learns_and_is_laid_out_as_upstreams(taught, tmp_path: Pa
     assert tensors["d2t"].dtype == torch.int64
     assert words.tolist() == sorted(set(words.tolist()))
     assert tensors["t2d"].nonzero().flatten().tolist() == words.tolist()
+    convert_head(report.output, tmp_path / "head.gguf", target=taught.gguf, outtype="f32")
+    assert tokens_a_round(taught, f"eagle3({tmp_path / 'head.gguf'}, n=4)") > 2.5
 
 
 @pytest.mark.parametrize("recipe", [HydraRecipe(heads=2), HydraRecipe.plus_plus(heads=2, dropout=0.0)])
-def test_hydra_heads_learn_and_are_laid_out_as_upstreams(taught, tmp_path: Path, recipe: HydraRecipe) -> None:
+def test_hydra_heads_draft_and_are_laid_out_as_upstreams(taught, tmp_path: Path, recipe: HydraRecipe) -> None:
     report = train_head(recipe, run_of(taught, tmp_path / "heads", steps=50, learning_rate=4e-3))
     measures = report.result.curves.measures[-1][1]
     assert measures["head 2 top-1"] > 0.8
@@ -150,6 +153,8 @@ def test_hydra_heads_learn_and_are_laid_out_as_upstreams(taught, tmp_path: Path,
     assert tensors[f"hydra_mlp.1.{first}.linear.weight"].shape == (HIDDEN, 3 * HIDDEN)
     assert tensors[f"hydra_lm_head.{output}.weight"].shape == (400, HIDDEN)
     assert any(name.startswith("prefix_embeding_layer.layers.0.") for name in tensors) == recipe.prefix
+    convert_head(report.output, tmp_path / "heads.gguf", target=taught.gguf)
+    assert tokens_a_round(taught, f"hydra({tmp_path / 'heads.gguf'}, n=2)") > 1.9
 
 
 @pytest.mark.parametrize("recipe", [MEDUSA, EAGLE, Eagle3Recipe(steps=2)], ids=lambda recipe: recipe.kind)
@@ -193,6 +198,13 @@ def test_a_quantized_teacher_trains_a_head_without_the_targets_weights(
     # The same states but for rounding: the same curve.
     assert report.result.curves.losses == pytest.approx(medusa.result.curves.losses, rel=0.05, abs=0.02)
     assert "computed by llama.cpp" in (report.output / "README.md").read_text()
+
+
+def test_a_teacher_shows_the_layers_that_eagle3_reads(taught, tmp_path: Path) -> None:
+    recipe = Eagle3Recipe(steps=2, draft_words=150)
+    ours = train_head(recipe, run_of(taught, tmp_path / "a", steps=6))
+    theirs = train_head(recipe, run_of(taught, tmp_path / "b", steps=6, teacher=taught.gguf))
+    assert theirs.result.curves.losses == pytest.approx(ours.result.curves.losses, rel=0.02)
 
 
 def test_cached_states_train_the_same_head(taught, medusa: HeadReport, tmp_path: Path) -> None:
