@@ -123,7 +123,7 @@ class Eagle3Learner(Learner):
     ) -> None:
         self.recipe = recipe
         self.device = target.output.device
-        self.head = Eagle3Head(shape, draft_words.to(target.output.device), target.output).to(self.device)
+        self.head = Eagle3Head(shape, draft_words, target.output).to(self.device)
         self.module = self.head
         self._target, self._source = target, source
 

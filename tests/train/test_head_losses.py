@@ -187,7 +187,7 @@ def test_noise_and_words_can_be_left_out(target: TargetMatrices) -> None:
     marks = chain_marks(batch, 0)
     (part,) = learner.losses(batch, noise(), 0)
     expected = F.smooth_l1_loss(predicted[marks], states.final[:, 1:][marks])
-    assert part.value.item() == pytest.approx(float(expected), rel=1e-6)
+    assert part.value.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 # -- chains -----------------------------------------------------------------------------------------------------------

@@ -96,12 +96,12 @@ def test_heads_may_share_the_targets_output(taught, tmp_path: Path) -> None:
         f"{i}.0.linear.{part}" for i in range(2) for part in ("weight", "bias")
     }
     convert_head(report.output, tmp_path / "heads.gguf", target=taught.folder)
-    assert tokens_a_round(taught, f"medusa({tmp_path / 'heads.gguf'}, tree=1x1)") > 1.6
+    assert tokens_a_round(taught, f"medusa({tmp_path / 'heads.gguf'}, tree=1x1)") > 1.4
 
 
 def test_an_eagle_head_drafts_what_it_has_learnt(taught, tmp_path: Path) -> None:
     """A chain of four: 5 tokens a round at best."""
-    report = train_head(EAGLE, run_of(taught, tmp_path / "head", steps=160, learning_rate=4e-3))
+    report = train_head(EAGLE, run_of(taught, tmp_path / "head", steps=110, learning_rate=5e-3))
     config = json.loads((report.output / "config.json").read_text())
     assert (config["num_hidden_layers"], config["bias"], config["num_key_value_heads"]) == (1, True, 2)
     tensors = load_file(report.output / "model.safetensors")
@@ -118,7 +118,7 @@ def test_an_eagle_head_drafts_what_it_has_learnt(taught, tmp_path: Path) -> None
 def test_an_eagle3_head_drafts_and_is_laid_out_as_upstreams(taught, tmp_path: Path) -> None:
     """A chain of four: 5 tokens a round at best."""
     recipe = Eagle3Recipe(steps=3, draft_words=150)
-    report = train_head(recipe, run_of(taught, tmp_path / "head", steps=60, learning_rate=4e-3))
+    report = train_head(recipe, run_of(taught, tmp_path / "head", steps=45, learning_rate=5e-3))
     measures = report.result.curves.measures[-1][1]
     assert measures["depth 1 top-1"] > 0.8
     assert measures["depth 3 top-1"] > 0.7
@@ -154,7 +154,7 @@ def test_hydra_heads_draft_and_are_laid_out_as_upstreams(taught, tmp_path: Path,
     assert tensors[f"hydra_lm_head.{output}.weight"].shape == (400, HIDDEN)
     assert any(name.startswith("prefix_embeding_layer.layers.0.") for name in tensors) == recipe.prefix
     convert_head(report.output, tmp_path / "heads.gguf", target=taught.gguf)
-    assert tokens_a_round(taught, f"hydra({tmp_path / 'heads.gguf'}, n=2)") > 1.9
+    assert tokens_a_round(taught, f"hydra({tmp_path / 'heads.gguf'}, n=2)") > 1.8
 
 
 @pytest.mark.parametrize("recipe", [MEDUSA, EAGLE, Eagle3Recipe(steps=2)], ids=lambda recipe: recipe.kind)

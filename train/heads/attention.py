@@ -65,11 +65,13 @@ class Attention(nn.Module):
             return linear(states).view(batch, length, heads, self.head_size).transpose(1, 2)  # type: ignore[no-any-return]
 
         group = shape.n_heads // shape.n_kv_heads
-        query = rotate(split(self.q_proj, shape.n_heads), cos, sin)
-        keys = rotate(split(self.k_proj, shape.n_kv_heads), cos, sin).repeat_interleave(group, 1)
-        own = KeysValues(keys, split(self.v_proj, shape.n_kv_heads).repeat_interleave(group, 1))
+        values = split(self.v_proj, shape.n_kv_heads).repeat_interleave(group, 1)
+        # Rotation is computed in float32, whatever the precision of products.
+        query = rotate(split(self.q_proj, shape.n_heads), cos, sin).to(values.dtype)
+        keys = rotate(split(self.k_proj, shape.n_kv_heads), cos, sin).to(values.dtype).repeat_interleave(group, 1)
+        own = KeysValues(keys, values)
         if not earlier:
-            mixed = F.scaled_dot_product_attention(query, own.keys.to(query.dtype), own.values, is_causal=True)
+            mixed = F.scaled_dot_product_attention(query, own.keys, own.values, is_causal=True)
         else:
             mixed = _unrolled(query, earlier[0], [*earlier[1:], own])
         joined = mixed.transpose(1, 2).reshape(batch, length, shape.hidden)
@@ -81,10 +83,10 @@ def _unrolled(query: Tensor, text: KeysValues, chain: Sequence[KeysValues]) -> T
     length = query.shape[2]
     scale = 1 / math.sqrt(query.shape[-1])
     future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
-    scores = (query @ text.keys.to(query.dtype).transpose(2, 3)).masked_fill(future, float("-inf"))
+    scores = (query @ text.keys.transpose(2, 3)).masked_fill(future, float("-inf"))
     own = [(query * step.keys).sum(-1, keepdim=True) for step in chain]
     weights = torch.cat([scores, *own], -1).mul(scale).softmax(-1, dtype=torch.float32).to(query.dtype)
-    mixed = weights[..., :length] @ text.values.to(query.dtype)
+    mixed = weights[..., :length] @ text.values
     for place, step in enumerate(chain):
         mixed = mixed + weights[..., length + place, None] * step.values
     return mixed

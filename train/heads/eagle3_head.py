@@ -51,7 +51,7 @@ class Eagle3Head(nn.Module):
         self.midlayer = _MiddleLayer(shape)
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.lm_head = nn.Linear(shape.hidden, len(draft_words), bias=False)
-        self.lm_head.weight.data.copy_(output.detach()[draft_words].float())
+        self.lm_head.weight.data.copy_(output.detach()[draft_words.to(output.device)].float())
         self.register_buffer("d2t", draft_words - torch.arange(len(draft_words)))
         marks = torch.zeros(output.shape[0], dtype=torch.bool)
         marks[draft_words] = True
