@@ -22,6 +22,7 @@ _COMMANDS = {
     "convert": LazyCommand("specrun.cli.convert_command", "convert", "Turn a Hugging Face checkpoint into GGUF."),
     "quantize": LazyCommand("specrun.cli.quantize_command", "quantize", "Write a GGUF file with smaller numbers."),
     "imatrix": LazyCommand("specrun.cli.imatrix_command", "imatrix", "Measure an importance matrix for quantizing."),
+    "train": LazyCommand("specrun.cli.train_command", "train", "Train what drafts for a model."),
     "tune": LazyCommand("specrun.cli.tune_command", "tune", "Measure a pair of models and plan what to draft."),
     "calibrate": LazyCommand("specrun.cli.calibrate_command", "calibrate", "Measure how often heads guess right."),
     "bench": LazyCommand("specrun.cli.bench_command", "bench", "Measure what drafting gains and costs."),

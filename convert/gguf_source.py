@@ -83,6 +83,22 @@ class GGUFSource:
             f"{self.path} stores {tensor.name} as {tensor.type_name}: only F32, F16, BF16 and Q8_0 can be read"
         )
 
+    def numbers(self, tensor: TensorInfo) -> npt.NDArray[np.float32]:
+        """Return the numbers a tensor stands for, shape in numpy's order.
+
+        Raises UnsupportedModelError for types that the gguf package cannot read.
+        """
+        rows, shape = tensor.shape[::-1][:-1], tensor.shape[::-1]
+        width = tensor.n_bytes // max(1, tensor.n_elements // tensor.shape[0])
+        stored = read_array(self.path, np.uint8, (*rows, width), tensor.offset)
+        try:
+            found = dequantize(stored, GGMLQuantizationType[tensor.type_name])
+        except (KeyError, NotImplementedError) as error:
+            raise UnsupportedModelError(
+                f"{self.path} stores {tensor.name} as {tensor.type_name}, which cannot be read"
+            ) from error
+        return np.ascontiguousarray(found.reshape(shape), np.float32)
+
 
 def _from_q8_0(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.float16]:
     return dequantize(blocks, GGMLQuantizationType.Q8_0).astype(np.float16)

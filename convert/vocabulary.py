@@ -34,6 +34,10 @@ class Vocabulary(Protocol):
     def words(self) -> tuple[str, ...]:
         """The words."""
 
+    @property
+    def types(self) -> tuple[int, ...]:
+        """What each word is: NORMAL, CONTROL, UNUSED, ..."""
+
     def describe(self, metadata: Metadata) -> None:
         """Add the tokenizer's keys to `metadata`."""
 

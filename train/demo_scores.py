@@ -56,6 +56,22 @@ def write_questions(questions: list[Question], path: Path) -> None:
         aside.write_text("".join(lines), encoding="utf-8")
 
 
+def read_questions(path: Path) -> list[Question]:
+    """Read what `write_questions` wrote."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [Question(**json.loads(line)) for line in lines]
+
+
+def measure_drafter(target: Path, expression: str, questions: list[Question], n_threads: int = 0) -> float:
+    """Return the tokens per target evaluation of a drafter, the target's own included, at temperature 0.
+
+    The first N_SPECULATIVE of the questions are asked.
+    """
+    with Runtime(target, drafter=expression, n_threads=n_threads, n_threads_batch=n_threads) as runtime:
+        results = [_ask(runtime, item.question) for item in questions[:N_SPECULATIVE]]
+    return _mean_accepted_length(results)
+
+
 def measure_family(target: Path, drafter: Path, questions: list[Question], n_threads: int = 0) -> Scores:
     """Ask the target all questions, and the pair the first N_SPECULATIVE of them, at temperature 0.
 
@@ -68,8 +84,6 @@ def measure_family(target: Path, drafter: Path, questions: list[Question], n_thr
         results = [_ask(runtime, item.question) for item in questions[:N_SPECULATIVE]]
     pairs = list(zip(questions, plain, strict=True))
     wrong = tuple((item.question, text) for item, text in pairs if text != item.answer)
-    rounds = sum(result.stats.rounds for result in results)
-    tokens = sum(result.stats.rounds * (result.stats.mean_accepted_length or 0.0) for result in results)
     drafted = sum(result.stats.drafted for result in results)
     accepted = sum(result.stats.accepted for result in results)
     same = sum(result.text == text for result, text in zip(results, plain, strict=False))
@@ -77,11 +91,16 @@ def measure_family(target: Path, drafter: Path, questions: list[Question], n_thr
         exact=1 - len(wrong) / len(questions),
         n_questions=len(questions),
         same_text=same / len(results),
-        mean_accepted_length=tokens / rounds,
+        mean_accepted_length=_mean_accepted_length(results),
         acceptance_rate=accepted / drafted,
         n_speculative=len(results),
         wrong=wrong,
     )
+
+
+def _mean_accepted_length(results: list[GenerationResult]) -> float:
+    rounds = sum(result.stats.rounds for result in results)
+    return sum(result.stats.rounds * (result.stats.mean_accepted_length or 0.0) for result in results) / rounds
 
 
 def _ask(runtime: Runtime, question: str) -> GenerationResult:

@@ -1,0 +1,248 @@
+"""What the commands that train heads have in common: run, plot, convert, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from specrun.bindings.errors import SpecrunError
+from specrun.cli.option_group import option, option_group
+from specrun.cli.option_types import ExistingFile
+from specrun.cli.table import print_facts
+from specrun.cli.terminal import Terminal
+from specrun.cli.train_options import Cache, TrainResult, TrainRun, TrainSource
+from specrun.cli.train_progress import ShownRun, measures_text, shown_run
+
+if TYPE_CHECKING:
+    from specrun.train.head_recipe import HeadRecipe
+    from specrun.train.head_run import HeadReport, HeadRun
+    from specrun.train.own_answers import AnswerSettings
+
+__all__ = [
+    "TrainFeatures",
+    "check_gguf",
+    "plot_file",
+    "run_head_training",
+    "train_and_report",
+    "train_features_options",
+]
+
+_SECTION, _ANSWERS = "Target's states", "Self-distillation"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrainFeatures:
+    """Where the target's hidden states come from, where they are kept, and whose answers they belong to."""
+
+    teacher: Path | None
+    cache: Cache
+    features: Path | None
+    answers: str
+    answer_temp: float
+    answer_length: int
+
+
+train_features_options = option_group(
+    "states",
+    TrainFeatures,
+    option(
+        "--teacher",
+        section=_SECTION,
+        type=ExistingFile(),
+        help="The target as GGUF: llama.cpp computes its states, so that a large one may be quantized.",
+    ),
+    option(
+        "--cache",
+        section=_SECTION,
+        type=click.Choice(["auto", "yes", "no"]),
+        default="auto",
+        show_default=True,
+        help="Keep states on disk; auto: where they are read more than once and there is room.",
+    ),
+    option(
+        "--features",
+        section=_SECTION,
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Keep them in this folder, for other heads too; otherwise they go when the run ends.",
+    ),
+    option(
+        "--answers",
+        section=_ANSWERS,
+        type=click.Choice(["given", "target"]),
+        default="given",
+        show_default=True,
+        help="Whose answers are learnt: the data's, or those the target gives to the same prompts.",
+    ),
+    option(
+        "--answer-temp",
+        section=_ANSWERS,
+        type=click.FloatRange(0),
+        default=0.0,
+        show_default=True,
+        metavar="T",
+        help="The temperature at which the target answers.",
+    ),
+    option(
+        "--answer-length",
+        section=_ANSWERS,
+        type=click.IntRange(1),
+        default=512,
+        show_default=True,
+        metavar="N",
+        help="The most tokens of its answers.",
+    ),
+)
+
+
+def run_head_training(
+    recipe: HeadRecipe,
+    source: TrainSource,
+    states: TrainFeatures,
+    run: TrainRun,
+    result: TrainResult,
+    terminal: Terminal,
+) -> None:
+    """Train a head, draw its curves, convert it where asked for, and say what it can do."""
+    from specrun.train.head_training import train_head
+
+    def train(wanted: HeadRun, shown: ShownRun) -> HeadReport:
+        return train_head(recipe, wanted, shown)
+
+    target = states.teacher or source.target.expanduser()
+    train_and_report(recipe.kind, train, target, source, states, run, result, terminal)
+
+
+def train_and_report(
+    kind: str,
+    train: Callable[[HeadRun, ShownRun], HeadReport],
+    drafts_for: Path,
+    source: TrainSource,
+    states: TrainFeatures,
+    run: TrainRun,
+    result: TrainResult,
+    terminal: Terminal,
+) -> None:
+    """Run `train`, draw its curves, convert the head for the target `drafts_for`, and say what it can do."""
+    from specrun.train.head_run import HeadRun
+
+    plot = plot_file(result)
+    check_gguf(result)
+    wanted = HeadRun(
+        target=source.target.expanduser(),
+        data=source.data,
+        output=result.output.expanduser(),
+        teacher=states.teacher,
+        epochs=run.epochs,
+        steps=run.steps,
+        tokens_per_batch=run.batch_tokens,
+        max_length=source.max_length,
+        held_out=source.held_out,
+        learning_rate=run.learning_rate,
+        warmup=run.warmup,
+        measures=run.measures,
+        own_answers=_own_answers(states, run.seed),
+        seed=run.seed,
+        device=run.device,
+        precision=run.precision,
+        cache=states.cache,
+        features=states.features,
+        save_seconds=run.save_every,
+        n_threads=run.threads,
+        resume=run.resume,
+        force=result.force,
+    )
+    with shown_run(terminal) as shown:
+        report = train(wanted, shown)
+    if plot is not None:
+        from specrun.bench.training_plot import plot_training
+
+        plot_training(report.result.curves, plot, f"{kind} for {wanted.target.resolve().name}")
+    gguf = None if result.gguf is None else _convert(wanted.output, kind, result, drafts_for)
+    _report(kind, report, plot, gguf, result, terminal)
+
+
+def _own_answers(states: TrainFeatures, seed: int) -> AnswerSettings | None:
+    if states.answers == "given":
+        return None
+    from specrun.train.own_answers import AnswerSettings
+
+    return AnswerSettings(temperature=states.answer_temp, longest=states.answer_length, seed=seed)
+
+
+def plot_file(result: TrainResult) -> Path | None:
+    """Return where the curves are drawn; None where nothing was asked for and matplotlib is not there."""
+    from specrun.bench.plot import check_plot_file
+
+    if result.plot is not None:
+        check_plot_file(result.plot)
+        return result.plot
+    try:
+        import matplotlib as _  # noqa: F401
+    except ImportError:
+        return None
+    return result.output.expanduser() / "training" / "curves.png"
+
+
+def check_gguf(result: TrainResult) -> None:
+    """Raise before the training what converting would raise after it."""
+    from specrun.convert.quantize_head import HEAD_TYPE as _  # noqa: F401 - the extra that converting needs
+    from specrun.runtime.atomic import check_target
+
+    if result.gguf is not None:
+        check_target(result.gguf, force=result.force)
+
+
+def _convert(folder: Path, kind: str, result: TrainResult, target: Path) -> Path:
+    from specrun.convert.heads.head_conversion import convert_head
+
+    try:
+        report = convert_head(folder, result.gguf, target=target, kind=kind, outtype=result.outtype, force=result.force)
+    except SpecrunError as error:
+        error.add_note("the trained head is whole: convert it with specrun convert")
+        raise
+    return report.output
+
+
+def _report(
+    kind: str, report: HeadReport, plot: Path | None, gguf: Path | None, result: TrainResult, terminal: Terminal
+) -> None:
+    curves = report.result.curves
+    measures = curves.measures[-1][1] if curves.measures else {}
+    if result.as_json:
+        facts = {
+            "output": str(report.output),
+            "kind": kind,
+            "gguf": None if gguf is None else str(gguf),
+            "plot": None if plot is None else str(plot),
+            "parameters": report.n_trained,
+            "sequences": report.n_sequences,
+            "held_out": report.n_held_out,
+            "steps": len(curves.losses),
+            "tokens": report.result.tokens,
+            "seconds": report.result.seconds,
+            "loss": curves.losses[-1] if curves.losses else None,
+            "measures": measures,
+            "precision": report.precision,
+            "device": report.device,
+        }
+        terminal.answer(json.dumps(facts) + "\n")
+        return
+    shown = {
+        "folder": str(report.output),
+        "parameters": f"{report.n_trained:,}",
+        "trained": f"{len(curves.losses):,} steps, {report.result.tokens:,} tokens, {report.result.seconds:,.0f} s",
+        "on": f"{report.device}, {report.precision}",
+        "loss": f"{curves.losses[0]:.3f} to {curves.losses[-1]:.3f}" if curves.losses else "-",
+        "agrees with the target": measures_text(measures),
+    }
+    if plot is not None:
+        shown["curves"] = str(plot)
+    if gguf is not None:
+        shown["GGUF"] = str(gguf)
+    print_facts(terminal, f"{kind} trained", shown)

@@ -1,0 +1,127 @@
+"""Where new answers begin, what they leave of a text, and that the target is asked once."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from specrun.train.distillation import target_answers
+from specrun.train.distillation.answers import (
+    AnswerSettings,
+    answer_anew,
+    collate,
+    end_words,
+    first_to_answer,
+    texts_of,
+)
+from specrun.train.distillation.sampling import uniform_numbers
+from specrun.train.distillation.target_answers import answered_by_target
+from specrun.train.target_words import TokenSequence
+
+SETTINGS = AnswerSettings(temperature=1.0, n_longest=10, max_length=64, end_ids=(0,), n_words=300)
+
+
+def marks(text):
+    """Marks from a picture: `a` is an answer's word."""
+    return [letter == "a" for letter in text]
+
+
+@pytest.mark.parametrize(
+    ("picture", "starts"),
+    [
+        ("...aaa", {3}),
+        ("..aa..aaa", {2, 6}),
+        ("..aa..aaa..", {2, 6}),
+        ("aaaaaaaa", {1, 2, 3, 4}),
+        ("aaa...", {1}),
+        ("a", {1}),
+        ("....", {4}),
+    ],
+)
+def test_answers_begin_where_one_began(picture, starts):
+    found = {first_to_answer(marks(picture), uniform) for uniform in np.linspace(0.0, 1.0, 200, endpoint=False)}
+    assert found == starts
+
+
+def test_all_places_are_equally_likely():
+    found = [first_to_answer(marks("..aa..aaa..a"), uniform) for uniform in np.linspace(0.0, 1.0, 300, endpoint=False)]
+    assert [found.count(start) for start in (2, 6, 11)] == [100, 100, 100]
+
+
+def test_a_new_answer_replaces_the_rest_of_the_text(draft):
+    text = TokenSequence(np.arange(5, 17, dtype=np.int32), np.array(marks("....aaa..aaa")))
+    noise = uniform_numbers([(0, row) for row in range(8)], 1 + SETTINGS.n_longest)
+    for found in answer_anew(draft, [text] * 8, noise, SETTINGS):
+        start = int(np.argmax(found.learnt))
+        assert start in (4, 9)
+        assert found.ids[:start].tolist() == text.ids[:start].tolist()
+        assert found.learnt[start:].all()
+        assert not found.learnt[:start].any()
+        assert start < len(found) <= start + SETTINGS.n_longest
+
+
+def test_texts_stay_within_their_length(draft):
+    text = TokenSequence(np.arange(5, 17, dtype=np.int32), np.array(marks("....aaaaaaaa")))
+    noise = uniform_numbers([(0, 0)], 1 + SETTINGS.n_longest)
+    (found,) = answer_anew(draft, [text], noise, replace(SETTINGS, max_length=8, end_ids=()))
+    assert len(found) == 8
+    full = TokenSequence(text.ids[:8], np.zeros(8, np.bool_))
+    (kept,) = answer_anew(draft, [full], noise, replace(SETTINGS, max_length=8))
+    assert kept.ids.tolist() == full.ids.tolist()
+
+
+def test_batches_come_back_as_they_were(batch):
+    again = collate(batch.numbers, texts_of(batch), torch.device("cpu"))
+    assert again.numbers == batch.numbers
+    for name in ("ids", "learnt", "valid"):
+        assert torch.equal(getattr(again, name), getattr(batch, name))
+
+
+def test_words_that_end_answers_are_those_of_the_configuration(target):
+    assert end_words(target) == {0}
+    assert end_words(target, 7, None) == {0, 7}
+
+
+def answered(corpus, target, folder, **changes):
+    options = {"settings": SETTINGS, "seed": 0, "tokens_per_batch": 100, "identity": "this one", **changes}
+    return answered_by_target(corpus, target, corpus.training, store=folder, **options)
+
+
+def test_the_target_is_asked_once(corpus, target, tmp_path, monkeypatch):
+    told = []
+    first = answered(corpus, target, tmp_path, progress=lambda done, total: told.append((done, total)))
+    n_training = len(corpus.training)
+    assert told[-1] == (n_training, n_training)
+    assert len(told) > 1
+    changed = [n for n, (one, other) in enumerate(zip(first.sequences, corpus.sequences, strict=True)) if one is other]
+    assert tuple(changed) == corpus.held_out
+
+    def fails(*_arguments):
+        raise AssertionError("the target was asked again")
+
+    monkeypatch.setattr(target_answers, "answer_anew", fails)
+    assert answered(corpus, target, tmp_path).digest == first.digest
+    for change in ({"seed": 1}, {"identity": "another"}, {"settings": replace(SETTINGS, temperature=0.5)}):
+        with pytest.raises(AssertionError):
+            answered(corpus, target, tmp_path, **change)
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(corpus, target, tmp_path):
+    def stops(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        answered(corpus, target, tmp_path / "one", progress=stops)
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "one").iterdir()}
+    assert len(kept) == 1
+    whole = answered(corpus, target, tmp_path / "two")
+    assert answered(corpus, target, tmp_path / "one").digest == whole.digest
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+def test_a_damaged_answer_file_is_made_again(corpus, target, tmp_path):
+    whole = answered(corpus, target, tmp_path)
+    for path in tmp_path.iterdir():
+        path.write_text("[[1")
+    assert answered(corpus, target, tmp_path).digest == whole.digest

@@ -1,0 +1,278 @@
+"""Whole runs: alpha rises, and does not where nothing is learnt; resumed runs; what others miss; what is written."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+import torch
+from tiny_family import N_TEXTS
+from transformers import AutoModelForCausalLM
+
+from specrun.bindings.errors import (
+    FileMissingError,
+    MalformedFileError,
+    ModelError,
+    OptionError,
+    OutOfMemoryError,
+    PairError,
+    SpecrunError,
+)
+from specrun.convert import convert_checkpoint
+from specrun.runtime import Runtime, SamplingParams
+from specrun.train.distillation import train_drafter as module
+from specrun.train.distillation.divergences import forward_kl
+from specrun.train.distillation.learner import DistillationLoss
+from specrun.train.distillation.memory_need import drafter_memory
+from specrun.train.distillation.train_drafter import DrafterRun, train_drafter
+from specrun.train.hf_model import load_hf_model
+from specrun.train.run_listener import RunListener
+
+SETTINGS = {
+    "steps": 40, "learning_rate": 1e-2, "tokens_per_batch": 400, "measures": 2, "held_out": 0.3, "max_length": 64,
+    "longest_answer": 24, "device": "cpu", "precision": "float32", "n_threads": 1,
+}  # fmt: skip
+
+
+def run_for(family, output, **changes):
+    return DrafterRun(family.target, family.draft, (family.data,), output, **{**SETTINGS, **changes})
+
+
+@pytest.mark.parametrize(
+    ("loss", "answers", "least"),
+    [
+        (DistillationLoss(), "given", 0.3),
+        (DistillationLoss("reverse-kl", on_policy=1.0), "given", 0.15),
+        (DistillationLoss("jensen-shannon", on_policy=0.5), "target", 0.2),
+        (DistillationLoss("total-variation"), "target", 0.2),
+    ],
+    ids=["fixed", "on-policy", "mixed", "target"],
+)
+def test_alpha_rises_on_held_out_texts(family, tmp_path, loss, answers, least):
+    found = train_drafter(run_for(family, tmp_path / "out", loss=loss, answers=answers))
+    gain = found.acceptance
+    assert gain.before.rate < 0.3
+    assert gain.gain > least
+    assert gain.gain > 4 * gain.error
+    assert gain.before.n_texts == round(0.3 * N_TEXTS)
+    assert not found.measured_on_training
+
+
+def test_without_learning_alpha_stays(family, tmp_path):
+    found = train_drafter(run_for(family, tmp_path / "out", learning_rate=1e-12))
+    assert abs(found.acceptance.gain) < 1e-4
+
+
+def test_the_folder_is_a_model_that_everything_reads(family, tmp_path):
+    output = tmp_path / "out"
+    found = train_drafter(run_for(family, output))
+    names = {path.name for path in output.iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
+    assert not [name for name in names if "partial" in name]
+    assert AutoModelForCausalLM.from_pretrained(output).config.vocab_size == 300
+    config, before = (json.loads((folder / "config.json").read_text()) for folder in (output, family.draft))
+    assert config == {**before, "torch_dtype": "float32"}
+    again = train_drafter(run_for(dataclasses.replace(family, draft=output), tmp_path / "more", steps=1))
+    assert again.acceptance.before == found.acceptance.after
+    report = convert_checkpoint(output, tmp_path / "draft.gguf", outtype="f32", verify=True)
+    assert report.logits.relative_error < 1e-4
+
+
+def test_the_runtime_accepts_what_was_measured(family, tmp_path):
+    """Greedy drafts at temperature 0 are accepted as often as the likeliest words are equal."""
+    train_drafter(run_for(family, tmp_path / "out", steps=40, measured_on="given"))
+    for folder, name in ((family.target, "target"), (tmp_path / "out", "draft"), (family.draft, "untrained")):
+        convert_checkpoint(folder, tmp_path / f"{name}.gguf", outtype="f32")
+    lengths = {}
+    for name in ("draft", "untrained"):
+        expression = f"draft({tmp_path / f'{name}.gguf'}, n=3)"
+        with Runtime(tmp_path / "target.gguf", drafter=expression, n_ctx=128, n_threads=1) as runtime:
+            asked = [{"role": "user", "content": "What does second do?"}]
+            result = runtime.chat(asked, SamplingParams(temperature=0.0), max_tokens=24)
+        lengths[name] = result.stats.mean_accepted_length
+    assert lengths["draft"] > 2.0
+    assert lengths["untrained"] < lengths["draft"] - 0.3
+
+
+@pytest.mark.parametrize("loss", [DistillationLoss(), DistillationLoss(on_policy=0.5)], ids=["fixed", "mixed"])
+def test_a_resumed_run_is_one_that_was_never_stopped(family, tmp_path, loss):
+    settings = {"loss": loss, "answers": "target", "steps": 14, "longest_answer": 12}
+    whole = train_drafter(run_for(family, tmp_path / "whole", **settings))
+
+    class Stops(RunListener):
+        def status(self, status):
+            if status.step == 6:
+                raise KeyboardInterrupt
+
+    run = run_for(family, tmp_path / "cut", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        train_drafter(run, Stops())
+    assert not (run.output / "model.safetensors").exists()
+    rest = train_drafter(dataclasses.replace(run, resume=True))
+    assert rest.result.resumed_at == 6
+    assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
+    assert rest.acceptance.after.rate == pytest.approx(whole.acceptance.after.rate, abs=1e-6)
+    assert rest.acceptance.before == whole.acceptance.before
+    one, other = (load_hf_model(path, torch.device("cpu")).module for path in (tmp_path / "whole", run.output))
+    for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+
+def test_a_run_is_not_resumed_as_another(family, tmp_path):
+    run = run_for(family, tmp_path / "out", steps=2)
+    train_drafter(run)
+    with pytest.raises(OptionError, match=r"already holds model.safetensors; choose another folder, or .* --force"):
+        train_drafter(run)
+    (run.output / "model.safetensors").unlink()
+    with pytest.raises(OptionError, match="holds an earlier run: go on with --resume"):
+        train_drafter(run)
+    with pytest.raises(FileMissingError, match="to resume"):
+        train_drafter(dataclasses.replace(run, output=tmp_path / "none", resume=True))
+    with pytest.raises(OptionError, match="with loss divergence forward-kl and --resume asks for reverse-kl"):
+        train_drafter(dataclasses.replace(run, resume=True, loss=DistillationLoss("reverse-kl")))
+
+
+def test_boosted_drafters_cover_more_together(family, tmp_path):
+    """A drafter that knows some answers, and one trained on what it misses: the union knows what neither does alone.
+
+    The negative control is a second drafter trained like the first, which adds next to nothing.
+    """
+    lines = family.data.read_text().splitlines(keepends=True)
+    half = tmp_path / "half.jsonl"
+    half.write_text("".join(line for line in lines if "first" in line or "second" in line))
+    few = dataclasses.replace(family, data=half)
+    settings = {"steps": 40, "held_out": 0.0, "measured_on": "given"}
+    train_drafter(run_for(few, tmp_path / "first", **settings))
+    convert_checkpoint(tmp_path / "first", tmp_path / "first.gguf", outtype="f32")
+    boosted = {"not_covered_by": (tmp_path / "first.gguf",), **settings}
+    found = train_drafter(run_for(family, tmp_path / "second", **boosted))
+    alone = max(found.after.covered, found.after.same_top)
+    assert 0.2 < found.before.covered < 0.8
+    assert found.after.covered == found.before.covered
+    assert found.after.covered_together > alone + 0.1
+    assert found.after.covered_together > found.before.covered_together + 0.1
+    # The control goes on learning the first one's texts, whether those are known or not.
+    settings["loss"] = DistillationLoss(covered_weight=1.0)
+    train_drafter(run_for(few, tmp_path / "control", **boosted))
+    settings |= {"steps": 1, "learning_rate": 1e-12}
+    measured = dataclasses.replace(family, draft=tmp_path / "control")
+    same = train_drafter(run_for(measured, tmp_path / "measured", not_covered_by=boosted["not_covered_by"], **settings))
+    assert same.after.covered_together < found.after.covered_together - 0.1
+
+
+def test_prompts_alone_will_do_where_models_answer(family, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    questions = sorted({json.loads(line)["question"] for line in family.data.read_text().splitlines()})
+    prompts.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in questions * 5))
+    asked = dataclasses.replace(family, data=prompts)
+    for loss, answers in ((DistillationLoss(on_policy=1.0), "given"), (DistillationLoss(), "target")):
+        found = train_drafter(
+            run_for(asked, tmp_path / answers, loss=loss, answers=answers, longest_answer=12, steps=25)
+        )
+        assert found.acceptance.gain > 0.1
+    with pytest.raises(ModelError):
+        train_drafter(run_for(asked, tmp_path / "given answers"))
+
+
+def test_plain_text_is_learnt_from(family, tmp_path):
+    text = tmp_path / "text.txt"
+    lines = [json.loads(line) for line in family.data.read_text().splitlines()]
+    text.write_text(" ".join(f"{one['question']} {one['answer']}" for one in lines) * 4)
+    found = train_drafter(
+        run_for(dataclasses.replace(family, data=text), tmp_path / "out", loss=DistillationLoss(on_policy=0.5))
+    )
+    assert found.acceptance.gain > 0.1
+
+
+# -- bad input ---------------------------------------------------------------------------------------------
+
+
+def test_other_words_are_refused_before_anything_is_written(family, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(family.draft, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    ids = tokenizer["model"]["vocab"]
+    first, second = sorted(ids, key=ids.get)[270:272]
+    ids[first], ids[second] = ids[second], ids[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(PairError, match=f"word 270 is {first!r} for the target"):
+        train_drafter(run_for(dataclasses.replace(family, draft=other), tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        ("", ModelError, "no usable text"),
+        ("{not json", MalformedFileError, "line 1 of data.jsonl is not JSON"),
+        ('{"question": "a", "answer": ""}\n', ModelError, "no usable text"),
+    ],
+)
+def test_data_without_usable_text(family, tmp_path, content, error, message):
+    data = tmp_path / "data.jsonl"
+    data.write_text(content)
+    with pytest.raises(error, match=message):
+        train_drafter(run_for(dataclasses.replace(family, data=data), tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_folders_and_files(family, tmp_path):
+    for name in ("target", "draft"):
+        lost = dataclasses.replace(family, **{name: tmp_path / "nowhere"})
+        with pytest.raises(FileMissingError, match="there is no folder"):
+            train_drafter(run_for(lost, tmp_path / "out"))
+    with pytest.raises(FileMissingError, match=r"there is no file .*none.jsonl to train on"):
+        train_drafter(run_for(dataclasses.replace(family, data=tmp_path / "none.jsonl"), tmp_path / "out"))
+    with pytest.raises(OptionError, match="the folder of a model that is read"):
+        train_drafter(run_for(family, family.draft))
+
+
+def test_a_device_too_small_is_known_before_models_are_loaded(family, tmp_path, monkeypatch):
+    monkeypatch.setattr("specrun.train.memory.free_memory", lambda device: 1000)
+    monkeypatch.setattr(module, "load_hf_model", lambda *_: pytest.fail("a model was loaded"))
+    with pytest.raises(OutOfMemoryError, match=r"drafter and optimizer"):
+        train_drafter(run_for(family, tmp_path / "out"))
+
+
+def test_a_loss_that_is_no_number_stops_the_run(family, tmp_path, monkeypatch):
+    calls = []
+
+    def breaks(target_log_probs, draft_log_probs):
+        calls.append(0)
+        found = forward_kl(target_log_probs, draft_log_probs)
+        return found if len(calls) < 5 else found * float("nan")
+
+    monkeypatch.setattr("specrun.train.distillation.learner.DIVERGENCES", {"forward-kl": breaks})
+    run = run_for(family, tmp_path / "out", save_seconds=0.0, steps=8, measured_on="given")
+    with pytest.raises(SpecrunError, match=r"the loss at step 5 is nan, not a number .* keeps step 4"):
+        train_drafter(run)
+    assert not (run.output / "model.safetensors").exists()
+    monkeypatch.undo()
+    assert train_drafter(dataclasses.replace(run, resume=True)).result.resumed_at == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"answers": "oracle"}, "answers is 'oracle': use one of given, target"),
+        ({"measured_at": -1.0}, "alpha cannot be measured at temperature -1"),
+        ({"longest_answer": 0}, "answers of 0 words"),
+        ({"held_out": 1.0}, "a held-out share of 1"),
+    ],
+)
+def test_settings_out_of_range(family, tmp_path, changes, message):
+    with pytest.raises(OptionError, match=message):
+        run_for(family, tmp_path / "out", **changes)
+
+
+def test_the_memory_named_grows_with_what_is_asked(family):
+    small, large = (
+        drafter_memory(family.target, family.draft, torch.float32, tokens_per_batch=n).total for n in (100, 1000)
+    )
+    assert 5 * small < large
+    wide, narrow = (
+        drafter_memory(family.target, family.draft, dtype, tokens_per_batch=100).parts
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    n_parameters = load_hf_model(family.target, torch.device("cpu")).n_params
+    assert wide["target"] == 2 * narrow["target"] > 4 * n_parameters

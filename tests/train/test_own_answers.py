@@ -1,0 +1,96 @@
+"""Self-distillation: the target's own answers, asked once, and heads that learn them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_targets import ANSWERS
+
+from specrun.bindings.errors import MalformedFileError, ModelError
+from specrun.convert.heads.head_conversion import convert_head
+from specrun.runtime import Runtime
+from specrun.train import own_answers
+from specrun.train.data_file import Answered, Document, PlainText, read_documents
+from specrun.train.head_run import HeadRun
+from specrun.train.head_training import train_head
+from specrun.train.medusa import MedusaRecipe
+from specrun.train.own_answers import AnswerSettings, answer_prompts
+from specrun.train.target_words import TargetWords
+
+PROMPTS: list[Document] = [Answered(question, None) for question in ANSWERS]
+
+
+@pytest.fixture(scope="module")
+def words(taught) -> TargetWords:
+    return TargetWords(taught.folder)
+
+
+def asked(taught, words: TargetWords, store: Path, documents=PROMPTS, **settings):
+    return answer_prompts(taught.gguf, words, documents, store, AnswerSettings(**settings), max_length=256, n_threads=1)
+
+
+def test_the_target_answers_and_only_its_words_are_learnt(taught, words: TargetWords, tmp_path: Path) -> None:
+    found = asked(taught, words, tmp_path / "a.jsonl")
+    for one, (question, answer) in zip(found, ANSWERS.items(), strict=True):
+        assert words.text(one.ids[one.learnt].tolist()) == f"{answer}<|end|>"
+        assert words.text(one.ids[~one.learnt].tolist()) == f"<|user|>{question}<|end|><|assistant|>"
+    records = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [one["text"] for one in records] == list(ANSWERS.values())
+
+
+def test_an_interrupted_run_asks_only_what_is_left(taught, words: TargetWords, tmp_path: Path, monkeypatch) -> None:
+    store = tmp_path / "a.jsonl"
+    whole = asked(taught, words, store, temperature=1.0)
+    lines = store.read_text().splitlines(keepends=True)
+    store.write_text("".join(lines[:4]) + lines[4][:20])  # killed within the fifth line
+    calls = []
+    generate = Runtime.generate
+
+    def counted(runtime, prompt, *rest, **options):
+        calls.append(prompt)
+        return generate(runtime, prompt, *rest, **options)
+
+    monkeypatch.setattr(own_answers.Runtime, "generate", counted)
+    again = asked(taught, words, store, temperature=1.0)
+    assert len(calls) == 2
+    assert all(np.array_equal(one.ids, other.ids) for one, other in zip(whole, again, strict=True))
+    asked(taught, words, store, temperature=0.5)
+    assert len(calls) == 2 + len(PROMPTS)
+
+
+def test_what_asks_nothing_is_left_out(taught, words: TargetWords, tmp_path: Path) -> None:
+    found = asked(taught, words, tmp_path / "a.jsonl", [PlainText("x y z"), PROMPTS[0], Answered("long " * 300, None)])
+    assert len(found) == 1
+    with pytest.raises(ModelError, match=r"ask nothing that target\.gguf could answer"):
+        asked(taught, words, tmp_path / "b.jsonl", [PlainText("x y z")])
+    (tmp_path / "c.jsonl").write_text('{"key": 3}\n')
+    with pytest.raises(MalformedFileError, match=r"line 1 of .*c\.jsonl is no answer"):
+        asked(taught, words, tmp_path / "c.jsonl")
+
+
+def test_heads_distilled_from_prompts_alone_draft(taught, words: TargetWords, tmp_path: Path) -> None:
+    """Without one given answer: prompts, the target's own texts, and its law."""
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in ANSWERS))
+    run = HeadRun(
+        taught.folder,
+        (data,),
+        tmp_path / "heads",
+        steps=60,
+        tokens_per_batch=256,
+        max_length=256,
+        held_out=0.0,
+        learning_rate=1e-2,
+        own_answers=AnswerSettings(),
+        device="cpu",
+        precision="float32",
+        n_threads=1,
+    )
+    report = train_head(MedusaRecipe(heads=2, from_law=True), run)
+    assert report.result.curves.measures[-1][1]["head 2 top-1"] > 0.75
+    assert sorted(one.name for one in (tmp_path / "heads" / "training").iterdir()) == ["answers.jsonl", "state.pt"]
+    convert_head(report.output, tmp_path / "h.gguf", target=taught.gguf)
+    assert len(read_documents([data], need_answers=False)) == len(ANSWERS)

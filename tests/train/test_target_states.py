@@ -1,0 +1,257 @@
+"""The target's hidden states: from transformers, from llama.cpp, from disk; and what memory and disk must hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_targets import HIDDEN, write_untaught
+
+from specrun.bindings.errors import ModelError, OptionError, OutOfMemoryError, PairError, SpecrunError
+from specrun.bindings.model import Model
+from specrun.convert import quantize_model
+from specrun.train import feature_cache, precision
+from specrun.train.data_file import read_documents
+from specrun.train.feature_cache import CachedFeatures, cache_bytes, check_cache_space, fill_cache
+from specrun.train.features import Features, ModelFeatures
+from specrun.train.hf_model import HFModel, load_hf_model
+from specrun.train.memory import MemoryNeed, free_memory, require_memory, trained_bytes
+from specrun.train.precision import usable_device, usable_precision
+from specrun.train.target_shape import target_shape
+from specrun.train.target_words import TargetWords
+from specrun.train.teacher import TeacherFeatures, check_same_words, teacher_matrices
+from specrun.train.token_corpus import TokenCorpus, encode_corpus
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def corpus(taught) -> TokenCorpus:
+    return encode_corpus(read_documents([taught.data]), TargetWords(taught.folder), max_length=64, held_out=0.2)
+
+
+@pytest.fixture(scope="module")
+def model(taught) -> HFModel:
+    return load_hf_model(taught.folder, CPU)
+
+
+def test_final_states_make_the_models_own_logits(model: HFModel, corpus: TokenCorpus) -> None:
+    batch = corpus.batch([0, 1])
+    with torch.no_grad():
+        final, _ = model.hidden_states(batch.ids)
+        whole = model.model(input_ids=batch.ids).logits
+    torch.testing.assert_close(model.logits(final), whole)
+    assert not any(one.requires_grad for one in model.module.parameters())
+
+
+@torch.no_grad()
+def test_taps_are_what_enters_the_layers(model: HFModel, corpus: TokenCorpus) -> None:
+    batch = corpus.batch([0])
+    seen = {}
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, given, number=number: seen.update({number: given[0].detach()}))
+        for number, layer in enumerate(model.model.model.layers)
+    ]
+    _, taps = model.hidden_states(batch.ids, (0, 1, 3))
+    for hook in hooks:
+        hook.remove()
+    assert taps is not None
+    torch.testing.assert_close(taps, torch.cat([seen[number] for number in (0, 1, 3)], -1))
+
+
+def test_llama_cpps_states_are_transformers(taught, model: HFModel, corpus: TokenCorpus) -> None:
+    """States of scale 1 with a float16 cache: within 1e-2; one position off differs by more than 0.5."""
+    taps = (1, 3, 2)
+    batch = corpus.batch(range(4))
+    with Model(taught.gguf) as file:
+        check_same_words(file, TargetWords(taught.folder), model.output.shape[0])
+        with TeacherFeatures(file, corpus.longest, taps, n_threads=1) as teacher:
+            ours, theirs = teacher.features(batch), ModelFeatures(model, taps).features(batch)
+    for one, other in ((ours.final, theirs.final), (ours.taps, theirs.taps)):
+        assert float((one - other).abs()[batch.valid].max()) < 1e-2 * max(1.0, float(other.abs().max()))
+        assert float((one[:, 1:] - other[:, :-1]).abs()[batch.valid[:, 1:]].max()) > 0.5
+
+
+def test_long_sequences_are_evaluated_in_pieces(taught, model: HFModel, monkeypatch) -> None:
+    words = TargetWords(taught.folder)
+    text = [*read_documents([taught.data])]
+    whole = encode_corpus(text, words, max_length=64, held_out=0.0)
+    with Model(taught.gguf) as file, TeacherFeatures(file, 64, n_threads=1) as teacher:
+        wanted = teacher.features(whole.batch([0])).final
+        monkeypatch.setattr(teacher._batch, "capacity", 7)
+        torch.testing.assert_close(teacher.features(whole.batch([0])).final, wanted, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["f32", "q8_0"])
+def test_a_teachers_matrices_are_read_from_its_file(taught, model: HFModel, tmp_path: Path, kind: str) -> None:
+    path = taught.gguf
+    if kind == "q8_0":
+        path = tmp_path / "q8.gguf"
+        quantize_model(taught.gguf, path, "Q8_0")
+    found = teacher_matrices(path, CPU)
+    allowed = 1e-6 if kind == "f32" else 0.01 * float(model.output.abs().max())
+    assert float((found.output - model.output).abs().max()) <= allowed
+    assert float((found.embedding - model.embedding).abs().max()) <= 0.01 * float(model.embedding.abs().max())
+    assert found.softcap is None
+
+
+def test_a_teacher_must_be_the_same_model(taught, tmp_path: Path) -> None:
+    write_untaught(tmp_path / "other", size=360)
+    with Model(taught.gguf) as file:
+        with pytest.raises(PairError, match="400 words, and the folder 360"):
+            check_same_words(file, TargetWords(tmp_path / "other"), 360)
+        with pytest.raises(PairError, match="the same text is token"):
+            check_same_words(file, TargetWords(tmp_path / "other"), 400)
+
+
+# -- the cache --------------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """Counts what is computed, and what it gives; states may be too large for float16."""
+
+    def __init__(self, source: ModelFeatures, factor: float = 1.0) -> None:
+        self.source, self.factor, self.calls, self.taps = source, factor, 0, source.taps
+
+    def features(self, batch) -> Features:
+        self.calls += 1
+        found = self.source.features(batch)
+        return Features(found.final * self.factor, None if found.taps is None else found.taps * self.factor)
+
+
+def test_cached_states_are_the_computed_ones(model: HFModel, corpus: TokenCorpus, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(feature_cache, "_CHUNK_TOKENS", 60)
+    source = Counting(ModelFeatures(model, (1, 2, 3)))
+    told = []
+    cache = fill_cache(tmp_path / "f", corpus, source, CPU, {"source": 1}, lambda *step: told.append(step))
+    assert len(cache.chunks) > 2
+    assert told[-1] == (len(corpus.sequences), len(corpus.sequences))
+    batch = corpus.batch([4, 0, 2])
+    found, wanted = cache.features(batch), source.features(batch)
+    assert float((found.final - wanted.final).abs()[batch.valid].max()) < 2e-3 * float(wanted.final.abs().max())
+    assert float((found.taps - wanted.taps).abs()[batch.valid].max()) < 2e-3 * float(wanted.taps.abs().max())
+    assert not found.final[~batch.valid].any()
+    size = sum(path.stat().st_size for path in (tmp_path / "f").glob("*.safetensors"))
+    assert cache_bytes(corpus, HIDDEN, 3) <= size < cache_bytes(corpus, HIDDEN, 3) + 1000 * len(cache.chunks)
+    cache.remove()
+    assert not (tmp_path / "f").exists()
+
+
+def test_an_interrupted_cache_goes_on_and_a_foreign_one_is_replaced(
+    model: HFModel, corpus: TokenCorpus, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(feature_cache, "_CHUNK_TOKENS", 60)
+    first = Counting(ModelFeatures(model))
+    fill_cache(tmp_path, corpus, first, CPU, {"source": 1})
+    removed = sorted(tmp_path.glob("*.safetensors"))[-1]
+    removed.unlink()
+    second = Counting(ModelFeatures(model))
+    fill_cache(tmp_path, corpus, second, CPU, {"source": 1})
+    assert 0 < second.calls < first.calls
+    assert removed.exists()
+    third = Counting(ModelFeatures(model))
+    fill_cache(tmp_path, corpus, third, CPU, {"source": 2})
+    assert third.calls == first.calls
+    assert json.loads((tmp_path / "manifest.json").read_text())["source"] == 2
+
+
+def test_states_beyond_float16_are_kept(model: HFModel, corpus: TokenCorpus, tmp_path: Path) -> None:
+    source = Counting(ModelFeatures(model), factor=1e5)
+    cache = fill_cache(tmp_path, corpus, source, CPU, {})
+    batch = corpus.batch([0])
+    torch.testing.assert_close(cache.features(batch).final, source.features(batch).final)
+
+
+def test_a_damaged_cache_is_named(model: HFModel, corpus: TokenCorpus, tmp_path: Path) -> None:
+    cache = fill_cache(tmp_path, corpus, Counting(ModelFeatures(model)), CPU, {})
+    cache.path(0).write_bytes(b"no tensors")
+    with pytest.raises(SpecrunError, match=r"features-00000\.safetensors cannot be read"):
+        CachedFeatures(tmp_path, corpus, ()).features(corpus.batch([0]))
+
+
+def test_no_room_for_the_cache_is_said_with_both_numbers(tmp_path: Path) -> None:
+    with pytest.raises(SpecrunError, match=r"needs 1048576\.00 GiB in .*deeper and \d+\.\d\d GiB are free"):
+        check_cache_space(tmp_path / "absent" / "deeper", 1 << 50)
+    check_cache_space(tmp_path / "absent", 1)
+
+
+# -- memory, precision, devices ---------------------------------------------------------------------------------------
+
+
+def test_too_little_memory_is_said_with_both_numbers() -> None:
+    need = MemoryNeed({"target": 6 << 30, "head": 2 << 30})
+    require_memory(need, CPU, free=need.total)
+    with pytest.raises(OutOfMemoryError, match=r"9\.20 GiB \(target 6\.00, head 2\.00\).*8\.00 GiB are free") as caught:
+        require_memory(need, CPU, free=8 << 30)
+    assert caught.value.exit_code == 5
+    assert free_memory(CPU) > 1 << 20
+
+
+def test_trained_parameters_count_four_times() -> None:
+    linear = torch.nn.Linear(10, 10)
+    assert trained_bytes(linear) == 4 * 4 * 110
+    assert trained_bytes(linear.requires_grad_(False)) == 4 * 110
+
+
+@pytest.mark.parametrize(
+    ("gain", "chosen"), [(None, torch.float32), (0.4, torch.float32), (1.1, torch.float32), (2.5, torch.bfloat16)]
+)
+def test_bfloat16_is_chosen_where_it_works_and_pays(monkeypatch, gain: float | None, chosen: torch.dtype) -> None:
+    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: gain)
+    assert usable_precision("auto", CPU) == chosen
+    assert usable_precision("float32", CPU) == torch.float32
+    if gain is None:
+        with pytest.raises(OptionError, match="tried on cpu and failed"):
+            usable_precision("bfloat16", CPU)
+    else:
+        assert usable_precision("bfloat16", CPU) == torch.bfloat16
+    with pytest.raises(OptionError, match="precision 'half'"):
+        usable_precision("half", CPU)
+
+
+def test_a_trial_that_dies_is_no_precision(monkeypatch) -> None:
+    """As where instructions are advertised and cannot be run: the child ends, this process does not."""
+    monkeypatch.setattr(precision, "_TRIAL", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    precision.bfloat16_gain.cache_clear()
+    assert precision.bfloat16_gain("cpu", 1) is None
+    monkeypatch.setattr(precision, "_TRIAL", "print(3.5)")
+    precision.bfloat16_gain.cache_clear()
+    assert precision.bfloat16_gain("cpu", 1) == 3.5
+    precision.bfloat16_gain.cache_clear()
+
+
+def test_devices_that_are_not_there() -> None:
+    assert usable_device("cpu") == CPU
+    with pytest.raises(OptionError, match="torch cannot compute on 'toaster'"):
+        usable_device("toaster")
+
+
+# -- folders ----------------------------------------------------------------------------------------------------------
+
+
+def test_shapes_are_read_from_old_and_new_configs(taught, tmp_path: Path) -> None:
+    shape = target_shape(taught.folder)
+    assert (shape.hidden, shape.n_layers, shape.n_heads, shape.n_kv_heads) == (64, 4, 4, 2)
+    assert shape.rope_theta == 5000.0
+    old = {"hidden_size": 60, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**old, "rope_theta": 7.0}))
+    found = target_shape(tmp_path)
+    assert (found.n_heads, found.n_kv_heads, found.rope_theta, found.feed_forward) == (6, 3, 7.0, 240)
+    (tmp_path / "config.json").write_text(
+        json.dumps({"rope_parameters": {"full_attention": {"rope_theta": 9.0}}, **old})
+    )
+    assert target_shape(tmp_path).rope_theta == 9.0
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": "x"}))
+    with pytest.raises(ModelError, match="'x' as hidden_size"):
+        target_shape(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="is not JSON"):
+        target_shape(tmp_path)
+
+
+def test_a_folder_without_weights_is_named(taught, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((taught.folder / "config.json").read_bytes())
+    with pytest.raises(ModelError, match="transformers cannot read the model"):
+        load_hf_model(tmp_path, CPU)

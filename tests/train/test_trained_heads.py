@@ -1,0 +1,298 @@
+"""Every trainer, from data to a head that drafts: overfitted on six answers, converted, and run by our own runtime."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_targets import ANSWERS, HIDDEN, LAYERS
+
+from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
+from specrun.convert.heads.head_conversion import convert_head
+from specrun.runtime import Runtime, SamplingParams
+from specrun.train import head_states, head_training, memory
+from specrun.train.data_file import read_documents
+from specrun.train.eagle import EagleRecipe
+from specrun.train.eagle3 import Eagle3Recipe
+from specrun.train.head_recipe import HeadRecipe
+from specrun.train.head_run import HeadReport, HeadRun, trainer_settings
+from specrun.train.head_training import train_head
+from specrun.train.hydra import HydraRecipe
+from specrun.train.medusa import MedusaRecipe
+from specrun.train.target_shape import TargetShape, target_shape
+from specrun.train.target_words import TargetWords, TokenSequence
+from specrun.train.token_corpus import TokenCorpus, encode_corpus
+
+MEDUSA, EAGLE = MedusaRecipe(heads=3), EagleRecipe()
+
+
+def run_of(taught, output: Path, **changes) -> HeadRun:
+    usual = {"steps": 40, "tokens_per_batch": 256, "max_length": 64, "held_out": 0.0, "device": "cpu", "measures": 1}
+    settings = {**usual, "precision": "float32", "n_threads": 1, **changes}
+    return HeadRun(taught.folder, (taught.data,), output, **settings)
+
+
+def tokens_a_round(taught, drafter: str) -> float:
+    """Tokens per target evaluation over all questions, after checking that the text is plain decoding's own."""
+    greedy = SamplingParams(temperature=0.0)
+    options = {"n_threads": 1, "n_threads_batch": 1, "n_ctx": 256, "flash_attention": "off"}
+    answers = {}
+    with Runtime(taught.gguf, **options) as plain:
+        for question, answer in ANSWERS.items():
+            answers[question] = plain.chat([{"role": "user", "content": question}], greedy, max_tokens=60).text
+            assert answers[question] == answer  # the target has learnt it
+    tokens = rounds = 0.0
+    with Runtime(taught.gguf, drafter=drafter, **options) as runtime:
+        for question, answer in answers.items():
+            found = runtime.chat([{"role": "user", "content": question}], greedy, max_tokens=60)
+            assert found.text == answer
+            rounds += found.stats.rounds
+            tokens += found.stats.rounds * found.stats.mean_accepted_length
+    return tokens / rounds
+
+
+@pytest.fixture(scope="module")
+def medusa(taught, tmp_path_factory: pytest.TempPathFactory) -> HeadReport:
+    return train_head(MEDUSA, run_of(taught, tmp_path_factory.mktemp("m") / "heads", steps=60, learning_rate=1e-2))
+
+
+def test_medusa_heads_draft_what_they_have_learnt(taught, medusa: HeadReport, tmp_path: Path) -> None:
+    """Three heads in a chain: 4 tokens a round at best; an answer's first round has no states to draft from."""
+    assert medusa.result.curves.losses[-1] < 0.2 * medusa.result.curves.losses[0]
+    gguf = tmp_path / "heads.gguf"
+    convert_head(medusa.output, gguf, target=taught.gguf)
+    assert tokens_a_round(taught, f"medusa({gguf}, tree=1x1x1)") > 2.5
+
+
+def test_medusas_folder_is_upstreams(taught, medusa: HeadReport) -> None:
+    names = sorted(one.name for one in medusa.output.iterdir())
+    assert names == ["README.md", "config.json", "medusa_lm_head.safetensors", "training"]
+    assert [one.name for one in (medusa.output / "training").iterdir()] == ["state.pt"]  # the cache is gone
+    config = json.loads((medusa.output / "config.json").read_text())
+    assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (3, 1)
+    assert config["base_model_name_or_path"] == "target"
+    tensors = load_file(medusa.output / "medusa_lm_head.safetensors")
+    expected = {f"{i}.0.linear.{part}" for i in range(3) for part in ("weight", "bias")} | {
+        f"{i}.1.weight" for i in range(3)
+    }
+    assert set(tensors) == expected
+    assert tensors["2.1.weight"].shape == (400, HIDDEN)
+    card = (medusa.output / "README.md").read_text()
+    assert "medusa for target" in card
+    assert "head 3 top-1" in card
+    assert str(taught.folder.parent) not in card
+
+
+def test_heads_may_share_the_targets_output(taught, tmp_path: Path) -> None:
+    recipe = MedusaRecipe(heads=2, own_output=False, from_law=True)
+    report = train_head(recipe, run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2))
+    assert set(load_file(report.output / "medusa_lm_head.safetensors")) == {
+        f"{i}.0.linear.{part}" for i in range(2) for part in ("weight", "bias")
+    }
+    convert_head(report.output, tmp_path / "heads.gguf", target=taught.folder)
+    assert tokens_a_round(taught, f"medusa({tmp_path / 'heads.gguf'}, tree=1x1)") > 1.4
+
+
+def test_an_eagle_head_drafts_what_it_has_learnt(taught, tmp_path: Path) -> None:
+    """A chain of four: 5 tokens a round at best."""
+    report = train_head(EAGLE, run_of(taught, tmp_path / "head", steps=110, learning_rate=5e-3))
+    config = json.loads((report.output / "config.json").read_text())
+    assert (config["num_hidden_layers"], config["bias"], config["num_key_value_heads"]) == (1, True, 2)
+    tensors = load_file(report.output / "model.safetensors")
+    parts = ("q_proj", "k_proj", "v_proj", "o_proj")
+    assert set(tensors) == {
+        "fc.weight", "fc.bias", "layers.0.post_attention_layernorm.weight",
+        *(f"layers.0.self_attn.{part}.weight" for part in parts),
+        *(f"layers.0.mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
+    }  # fmt: skip
+    convert_head(report.output, tmp_path / "head.gguf", target=taught.gguf)
+    assert tokens_a_round(taught, f"eagle({tmp_path / 'head.gguf'}, n=4)") > 2.5
+
+
+def test_an_eagle3_head_drafts_and_is_laid_out_as_upstreams(taught, tmp_path: Path) -> None:
+    """A chain of four: 5 tokens a round at best."""
+    recipe = Eagle3Recipe(steps=3, draft_words=150)
+    report = train_head(recipe, run_of(taught, tmp_path / "head", steps=45, learning_rate=5e-3))
+    measures = report.result.curves.measures[-1][1]
+    assert measures["depth 1 top-1"] > 0.8
+    assert measures["depth 3 top-1"] > 0.7
+    assert measures["tokens a round"] > 2.5
+    config = json.loads((report.output / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert (config["draft_vocab_size"], config["vocab_size"]) == (150, 400)
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+    tensors = load_file(report.output / "model.safetensors")
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    assert shapes["fc.weight"] == (HIDDEN, 3 * HIDDEN)
+    assert shapes["midlayer.self_attn.q_proj.weight"] == (HIDDEN, 2 * HIDDEN)
+    assert shapes["lm_head.weight"] == (150, HIDDEN)
+    assert {"midlayer.hidden_norm.weight", "midlayer.input_layernorm.weight", "norm.weight", "t2d"} <= set(shapes)
+    words = tensors["d2t"] + torch.arange(150)
+    assert tensors["d2t"].dtype == torch.int64
+    assert words.tolist() == sorted(set(words.tolist()))
+    assert tensors["t2d"].nonzero().flatten().tolist() == words.tolist()
+    convert_head(report.output, tmp_path / "head.gguf", target=taught.gguf, outtype="f32")
+    assert tokens_a_round(taught, f"eagle3({tmp_path / 'head.gguf'}, n=4)") > 2.5
+
+
+@pytest.mark.parametrize("recipe", [HydraRecipe(heads=2), HydraRecipe.plus_plus(heads=2, dropout=0.0)])
+def test_hydra_heads_draft_and_are_laid_out_as_upstreams(taught, tmp_path: Path, recipe: HydraRecipe) -> None:
+    report = train_head(recipe, run_of(taught, tmp_path / "heads", steps=50, learning_rate=4e-3))
+    measures = report.result.curves.measures[-1][1]
+    assert measures["head 2 top-1"] > 0.8
+    config = json.loads((report.output / "config.json").read_text())
+    assert config["hydra_head_arch"] == ("prefix-mlp" if recipe.prefix else "mlp")
+    tensors = load_file(report.output / "hydra_lm_head.safetensors")
+    first, output = ("1", "0.1") if recipe.prefix else ("0", "0")
+    assert tensors[f"hydra_mlp.1.{first}.linear.weight"].shape == (HIDDEN, 3 * HIDDEN)
+    assert tensors[f"hydra_lm_head.{output}.weight"].shape == (400, HIDDEN)
+    assert any(name.startswith("prefix_embeding_layer.layers.0.") for name in tensors) == recipe.prefix
+    convert_head(report.output, tmp_path / "heads.gguf", target=taught.gguf)
+    assert tokens_a_round(taught, f"hydra({tmp_path / 'heads.gguf'}, n=2)") > 1.8
+
+
+@pytest.mark.parametrize("recipe", [MEDUSA, EAGLE, Eagle3Recipe(steps=2)], ids=lambda recipe: recipe.kind)
+def test_a_resumed_head_is_an_uninterrupted_one(taught, tmp_path: Path, recipe: HeadRecipe, monkeypatch) -> None:
+    whole = train_head(recipe, run_of(taught, tmp_path / "whole", steps=8, tokens_per_batch=100))
+    run = run_of(taught, tmp_path / "parts", steps=8, tokens_per_batch=100)
+    inner = type(recipe).learner
+
+    def stopping(*given):
+        learner = inner(*given)
+        losses = learner.losses
+
+        def until_five(batch, noise, step):
+            if step == 5:
+                raise KeyboardInterrupt
+            yield from losses(batch, noise, step)
+
+        learner.losses = until_five
+        return learner
+
+    monkeypatch.setattr(type(recipe), "learner", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train_head(recipe, run)
+    monkeypatch.setattr(type(recipe), "learner", inner)
+    assert not (run.output / "config.json").exists()
+    rest = train_head(recipe, replace(run, resume=True))
+    assert rest.result.resumed_at == 5
+    assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
+    one, other = (load_file(folder / recipe.files_name) for folder in (whole.output, rest.output))
+    for name, tensor in one.items():
+        torch.testing.assert_close(other[name], tensor, atol=1e-6, rtol=0)
+
+
+def test_a_quantized_teacher_trains_a_head_without_the_targets_weights(
+    taught, medusa: HeadReport, tmp_path: Path
+) -> None:
+    folder = tmp_path / "no weights"
+    shutil.copytree(taught.folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    run = replace(run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2), target=folder, teacher=taught.gguf)
+    report = train_head(MEDUSA, run)
+    # The same states but for rounding: the same curve.
+    assert report.result.curves.losses == pytest.approx(medusa.result.curves.losses, rel=0.05, abs=0.02)
+    assert "computed by llama.cpp" in (report.output / "README.md").read_text()
+
+
+def test_a_teacher_shows_the_layers_that_eagle3_reads(taught, tmp_path: Path) -> None:
+    recipe = Eagle3Recipe(steps=2, draft_words=150)
+    ours = train_head(recipe, run_of(taught, tmp_path / "a", steps=6))
+    theirs = train_head(recipe, run_of(taught, tmp_path / "b", steps=6, teacher=taught.gguf))
+    assert theirs.result.curves.losses == pytest.approx(ours.result.curves.losses, rel=0.02)
+
+
+def test_cached_states_train_the_same_head(taught, medusa: HeadReport, tmp_path: Path) -> None:
+    report = train_head(MEDUSA, run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2, cache="no"))
+    assert report.result.curves.losses == pytest.approx(medusa.result.curves.losses, rel=0.05, abs=0.02)
+
+
+def test_a_named_folder_of_states_stays_and_serves_the_next_head(taught, tmp_path: Path, monkeypatch) -> None:
+    states = tmp_path / "states"
+    train_head(MEDUSA, run_of(taught, tmp_path / "a", steps=2, features=states))
+    chunk = next(states.glob("*.safetensors"))
+    before = chunk.stat().st_mtime_ns
+    train_head(EAGLE, run_of(taught, tmp_path / "b", steps=2, features=states))
+    assert chunk.stat().st_mtime_ns == before
+
+
+# -- what cannot be ---------------------------------------------------------------------------------------------------
+
+
+def test_an_earlier_run_is_not_overwritten(taught, medusa: HeadReport, tmp_path: Path) -> None:
+    run = run_of(taught, medusa.output, steps=60, learning_rate=1e-2)
+    with pytest.raises(OptionError, match=r"already holds medusa_lm_head\.safetensors"):
+        train_head(MEDUSA, run)
+    with pytest.raises(OptionError, match=r"medusa decay 0\.8 and --resume asks for 0\.9"):
+        train_head(replace(MEDUSA, decay=0.9), replace(run, resume=True))
+    output = tmp_path / "copy"
+    shutil.copytree(medusa.output, output)
+    forced = train_head(MEDUSA, run_of(taught, output, steps=2, force=True))
+    assert len(forced.result.curves.losses) == 2
+
+
+def test_too_little_memory_is_found_before_anything_is_loaded(taught, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1 << 20)
+    monkeypatch.setattr(head_states, "load_hf_model", None)
+    with pytest.raises(OutOfMemoryError, match=r"training needs about .* of RAM and 0\.00 GiB are free"):
+        train_head(MEDUSA, run_of(taught, tmp_path / "heads"))
+    assert not (tmp_path / "heads").exists()
+
+
+def test_too_little_disk_computes_states_each_time_or_stops(taught, tmp_path: Path, monkeypatch) -> None:
+    def full(folder: Path, size: int) -> None:
+        raise SpecrunError(f"no space for {size} bytes")
+
+    monkeypatch.setattr(head_states, "check_cache_space", full)
+    heard = []
+
+    class Notes:
+        def note(self, text: str) -> None:
+            heard.append(text)
+
+        def stage(self, what: str, done: int, total: int) -> None: ...
+
+        def status(self, status: object) -> None: ...
+
+    train_head(MEDUSA, run_of(taught, tmp_path / "heads", steps=3), Notes())
+    assert any("too much: computed at each step" in one for one in heard)
+    with pytest.raises(SpecrunError, match="no space for"):
+        train_head(MEDUSA, run_of(taught, tmp_path / "others", steps=3, cache="yes"))
+
+
+def test_estimates_are_of_the_right_size(taught, tmp_path: Path) -> None:
+    """The head and its optimizer to the byte; the target's weights as stored."""
+    run = run_of(taught, tmp_path / "heads", cache="no")
+    shape = target_shape(taught.folder)
+    corpus = encode_corpus(read_documents(run.data), TargetWords(taught.folder), max_length=64)
+    settings = trainer_settings(MEDUSA.defaults(shape), run, corpus, torch.float32)
+    need = head_training._need(MEDUSA, run, shape, 400, corpus, settings, False)
+    assert need.parts["head"] == 4 * 4 * 3 * (HIDDEN * HIDDEN + HIDDEN + 400 * HIDDEN)
+    layer = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 2 + 3 * HIDDEN * 128 + 2 * HIDDEN
+    assert need.parts["target"] == 4 * (2 * 400 * HIDDEN + LAYERS * layer + HIDDEN)
+
+
+@pytest.mark.parametrize("recipe", [MedusaRecipe(), EAGLE, Eagle3Recipe(), HydraRecipe()], ids=lambda one: one.kind)
+def test_a_head_for_7b_fits_24_gib_with_a_teacher(taught, tmp_path: Path, recipe: HeadRecipe) -> None:
+    """By the estimate, for Llama-2-7B's sizes and the usual batch; nothing is allocated."""
+    sizes = {"hidden": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "feed_forward": 11008}
+    shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096)
+    text = TokenSequence(np.zeros(2048, np.int32), np.ones(2048, np.bool_))
+    corpus = TokenCorpus((text,) * 64, tuple(range(64)), (0,), measured_on_training=True)
+    run = run_of(taught, tmp_path / "heads", teacher=taught.gguf, tokens_per_batch=4096)
+    settings = trainer_settings(recipe.defaults(shape), run, corpus, torch.float32)
+    need = head_training._need(recipe, run, shape, 32000, corpus, settings, True)
+    assert 4 << 30 < need.total < 24 << 30
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"epochs": 0}, {"held_out": 1.0}, {"warmup": 1.0}, {"cache": "no", "teacher": Path("x")}]
+)
+def test_runs_that_cannot_be(taught, tmp_path: Path, wrong: dict) -> None:
+    with pytest.raises(OptionError):
+        run_of(taught, tmp_path, **wrong)

@@ -1,0 +1,198 @@
+"""The trainer: exact resumption, faults that keep the last checkpoint, the schedule."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError, SpecrunError
+from specrun.train.learner import Learner, LossPart, ParameterGroup
+from specrun.train.target_words import TokenSequence
+from specrun.train.token_corpus import TokenBatch, TokenCorpus
+from specrun.train.trainer import TrainerSettings, train_learner
+
+WORDS = 11
+SETTINGS = TrainerSettings(
+    steps=24, learning_rate=0.02, tokens_per_batch=24, warmup_steps=4, measure_every=5, save_seconds=0.0
+)
+
+
+def corpus(count: int = 9) -> TokenCorpus:
+    rng = np.random.default_rng(0)
+    made = []
+    for _ in range(count):
+        ids = rng.integers(0, WORDS, rng.integers(5, 12)).astype(np.int32)
+        made.append(TokenSequence(ids, np.ones(len(ids), np.bool_)))
+    return TokenCorpus(tuple(made), tuple(range(count - 2)), (count - 2, count - 1), measured_on_training=False)
+
+
+class Bigrams(Learner):
+    """A table of logits, trained with noise on it; `hook` is called at the start of every step."""
+
+    def __init__(self, seed: int = 0, hook=lambda step: None) -> None:
+        torch.manual_seed(seed)
+        self.module = nn.Embedding(WORDS, WORDS)
+        self.second = nn.Parameter(torch.zeros(WORDS))
+        self.module.register_parameter("bias", self.second)
+        self.device = torch.device("cpu")
+        self.hook = hook
+
+    def groups(self) -> list[ParameterGroup]:
+        return [ParameterGroup([self.module.weight]), ParameterGroup([self.second], rate=0.5, starts_at=6)]
+
+    def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
+        factor = self.hook(step)
+        for name, weight in (("even", 0.7), ("odd", 0.3)):
+            logits = self.module(batch.ids[:, :-1]) + self.second
+            logits = logits + 0.1 * torch.randn(logits.shape, generator=noise)
+            marks = batch.valid[:, 1:] & ((batch.ids[:, 1:] % 2 == 0) == (name == "even"))
+            if marks.any():
+                loss = nn.functional.cross_entropy(logits[marks], batch.ids[:, 1:][marks])
+                yield LossPart(name, weight * loss * (1.0 if factor is None else factor), float(loss.detach()))
+
+    def measure(self, batches) -> dict[str, float]:
+        right = sum(int((self.module(b.ids[:, :-1]).argmax(-1) == b.ids[:, 1:])[b.valid[:, 1:]].sum()) for b in batches)
+        return {"right": float(right)}
+
+
+def test_a_resumed_run_is_an_uninterrupted_one(tmp_path: Path) -> None:
+    """Stopped by Ctrl-C within a step and between epochs; the loss of every step agrees to 1e-6, the weights too."""
+    whole, learner = None, Bigrams()
+    whole = train_learner(learner, corpus(), SETTINGS)
+    path = tmp_path / "state.pt"
+
+    def stop_at(step: int):
+        def hook(now: int) -> None:
+            if now == step:
+                raise KeyboardInterrupt
+
+        return hook
+
+    for number, stop in enumerate((7, 8, 19)):
+        with pytest.raises(KeyboardInterrupt):
+            train_learner(Bigrams(seed=number, hook=stop_at(stop)), corpus(), SETTINGS, path, resume=number > 0)
+    resumed = Bigrams(seed=9)
+    rest = train_learner(resumed, corpus(), SETTINGS, path, resume=True)
+    assert rest.resumed_at == 19
+    assert rest.curves.losses == pytest.approx(whole.curves.losses, abs=1e-6)
+    assert rest.curves.measures == whole.curves.measures
+    assert [step for step, _ in rest.curves.measures] == [5, 10, 15, 20, 24]
+    torch.testing.assert_close(resumed.module.weight, learner.module.weight, atol=1e-6, rtol=0)
+    again = train_learner(Bigrams(), corpus(), SETTINGS, path, resume=True)
+    assert (again.resumed_at, again.curves.losses) == (24, rest.curves.losses)
+
+
+def test_another_seed_is_another_run() -> None:
+    one, other = (train_learner(Bigrams(), corpus(), replace(SETTINGS, seed=seed)) for seed in (0, 1))
+    assert one.curves.losses != pytest.approx(other.curves.losses, abs=1e-3)
+
+
+def test_parts_add_up_and_groups_begin_when_they_should() -> None:
+    learner = Bigrams()
+    result = train_learner(learner, corpus(), replace(SETTINGS, steps=6))
+    assert not learner.second.any()
+    found = [
+        0.7 * even + 0.3 * odd for even, odd in zip(*(result.curves.parts[n] for n in ("even", "odd")), strict=True)
+    ]
+    assert result.curves.losses == pytest.approx(found, rel=1e-5)
+    train_learner(learner, corpus(), replace(SETTINGS, steps=8))
+    assert learner.second.any()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(tmp_path: Path, value: float) -> None:
+    path = tmp_path / "state.pt"
+    spoilt = Bigrams(hook=lambda step: value if step == 10 else None)
+    with pytest.raises(SpecrunError, match=r"the loss at step 11 is (nan|inf).*keeps step 10"):
+        train_learner(spoilt, corpus(), SETTINGS, path)
+    rest = train_learner(Bigrams(), corpus(), SETTINGS, path, resume=True)
+    assert rest.curves.losses == pytest.approx(train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6)
+    with pytest.raises(SpecrunError, match="no checkpoint was made"):
+        train_learner(spoilt, corpus(), SETTINGS)
+
+
+def test_checkpoints_are_not_overwritten_or_mixed_up(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    with pytest.raises(FileMissingError, match="to resume"):
+        train_learner(Bigrams(), corpus(), SETTINGS, path, resume=True)
+    train_learner(Bigrams(), corpus(), SETTINGS, path, identity={"data": "a"})
+    with pytest.raises(OptionError, match="holds an earlier run"):
+        train_learner(Bigrams(), corpus(), SETTINGS, path, identity={"data": "a"})
+    with pytest.raises(OptionError, match=r"learning rate 0\.02 and --resume asks for 0\.03"):
+        train_learner(
+            Bigrams(), corpus(), replace(SETTINGS, learning_rate=0.03), path, resume=True, identity={"data": "a"}
+        )
+    with pytest.raises(OptionError, match="data a and --resume asks for b"):
+        train_learner(Bigrams(), corpus(), SETTINGS, path, resume=True, identity={"data": "b"})
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(MalformedFileError, match="not a checkpoint"):
+        train_learner(Bigrams(), corpus(), SETTINGS, path, resume=True)
+    path.write_text("hello")
+    with pytest.raises(MalformedFileError, match="not a checkpoint"):
+        train_learner(Bigrams(), corpus(), SETTINGS, path, resume=True)
+
+
+KILLED = """
+import sys
+sys.path[:0] = sys.argv[2:4]
+import torch, pathlib
+torch.set_num_threads(1)
+from dataclasses import replace
+from test_trainer import SETTINGS, Bigrams, corpus
+from specrun.train.trainer import train_learner
+def hook(step):
+    if step == 12:
+        print("twelve", flush=True)
+        import time
+        time.sleep(60)
+train_learner(Bigrams(hook=hook), corpus(), SETTINGS, pathlib.Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a signal that cannot be caught")
+def test_a_killed_run_leaves_a_usable_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", KILLED, str(path), str(here), str(here.parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline().strip() == "twelve"
+        child.send_signal(signal.SIGKILL)
+    rest = train_learner(Bigrams(seed=3), corpus(), SETTINGS, path, resume=True)
+    assert rest.resumed_at == 12
+    assert rest.curves.losses == pytest.approx(train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6)
+    assert [one.name for one in tmp_path.iterdir()] == ["state.pt"]
+
+
+def test_the_rate_rises_then_falls_as_a_cosine() -> None:
+    settings = TrainerSettings(steps=110, learning_rate=1.0, warmup_steps=10, final_rate=0.1)
+    assert settings.rate_factor(0) == pytest.approx(1 / 11)
+    assert settings.rate_factor(10) == 1.0
+    assert settings.rate_factor(60) == pytest.approx(0.55)
+    assert settings.rate_factor(110) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"learning_rate": 0.0}, {"tokens_per_batch": 0}])
+def test_settings_that_cannot_be(wrong: dict) -> None:
+    with pytest.raises(OptionError):
+        replace(SETTINGS, **wrong)
+
+
+def test_progress_is_told() -> None:
+    heard = []
+    train_learner(Bigrams(), corpus(), SETTINGS, report=heard.append)
+    assert [one.step for one in heard if one.step <= 24][:24] == list(range(1, 25))
+    assert heard[-1].measures["right"] >= 0
+    assert heard[-1].seconds_left == 0
+    assert heard[3].seconds_left > 0

@@ -1,0 +1,111 @@
+"""Who wrote the answers a drafter learns on: the data, the target, or the drafter itself.
+
+DistillSpec (Zhou et al. 2023, section 3) asks the target for its laws along any text. Texts of the data are free;
+those the target samples are what acceptance is measured on; those the drafter samples are cheap, show it its own
+mistakes, and bound what is lost (their theorem 3.2). Mixed data, a share lambda of on-policy answers, are those of
+generalised knowledge distillation (Agarwal et al. 2023, algorithm 1), here drawn for each text anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specrun.train.distillation.sampling import sample_answers
+from specrun.train.hf_model import HFModel
+from specrun.train.target_words import TokenSequence
+from specrun.train.token_corpus import TokenBatch, TokenCorpus
+
+__all__ = ["AnswerSettings", "answer_anew", "collate", "end_words", "first_to_answer"]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSettings:
+    """How answers are sampled: at `temperature`, of at most `n_longest` words, the text of at most `max_length`.
+
+    `end_ids` end an answer; words from `n_words` on are never said.
+    """
+
+    temperature: float
+    n_longest: int
+    max_length: int
+    end_ids: Collection[int]
+    n_words: int
+
+
+def end_words(model: HFModel, *more: int | None) -> frozenset[int]:
+    """Return the words that end an answer by the model's configuration, and `more` of them."""
+    found: set[int] = {one for one in more if one is not None}
+    for name in ("generation_config", "config"):
+        value: Any = getattr(getattr(model.model, name, None), "eos_token_id", None)
+        found.update(value if isinstance(value, list) else [] if value is None else [value])
+    return frozenset(found)
+
+
+def first_to_answer(learnt: Sequence[bool], uniform: float) -> int:
+    """Return where a new answer begins in a text whose marks are `learnt`; `uniform` in [0, 1) chooses among places.
+
+    Of several answers one is chosen. A text that is learnt from its first word on is cut in its first half, and
+    one of which nothing is to be learnt, a prompt, is continued at its end.
+    """
+    marks = np.concatenate(([False], np.asarray(learnt, np.bool_), [False]))
+    starts = np.flatnonzero(~marks[:-1] & marks[1:])
+    ends = np.flatnonzero(marks[:-1] & ~marks[1:])
+    if not len(starts):
+        return len(learnt)
+    scaled = uniform * len(starts)
+    chosen = int(scaled)
+    start = int(starts[chosen])
+    if start > 0:
+        return start
+    half = max(1, int(ends[chosen]) // 2)
+    return 1 + int((scaled - chosen) * half)
+
+
+def answer_anew(
+    model: HFModel, texts: Sequence[TokenSequence], uniforms: Tensor, settings: AnswerSettings
+) -> list[TokenSequence]:
+    """Return each text up to an answer, which `model` writes anew; only what it wrote is to be learnt.
+
+    `uniforms` [n_texts, 1 + n_longest] are the noise: the first number of a row chooses the answer, the others its
+    words. A text without room for an answer stays as it is.
+    """
+    starts = [
+        first_to_answer([bool(one) for one in text.learnt], float(row[0]))
+        for text, row in zip(texts, uniforms, strict=True)
+    ]
+    asked = [index for index, start in enumerate(starts) if start < settings.max_length]
+    answers = sample_answers(
+        model,
+        [texts[index].ids[: starts[index]].tolist() for index in asked],
+        uniforms[asked, 1 : 1 + settings.n_longest],
+        temperature=settings.temperature,
+        end_ids=settings.end_ids,
+        n_words=settings.n_words,
+    )
+    found = list(texts)
+    for index, answer in zip(asked, answers, strict=True):
+        start = starts[index]
+        ids = np.concatenate((texts[index].ids[:start], np.asarray(answer, np.int32)))[: settings.max_length]
+        found[index] = TokenSequence(ids.astype(np.int32), np.arange(len(ids)) >= start)
+    return found
+
+
+def texts_of(batch: TokenBatch) -> list[TokenSequence]:
+    """Return the texts of a batch, without padding."""
+    lengths = batch.valid.sum(1).tolist()
+    ids, learnt = batch.ids.cpu().numpy(), batch.learnt.cpu().numpy()
+    return [
+        TokenSequence(ids[row, :length].astype(np.int32), learnt[row, :length]) for row, length in enumerate(lengths)
+    ]
+
+
+def collate(numbers: Sequence[int], texts: Sequence[TokenSequence], device: torch.device) -> TokenBatch:
+    """Return texts as a batch that bears the numbers of those they were made of."""
+    padded = TokenCorpus(tuple(texts), (), (), False).batch(range(len(texts)))
+    return TokenBatch(tuple(numbers), padded.ids, padded.learnt, padded.valid).to(device)

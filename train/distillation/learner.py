@@ -1,0 +1,228 @@
+"""A drafter that learns its target's laws: the loss of a batch, and what the drafter can do on held-out texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specrun.bindings.errors import OptionError
+from specrun.train.distillation.acceptance import (
+    MeasuredAcceptance,
+    TextAcceptance,
+    acceptance_at,
+    mean_acceptance,
+)
+from specrun.train.distillation.answers import AnswerSettings, answer_anew, collate, texts_of
+from specrun.train.distillation.coverage import ExistingDrafters, covered_positions, position_weights
+from specrun.train.distillation.divergences import DIVERGENCES
+from specrun.train.hf_model import HFModel
+from specrun.train.learner import Learner, LossPart
+from specrun.train.token_corpus import TokenBatch
+
+__all__ = ["DistillationLearner", "DistillationLoss"]
+
+_ROWS_AT_ONCE = 512  # positions whose laws are compared together when measuring: 1 GB of float64 with 128k words
+
+
+@dataclass(frozen=True, slots=True)
+class DistillationLoss:
+    """What is minimised: `divergence` of the laws at `temperature`, averaged over the words of answers.
+
+    A share `on_policy` of the answers, drawn text by text, is written anew by the drafter. Positions that an
+    existing drafter gets right count `covered_weight`.
+    """
+
+    divergence: str = "forward-kl"
+    temperature: float = 1.0
+    on_policy: float = 0.0
+    covered_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.divergence not in DIVERGENCES:
+            raise OptionError(f"the divergence is {self.divergence!r}: use one of {', '.join(DIVERGENCES)}")
+        if not 0.0 < self.temperature <= 100.0:
+            raise OptionError(
+                f"the laws' temperature is {self.temperature:g}: give a number above 0 (at 0 there is nothing to learn "
+                "but the likeliest word, and no gradient to it)"
+            )
+        for name in ("on_policy", "covered_weight"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise OptionError(f"{name} is {getattr(self, name):g}: it is a share, 0 to 1")
+
+
+class DistillationLearner(Learner):
+    """`draft` learns from `target`.
+
+    `n_shared` are the words both have, `answers` says how the drafter writes, `drafters` are those whose right
+    guesses need not be learnt again, `measured_at` the temperature of the acceptance rate that `measure` gives.
+    The corpus that batches come from must not change: texts are known by their numbers.
+    """
+
+    def __init__(
+        self,
+        target: HFModel,
+        draft: HFModel,
+        loss: DistillationLoss,
+        answers: AnswerSettings,
+        *,
+        n_shared: int,
+        measured_at: float = 1.0,
+        drafters: ExistingDrafters | None = None,
+    ) -> None:
+        self.module = draft.module.requires_grad_()
+        self.device = draft.device
+        self.target, self.draft = target, draft
+        self.loss = loss
+        self._answers = answers
+        self._n_shared = n_shared
+        self._measured_at = measured_at
+        self._drafters = drafters
+        # What other drafters say along texts that do not change, by the texts' numbers.
+        self._tops: dict[int, Any] = {}
+
+    def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
+        """Yield the divergence of the drafter's laws from the target's over the batch's answers."""
+        batch, fresh = self._with_own_answers(batch, noise)
+        wanted = _answer_positions(batch)
+        with torch.no_grad():
+            target_logits = _logits(self.target, batch, wanted)
+        draft_logits = _logits(self.draft, batch, wanted)
+        log_laws = (
+            torch.log_softmax(logits[:, : self._n_shared].float() / self.loss.temperature, -1)
+            for logits in (target_logits, draft_logits)
+        )
+        divergences = DIVERGENCES[self.loss.divergence](*log_laws)
+        weights = torch.ones_like(divergences)
+        if self._drafters is not None:
+            covered = self._covered(batch, wanted, target_logits, fresh)
+            weights = position_weights(covered, self.loss.covered_weight).to(divergences)
+        # A batch of which other drafters know everything teaches nothing, and is not divided by nothing.
+        mean = (weights * divergences).sum() / weights.sum().clamp(min=1.0)
+        yield LossPart(self.loss.divergence, mean, float(mean.detach()))
+
+    @torch.no_grad()
+    def _with_own_answers(self, batch: TokenBatch, noise: torch.Generator) -> tuple[TokenBatch, tuple[bool, ...]]:
+        """Let the drafter write a share of the answers; also return which are now its own."""
+        if self.loss.on_policy == 0.0:
+            return batch, (False,) * len(batch.numbers)
+        shape = (len(batch.numbers), 2 + self._answers.n_longest)
+        drawn = torch.rand(shape, generator=noise, device=noise.device, dtype=torch.float64).cpu()
+        own = [row for row, number in enumerate(drawn[:, 0].tolist()) if number < self.loss.on_policy]
+        texts = texts_of(batch)
+        # Weights cast for mixed precision without gradients must not be kept for the step that needs them.
+        kind = self.device.type
+        with torch.autocast(
+            kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind), cache_enabled=False
+        ):
+            written = answer_anew(self.draft, [texts[row] for row in own], drawn[own, 1:], self._answers)
+        for row, text in zip(own, written, strict=True):
+            texts[row] = text
+        return collate(batch.numbers, texts, self.device), tuple(row in own for row in range(len(texts)))
+
+    # -- what other drafters know --------------------------------------------------------------------------
+
+    def _covered(self, batch: TokenBatch, wanted: Tensor, target_logits: Tensor, fresh: Sequence[bool]) -> Tensor:
+        """Return for each wanted position whether an existing drafter finds the target's likeliest word."""
+        target_top = target_logits.argmax(-1)
+        found = torch.zeros_like(target_top, dtype=torch.bool)
+        start = 0
+        for row, number in enumerate(batch.numbers):
+            places = wanted[row].nonzero()[:, 0].cpu().numpy()
+            tops = self._top_words(batch, row, None if fresh[row] else number)[:, places]
+            found[start : start + len(places)] = covered_positions(target_top[start : start + len(places)], tops)
+            start += len(places)
+        return found
+
+    def _top_words(self, batch: TokenBatch, row: int, number: int | None) -> Any:  # noqa: ANN401 - an integer array
+        known = None if number is None else self._tops.get(number)
+        if known is not None:
+            return known
+        assert self._drafters is not None
+        found = self._drafters.top_words(batch.ids[row, : int(batch.valid[row].sum())].tolist())
+        if number is not None:
+            self._tops[number] = found
+        return found
+
+    # -- measuring -----------------------------------------------------------------------------------------
+
+    def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
+        """Return alpha at the measured temperature, its standard error, and the share of equal likeliest words.
+
+        With existing drafters also the share of the target's likeliest words that they know, and that they know
+        together with this one.
+        """
+        found = self.compare(batches)
+        values = {"alpha": found.alpha.rate, "alpha error": found.alpha.error, "same first word": found.same_top}
+        if self._drafters is not None:
+            values |= {"covered by others": found.covered, "covered together": found.covered_together}
+        return values
+
+    @torch.no_grad()
+    def compare(self, batches: Sequence[TokenBatch]) -> Comparison:
+        """Compare drafter and target on every answer of held-out batches."""
+        was_training = self.module.training
+        self.module.eval()
+        texts: list[TextAcceptance] = []
+        same = covered = together = n_positions = 0
+        try:
+            for batch in batches:
+                wanted = _answer_positions(batch)
+                target, draft = (_logits(model, batch, wanted) for model in (self.target, self.draft))
+                accepted = torch.cat(
+                    [
+                        acceptance_at(one, other, self._measured_at)
+                        for one, other in zip(
+                            torch.split(target, _ROWS_AT_ONCE), torch.split(draft, _ROWS_AT_ONCE), strict=True
+                        )
+                    ]
+                )
+                counts = wanted.sum(1).tolist()
+                texts += [
+                    TextAcceptance(float(part.sum()), count)
+                    for part, count in zip(torch.split(accepted, counts), counts, strict=True)
+                ]
+                agrees = target.argmax(-1) == draft.argmax(-1)
+                same, n_positions = same + int(agrees.sum()), n_positions + len(agrees)
+                if self._drafters is not None:
+                    known = self._covered(batch, wanted, target, [False] * len(counts))
+                    covered, together = covered + int(known.sum()), together + int((known | agrees).sum())
+        finally:
+            self.module.train(was_training)
+        share = max(1, n_positions)
+        return Comparison(texts, same / share, covered / share, together / share)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Held-out texts: acceptance of each, and shares of positions at which the likeliest word is the target's own."""
+
+    texts: list[TextAcceptance]
+    same_top: float
+    covered: float
+    covered_together: float
+
+    @property
+    def alpha(self) -> MeasuredAcceptance:
+        """The acceptance rate over all texts."""
+        return mean_acceptance(self.texts)
+
+    def __str__(self) -> str:
+        alpha = self.alpha
+        return f"alpha {alpha.rate:.4f} +- {alpha.error:.4f}, same first word {self.same_top:.4f}"
+
+
+def _answer_positions(batch: TokenBatch) -> Tensor:
+    """Return [B, T]: whether the word after this one is an answer's, so that the law here matters."""
+    wanted = torch.zeros_like(batch.learnt)
+    wanted[:, :-1] = (batch.learnt & batch.valid)[:, 1:]
+    return wanted
+
+
+def _logits(model: HFModel, batch: TokenBatch, wanted: Tensor) -> Tensor:
+    """Return the logits at the wanted positions, [n_wanted, n_words]."""
+    hidden, _ = model.hidden_states(batch.ids)
+    return model.logits(hidden[wanted])

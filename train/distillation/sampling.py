@@ -1,0 +1,113 @@
+"""Answers sampled from a torch model: many prompts at once, keys and values cached."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specrun.train.hf_model import HFModel
+
+__all__ = ["sample_answers", "uniform_numbers"]
+
+
+@torch.no_grad()
+def sample_answers(
+    model: HFModel,
+    prompts: Sequence[Sequence[int]],
+    uniforms: Tensor,
+    *,
+    temperature: float,
+    end_ids: Collection[int],
+    n_words: int | None = None,
+) -> list[list[int]]:
+    """Return an answer to each prompt, drawn word by word from softmax(logits / temperature); 0 takes the likeliest.
+
+    `uniforms` [n_prompts, n_longest] in [0, 1) are the noise:
+    word j of answer i is the one at `uniforms[i, j]` of the cumulative law, so an answer depends on its prompt and
+    its row alone, not on the others of its batch. An answer ends with a word of `end_ids`, which it keeps, or after
+    n_longest words. `n_words` bars the words from there on (rows of the embeddings that stand for no word, and
+    words that another model lacks).
+    """
+    was_training = model.module.training
+    model.module.eval()
+    try:
+        return _Batch(model, prompts, uniforms).run(temperature, frozenset(end_ids), n_words)
+    finally:
+        model.module.train(was_training)
+
+
+def uniform_numbers(keys: Sequence[tuple[int, ...]], n_longest: int) -> Tensor:
+    """Return numbers in [0, 1), [len(keys), n_longest], float64: row i is a function of `keys[i]` alone."""
+    rows = [np.random.default_rng(key).random(n_longest) for key in keys]
+    return torch.from_numpy(np.stack(rows)) if rows else torch.zeros(0, n_longest, dtype=torch.float64)
+
+
+class _Batch:
+    """Prompts padded on the left, so that all answers grow at the same place."""
+
+    def __init__(self, model: HFModel, prompts: Sequence[Sequence[int]], uniforms: Tensor) -> None:
+        self.model = model
+        self.device = model.device
+        self.uniforms = uniforms.to(self.device)
+        longest = max((len(prompt) for prompt in prompts), default=0)
+        self.ids = torch.zeros(len(prompts), longest, dtype=torch.long)
+        self.mask = torch.zeros(len(prompts), longest, dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            if not prompt:
+                raise ValueError(f"prompt {row} is empty: there is nothing to continue")
+            self.ids[row, longest - len(prompt) :] = torch.tensor(list(prompt))
+            self.mask[row, longest - len(prompt) :] = 1
+        self.ids, self.mask = self.ids.to(self.device), self.mask.to(self.device)
+        self.answers: list[list[int]] = [[] for _ in prompts]
+        # Which answers the rows still being evaluated belong to.
+        self.rows = list(range(len(prompts)))
+
+    def run(self, temperature: float, end_ids: frozenset[int], n_words: int | None) -> list[list[int]]:
+        cache: Any = None
+        ids, n_longest = self.ids, self.uniforms.shape[1]
+        for step in range(n_longest):
+            if not self.rows:
+                break
+            positions = (self.mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+            output: Any = self.model.model(
+                input_ids=ids,
+                attention_mask=self.mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            cache = output.past_key_values
+            words = _words_at(output.logits[:, -1, :n_words], self.uniforms[self.rows, step], temperature)
+            ids, cache = self._keep(words, end_ids, cache)
+        return self.answers
+
+    def _keep(self, words: Tensor, end_ids: frozenset[int], cache: Any) -> tuple[Tensor, Any]:  # noqa: ANN401
+        """Note one more word of each answer, and drop the rows that ended."""
+        going_on = []
+        for index, (row, word) in enumerate(zip(self.rows, words.tolist(), strict=True)):
+            self.answers[row].append(word)
+            if word not in end_ids:
+                going_on.append(index)
+        if len(going_on) < len(self.rows):
+            chosen = torch.tensor(going_on, dtype=torch.long, device=self.device)
+            self.rows = [self.rows[index] for index in going_on]
+            self.mask, words = self.mask[chosen], words[chosen]
+            if going_on:
+                cache.batch_select_indices(chosen)
+        self.mask = torch.cat((self.mask, self.mask.new_ones(len(self.rows), 1)), dim=1)
+        return words[:, None], cache
+
+
+def _words_at(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
+    """Return the word at each uniform number of the row's cumulative law: [rows, n_words] and [rows] to [rows]."""
+    if temperature == 0.0:
+        return logits.argmax(-1)
+    cumulative = torch.softmax(logits.double() / temperature, -1).cumsum(-1)
+    # Scaled by the last sum, which is 1 but for rounding; "right" steps over words of probability 0.
+    places = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)
+    return places[:, 0].clamp(max=logits.shape[-1] - 1)

@@ -1,0 +1,311 @@
+"""Distils a drafter from data to files: read, compare, ask the target, learn, measure, write, in this order.
+
+The folder of a run holds the drafter (config.json, tokenizer files, weights, README.md) and `training/` with the
+checkpoint, the curves, and the answers that the target wrote.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specrun.bindings.errors import OptionError
+from specrun.train.data_file import read_documents
+from specrun.train.distillation.acceptance import AcceptanceGain, acceptance_gain
+from specrun.train.distillation.answers import AnswerSettings, end_words
+from specrun.train.distillation.coverage import ExistingDrafters
+from specrun.train.distillation.drafter_card import drafter_card
+from specrun.train.distillation.drafter_folder import write_drafter_folder
+from specrun.train.distillation.learner import Comparison, DistillationLearner, DistillationLoss
+from specrun.train.distillation.memory_need import drafter_memory
+from specrun.train.distillation.target_answers import answered_by_target
+from specrun.train.distillation.vocabularies import check_same_words, folder_words
+from specrun.train.head_folder import check_output, open_output
+from specrun.train.hf_model import HFModel, load_hf_model
+from specrun.train.memory import require_memory
+from specrun.train.precision import usable_device, usable_precision
+from specrun.train.run_listener import NobodyListens, RunListener
+from specrun.train.source_identity import source_identity
+from specrun.train.target_words import TargetWords
+from specrun.train.token_corpus import TokenBatch, TokenCorpus, encode_corpus
+from specrun.train.trainer import TrainerSettings, TrainingResult, check_checkpoint, train_learner
+
+__all__ = ["ANSWER_SOURCES", "DrafterReport", "DrafterRun", "train_drafter"]
+
+ANSWER_SOURCES = ("given", "target")
+"""Who may have written answers before training: the data, or the target, which samples them."""
+
+_WEIGHTS = "model.safetensors"
+_LEARNING_RATE = 3e-4  # DistillSpec's, of its larger drafters
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterRun:
+    """A drafter to distil, for how long, and where to write it.
+
+    `target` and `draft` are Hugging Face folders, `data` files of text or JSON Lines. Training learns on `answers`, of
+    which the drafter writes a share of its own (`loss.on_policy`); alpha is measured on `measured_on`, at temperature
+    `measured_at`. Texts have at most `max_length` words, sampled answers `longest_answer`. A share `held_out` of the
+    texts, at most `most_held_out`, is only measured on. `steps` overrules `epochs`; `warmup` is a share of the steps,
+    `measures` how often held-out texts are measured.
+    """
+
+    target: Path
+    draft: Path
+    data: tuple[Path, ...]
+    output: Path
+    loss: DistillationLoss = field(default_factory=DistillationLoss)
+    answers: str = "given"
+    measured_on: str = "target"
+    measured_at: float = 1.0
+    not_covered_by: tuple[Path, ...] = ()
+    longest_answer: int = 128
+    epochs: int = 1
+    steps: int | None = None
+    tokens_per_batch: int = 4096
+    max_length: int = 2048
+    held_out: float = 0.05
+    most_held_out: int = 200
+    learning_rate: float | None = None
+    warmup: float = 0.03
+    measures: int = 10
+    seed: int = 0
+    device: str = "auto"
+    precision: str = "auto"
+    save_seconds: float = 180.0
+    n_threads: int = 0
+    resume: bool = False
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("answers", "measured_on"):
+            if getattr(self, name) not in ANSWER_SOURCES:
+                raise OptionError(f"{name} is {getattr(self, name)!r}: use one of {', '.join(ANSWER_SOURCES)}")
+        if not 0 <= self.measured_at <= 100:
+            raise OptionError(f"alpha cannot be measured at temperature {self.measured_at:g}: give 0 or more")
+        if self.longest_answer < 1:
+            raise OptionError(f"answers of {self.longest_answer} words: give at least 1")
+        if self.epochs < 1:
+            raise OptionError(f"{self.epochs} epochs: give at least 1")
+        if not 0 <= self.held_out < 1:
+            raise OptionError(f"a held-out share of {self.held_out:g}: give 0 to below 1")
+        if not 0 <= self.warmup < 1:
+            raise OptionError(f"a warm-up of {self.warmup:g} of the steps: give 0 to below 1")
+
+    @property
+    def state_path(self) -> Path:
+        """The checkpoint."""
+        return self.output / "training" / "state.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterReport:
+    """What was made. `acceptance` is alpha before and after on the same texts, `before` and `after` say more of them.
+
+    With `measured_on_training` there were too few texts to hold any out.
+    """
+
+    output: Path
+    acceptance: AcceptanceGain
+    before: Comparison
+    after: Comparison
+    result: TrainingResult
+    n_trained: int
+    n_sequences: int
+    measured_on_training: bool
+    precision: str
+    device: str
+
+
+def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> DrafterReport:
+    """Distil a drafter and write its folder.
+
+    Raises PairError if its words, or those of a drafter in `not_covered_by`, are not the target's; OutOfMemoryError
+    with an estimate before anything is loaded; and as reading data, models and checkpoints does.
+    """
+    listener = listener or NobodyListens()
+    if run.n_threads:
+        torch.set_num_threads(run.n_threads)
+    _check_output(run)
+    target_words = folder_words(run.target)
+    n_shared = check_same_words(target_words, folder_words(run.draft))
+    words = TargetWords(run.target)
+    corpus = _read_corpus(run, words, listener)
+    device = usable_device(run.device)
+    settings = _settings(run, corpus, usable_precision(run.precision, device))
+    _require_memory(run, corpus, settings, device, listener)
+    # What it would take to open them all is known only by doing so, and texts are at most this long.
+    with ExistingDrafters(run.not_covered_by, target_words, n_ctx=run.max_length, n_threads=run.n_threads) as drafters:
+        open_output(run.output, resume=run.resume, force=run.force, holds=_WEIGHTS)
+        if run.force and not run.resume:
+            run.state_path.unlink(missing_ok=True)
+        target, draft = load_hf_model(run.target, device, settings.precision), load_hf_model(run.draft, device)
+        answers = AnswerSettings(
+            temperature=run.loss.temperature,
+            n_longest=run.longest_answer,
+            max_length=run.max_length,
+            end_ids=end_words(target, words.eos),
+            n_words=n_shared,
+        )
+        corpus = _ask_target(run, corpus, target, answers, listener)
+        learner = DistillationLearner(
+            target,
+            draft,
+            run.loss,
+            answers,
+            n_shared=n_shared,
+            measured_at=run.measured_at,
+            drafters=drafters if run.not_covered_by else None,
+        )
+        return _train(run, learner, corpus, settings, listener)
+
+
+def _train(
+    run: DrafterRun,
+    learner: DistillationLearner,
+    corpus: TokenCorpus,
+    settings: TrainerSettings,
+    listener: RunListener,
+) -> DrafterReport:
+    """Measure, learn, measure again, and write."""
+    held_out = _held_out(run, corpus, learner.device)
+    before = learner.compare(held_out)
+    listener.note(f"before: {before}")
+    result = train_learner(
+        learner,
+        corpus,
+        settings,
+        run.state_path,
+        resume=run.resume,
+        identity=_identity(run, corpus),
+        report=listener.status,
+    )
+    after = learner.compare(held_out)
+    report = DrafterReport(
+        output=run.output,
+        acceptance=acceptance_gain(before.texts, after.texts),
+        before=before,
+        after=after,
+        result=result,
+        n_trained=sum(one.numel() for one in learner.module.parameters()),
+        n_sequences=len(corpus.training),
+        measured_on_training=corpus.measured_on_training,
+        precision=str(settings.precision).removeprefix("torch."),
+        device=torch.cuda.get_device_name() if learner.device.type == "cuda" else "CPU",
+    )
+    write_drafter_folder(learner.draft, run.draft, run.output, drafter_card(run, report))
+    return report
+
+
+# -- data --------------------------------------------------------------------------------------------------
+
+
+def _read_corpus(run: DrafterRun, words: TargetWords, listener: RunListener) -> TokenCorpus:
+    """Return the data as tokens; prompts without answers will do where none of the given answers is read."""
+    need_answers = not (run.measured_on == "target" and (run.answers == "target" or run.loss.on_policy == 1.0))
+    documents = read_documents(run.data, need_answers=need_answers)
+    corpus = encode_corpus(
+        documents,
+        words,
+        max_length=run.max_length,
+        held_out=min(run.held_out, run.most_held_out / len(documents)),
+        seed=run.seed,
+        need_answers=need_answers,
+    )
+    aside = "none" if corpus.measured_on_training else f"{len(corpus.held_out):,}"
+    listener.note(f"{len(corpus.training):,} sequences of {corpus.n_tokens:,} tokens to train on, {aside} held out")
+    return corpus
+
+
+def _ask_target(
+    run: DrafterRun, corpus: TokenCorpus, target: HFModel, answers: AnswerSettings, listener: RunListener
+) -> TokenCorpus:
+    """Let the target write the answers that are to be its own: those measured on, those learnt on."""
+    jobs: list[tuple[str, Sequence[int], AnswerSettings]] = []
+    if run.measured_on == "target" and not corpus.measured_on_training:
+        measured = dataclasses.replace(answers, temperature=run.measured_at)
+        jobs.append(("the target answers held-out texts", corpus.held_out, measured))
+    if run.answers == "target":
+        jobs.append(("the target answers", corpus.training, answers))
+    for what, numbers, settings in jobs:
+        corpus = answered_by_target(
+            corpus,
+            target,
+            numbers,
+            settings,
+            seed=run.seed,
+            tokens_per_batch=run.tokens_per_batch,
+            store=run.output / "training" / "answers",
+            identity=json.dumps(source_identity(run.target)),
+            progress=lambda done, total, what=what: listener.stage(what, done, total),  # type: ignore[misc]
+        )
+    return corpus
+
+
+def _held_out(run: DrafterRun, corpus: TokenCorpus, device: torch.device) -> list[TokenBatch]:
+    return [corpus.batch(numbers).to(device) for numbers in corpus.held_out_batches(run.tokens_per_batch)]
+
+
+# -- the run -----------------------------------------------------------------------------------------------
+
+
+def _settings(run: DrafterRun, corpus: TokenCorpus, precision: torch.dtype) -> TrainerSettings:
+    per_epoch = len(corpus.training_batches(0, run.seed, run.tokens_per_batch))
+    steps = run.steps if run.steps is not None else run.epochs * per_epoch
+    return TrainerSettings(
+        steps=steps,
+        learning_rate=_LEARNING_RATE if run.learning_rate is None else run.learning_rate,
+        tokens_per_batch=run.tokens_per_batch,
+        warmup_steps=round(run.warmup * steps),
+        measure_every=max(1, math.ceil(steps / run.measures)) if run.measures else 0,
+        seed=run.seed,
+        save_seconds=run.save_seconds,
+        precision=precision,
+    )
+
+
+def _require_memory(
+    run: DrafterRun, corpus: TokenCorpus, settings: TrainerSettings, device: torch.device, listener: RunListener
+) -> None:
+    # Answers written anew may be longer than those given; and no batch has more than all there is.
+    room = run.longest_answer if run.answers == "target" or run.loss.on_policy > 0 else 0
+    most = sum(len(text) + room for text in corpus.sequences)
+    tokens = min(max(settings.tokens_per_batch, corpus.longest + room), most)
+    need = drafter_memory(run.target, run.draft, settings.precision, tokens_per_batch=tokens)
+    listener.note(f"memory: about {need}")
+    require_memory(need, device, advice="lower --batch-tokens, or use smaller models")
+
+
+def _check_output(run: DrafterRun) -> None:
+    """Raise, before anything is read, where the folder has something that this run would overwrite."""
+    for one in (run.target, run.draft):
+        if run.output.exists() and one.exists() and run.output.samefile(one):
+            raise OptionError(f"{run.output} is the folder of a model that is read; name another folder to write")
+    check_output(run.output, resume=run.resume, force=run.force, holds=_WEIGHTS)
+    if run.resume or not run.force:
+        check_checkpoint(run.state_path, resume=run.resume)
+
+
+def _identity(run: DrafterRun, corpus: TokenCorpus) -> dict[str, Any]:
+    """Return what a resumed run must have in common with the one it goes on with, beside the trainer's settings."""
+    sources = {"target": (run.target,), "drafter": (run.draft,), "covered by": run.not_covered_by}
+    return {
+        "kind": "drafter",
+        "data": corpus.digest[:16],
+        "answers": run.answers,
+        "longest answer": run.longest_answer,
+        **{f"loss {name}": value for name, value in dataclasses.asdict(run.loss).items()},
+        **{name: [_digest(path) for path in paths] for name, paths in sources.items()},
+    }
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(json.dumps(source_identity(path)).encode()).hexdigest()[:16]

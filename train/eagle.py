@@ -1,0 +1,166 @@
+"""Trains EAGLE's head on a frozen target (Li et al. 2024, section 4.2).
+
+From the final states f_1..f_i and the words t_2..t_(i+1) the head predicts f_(i+1). The loss is
+SmoothL1(f_(i+1), f') + w CE(p, p'), where p and p' are the laws that the target's output matrix makes of the two
+states and w = 0.1. Uniform noise of +-0.1 on the states it reads makes the head bear its own errors. AdamW .9/.95,
+gradients clipped to 0.5. With `steps` above 1 the head is also trained on its own predictions, chains of that depth
+below every position, as HASS (Zhang et al. 2024) does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from specrun.bindings.errors import OptionError
+from specrun.train.agreement import Agreement, best_words, shifted
+from specrun.train.features import FeatureSource, TargetMatrices
+from specrun.train.head_recipe import HeadFiles, HeadRecipe, TrainingDefaults
+from specrun.train.heads.eagle_head import EagleHead
+from specrun.train.heads.unrolled import chain_states
+from specrun.train.learner import Learner, LossPart
+from specrun.train.losses import law_cross_entropy
+from specrun.train.target_shape import TargetShape
+from specrun.train.token_corpus import TokenBatch, TokenCorpus
+
+__all__ = ["EagleLearner", "EagleRecipe", "chain_marks", "llama_config"]
+
+MEASURED_DEPTH = 4
+_PAPER_WIDTH, _PAPER_RATE = 4096, 3e-5
+
+
+@dataclass(frozen=True, slots=True)
+class EagleRecipe(HeadRecipe):
+    """`word_weight` is w, `noise` the largest noise on a state, `steps` the depth of the chains that are trained.
+
+    Each step's loss weighs `step_decay` times the one before it.
+    """
+
+    word_weight: float = 0.1
+    noise: float = 0.1
+    steps: int = 1
+    step_decay: float = 1.0
+
+    kind = "eagle"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= 16:
+            raise OptionError(f"{self.steps} steps: give 1 (EAGLE) to 16")
+        if self.word_weight < 0 or self.noise < 0:
+            raise OptionError("a weight or noise below 0: give 0 or more")
+        if not 0 < self.step_decay <= 1:
+            raise OptionError(f"a step decay of {self.step_decay:g}: give a number above 0, at most 1")
+
+    def defaults(self, shape: TargetShape) -> TrainingDefaults:
+        """Return the paper's settings; its rate is for states of 4096 numbers, narrower ones learn faster."""
+        return TrainingDefaults(learning_rate=_PAPER_RATE * max(1.0, _PAPER_WIDTH / shape.hidden))
+
+    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int) -> int:
+        """Return what a step of the chain takes, its attention to the text included, and what all steps keep."""
+        step = 4 * n_words + 24 * shape.hidden + 6 * shape.feed_forward
+        chain = 3 * shape.n_heads * longest + self.steps * 5 * shape.hidden if self.steps > 1 else 0
+        return 4 * tokens * (step + chain)
+
+    def learner(
+        self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
+    ) -> Learner:
+        """Return a random head."""
+        return EagleLearner(self, shape, target, source)
+
+    def files(self, learner: Learner, shape: TargetShape, n_words: int) -> HeadFiles:
+        """Return upstream's layout: the config of a Llama of one layer, and its tensors."""
+        config = {**llama_config(shape, n_words), "bias": True, "architectures": ["EagleLlamaForCausalLM"]}
+        return HeadFiles(config, dict(learner.module.state_dict()))
+
+
+def llama_config(shape: TargetShape, n_words: int) -> dict[str, Any]:
+    """Return what config.json says of a one-layer Llama of the target's width."""
+    return {
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.feed_forward,
+        "num_hidden_layers": 1,
+        "num_attention_heads": shape.n_heads,
+        "num_key_value_heads": shape.n_kv_heads,
+        "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope_theta,
+        "max_position_embeddings": shape.max_positions,
+        "vocab_size": n_words,
+        "torch_dtype": "float32",
+    }
+
+
+class EagleLearner(Learner):
+    """A head over given states; embedding and output matrix are the target's and stay as they are."""
+
+    def __init__(self, recipe: EagleRecipe, shape: TargetShape, target: TargetMatrices, source: FeatureSource) -> None:
+        self.recipe = recipe
+        self.device = target.output.device
+        self.head = EagleHead(shape).to(self.device)
+        self.module = self.head
+        self._target, self._source = target, source
+
+    def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
+        """Yield the loss of states and words together, and where chains are trained, the sum over their steps."""
+        states = self._source.features(batch).final
+        shaken = states + self.recipe.noise * (2 * torch.rand(states.shape, generator=noise, device=self.device) - 1)
+        total = torch.zeros((), device=self.device)
+        first = 0.0
+        chains = chain_states(self.head, self._target.embedding, batch.ids, shaken[:, :-1], self.recipe.steps)
+        for depth, predicted in enumerate(chains):
+            marks = chain_marks(batch, depth)
+            if not marks.any():
+                break
+            wanted = states[:, depth + 1 :][marks]
+            rows = predicted[:, : marks.shape[1]][marks]
+            again = self.recipe.steps > 1  # laws of all steps would fill the memory
+            loss = checkpoint(self._loss, rows, wanted, use_reentrant=False) if again else self._loss(rows, wanted)
+            total = total + self.recipe.step_decay**depth * loss
+            first = first if depth else float(loss.detach())
+        if total.requires_grad:
+            yield LossPart("step 1", total, first)
+
+    def _loss(self, predicted: Tensor, wanted: Tensor) -> Tensor:
+        """SmoothL1 + w CE over rows [n, h]."""
+        distance = F.smooth_l1_loss(predicted.float(), wanted)
+        if not self.recipe.word_weight:
+            return distance
+        words = law_cross_entropy(self._target.logits(predicted), self._target.law(wanted))
+        return distance + self.recipe.word_weight * words
+
+    def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
+        """Return how often chains agree with the target, by depth (n-alpha: n states they read were predicted)."""
+        agreement = Agreement(MEASURED_DEPTH, "depth")
+        for batch in batches:
+            states = self._source.features(batch).final
+            if batch.ids.shape[1] < 2:
+                continue
+            start = chain_marks(batch, 0)
+            drafted, chosen, counted = [], [], []
+            chains = chain_states(self.head, self._target.embedding, batch.ids, states[:, :-1], MEASURED_DEPTH)
+            for depth, predicted in enumerate(chains):
+                drafted.append(best_words(self._target.logits(predicted[start])))
+                ahead = shifted(states, depth + 1, start.shape[1])
+                chosen.append(self._target.logits(ahead[start]).argmax(-1))
+                counted.append(shifted(chain_marks(batch, depth), 0, start.shape[1])[start])
+            agreement.add(drafted, chosen, counted)
+        return agreement.measures()
+
+
+def chain_marks(batch: TokenBatch, depth: int) -> Tensor:
+    """Return [B, T - 1 - depth]: the chains whose step `depth` (from 0) counts.
+
+    Chain p reads words p + 1 to p + 1 + depth: all of them must be the model's, as they are when drafts are made.
+    """
+    length = batch.ids.shape[1] - 1 - depth
+    marks = torch.ones(batch.ids.shape[0], max(0, length), dtype=torch.bool, device=batch.ids.device)
+    for ahead in range(1, depth + 2):
+        marks = marks & batch.learnt[:, ahead : ahead + marks.shape[1]]
+    return marks

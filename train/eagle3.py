@@ -1,0 +1,177 @@
+"""Trains EAGLE-3's head on a frozen target (Li et al. 2025): training-time test.
+
+The head reads `fc` of three layers' inputs at its first step and its own states at every later one: chains of `steps`
+steps below each position, each seeing the text before it and its own earlier steps. There is no loss on states: step s
+adds decay^s CE(p, p'), where p is the target's law among the words that can be drafted; positions count where the
+target's first choice is among them. The draft vocabulary are the words most often said in the training texts.
+Reference: SafeAILab/EAGLE, eagle/traineagle3/cnets.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from specrun.bindings.errors import OptionError
+from specrun.train.agreement import Agreement, best_words, shifted
+from specrun.train.eagle import MEASURED_DEPTH, chain_marks, llama_config
+from specrun.train.features import FeatureSource, TargetMatrices
+from specrun.train.head_recipe import HeadFiles, HeadRecipe, TrainingDefaults
+from specrun.train.heads.eagle3_head import N_TAPS, Eagle3Head
+from specrun.train.heads.unrolled import chain_states
+from specrun.train.learner import Learner, LossPart
+from specrun.train.losses import law_cross_entropy
+from specrun.train.target_shape import TargetShape
+from specrun.train.token_corpus import TokenBatch, TokenCorpus
+
+__all__ = ["Eagle3Learner", "Eagle3Recipe", "draft_vocabulary"]
+
+_PAPER_WIDTH, _PAPER_RATE = 4096, 5e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Recipe(HeadRecipe):
+    """`steps` chained steps, weighing `step_decay` ** s; `draft_words` words at most can be drafted.
+
+    `layers` are the three layers whose inputs are read, None for EAGLE-3's own choice.
+    """
+
+    steps: int = 7
+    step_decay: float = 0.8
+    draft_words: int = 32000
+    layers: tuple[int, ...] | None = None
+
+    kind = "eagle3"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= 16:
+            raise OptionError(f"{self.steps} steps: give 1 to 16")
+        if not 0 < self.step_decay <= 1:
+            raise OptionError(f"a step decay of {self.step_decay:g}: give a number above 0, at most 1")
+        if self.draft_words < 1:
+            raise OptionError(f"{self.draft_words} draft words: give at least 1")
+        if self.layers is not None and len(self.layers) != N_TAPS:
+            raise OptionError(f"{len(self.layers)} layers to read: EAGLE-3 reads {N_TAPS}")
+
+    def taps(self, shape: TargetShape) -> tuple[int, ...]:
+        """Return the three layers, checked against the target."""
+        chosen = self.layers or shape.default_taps()
+        for layer in chosen:
+            if not 0 <= layer < shape.n_layers:
+                raise OptionError(f"layer {layer} is to be read, and the target has layers 0 to {shape.n_layers - 1}")
+        return chosen
+
+    def defaults(self, shape: TargetShape) -> TrainingDefaults:
+        """Return the reference's settings, with a rate for narrower states."""
+        return TrainingDefaults(learning_rate=_PAPER_RATE * max(1.0, _PAPER_WIDTH / shape.hidden))
+
+    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int) -> int:
+        """Return what a step of the chain takes, its attention to the text included, and what all steps keep."""
+        step = 3 * min(self.draft_words, n_words) + 2 * n_words + 24 * shape.hidden + 6 * shape.feed_forward
+        return 4 * tokens * (step + 3 * shape.n_heads * longest + self.steps * 5 * shape.hidden)
+
+    def learner(
+        self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
+    ) -> Learner:
+        """Return a head whose output matrix starts as the target's rows."""
+        words = draft_vocabulary(corpus, target.output.shape[0], self.draft_words)
+        return Eagle3Learner(self, shape, target, source, words)
+
+    def files(self, learner: Learner, shape: TargetShape, n_words: int) -> HeadFiles:
+        """Return upstream's layout; the taps stand in the config."""
+        tensors = dict(learner.module.state_dict())
+        layers = list(self.taps(shape))
+        config = {
+            **llama_config(shape, n_words),
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "draft_vocab_size": len(tensors["d2t"]),
+            "target_hidden_size": shape.hidden,
+            "attention_bias": False,
+            "eagle_aux_hidden_state_layer_ids": layers,
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": layers, "use_aux_hidden_state": True},
+        }
+        return HeadFiles(config, tensors)
+
+
+def draft_vocabulary(corpus: TokenCorpus, n_words: int, most: int) -> Tensor:
+    """Return the ids, rising, of the `most` words said most often in the training texts; ties go to the lower id.
+
+    Where fewer were said, the lowest other ids fill up: they cost little and can be learnt later.
+    """
+    counts = torch.zeros(n_words, dtype=torch.long)
+    for number in corpus.training:
+        one = corpus.sequences[number]
+        counts += torch.bincount(torch.from_numpy(one.ids[one.learnt].astype("int64")), minlength=n_words)
+    order = torch.argsort(counts, descending=True, stable=True)
+    return order[:most].sort().values
+
+
+class Eagle3Learner(Learner):
+    """A head over given taps; the token embedding is the target's and stays as it is."""
+
+    def __init__(
+        self,
+        recipe: Eagle3Recipe,
+        shape: TargetShape,
+        target: TargetMatrices,
+        source: FeatureSource,
+        draft_words: Tensor,
+    ) -> None:
+        self.recipe = recipe
+        self.device = target.output.device
+        self.head = Eagle3Head(shape, draft_words, target.output).to(self.device)
+        self.module = self.head
+        self._target, self._source = target, source
+
+    def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
+        """Yield the sum over all steps: later ones depend on the states of earlier ones."""
+        found = self._source.features(batch)
+        assert found.taps is not None
+        total = torch.zeros((), device=self.device)
+        first = 0.0
+        states = self.head.fc(found.taps[:, :-1])
+        chains = chain_states(self.head, self._target.embedding, batch.ids, states, self.recipe.steps)
+        for depth, predicted in enumerate(chains):
+            marks = chain_marks(batch, depth)
+            if not marks.any():
+                break
+            rows, wanted = predicted[:, : marks.shape[1]][marks], found.final[:, depth + 1 :][marks]
+            loss = checkpoint(self._loss, rows, wanted, use_reentrant=False)  # laws of all steps would fill the memory
+            total = total + self.recipe.step_decay**depth * loss
+            first = first if depth else float(loss.detach())
+        if total.requires_grad:
+            yield LossPart("step 1", total, first)
+
+    def _loss(self, predicted: Tensor, wanted: Tensor) -> Tensor:
+        """The mean cross-entropy over rows [n, h], zero where the target's first choice cannot be drafted."""
+        logits = self._target.logits(wanted)
+        drafted = self.head.t2d[logits.argmax(-1)]
+        law = logits[:, self.head.draft_words].softmax(-1)
+        if not drafted.any():
+            return 0.0 * predicted.sum()
+        share = float(drafted.float().mean())
+        return share * law_cross_entropy(self.head.logits(predicted[drafted]), law[drafted])
+
+    def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
+        """Return how often chains agree with the target by depth; words that cannot be drafted count as missed."""
+        agreement = Agreement(MEASURED_DEPTH, "depth")
+        words = self.head.draft_words
+        for batch in batches:
+            found = self._source.features(batch)
+            if batch.ids.shape[1] < 2 or found.taps is None:
+                continue
+            start = chain_marks(batch, 0)
+            drafted, chosen, counted = [], [], []
+            states = self.head.fc(found.taps[:, :-1])
+            chains = chain_states(self.head, self._target.embedding, batch.ids, states, MEASURED_DEPTH)
+            for depth, predicted in enumerate(chains):
+                drafted.append(words[best_words(self.head.logits(predicted[start]))])
+                ahead = shifted(found.final, depth + 1, start.shape[1])
+                chosen.append(self._target.logits(ahead[start]).argmax(-1))
+                counted.append(shifted(chain_marks(batch, depth), 0, start.shape[1])[start])
+            agreement.add(drafted, chosen, counted)
+        return agreement.measures()

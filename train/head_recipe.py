@@ -1,0 +1,69 @@
+"""What a kind of head must say of itself, so that one trainer serves all kinds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from specrun.train.features import FeatureSource, TargetMatrices
+from specrun.train.learner import Learner
+from specrun.train.target_shape import TargetShape
+from specrun.train.token_corpus import TokenCorpus
+
+__all__ = ["HeadFiles", "HeadRecipe", "TrainingDefaults"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingDefaults:
+    """How a kind of head is trained where nothing else is said."""
+
+    learning_rate: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip_norm: float = 0.5
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFiles:
+    """A trained head as upstream's tools read it: what config.json says, and tensors by name."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRecipe(ABC):
+    """A kind of head and its settings: the fields of a recipe are what resumed runs must share."""
+
+    kind: ClassVar[str]
+    files_name: ClassVar[str] = "model.safetensors"
+    """The file of weights that a finished run leaves."""
+
+    def taps(self, shape: TargetShape) -> tuple[int, ...]:
+        """Return the layers whose inputs the head reads, none by default."""
+        return ()
+
+    @abstractmethod
+    def defaults(self, shape: TargetShape) -> TrainingDefaults:
+        """Return how such heads are trained."""
+
+    @abstractmethod
+    def learner(
+        self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
+    ) -> Learner:
+        """Return a new head to train."""
+
+    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int) -> int:
+        """Return roughly what one step keeps for its gradients, for `tokens` tokens in sequences of `longest`.
+
+        By default: logits, their softmax, the target's law and a gradient for every word, and a layer's states.
+        """
+        return 4 * tokens * (4 * n_words + 24 * shape.hidden + 6 * shape.feed_forward)
+
+    @abstractmethod
+    def files(self, learner: Learner, shape: TargetShape, n_words: int) -> HeadFiles:
+        """Return the trained head's files."""

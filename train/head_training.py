@@ -1,0 +1,161 @@
+"""Trains one head of any kind from data to files: reads, estimates, computes states, trains, writes.
+
+The folder of a run holds the head (config.json, weights, README.md) and `training/` with the checkpoint, the curves,
+and, while it runs, the cache of the target's states.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from typing import Any
+
+import torch
+
+from specrun.convert.checkpoint import open_checkpoint
+from specrun.train.feature_cache import CachedFeatures
+from specrun.train.features import TargetMatrices
+from specrun.train.head_folder import check_output, open_output, write_head
+from specrun.train.head_recipe import HeadRecipe
+from specrun.train.head_run import HeadReport, HeadRun, read_corpus, trainer_settings
+from specrun.train.head_states import opened_states, wants_cache
+from specrun.train.hf_model import read_config
+from specrun.train.learner import Learner
+from specrun.train.memory import MemoryNeed, require_memory, trained_bytes
+from specrun.train.precision import usable_device, usable_precision
+from specrun.train.run_listener import NobodyListens, RunListener
+from specrun.train.source_identity import source_identity
+from specrun.train.target_shape import TargetShape, target_shape
+from specrun.train.target_words import TargetWords
+from specrun.train.token_corpus import TokenCorpus
+from specrun.train.trainer import TrainerSettings, TrainingResult, check_checkpoint, train_learner
+from specrun.train.training_card import CardFacts, training_card
+
+__all__ = ["train_head"]
+
+
+def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = None) -> HeadReport:
+    """Train a head and write its folder.
+
+    Raises OptionError, FileMissingError and MalformedFileError for what was given; PairError for a teacher that is
+    another model; OutOfMemoryError with an estimate before anything is loaded; SpecrunError where the disk is too
+    small for the cache, or the loss is not a number.
+    """
+    listener = listener or NobodyListens()
+    check_output(run.output, resume=run.resume, force=run.force, holds=recipe.files_name)
+    if not (run.force and not run.resume):
+        check_checkpoint(run.state_path, resume=run.resume)
+    if run.n_threads:
+        torch.set_num_threads(run.n_threads)
+    shape, words = target_shape(run.target), TargetWords(run.target)
+    n_words = int(read_config(run.target).get("vocab_size", 0))
+    taps = recipe.taps(shape)
+    device = usable_device(run.device)
+    corpus = read_corpus(run, words, recipe.files_name, listener)
+    settings = trainer_settings(recipe.defaults(shape), run, corpus, usable_precision(run.precision, device))
+    cached = wants_cache(run, settings, corpus, shape, len(taps), listener)
+    require_memory(_need(recipe, run, shape, n_words, corpus, settings, cached), device)
+    open_output(run.output, resume=run.resume, force=run.force, holds=recipe.files_name)
+    if run.force and not run.resume:
+        run.state_path.unlink(missing_ok=True)
+    torch.manual_seed(run.seed)
+    with opened_states(run, words, n_words, corpus, taps, device, settings.precision, cached, listener) as (
+        matrices,
+        source,
+    ):
+        torch.manual_seed(run.seed)
+        learner = recipe.learner(shape, matrices, source, corpus)
+        result = train_learner(
+            learner,
+            corpus,
+            settings,
+            run.state_path,
+            resume=run.resume,
+            identity=_identity(recipe, run, corpus, cached),
+            report=listener.status,
+        )
+    report = _finish(recipe, run, shape, matrices, learner, corpus, settings, result)
+    if cached and run.features is None and isinstance(source, CachedFeatures):
+        source.remove()
+    return report
+
+
+def _need(
+    recipe: HeadRecipe,
+    run: HeadRun,
+    shape: TargetShape,
+    n_words: int,
+    corpus: TokenCorpus,
+    settings: TrainerSettings,
+    cached: bool,
+) -> MemoryNeed:
+    """Return what the run will take at its largest, from shapes alone: nothing is loaded."""
+    meta = torch.device("meta")
+    matrix = torch.empty(n_words, shape.hidden, device=meta)
+    with meta:
+        head = recipe.learner(shape, TargetMatrices(matrix, matrix, None), _NoFeatures(recipe.taps(shape)), corpus)
+    size = 2 if settings.precision == torch.bfloat16 else 4
+    target = 0
+    if run.teacher is None:
+        tensors = open_checkpoint(run.target).tensors.values()
+        target = size * sum(math.prod(tensor.shape) for tensor in tensors)
+    tokens = min(max(settings.tokens_per_batch, corpus.longest), corpus.n_tokens)
+    training = {
+        "target's matrices" if cached else "target": size * 2 * matrix.numel() if cached else target,
+        "head": trained_bytes(head.module),
+        "a step": recipe.activation_bytes(shape, n_words, tokens, corpus.longest),
+    }
+    return max(MemoryNeed(training), MemoryNeed({"target": target}), key=lambda need: need.total)
+
+
+class _NoFeatures:
+    """Stands for states where only shapes matter."""
+
+    def __init__(self, taps: tuple[int, ...]) -> None:
+        self.taps = taps
+
+    def features(self, batch: Any) -> Any:  # noqa: ANN401 - never called
+        raise NotImplementedError
+
+
+def _identity(recipe: HeadRecipe, run: HeadRun, corpus: TokenCorpus, cached: bool) -> dict[str, Any]:
+    fields = json.loads(json.dumps(dataclasses.asdict(recipe)))
+    made_from = source_identity(run.teacher or run.target)["source"]
+    return {
+        "kind": recipe.kind,
+        **{f"{recipe.kind} {name}": value for name, value in fields.items()},
+        "data": corpus.digest[:16],
+        "target": hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16],
+        "cached states": cached,
+    }
+
+
+def _finish(
+    recipe: HeadRecipe,
+    run: HeadRun,
+    shape: TargetShape,
+    matrices: TargetMatrices,
+    learner: Learner,
+    corpus: TokenCorpus,
+    settings: TrainerSettings,
+    result: TrainingResult,
+) -> HeadReport:
+    n_trained = sum(one.numel() for one in learner.module.parameters() if one.requires_grad)
+    precision = str(settings.precision).removeprefix("torch.")
+    device = torch.cuda.get_device_name() if learner.device.type == "cuda" else "CPU"
+    shown = {
+        **dataclasses.asdict(recipe),
+        "learning rate": settings.learning_rate,
+        "tokens per batch": settings.tokens_per_batch,
+        "precision": precision,
+        "seed": settings.seed,
+    }
+    facts = CardFacts(recipe.kind, run.target.resolve(), run.teacher, run.data, device, shown, n_trained)
+    files = recipe.files(learner, shape, matrices.output.shape[0])
+    base = {"base_model_name_or_path": run.target.resolve().name}
+    files = dataclasses.replace(files, config={**files.config, **base})
+    write_head(run.output, files, recipe.files_name, training_card(facts, corpus, result))
+    held_out = 0 if corpus.measured_on_training else len(corpus.held_out)
+    return HeadReport(run.output, result, n_trained, len(corpus.training), held_out, precision, device)

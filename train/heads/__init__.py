@@ -1,0 +1,1 @@
+"""Heads in torch, named and laid out as the upstream projects' checkpoints."""

@@ -1,0 +1,48 @@
+"""A head's chains below every position of a text at once: its own states, the text's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from specrun.train.heads.attention import KeysValues
+
+__all__ = ["ChainHead", "chain_states"]
+
+
+class ChainHead(Protocol):
+    """A head that goes on from its own states; EAGLE's and EAGLE-3's are."""
+
+    def __call__(
+        self, embeddings: Tensor, states: Tensor, earlier: Sequence[KeysValues] = ()
+    ) -> tuple[Tensor, KeysValues]:
+        """Return the next states and their keys."""
+
+
+def chain_states(head: ChainHead, embedding: Tensor, ids: Tensor, states: Tensor, depth: int) -> Iterator[Tensor]:
+    """Yield the head's states [B, T-1, h] at depths 0 to depth-1 of the chains below each position.
+
+    `ids` are [B, T], `embedding` [words, h], `states` [B, T-1, h] what the first step reads at positions 0 to T-2. The
+    state that chain p yields at depth s stands for position p + s + 1, and means nothing from p + s + 1 = T on.
+
+    While gradients are taken over several steps, each step is computed again for its own: what attention keeps of all
+    steps together would be the largest part of the memory.
+    """
+    length = ids.shape[1]
+    earlier: list[KeysValues] = []
+    for step in range(depth):
+        if step > length - 2:
+            return
+        tokens = F.pad(ids[:, 1 + step :], (0, step))
+        embeddings = embedding[tokens].to(states.dtype)
+        if depth > 1 and torch.is_grad_enabled():
+            states, own = checkpoint(head, embeddings, states, tuple(earlier), use_reentrant=False)
+        else:
+            states, own = head(embeddings, states, earlier)
+        earlier.append(own)
+        yield states

@@ -1,0 +1,163 @@
+"""Trains Hydra's heads on a frozen target (Ankner et al. 2024).
+
+Head k = 1..K predicts the word at t + k + 1 from the state at t and the words t + 1 to t + k, which Medusa's heads do
+not see. Hydra learns the text's words; Hydra++ learns the target's own law (teacher loss), with more blocks and a
+decoder layer over the states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specrun.bindings.errors import OptionError
+from specrun.train.agreement import Agreement, best_words, shifted
+from specrun.train.features import FeatureSource, TargetMatrices
+from specrun.train.head_recipe import HeadFiles, HeadRecipe, TrainingDefaults
+from specrun.train.heads.hydra_heads import HydraHeads
+from specrun.train.learner import Learner, LossPart
+from specrun.train.losses import law_cross_entropy, word_cross_entropy
+from specrun.train.medusa import marked
+from specrun.train.target_shape import TargetShape
+from specrun.train.token_corpus import TokenBatch, TokenCorpus
+
+__all__ = ["HydraLearner", "HydraRecipe"]
+
+
+@dataclass(frozen=True, slots=True)
+class HydraRecipe(HeadRecipe):
+    """`heads` heads of `layers` blocks.
+
+    `prefix` puts a layer in front (Hydra++); `teacher_weight` and `word_weight` are of the two losses.
+    """
+
+    heads: int = 4
+    layers: int = 1
+    prefix: bool = False
+    teacher_weight: float = 0.0
+    word_weight: float = 1.0
+    dropout: float = 0.0
+
+    kind = "hydra"
+    files_name = "hydra_lm_head.safetensors"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.heads <= 32:
+            raise OptionError(f"{self.heads} heads: give 1 to 32")
+        if not 1 <= self.layers <= 16:
+            raise OptionError(f"{self.layers} blocks a head: give 1 to 16")
+        if min(self.teacher_weight, self.word_weight) < 0 or self.teacher_weight + self.word_weight <= 0:
+            raise OptionError("the weights of the losses: give 0 or more, and one above 0")
+        if not 0 <= self.dropout < 1:
+            raise OptionError(f"a dropout of {self.dropout:g}: give 0 to below 1")
+
+    @classmethod
+    def plus_plus(cls, heads: int = 4, dropout: float = 0.2) -> HydraRecipe:
+        """Return Hydra++ as its authors train it: 4 blocks, the teacher's law only."""
+        return cls(heads=heads, layers=4, prefix=True, teacher_weight=1.0, word_weight=0.0, dropout=dropout)
+
+    def defaults(self, shape: TargetShape) -> TrainingDefaults:
+        """Return the authors' rate, and for Hydra++ their weight decay."""
+        decay = 0.1 if self.prefix else 0.0
+        return TrainingDefaults(learning_rate=5e-4, betas=(0.9, 0.999), clip_norm=1.0, weight_decay=decay)
+
+    def learner(
+        self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
+    ) -> Learner:
+        """Return heads that start as the target's own output."""
+        return HydraLearner(self, shape, target, source)
+
+    def files(self, learner: Learner, shape: TargetShape, n_words: int) -> HeadFiles:
+        """Return upstream's layout. The embeddings that upstream's files repeat are left out."""
+        config: dict[str, Any] = {
+            "hydra_num_heads": self.heads,
+            "hydra_num_layers": self.layers,
+            "hydra_head_arch": "prefix-mlp" if self.prefix else "mlp",
+            "grounded_heads": True,
+            "hidden_state_offset": 0,
+            "hidden_size": shape.hidden,
+            "vocab_size": n_words,
+        }
+        return HeadFiles(config, dict(learner.module.state_dict()))
+
+
+class HydraLearner(Learner):
+    """Heads over given states and the target's embeddings."""
+
+    def __init__(self, recipe: HydraRecipe, shape: TargetShape, target: TargetMatrices, source: FeatureSource) -> None:
+        self.recipe = recipe
+        self.device = target.output.device
+        self.heads = HydraHeads(
+            shape, recipe.heads, recipe.layers, target.output, prefix=recipe.prefix, dropout=recipe.dropout
+        ).to(self.device)
+        self.module = self.heads
+        self._target, self._source = target, source
+
+    def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
+        """Yield each head's loss; of Hydra++ their sum, because all gradients pass the same prefix layer."""
+        states = self._source.features(batch).final
+        read = self.heads.prefixed(states)
+        total: Tensor | None = None
+        reported = 0.0
+        for head in range(self.recipe.heads):
+            marks = marked(batch, head)
+            if not marks.any():
+                continue
+            with _drawn_from(noise, head):
+                logits = self._logits(head, read, batch.ids, marks)
+            loss = self._loss(logits, batch, states, marks, head)
+            if not self.recipe.prefix:
+                yield LossPart(f"head {head + 1}", loss, float(loss.detach()))
+                continue
+            total = loss if total is None else total + loss
+            reported += float(loss.detach())
+        if total is not None:
+            yield LossPart("heads", total, reported)
+
+    def _loss(self, logits: Tensor, batch: TokenBatch, states: Tensor, marks: Tensor, head: int) -> Tensor:
+        """The weighted sum of the two losses of a head."""
+        loss = torch.zeros((), device=self.device)
+        if self.recipe.teacher_weight:
+            law = self._target.law(states[:, head + 1 : head + 1 + marks.shape[1]][marks])
+            loss = loss + self.recipe.teacher_weight * law_cross_entropy(logits, law)
+        if self.recipe.word_weight:
+            loss = loss + self.recipe.word_weight * word_cross_entropy(logits, batch.ids[:, head + 2 :][marks])
+        return loss
+
+    def _logits(self, head: int, read: Tensor, ids: Tensor, marks: Tensor) -> Tensor:
+        """Return a head's logits at the marked positions [B, length] given the words of the text."""
+        length = marks.shape[1]
+        words = [shifted(ids, 1 + ahead, length)[marks] for ahead in range(head + 1)]
+        followers = torch.cat([self._target.embedding[one].to(read.dtype) for one in words], -1)
+        return self.heads.logits(head, read[:, :length][marks], followers)
+
+    def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
+        """Return how often heads that know the words before theirs guess what the target would say."""
+        agreement = Agreement(self.recipe.heads, "head")
+        for batch in batches:
+            states = self._source.features(batch).final
+            places = batch.ids.shape[1] - 2
+            if places < 1:
+                continue
+            read = self.heads.prefixed(states)
+            start = marked(batch, 0)
+            drafted, chosen, counted = [], [], []
+            for head in range(self.recipe.heads):
+                drafted.append(best_words(self._logits(head, read, batch.ids, start)))
+                chosen.append(self._target.logits(shifted(states, head + 1, places)[start]).argmax(-1))
+                counted.append(shifted(marked(batch, head), 0, places)[start])
+            agreement.add(drafted, chosen, counted)
+        return agreement.measures()
+
+
+@contextmanager
+def _drawn_from(noise: torch.Generator, head: int) -> Iterator[None]:
+    """Let dropout, which draws from torch's own source, draw what `noise` decides."""
+    with torch.random.fork_rng(devices=[noise.device] if noise.device.type == "cuda" else []):
+        torch.manual_seed(noise.initial_seed() + head)
+        yield

@@ -1,0 +1,163 @@
+"""A run of Medusa-2 from data to files: the folder is a whole model again, with `medusa_head.*` among its tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specrun.bindings.errors import OptionError
+from specrun.convert.checkpoint import open_checkpoint
+from specrun.runtime.atomic import atomic_path
+from specrun.train.feature_cache import CachedFeatures, cache_bytes, check_cache_space, fill_cache
+from specrun.train.features import ModelFeatures, TargetMatrices
+from specrun.train.head_folder import check_output, open_output
+from specrun.train.head_run import HeadReport, HeadRun, read_corpus, trainer_settings
+from specrun.train.head_states import cache_folder
+from specrun.train.hf_model import HFModel, load_hf_model, read_config
+from specrun.train.medusa2 import Medusa2Learner, Medusa2Recipe, medusa2_config
+from specrun.train.memory import MemoryNeed, require_memory
+from specrun.train.precision import usable_device, usable_precision
+from specrun.train.run_listener import NobodyListens, RunListener
+from specrun.train.source_identity import source_identity
+from specrun.train.target_shape import TargetShape, target_shape
+from specrun.train.target_words import TargetWords
+from specrun.train.token_corpus import TokenCorpus
+from specrun.train.trainer import TrainerSettings, check_checkpoint, train_learner
+from specrun.train.training_card import CardFacts, training_card
+
+__all__ = ["WEIGHTS", "train_medusa2"]
+
+WEIGHTS = "model.safetensors"
+_WORD_FILES = ("tokenizer*", "special_tokens_map.json", "*.jinja", "chat_template.json", "vocab.json", "merges.txt",
+               "generation_config.json", "added_tokens.json")  # fmt: skip
+
+
+def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | None = None) -> HeadReport:
+    """Train a model with its heads and write both into one folder; the target's own folder stays as it is.
+
+    Raises as `train_head` does, and OptionError for a teacher: the model itself is trained, in torch.
+    """
+    if run.teacher is not None:
+        raise OptionError("Medusa-2 trains the target itself: leave out --teacher")
+    listener = listener or NobodyListens()
+    check_output(run.output, resume=run.resume, force=run.force, holds=WEIGHTS)
+    if not (run.force and not run.resume):
+        check_checkpoint(run.state_path, resume=run.resume)
+    if run.n_threads:
+        torch.set_num_threads(run.n_threads)
+    shape, words, device = target_shape(run.target), TargetWords(run.target), usable_device(run.device)
+    corpus = read_corpus(run, words, WEIGHTS, listener)
+    settings = trainer_settings(recipe.defaults(), run, corpus, usable_precision(run.precision, device))
+    if recipe.heads.from_law:
+        check_cache_space(cache_folder(run), cache_bytes(corpus, shape.hidden, 0))
+    require_memory(_need(recipe, run, shape, corpus, settings), device)
+    open_output(run.output, resume=run.resume, force=run.force, holds=WEIGHTS)
+    if run.force and not run.resume:
+        run.state_path.unlink(missing_ok=True)
+    model = load_hf_model(run.target, device)
+    before = _states_before(recipe, run, corpus, model, device, listener)
+    torch.manual_seed(run.seed)
+    learner = Medusa2Learner(recipe, shape, model, settings.steps, *before)
+    made_from = json.dumps(source_identity(run.target)["source"])
+    identity = {
+        "kind": "medusa-2",
+        **{f"medusa-2 {name}": value for name, value in json.loads(json.dumps(dataclasses.asdict(recipe))).items()},
+        "data": corpus.digest[:16],
+        "target": hashlib.sha256(made_from.encode()).hexdigest()[:16],
+    }
+    result = train_learner(
+        learner, corpus, settings, run.state_path, resume=run.resume, identity=identity, report=listener.status
+    )
+    n_trained = sum(one.numel() for one in learner.module.parameters())
+    device_name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    precision = str(settings.precision).removeprefix("torch.")
+    shown = {**dataclasses.asdict(recipe.heads), **dataclasses.asdict(recipe), "learning rate": settings.learning_rate}
+    del shown["heads"]
+    shown |= {"heads": recipe.heads.heads, "precision": precision, "seed": run.seed}
+    facts = CardFacts("medusa-2", run.target.resolve(), None, run.data, device_name, shown, n_trained)
+    _write_folder(run, recipe, learner, model, training_card(facts, corpus, result))
+    if before and run.features is None and isinstance(before[0], CachedFeatures):
+        before[0].remove()
+    held_out = 0 if corpus.measured_on_training else len(corpus.held_out)
+    return HeadReport(run.output, result, n_trained, len(corpus.training), held_out, precision, device_name)
+
+
+def _states_before(
+    recipe: Medusa2Recipe,
+    run: HeadRun,
+    corpus: TokenCorpus,
+    model: HFModel,
+    device: torch.device,
+    listener: RunListener,
+) -> tuple[CachedFeatures, TargetMatrices] | tuple[()]:
+    """Return the states and matrices of the model as it was, where they are what is learnt; kept on disk."""
+    if not recipe.heads.from_law:
+        return ()
+    size = cache_bytes(corpus, int(model.output.shape[1]), 0)
+    listener.note(f"the model's states are kept on disk as they were: {size / 2**20:,.1f} MiB in {cache_folder(run)}")
+    states = fill_cache(
+        cache_folder(run),
+        corpus,
+        ModelFeatures(model),
+        device,
+        source_identity(run.target),
+        lambda done, total: listener.stage("computing the target's states", done, total),
+    )
+    embedding = model.embedding.detach()  # never read here: only the output matrix makes laws
+    return states, TargetMatrices(embedding, model.output.detach().clone(), model.softcap)
+
+
+def _need(
+    recipe: Medusa2Recipe, run: HeadRun, shape: TargetShape, corpus: TokenCorpus, settings: TrainerSettings
+) -> MemoryNeed:
+    tensors = open_checkpoint(run.target).tensors.values()
+    n_words = int(read_config(run.target).get("vocab_size", 0))
+    head = shape.hidden * (n_words + recipe.heads.layers * (shape.hidden + 1))
+    tokens = min(max(settings.tokens_per_batch, corpus.longest), corpus.n_tokens)
+    layer = 4 * tokens * (24 * shape.hidden + 6 * shape.feed_forward)
+    return MemoryNeed(
+        {
+            "target": 16 * sum(math.prod(tensor.shape) for tensor in tensors),
+            "heads": 16 * recipe.heads.heads * head,
+            "a step": shape.n_layers * layer + 4 * tokens * 3 * n_words * (1 + recipe.heads.heads),
+        }
+    )
+
+
+def _write_folder(run: HeadRun, recipe: Medusa2Recipe, learner: Medusa2Learner, model: HFModel, card: str) -> None:
+    """Write the model with its heads; the weights come last, so that a folder with them is whole."""
+    for pattern in _WORD_FILES:
+        for path in run.target.glob(pattern):
+            shutil.copyfile(path, run.output / path.name)
+    config = json.loads((run.target / "config.json").read_text(encoding="utf-8"))
+    config = {**medusa2_config(config, recipe.heads), "base_model_name_or_path": run.target.resolve().name}
+    for name, text in (("config.json", json.dumps(config, indent=2) + "\n"), ("README.md", card)):
+        with atomic_path(run.output / name, force=True) as aside:
+            aside.write_text(text, encoding="utf-8")
+    with atomic_path(run.output / WEIGHTS, force=True) as aside:
+        save_file(_tensors(run.target, learner, model), aside, metadata={"format": "pt"})
+
+
+def _tensors(target: Path, learner: Medusa2Learner, model: HFModel) -> dict[str, Tensor]:
+    """Return the model's tensors under the names its own files have, and the heads'."""
+    stored = set(open_checkpoint(target).tensors)
+    named: dict[str, Any] = dict(model.module.state_dict())
+    if not stored <= named.keys():  # files of another generation of transformers
+        stored = {name for name in named if not _is_tied_copy(name, named)}
+    found = {name: named[name] for name in stored}
+    found |= {f"medusa_head.{name}": tensor for name, tensor in learner.heads.state_dict().items()}
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
+
+
+def _is_tied_copy(name: str, named: dict[str, Any]) -> bool:
+    pointer = named[name].data_ptr()
+    return name == "lm_head.weight" and any(other != name and one.data_ptr() == pointer for other, one in named.items())

@@ -1,0 +1,62 @@
+"""How much memory a training run will need, said before its first step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from specrun.bindings.errors import OutOfMemoryError
+
+__all__ = ["MemoryNeed", "free_memory", "require_memory", "trained_bytes"]
+
+_GIB = 2**30
+_SLACK = 1.15  # what allocators lose
+_ADVICE = "lower --batch-tokens or --max-length, or use a smaller target or a --teacher"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Bytes that will be needed, by what for."""
+
+    parts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """All bytes, with what allocators lose."""
+        return int(sum(self.parts.values()) * _SLACK)
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in self.parts.items() if size)
+        return f"{self.total / _GIB:.2f} GiB ({parts})"
+
+
+def trained_bytes(module: nn.Module) -> int:
+    """Return what trained parameters take: themselves, gradients, and AdamW's two averages; frozen ones count once."""
+    return sum(one.numel() * one.element_size() * (4 if one.requires_grad else 1) for one in module.parameters())
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that can still be had on a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        try:
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (ValueError, OSError, AttributeError):  # Windows
+            return 1 << 62
+
+
+def require_memory(need: MemoryNeed, device: torch.device, free: int | None = None, *, advice: str = _ADVICE) -> None:
+    """Raise OutOfMemoryError with both numbers, and what to do, unless `need` fits into what is free."""
+    free = free_memory(device) if free is None else free
+    if need.total > free:
+        where = f"on {device}" if device.type != "cpu" else "of RAM"
+        raise OutOfMemoryError(f"training needs about {need} {where} and {free / _GIB:.2f} GiB are free: {advice}")

@@ -1,0 +1,89 @@
+"""Which numbers a device really computes with: found out by computing, not by reading its flags.
+
+A virtual machine may advertise bfloat16 instructions that end the process when they are used, so the trial runs in a
+process of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+
+import torch
+
+from specrun.bindings.errors import OptionError
+
+__all__ = ["PRECISIONS", "runs_faster_in_bfloat16", "usable_device", "usable_precision"]
+
+PRECISIONS = ("auto", "float32", "bfloat16")
+_SECONDS = 60
+_WORTHWHILE = 1.2  # times the speed of float32
+
+# Prints how many times faster bfloat16 is, for products as training makes them, forward and backward.
+_TRIAL = """
+import sys, time, torch
+device = torch.device(sys.argv[1])
+torch.set_num_threads(int(sys.argv[2]))
+def seconds(dtype):
+    weight = torch.randn(1024, 1024, device=device, requires_grad=True)
+    rows = torch.randn(512, 1024, device=device)
+    best = 1e9
+    for _ in range(6):
+        started = time.perf_counter()
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            loss = torch.nn.functional.silu(rows @ weight).float().square().mean()
+        loss.backward()
+        if not bool(torch.isfinite(weight.grad).all()):
+            sys.exit(1)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - started)
+    return best
+print(seconds(torch.float32) / seconds(torch.bfloat16))
+"""
+
+
+@functools.cache
+def bfloat16_gain(device: str, n_threads: int) -> float | None:
+    """Return how many times faster bfloat16 products are on a device, None where they fail or take too long."""
+    command = [sys.executable, "-c", _TRIAL, device, str(n_threads)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        return float(done.stdout) if done.returncode == 0 else None
+    except (subprocess.TimeoutExpired, ValueError, OSError):
+        return None
+
+
+def runs_faster_in_bfloat16(device: torch.device) -> bool:
+    """Return whether mixed precision with bfloat16 works on `device` and is worth having."""
+    gain = bfloat16_gain(str(device), torch.get_num_threads())
+    return gain is not None and gain >= _WORTHWHILE
+
+
+def usable_precision(wanted: str, device: torch.device) -> torch.dtype:
+    """Return the precision of products: "auto" is bfloat16 where that works and is faster, else float32.
+
+    Raises OptionError if bfloat16 is asked for and fails on this machine.
+    """
+    if wanted == "float32":
+        return torch.float32
+    if wanted == "bfloat16":
+        if bfloat16_gain(str(device), torch.get_num_threads()) is None:
+            raise OptionError(f"bfloat16 was tried on {device} and failed: use --precision float32")
+        return torch.bfloat16
+    if wanted != "auto":
+        raise OptionError(f"precision {wanted!r}: use one of {', '.join(PRECISIONS)}")
+    return torch.bfloat16 if runs_faster_in_bfloat16(device) else torch.float32
+
+
+def usable_device(wanted: str) -> torch.device:
+    """Return the device to train on: "auto" is the first GPU that torch sees, else the CPU."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+        torch.zeros(1, device=device)
+    except Exception as error:  # torch names an unknown or absent device in several ways
+        raise OptionError(f"torch cannot compute on {wanted!r}: use auto, cpu or cuda") from error
+    return device

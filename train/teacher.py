@@ -1,0 +1,142 @@
+"""A GGUF target as the teacher: its hidden states from llama.cpp, its matrices read and dequantized for torch.
+
+A target that is too large for torch teaches quantized: states are computed once, by the runtime's own bindings, and the
+head learns what it will see when it drafts for that very file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from specrun.bindings.batch import Batch
+from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
+from specrun.bindings.gguf_types import TENSOR_TYPES, stored_bytes
+from specrun.bindings.model import Model
+from specrun.convert.array_file import read_array
+from specrun.convert.gguf_source import GGUFSource
+from specrun.train.features import Features, TargetMatrices
+from specrun.train.target_words import TargetWords
+from specrun.train.token_corpus import TokenBatch
+
+__all__ = ["TeacherFeatures", "check_same_words", "teacher_matrices"]
+
+_OUTPUT, _EMBEDDING = "output.weight", "token_embd.weight"
+_PROBE = "The quick brown fox jumps over 13 lazy dogs.\n\tdef f(x):  # Zwölf Boxkämpfer, 東京"
+
+
+def teacher_matrices(path: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> TargetMatrices:
+    """Return the file's embedding and output matrix, dequantized; tied ones are one tensor."""
+    source = GGUFSource(path)
+    cap = source.header.metadata.get(f"{source.header.architecture}.final_logit_softcapping")
+    softcap = float(cap) if isinstance(cap, int | float) and cap > 0 else None
+    embedding = _matrix(source, _EMBEDDING).to(device, dtype)
+    output = _matrix(source, _OUTPUT).to(device, dtype) if _OUTPUT in source.tensors else embedding
+    return TargetMatrices(embedding, output, softcap)
+
+
+def _matrix(source: GGUFSource, name: str) -> Tensor:
+    info = source.tensors.get(name)
+    if info is None:
+        raise MalformedFileError(f"{source.path} has no tensor {name}: it is no target")
+    rows, columns = info.shape[1], info.shape[0]
+    kind = next((kind for kind in TENSOR_TYPES.values() if kind.name == info.type_name), None)
+    if kind is None:
+        raise UnsupportedModelError(f"{source.path} stores {name} as {info.type_name}, which cannot be read here")
+    per_row = columns // kind.block_size * kind.block_bytes
+    if stored_bytes(info.shape, info.type_name) != rows * per_row:
+        raise MalformedFileError(f"{source.path} has {name} in blocks that do not divide its rows")
+    raw = read_array(source.path, np.uint8, (rows, per_row), info.offset)
+    if info.type_name in ("F32", "F16"):
+        return torch.from_numpy(raw.view(np.float32 if info.type_name == "F32" else np.float16).astype(np.float32))
+    try:
+        found: npt.NDArray[np.float32] = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[info.type_name])
+    except (KeyError, NotImplementedError) as error:
+        raise UnsupportedModelError(f"{source.path} stores {name} as {info.type_name}, which cannot be read") from error
+    return torch.from_numpy(np.ascontiguousarray(found, np.float32))
+
+
+def check_same_words(model: Model, words: TargetWords, n_words: int) -> None:
+    """Raise PairError unless the GGUF file and the folder have the same words."""
+    pair = f"{model.path} is not {words.folder} in GGUF"
+    if model.vocabulary.size != n_words:
+        raise PairError(f"{pair}: it has {model.vocabulary.size} words, and the folder {n_words}")
+    theirs, ours = model.vocabulary.tokenize(_PROBE), words.tokenize(_PROBE)
+    if theirs != ours:
+        place = next(
+            (i for i, (one, other) in enumerate(zip(theirs, ours, strict=False)) if one != other),
+            min(len(theirs), len(ours)),
+        )
+        raise PairError(f"{pair}: the same text is token {_at(theirs, place)} here and {_at(ours, place)} there")
+
+
+def _at(tokens: Sequence[int], place: int) -> str:
+    return str(tokens[place]) if place < len(tokens) else "none"
+
+
+class TeacherFeatures:
+    """States of single sequences, as llama.cpp computes them. Owns native memory: close it.
+
+    Raises UnsupportedModelError where `taps` are asked of an architecture that does not hand out its layers' inputs.
+    """
+
+    def __init__(self, model: Model, longest: int, taps: tuple[int, ...] = (), *, n_threads: int = 0) -> None:
+        self.taps = taps
+        self._model = model
+        size = -(-longest // 256) * 256
+        options = ContextOptions(
+            n_ctx=size,
+            n_batch=min(512, size),
+            n_outputs=min(512, size),
+            n_threads=n_threads,
+            n_threads_batch=n_threads,
+            hidden_states=True,
+            layer_inputs=tuple(dict.fromkeys(taps)),
+        )
+        self._context = Context(model, options)
+        self._batch = Batch(self._context.n_batch, 1)
+
+    def features(self, batch: TokenBatch) -> Features:
+        """Return the states of a batch of sequences, one after the other."""
+        width = self._model.n_embd
+        found = torch.zeros(*batch.ids.shape, width * (1 + len(self.taps)))
+        for row, (ids, valid) in enumerate(zip(batch.ids, batch.valid, strict=True)):
+            states = self._states(ids[valid].tolist())
+            found[row, : len(states)] = torch.from_numpy(states)
+        found = found.to(batch.ids.device)
+        return Features(found[..., :width], found[..., width:] if self.taps else None)
+
+    def _states(self, tokens: list[int]) -> npt.NDArray[np.float32]:
+        """Return the final states of one sequence, and the inputs of the tapped layers beside them."""
+        context, width = self._context, self._model.n_embd
+        context.memory.clear()
+        found = np.empty((len(tokens), width * (1 + len(self.taps))), np.float32)
+        for start in range(0, len(tokens), self._batch.capacity):
+            piece = tokens[start : start + self._batch.capacity]
+            self._batch.fill_chain(piece, start, [0], len(piece))
+            rows = context.decode(self._batch)
+            for row in range(len(piece)):
+                found[start + row, :width] = rows.hidden_state(row)
+                for place, tap in enumerate(self.taps, 1):
+                    found[start + row, place * width : (place + 1) * width] = rows.layer_input(row, tap)
+        return found
+
+    def close(self) -> None:
+        """Free the context."""
+        self._context.close()
+
+    def __enter__(self) -> TeacherFeatures:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,357 @@
+"""The trainer of heads and drafters: steps, checkpoints, measures, and exact resumption.
+
+A run is a function of its settings and data: the batches of an epoch come from (seed, epoch), noise from (seed, step),
+so that a run continued from a checkpoint repeats the losses of one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError, SpecrunError
+from specrun.train.checkpoint import load_state, save_state
+from specrun.train.learner import Learner
+from specrun.train.token_corpus import TokenBatch, TokenCorpus
+
+__all__ = ["Curves", "TrainerSettings", "TrainingResult", "TrainingStatus", "check_checkpoint", "train_learner"]
+
+logger = logging.getLogger(__name__)
+_FORMAT = 1
+_SMOOTHING = 0.95  # of the loss that is shown
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """How long and how fast to learn; in a resumed run all but `save_seconds` and `precision` must stay the same.
+
+    `learning_rate` is the peak, after `warmup_steps` of a straight rise; it then falls as a cosine to `final_rate` of
+    the peak. `clip_norm` bounds the length of the gradient, `measure_every` counts steps between measures (0: only
+    at the end).
+    """
+
+    steps: int
+    learning_rate: float
+    tokens_per_batch: int = 4096
+    warmup_steps: int = 0
+    final_rate: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+    measure_every: int = 0
+    seed: int = 0
+    save_seconds: float = 180.0
+    precision: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise OptionError(f"{self.steps} steps: give at least 1")
+        if not 0 < self.learning_rate < 10:
+            raise OptionError(f"a learning rate of {self.learning_rate:g}: give a number above 0, such as 1e-3")
+        if self.tokens_per_batch < 1:
+            raise OptionError(f"{self.tokens_per_batch} tokens in a batch: give at least 1")
+
+    def rate_factor(self, step: int) -> float:
+        """Return what the peak learning rate is multiplied by at a step, counted from 0."""
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        share = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        return self.final_rate + (1 - self.final_rate) * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint's run and a resumed one must have in common."""
+        left_out = ("save_seconds", "precision")
+        return {
+            one.name: list(value) if isinstance(value := getattr(self, one.name), tuple) else value
+            for one in dataclasses.fields(self)
+            if one.name not in left_out
+        }
+
+
+@dataclass(slots=True)
+class Curves:
+    """What a run has shown: the loss of every step, its parts by name, and measures as (step, values)."""
+
+    losses: list[float] = field(default_factory=list)
+    parts: dict[str, list[float]] = field(default_factory=dict)
+    measures: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStatus:
+    """Where a run stands; `loss` is smoothed, `measures` are the latest, times are in seconds."""
+
+    step: int
+    steps: int
+    loss: float
+    measures: dict[str, float]
+    tokens_per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """A finished run: all its curves, earlier parts included, and what it took in tokens and seconds."""
+
+    curves: Curves
+    tokens: int
+    seconds: float
+    resumed_at: int
+
+
+Report = Callable[[TrainingStatus], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """`step` steps are done, the next batch is number `index` of `epoch`; replaced whole, so no Ctrl-C splits it."""
+
+    step: int = 0
+    epoch: int = 0
+    index: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+def check_checkpoint(path: Path, *, resume: bool) -> None:
+    """Raise FileMissingError where there is no checkpoint to resume, OptionError where one would be overwritten."""
+    if resume and not path.exists():
+        raise FileMissingError(f"there is no {path} to resume: leave out --resume to begin")
+    if not resume and path.exists():
+        raise OptionError(f"{path} holds an earlier run: go on with --resume, or choose another folder")
+
+
+def train_learner(
+    learner: Learner,
+    corpus: TokenCorpus,
+    settings: TrainerSettings,
+    state_path: Path | None = None,
+    *,
+    resume: bool = False,
+    identity: dict[str, Any] | None = None,
+    report: Report | None = None,
+) -> TrainingResult:
+    """Train `learner` in place for `settings.steps` steps.
+
+    With a `state_path` the state is saved there every `save_seconds`, on Ctrl-C and at the end; `resume` continues
+    from it. `identity` names what else must be the same then (data, target, kind of head), in plain values. Raises
+    SpecrunError where the loss or a gradient is not a number: the last checkpoint is kept.
+    """
+    run = _Run(learner, corpus, settings, state_path, {**settings.identity, **(identity or {})}, report)
+    if state_path is not None:
+        run.open(resume=resume)
+    return run.train()
+
+
+class _Run:
+    def __init__(
+        self,
+        learner: Learner,
+        corpus: TokenCorpus,
+        settings: TrainerSettings,
+        state_path: Path | None,
+        identity: dict[str, Any],
+        report: Report | None,
+    ) -> None:
+        self._learner, self._corpus, self._settings = learner, corpus, settings
+        self._state_path, self._identity, self._report = state_path, identity, report
+        groups = learner.groups()
+        self._starts = [one.starts_at for one in groups]
+        self._rates = [one.rate for one in groups]
+        self._parameters = [parameter for one in groups for parameter in one.parameters]
+        self._optimizer = torch.optim.AdamW(
+            [{"params": list(one.parameters)} for one in groups],
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+        )
+        self._place = _Place()
+        self._curves = Curves()
+        self._saved_step: int | None = None
+        self._smooth: float | None = None
+        self._whole = True  # whether parameters, optimizer and place belong to the same step
+
+    def open(self, *, resume: bool) -> None:
+        """Continue from the checkpoint, or make sure that none is overwritten."""
+        path = self._state_path
+        assert path is not None
+        check_checkpoint(path, resume=resume)
+        if not resume:
+            return
+        try:
+            state = load_state(path)
+            found = state["format"] == _FORMAT
+        except Exception as error:  # torch raises many kinds for a damaged file
+            raise MalformedFileError(f"{path} is not a checkpoint of specrun: begin anew without --resume") from error
+        if not found:
+            raise MalformedFileError(f"{path} is a checkpoint of another version of specrun: begin anew")
+        _check_same(state["identity"], self._identity, path)
+        self._learner.load_state(state["learner"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._place = _Place(**state["place"])
+        stored = state["curves"]
+        measures = [(int(step), dict(values)) for step, values in stored["measures"]]
+        self._curves = Curves(list(stored["losses"]), {k: list(v) for k, v in stored["parts"].items()}, measures)
+        self._saved_step = self._place.step
+        for loss in self._curves.losses:
+            self._smooth = _smoothed(self._smooth, loss)
+        logger.info("continuing from step %d", self._place.step)
+
+    def train(self) -> TrainingResult:
+        settings = self._settings
+        resumed_at = self._place.step
+        saved_at = time.monotonic()
+        self._learner.module.train()
+        try:
+            for numbers in self._batches():
+                self._step(self._corpus.batch(numbers))
+                step = self._place.step
+                if settings.measure_every and step % settings.measure_every == 0 and step < settings.steps:
+                    self._measure()
+                self._tell()
+                if time.monotonic() - saved_at > settings.save_seconds:
+                    self._save()
+                    saved_at = time.monotonic()
+        except KeyboardInterrupt:
+            self._save()
+            raise
+        if not self._curves.measures or self._curves.measures[-1][0] != self._place.step:
+            self._measure()
+            self._tell()
+            self._saved_step = None
+        self._save()
+        return TrainingResult(self._curves, self._place.tokens, self._place.seconds, resumed_at)
+
+    def _batches(self) -> Iterator[tuple[int, ...]]:
+        """Yield the batches that are left; the place moves on after each."""
+        settings = self._settings
+        while self._place.step < settings.steps:
+            batches = self._corpus.training_batches(self._place.epoch, settings.seed, settings.tokens_per_batch)
+            while self._place.index < len(batches) and self._place.step < settings.steps:
+                yield batches[self._place.index]
+            if self._place.index >= len(batches):
+                self._place = dataclasses.replace(self._place, epoch=self._place.epoch + 1, index=0)
+
+    def _step(self, batch: TokenBatch) -> None:
+        """Make one step: gradients of all parts of the loss, an update, and the place after it."""
+        started = time.monotonic()
+        settings, place = self._settings, self._place
+        values = self._gradients(batch.to(self._learner.device), place.step)
+        norm = float(nn.utils.clip_grad_norm_(self._parameters, settings.clip_norm))
+        if not math.isfinite(norm):
+            self._fail("gradient", norm)
+        factor = settings.rate_factor(place.step)
+        for group, rate, start in zip(self._optimizer.param_groups, self._rates, self._starts, strict=True):
+            group["lr"] = settings.learning_rate * rate * factor * (place.step >= start)
+        self._whole = False
+        self._optimizer.step()
+        total = sum(value for value, _ in values.values())
+        self._curves.losses.append(total)
+        for name, (_, plain) in values.items():
+            self._curves.parts.setdefault(name, []).append(plain)
+        self._smooth = _smoothed(self._smooth, total)
+        self._place = _Place(
+            step=place.step + 1,
+            epoch=place.epoch,
+            index=place.index + 1,
+            tokens=place.tokens + batch.n_tokens,
+            seconds=place.seconds + time.monotonic() - started,
+        )
+        self._whole = True
+
+    def _gradients(self, batch: TokenBatch, step: int) -> dict[str, tuple[float, float]]:
+        """Add up the gradients of all parts; return the parts' values, with and without their weights."""
+        device, precision = self._learner.device, self._settings.precision
+        noise = torch.Generator(device=device)
+        noise.manual_seed(self._settings.seed * 1_000_003 + step)
+        self._optimizer.zero_grad(set_to_none=True)
+        values: dict[str, tuple[float, float]] = {}
+        parts = self._learner.losses(batch, noise, step)
+        while True:
+            with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+                part = next(parts, None)
+            if part is None:
+                return values
+            value = float(part.value.detach())
+            if not math.isfinite(value):
+                self._fail("loss", value)
+            part.value.backward()  # type: ignore[no-untyped-call]
+            values[part.name] = (value, part.plain)
+
+    def _fail(self, what: str, value: float) -> None:
+        step = self._place.step + 1
+        kept = (
+            f"{self._state_path} keeps step {self._saved_step}"
+            if self._saved_step is not None
+            else "no checkpoint was made before it"
+        )
+        raise SpecrunError(
+            f"the {what} at step {step} is {value}, not a number to learn from: training stopped and {kept}; "
+            "use a lower --learning-rate"
+        )
+
+    def _measure(self) -> None:
+        self._learner.module.eval()
+        batches: Sequence[TokenBatch] = [
+            self._corpus.batch(numbers).to(self._learner.device)
+            for numbers in self._corpus.held_out_batches(self._settings.tokens_per_batch)
+        ]
+        with torch.no_grad():
+            found = self._learner.measure(batches)
+        self._curves.measures.append((self._place.step, found))
+        self._learner.module.train()
+        logger.info("step %d: %s", self._place.step, ", ".join(f"{k} {v:.3f}" for k, v in found.items()))
+
+    def _tell(self) -> None:
+        if self._report is None:
+            return
+        place = self._place
+        per_step = place.seconds / max(1, place.step)
+        self._report(
+            TrainingStatus(
+                step=place.step,
+                steps=self._settings.steps,
+                loss=self._smooth or 0.0,
+                measures=self._curves.measures[-1][1] if self._curves.measures else {},
+                tokens_per_second=place.tokens / place.seconds if place.seconds > 0 else 0.0,
+                seconds_left=per_step * (self._settings.steps - place.step),
+            )
+        )
+
+    def _save(self) -> None:
+        if self._state_path is None or self._saved_step == self._place.step or not self._whole or not self._place.step:
+            return
+        state = {
+            "format": _FORMAT,
+            "identity": self._identity,
+            "learner": self._learner.state(),
+            "optimizer": self._optimizer.state_dict(),
+            "place": dataclasses.asdict(self._place),
+            "curves": dataclasses.asdict(self._curves),
+        }
+        save_state(self._state_path, state)
+        self._saved_step = self._place.step
+
+
+def _smoothed(before: float | None, loss: float) -> float:
+    return loss if before is None else _SMOOTHING * before + (1 - _SMOOTHING) * loss
+
+
+def _check_same(stored: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:
+    for name in sorted(stored.keys() | wanted.keys()):
+        before, now = stored.get(name), wanted.get(name)
+        if before != now:
+            raise OptionError(
+                f"{path} was made with {name.replace('_', ' ')} {before} and --resume asks for {now}: give the same, "
+                "or begin anew in another folder"
+            )
