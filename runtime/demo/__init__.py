@@ -16,7 +16,8 @@ def demo_target() -> Path:
 
 def demo_drafters() -> dict[str, Path]:
     """Return the embedded drafter files by the name their drafter has in the drafter language."""
-    return {"draft": _FOLDER / "drafter.gguf"}
+    heads = {name: _FOLDER / f"{name}.gguf" for name in ("medusa", "eagle", "eagle3")}
+    return {"draft": _FOLDER / "drafter.gguf", **{name: path for name, path in heads.items() if path.exists()}}
 
 
 def demo_questions() -> Path:

@@ -29,8 +29,8 @@ from specrun.train.hf_model import load_hf_model
 from specrun.train.run_listener import RunListener
 
 SETTINGS = {
-    "steps": 40, "learning_rate": 1e-2, "tokens_per_batch": 400, "measures": 2, "held_out": 0.3, "max_length": 64,
-    "longest_answer": 24, "device": "cpu", "precision": "float32", "n_threads": 1,
+    "steps": 30, "learning_rate": 1e-2, "tokens_per_batch": 400, "measures": 2, "held_out": 0.3, "max_length": 64,
+    "longest_answer": 16, "device": "cpu", "precision": "float32", "n_threads": 1,
 }  # fmt: skip
 
 
@@ -41,10 +41,10 @@ def run_for(family, output, **changes):
 @pytest.mark.parametrize(
     ("loss", "answers", "least"),
     [
-        (DistillationLoss(), "given", 0.3),
-        (DistillationLoss("reverse-kl", on_policy=1.0), "given", 0.15),
-        (DistillationLoss("jensen-shannon", on_policy=0.5), "target", 0.2),
-        (DistillationLoss("total-variation"), "target", 0.2),
+        (DistillationLoss(), "given", 0.2),
+        (DistillationLoss("reverse-kl", on_policy=1.0), "given", 0.1),
+        (DistillationLoss("jensen-shannon", on_policy=0.5), "target", 0.1),
+        (DistillationLoss("total-variation"), "target", 0.15),
     ],
     ids=["fixed", "on-policy", "mixed", "target"],
 )
@@ -53,7 +53,7 @@ def test_alpha_rises_on_held_out_texts(family, tmp_path, loss, answers, least):
     gain = found.acceptance
     assert gain.before.rate < 0.3
     assert gain.gain > least
-    assert gain.gain > 4 * gain.error
+    assert gain.gain > 3 * gain.error
     assert gain.before.n_texts == round(0.3 * N_TEXTS)
     assert not found.measured_on_training
 
