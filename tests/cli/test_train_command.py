@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from specrun.bindings.gguf_header import read_header
+
 from .conftest import Run
 
 pytest.importorskip("torch")
@@ -68,8 +70,12 @@ def test_every_kind_of_head(
     run: Run, folder: Path, tmp_path: Path, kind: str, options: list[str], weights: str
 ) -> None:
     common = ["--target", folder / "target", "--data", folder / "chats.jsonl", *COMMON, "--steps", "2"]
-    result = run("train", kind, *common, "-o", tmp_path / "head", *options, "--plot", tmp_path / "p.svg")
+    gguf = tmp_path / "head.gguf"
+    result = run(
+        "train", kind, *common, "-o", tmp_path / "head", *options, "--plot", tmp_path / "p.svg", "--gguf", gguf
+    )
     assert result.exit_code == 0, result.output
+    assert read_header(gguf).architecture == kind
     assert f"{kind} trained" in result.stdout
     assert (tmp_path / "head" / weights).is_file()
     assert (tmp_path / "p.svg").is_file()
