@@ -20,7 +20,7 @@ def check_output(folder: Path, *, resume: bool, force: bool, holds: str) -> None
     `holds` names the file that a finished run leaves.
     """
     if folder.exists() and not folder.is_dir():
-        raise OptionError(f"{folder} is a file; name a folder to write the head into")
+        raise OptionError(f"{folder} is a file; name a folder to write into")
     if (folder / holds).exists() and not (resume or force):
         raise OptionError(f"{folder} already holds {holds}; choose another folder, or overwrite it with --force")
 

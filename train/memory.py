@@ -16,6 +16,7 @@ __all__ = ["MemoryNeed", "free_memory", "require_memory", "trained_bytes"]
 
 _GIB = 2**30
 _SLACK = 1.15  # what allocators lose
+_ADVICE = "lower --batch-tokens or --max-length, or use a smaller target or a --teacher"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,9 @@ def free_memory(device: torch.device) -> int:
             return 1 << 62
 
 
-def require_memory(need: MemoryNeed, device: torch.device, free: int | None = None) -> None:
-    """Raise OutOfMemoryError with both numbers unless `need` fits into what is free."""
+def require_memory(need: MemoryNeed, device: torch.device, free: int | None = None, *, advice: str = _ADVICE) -> None:
+    """Raise OutOfMemoryError with both numbers, and what to do, unless `need` fits into what is free."""
     free = free_memory(device) if free is None else free
     if need.total > free:
         where = f"on {device}" if device.type != "cpu" else "of RAM"
-        raise OutOfMemoryError(
-            f"training needs about {need} {where} and {free / _GIB:.2f} GiB are free: lower --batch-tokens or "
-            "--max-length, or use a smaller target or a --teacher"
-        )
+        raise OutOfMemoryError(f"training needs about {need} {where} and {free / _GIB:.2f} GiB are free: {advice}")

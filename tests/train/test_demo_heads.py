@@ -41,7 +41,7 @@ def tiny(embedded, monkeypatch):
     turns = [turn(question(name), answer) for name, answers in ANSWERS.items() for answer in answers]
     monkeypatch.setattr(demo_heads, "epoch_conversations", lambda entries, rng: turns)
     monkeypatch.setattr(demo_heads, "TOKENS_PER_BATCH", 400)
-    monkeypatch.setattr(demo_heads, "DRAFTER_RATE", 1e-2)
+    monkeypatch.setattr(demo_heads, "RATES", {"medusa": 2e-2, "eagle": 5e-3, "drafter": 1e-2})
     recipes = {"medusa": MedusaRecipe(heads=2, own_output=False), "eagle": EagleRecipe()}
     monkeypatch.setattr(demo_heads, "RECIPES", recipes)
 

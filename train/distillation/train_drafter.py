@@ -28,7 +28,7 @@ from specrun.train.distillation.learner import Comparison, DistillationLearner, 
 from specrun.train.distillation.memory_need import drafter_memory
 from specrun.train.distillation.target_answers import answered_by_target
 from specrun.train.distillation.vocabularies import check_same_words, folder_words
-from specrun.train.head_folder import open_output
+from specrun.train.head_folder import check_output, open_output
 from specrun.train.hf_model import HFModel, load_hf_model
 from specrun.train.memory import require_memory
 from specrun.train.precision import usable_device, usable_precision
@@ -36,7 +36,7 @@ from specrun.train.run_listener import NobodyListens, RunListener
 from specrun.train.source_identity import source_identity
 from specrun.train.target_words import TargetWords
 from specrun.train.token_corpus import TokenBatch, TokenCorpus, encode_corpus
-from specrun.train.trainer import TrainerSettings, TrainingResult, train_learner
+from specrun.train.trainer import TrainerSettings, TrainingResult, check_checkpoint, train_learner
 
 __all__ = ["ANSWER_SOURCES", "DrafterReport", "DrafterRun", "train_drafter"]
 
@@ -134,6 +134,7 @@ def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> Draft
     listener = listener or NobodyListens()
     if run.n_threads:
         torch.set_num_threads(run.n_threads)
+    _check_output(run)
     target_words = folder_words(run.target)
     n_shared = check_same_words(target_words, folder_words(run.draft))
     words = TargetWords(run.target)
@@ -143,7 +144,9 @@ def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> Draft
     _require_memory(run, corpus, settings, device, listener)
     # What it would take to open them all is known only by doing so, and texts are at most this long.
     with ExistingDrafters(run.not_covered_by, target_words, n_ctx=run.max_length, n_threads=run.n_threads) as drafters:
-        _open_output(run)
+        open_output(run.output, resume=run.resume, force=run.force, holds=_WEIGHTS)
+        if run.force and not run.resume:
+            run.state_path.unlink(missing_ok=True)
         target, draft = load_hf_model(run.target, device, settings.precision), load_hf_model(run.draft, device)
         answers = AnswerSettings(
             temperature=run.loss.temperature,
@@ -272,20 +275,23 @@ def _settings(run: DrafterRun, corpus: TokenCorpus, precision: torch.dtype) -> T
 def _require_memory(
     run: DrafterRun, corpus: TokenCorpus, settings: TrainerSettings, device: torch.device, listener: RunListener
 ) -> None:
-    # Answers written anew may be longer than those given.
-    tokens = max(settings.tokens_per_batch, corpus.longest + run.longest_answer)
+    # Answers written anew may be longer than those given; and no batch has more than all there is.
+    room = run.longest_answer if run.answers == "target" or run.loss.on_policy > 0 else 0
+    most = sum(len(text) + room for text in corpus.sequences)
+    tokens = min(max(settings.tokens_per_batch, corpus.longest + room), most)
     need = drafter_memory(run.target, run.draft, settings.precision, tokens_per_batch=tokens)
     listener.note(f"memory: about {need}")
-    require_memory(need, device)
+    require_memory(need, device, advice="lower --batch-tokens, or use smaller models")
 
 
-def _open_output(run: DrafterRun) -> None:
+def _check_output(run: DrafterRun) -> None:
+    """Raise, before anything is read, where the folder has something that this run would overwrite."""
     for one in (run.target, run.draft):
-        if run.output.exists() and run.output.samefile(one):
+        if run.output.exists() and one.exists() and run.output.samefile(one):
             raise OptionError(f"{run.output} is the folder of a model that is read; name another folder to write")
-    open_output(run.output, resume=run.resume, force=run.force, holds=_WEIGHTS)
-    if run.force and not run.resume:
-        run.state_path.unlink(missing_ok=True)
+    check_output(run.output, resume=run.resume, force=run.force, holds=_WEIGHTS)
+    if run.resume or not run.force:
+        check_checkpoint(run.state_path, resume=run.resume)
 
 
 def _identity(run: DrafterRun, corpus: TokenCorpus) -> dict[str, Any]:
