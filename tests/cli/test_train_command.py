@@ -47,6 +47,7 @@ def test_a_run_leaves_a_head_a_picture_and_a_gguf(run: Run, folder: Path, tmp_pa
     assert set(facts["measures"]) >= {"head 1 top-1", "head 2 top-5", "tokens a round"}
     assert "5 sequences of" in result.stderr
     assert re.search(r"states are computed once and kept on disk: 0\.\d MiB|kept on disk", result.stderr)
+    assert "memory: about 0.0" in result.stderr
     assert "step 2: loss" in result.stderr
     assert (tmp_path / "heads" / "training" / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert (tmp_path / "h.gguf").read_bytes()[:4] == b"GGUF"
