@@ -8,7 +8,7 @@ from typing import Any
 from specrun.bench.plot import check_plot_file
 from specrun.bindings.errors import OptionError
 from specrun.runtime.atomic import atomic_path
-from specrun.train.trainer import Curves
+from specrun.train.training_progress import Curves
 
 __all__ = ["plot_training"]
 

@@ -7,7 +7,7 @@ import click
 from specrun.cli.option_group import SectionedCommand, option
 from specrun.cli.output_options import terminal_options
 from specrun.cli.terminal import Terminal
-from specrun.cli.train_head import TrainFeatures, run_head_training, train_features_options
+from specrun.cli.train_head import run_head_training
 from specrun.cli.train_options import (
     TrainResult,
     TrainRun,
@@ -16,6 +16,7 @@ from specrun.cli.train_options import (
     train_run_options,
     train_source_options,
 )
+from specrun.cli.train_states_options import TrainFeatures, train_features_options
 
 __all__ = ["eagle"]
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from specrun.bindings.errors import SpecrunError
-from specrun.cli.option_group import option, option_group
-from specrun.cli.option_types import ExistingFile
 from specrun.cli.table import print_facts
 from specrun.cli.terminal import Terminal
-from specrun.cli.train_options import Cache, TrainResult, TrainRun, TrainSource
+from specrun.cli.train_options import TrainResult, TrainRun, TrainSource
 from specrun.cli.train_progress import ShownRun, measures_text, shown_run
+from specrun.cli.train_states_options import TrainFeatures
 
 if TYPE_CHECKING:
     from specrun.train.head_recipe import HeadRecipe
@@ -24,80 +20,11 @@ if TYPE_CHECKING:
     from specrun.train.own_answers import AnswerSettings
 
 __all__ = [
-    "TrainFeatures",
     "check_gguf",
     "plot_file",
     "run_head_training",
     "train_and_report",
-    "train_features_options",
 ]
-
-_SECTION, _ANSWERS = "Target's states", "Self-distillation"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TrainFeatures:
-    """Where the target's hidden states come from, where they are kept, and whose answers they belong to."""
-
-    teacher: Path | None
-    cache: Cache
-    features: Path | None
-    answers: str
-    answer_temp: float
-    answer_length: int
-
-
-train_features_options = option_group(
-    "states",
-    TrainFeatures,
-    option(
-        "--teacher",
-        section=_SECTION,
-        type=ExistingFile(),
-        help="The target as GGUF: llama.cpp computes its states, so that a large one may be quantized.",
-    ),
-    option(
-        "--cache",
-        section=_SECTION,
-        type=click.Choice(["auto", "yes", "no"]),
-        default="auto",
-        show_default=True,
-        help="Keep states on disk; auto: where they are read more than once and there is room.",
-    ),
-    option(
-        "--features",
-        section=_SECTION,
-        type=click.Path(file_okay=False, path_type=Path),
-        metavar="DIR",
-        help="Keep them in this folder, for other heads too; otherwise they go when the run ends.",
-    ),
-    option(
-        "--answers",
-        section=_ANSWERS,
-        type=click.Choice(["given", "target"]),
-        default="given",
-        show_default=True,
-        help="Whose answers are learnt: the data's, or those the target gives to the same prompts.",
-    ),
-    option(
-        "--answer-temp",
-        section=_ANSWERS,
-        type=click.FloatRange(0),
-        default=0.0,
-        show_default=True,
-        metavar="T",
-        help="The temperature at which the target answers.",
-    ),
-    option(
-        "--answer-length",
-        section=_ANSWERS,
-        type=click.IntRange(1),
-        default=512,
-        show_default=True,
-        metavar="N",
-        help="The most tokens of its answers.",
-    ),
-)
 
 
 def run_head_training(

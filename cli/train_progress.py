@@ -11,7 +11,7 @@ from specrun.cli.terminal import Terminal
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from specrun.train.trainer import TrainingStatus
+    from specrun.train.training_progress import TrainingStatus
 
 __all__ = ["ShownRun", "measures_text", "shown_run"]
 

@@ -38,7 +38,7 @@ from specrun.train.head_run import HeadRun
 from specrun.train.head_training import train_head
 from specrun.train.medusa import MedusaRecipe
 from specrun.train.run_listener import NobodyListens
-from specrun.train.trainer import TrainingStatus
+from specrun.train.training_progress import TrainingStatus
 
 logger = logging.getLogger("specrun.train.demo_heads")  # not "__main__", which `main` would not show
 

@@ -17,7 +17,8 @@ from specrun.train.own_answers import AnswerSettings, answer_prompts, runnable_t
 from specrun.train.run_listener import RunListener
 from specrun.train.target_words import TargetWords
 from specrun.train.token_corpus import TokenCorpus, corpus_of, encode_corpus
-from specrun.train.trainer import TrainerSettings, TrainingResult
+from specrun.train.trainer_settings import TrainerSettings
+from specrun.train.training_progress import TrainingResult
 
 __all__ = ["HeadReport", "HeadRun", "read_corpus", "trainer_settings"]
 

@@ -21,7 +21,7 @@ from specrun.train.target_shape import TargetShape
 from specrun.train.target_words import TargetWords
 from specrun.train.teacher import TeacherFeatures, check_same_words, teacher_matrices
 from specrun.train.token_corpus import TokenCorpus
-from specrun.train.trainer import TrainerSettings
+from specrun.train.trainer_settings import TrainerSettings
 
 __all__ = ["cache_folder", "opened_states", "wants_cache"]
 

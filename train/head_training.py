@@ -56,7 +56,9 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     corpus = read_corpus(run, words, recipe.files_name, listener)
     settings = trainer_settings(recipe.defaults(shape), run, corpus, usable_precision(run.precision, device))
     cached = wants_cache(run, settings, corpus, shape, len(taps), listener)
-    require_memory(_need(recipe, run, shape, n_words, corpus, settings, cached), device)
+    need = _need(recipe, run, shape, n_words, corpus, settings, cached)
+    listener.note(f"memory: about {need}")
+    require_memory(need, device)
     open_output(run.output, resume=run.resume, force=run.force, holds=recipe.files_name)
     if run.force and not run.resume:
         run.state_path.unlink(missing_ok=True)

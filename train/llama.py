@@ -38,7 +38,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to the same shape."""
-        return F.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(hidden.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
 
 
 def rope_tables(shape: LlamaShape, length: int) -> tuple[Tensor, Tensor]:

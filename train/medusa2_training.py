@@ -59,7 +59,9 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
     settings = trainer_settings(recipe.defaults(), run, corpus, usable_precision(run.precision, device))
     if recipe.heads.from_law:
         check_cache_space(cache_folder(run), cache_bytes(corpus, shape.hidden, 0))
-    require_memory(_need(recipe, run, shape, corpus, settings), device)
+    need = _need(recipe, run, shape, corpus, settings)
+    listener.note(f"memory: about {need}")
+    require_memory(need, device)
     open_output(run.output, resume=run.resume, force=run.force, holds=WEIGHTS)
     if run.force and not run.resume:
         run.state_path.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from specrun.train.trainer import TrainingStatus
+from specrun.train.training_progress import TrainingStatus
 
 __all__ = ["NobodyListens", "RunListener"]
 

@@ -15,9 +15,11 @@ from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.data_file import Document, PlainText
 from specrun.train.target_words import TargetWords, TokenSequence
 
-__all__ = ["TokenBatch", "TokenCorpus", "corpus_of", "encode_corpus", "plan_batches"]
+__all__ = ["MOST_MEASURED", "TokenBatch", "TokenCorpus", "corpus_of", "encode_corpus", "plan_batches"]
 
 _SHORTEST = 4  # tokens: below that there is nothing to draft
+MOST_MEASURED = 256
+"""The most sequences that are measured on: more would take longer than the training between two measures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class TokenBatch:
 class TokenCorpus:
     """All sequences, and the numbers of those to train on and of those held out.
 
-    Where there are too few sequences to hold one out, `held_out` are the training sequences themselves, and
+    Where there are too few sequences to hold one out, `held_out` are some of the training sequences themselves, and
     `measured_on_training` says so.
     """
 
@@ -146,10 +148,12 @@ def encode_corpus(
 
 
 def corpus_of(sequences: Sequence[TokenSequence], *, held_out: float = 0.05, seed: int = 0) -> TokenCorpus:
-    """Return sequences as a corpus, a share `held_out` of them set aside."""
+    """Return sequences as a corpus, a share `held_out` of them set aside, MOST_MEASURED at most."""
     order = list(range(len(sequences)))
     random.Random(seed).shuffle(order)
-    aside = min(len(order) - 1, max(1, round(held_out * len(order)))) if held_out > 0 else 0
+    share = min(MOST_MEASURED, max(1, round(held_out * len(order)))) if held_out > 0 else 0
+    aside = min(len(order) - 1, share)
     kept = tuple(sorted(order[:aside]))
     rest = tuple(sorted(order[aside:]))
-    return TokenCorpus(tuple(sequences), rest, kept or rest, measured_on_training=not kept)
+    measured = kept or tuple(sorted(order[:MOST_MEASURED]))
+    return TokenCorpus(tuple(sequences), rest, measured, measured_on_training=not kept)

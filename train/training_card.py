@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.train.token_corpus import TokenCorpus
-from specrun.train.trainer import TrainingResult
+from specrun.train.training_progress import TrainingResult
 
 __all__ = ["CardFacts", "training_card"]
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from specrun.bindings.gguf_header import read_header
+
 from .conftest import Run
 
 pytest.importorskip("torch")
@@ -45,6 +47,7 @@ def test_a_run_leaves_a_head_a_picture_and_a_gguf(run: Run, folder: Path, tmp_pa
     assert set(facts["measures"]) >= {"head 1 top-1", "head 2 top-5", "tokens a round"}
     assert "5 sequences of" in result.stderr
     assert re.search(r"states are computed once and kept on disk: 0\.\d MiB|kept on disk", result.stderr)
+    assert "memory: about 0.0" in result.stderr
     assert "step 2: loss" in result.stderr
     assert (tmp_path / "heads" / "training" / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert (tmp_path / "h.gguf").read_bytes()[:4] == b"GGUF"
@@ -68,8 +71,12 @@ def test_every_kind_of_head(
     run: Run, folder: Path, tmp_path: Path, kind: str, options: list[str], weights: str
 ) -> None:
     common = ["--target", folder / "target", "--data", folder / "chats.jsonl", *COMMON, "--steps", "2"]
-    result = run("train", kind, *common, "-o", tmp_path / "head", *options, "--plot", tmp_path / "p.svg")
+    gguf = tmp_path / "head.gguf"
+    result = run(
+        "train", kind, *common, "-o", tmp_path / "head", *options, "--plot", tmp_path / "p.svg", "--gguf", gguf
+    )
     assert result.exit_code == 0, result.output
+    assert read_header(gguf).architecture == kind
     assert f"{kind} trained" in result.stdout
     assert (tmp_path / "head" / weights).is_file()
     assert (tmp_path / "p.svg").is_file()

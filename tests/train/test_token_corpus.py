@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError, TemplateError
 from specrun.runtime import Runtime
 from specrun.train.data_file import Answered, Chat, PlainText
-from specrun.train.target_words import TargetWords
-from specrun.train.token_corpus import encode_corpus, plan_batches
+from specrun.train.target_words import TargetWords, TokenSequence
+from specrun.train.token_corpus import corpus_of, encode_corpus, plan_batches
 
 CHAT = Chat(
     (
@@ -126,6 +126,16 @@ def test_batches_hold_every_sequence_once_within_the_limit(lengths: list[int], l
         padded = len(group) * max(given_lengths[number] for number in group)
         assert padded <= limit or len(group) == 1
     assert groups == plan_batches(given_lengths, random.Random(seed), limit)
+
+
+@pytest.mark.parametrize(("count", "share", "aside"), [(1, 0.05, 0), (2, 0.05, 1), (100, 0.1, 10), (9000, 0.1, 256)])
+def test_a_share_is_held_out_but_not_too_much(count: int, share: float, aside: int) -> None:
+    one = TokenSequence(np.zeros(4, np.int32), np.ones(4, np.bool_))
+    corpus = corpus_of([one] * count, held_out=share)
+    assert corpus.measured_on_training == (aside == 0)
+    assert len(corpus.held_out) == (aside or 1)
+    assert sorted((*corpus.training, *(corpus.held_out if aside else ()))) == list(range(count))
+    assert len(corpus_of([one] * count, held_out=0.0).held_out) == min(count, 256)
 
 
 def test_epochs_differ_and_repeat(words: TargetWords, taught) -> None:
