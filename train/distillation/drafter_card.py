@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from specrun.runtime.planning.theory import expected_tokens
 from specrun.train.distillation.acceptance import MeasuredAcceptance
-
-if TYPE_CHECKING:
-    from specrun.train.distillation.train_drafter import DrafterReport, DrafterRun
+from specrun.train.distillation.drafter_run import DrafterReport, DrafterRun
 
 __all__ = ["drafter_card"]
 

@@ -113,7 +113,8 @@ class DistillationLearner(Learner):
         drawn = torch.rand(shape, generator=noise, device=noise.device, dtype=torch.float64).cpu()
         own = [row for row, number in enumerate(drawn[:, 0].tolist()) if number < self.loss.on_policy]
         texts = texts_of(batch)
-        # Weights cast for mixed precision without gradients must not be kept for the step that needs them.
+        # Weights cast for mixed precision are kept: not these, which were cast without gradients, where torch would
+        # use them again in the step that needs gradients (2.13 does not, to be seen; others are allowed too).
         kind = self.device.type
         with torch.autocast(
             kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind), cache_enabled=False
