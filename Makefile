@@ -17,7 +17,7 @@ chat: env
 	@$(VENV)/bin/specrun chat --demo
 
 test: dev
-	@$(VENV)/bin/python -m pytest
+	@$(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 check: dev
 	$(VENV)/bin/ruff check .

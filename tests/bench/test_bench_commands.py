@@ -144,8 +144,8 @@ def test_overhead_as_json_and_markdown() -> None:
     assert [one["setting"] for one in results] == [
         *("plain, greedy", "plain, temp 0.8", "prompt lookup, greedy"),
         *("chain of 5, greedy", "chain of 5, temp 0.8", "tree of 16, temp 0.8"),
-        *("medusa tree of 16, greedy", "eagle chain of 5, greedy", "eagle dynamic tree of 16, greedy"),
-        "eagle tree of 16, temp 0.8",
+        *("medusa tree of 16, greedy", "hydra++ chain of 5, greedy", "hydra++ tree of 16, greedy"),
+        *("eagle chain of 5, greedy", "eagle dynamic tree of 16, greedy", "eagle tree of 16, temp 0.8"),
     ]
     assert results[5]["drafted_per_round"] > 4
     assert all(one["rounds"] == one["overhead_us"]["n"] == 8 for one in results)
