@@ -92,8 +92,11 @@ class Eagle3Recipe(HeadRecipe):
             "target_hidden_size": shape.hidden,
             "attention_bias": False,
             "eagle_aux_hidden_state_layer_ids": layers,
-            "eagle_config": {"eagle_aux_hidden_state_layer_ids": layers, "use_aux_hidden_state": True},
         }
+        if min(layers) > 0:
+            # There SGLang names layers by their outputs; vLLM and llama.cpp, at the top, by their inputs.
+            outputs = [layer - 1 for layer in layers]
+            config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": outputs, "use_aux_hidden_state": True}
         return HeadFiles(config, tensors)
 
 

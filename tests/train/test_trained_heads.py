@@ -127,6 +127,7 @@ def test_an_eagle3_head_drafts_and_is_laid_out_as_upstreams(taught, tmp_path: Pa
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     assert (config["draft_vocab_size"], config["vocab_size"]) == (150, 400)
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]  # named by their outputs there
     tensors = load_file(report.output / "model.safetensors")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     assert shapes["fc.weight"] == (HIDDEN, 3 * HIDDEN)
