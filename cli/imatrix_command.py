@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from specrun.cli.paths import read_text
 from specrun.cli.progress_line import ProgressLine
 from specrun.cli.table import print_facts
 from specrun.cli.terminal import Terminal
+
+if TYPE_CHECKING:
+    from specrun.convert.imatrix import ImportanceOptions, ImportanceReport
 
 __all__ = ["imatrix"]
 
@@ -130,7 +133,7 @@ def imatrix(
 
     Quantizing with the matrix (--imatrix) spares those; the smallest types need one.
     """
-    from specrun.convert.imatrix import ImportanceOptions, measure_importance, merge_importance
+    from specrun.convert.imatrix import measure_importance, merge_importance
 
     if resume and in_file:
         raise OptionError("--resume and --in-file exclude each other: the file of -o already has those matrices")
@@ -139,19 +142,7 @@ def imatrix(
     elif model is None:
         raise click.UsageError("the model is missing: -m MODEL")
     else:
-        layers = settings["gpu_layers"]
-        options = ImportanceOptions(
-            n_ctx=settings["ctx_size"],
-            n_batch=settings["batch_size"],
-            n_threads=max(0, settings["threads"]),
-            n_gpu_layers=layers if isinstance(layers, int) else -1,
-            first_chunk=settings["chunk"],
-            chunks=settings["chunks"],
-            process_output=settings["process_output"],
-            parse_special=settings["parse_special"],
-            output_frequency=settings["output_frequency"],
-            save_frequency=settings["save_frequency"],
-        )
+        options = _options(settings)
         progress = ProgressLine(terminal, f"{output.name}: chunks of {options.n_ctx} tokens")
         try:
             report = measure_importance(
@@ -167,6 +158,28 @@ def imatrix(
             )
         finally:
             progress.close()
+    _show(report, terminal, as_json=as_json)
+
+
+def _options(settings: dict[str, Any]) -> ImportanceOptions:
+    from specrun.convert.imatrix import ImportanceOptions
+
+    layers = settings["gpu_layers"]
+    return ImportanceOptions(
+        n_ctx=settings["ctx_size"],
+        n_batch=settings["batch_size"],
+        n_threads=max(0, settings["threads"]),
+        n_gpu_layers=layers if isinstance(layers, int) else -1,
+        first_chunk=settings["chunk"],
+        chunks=settings["chunks"],
+        process_output=settings["process_output"],
+        parse_special=settings["parse_special"],
+        output_frequency=settings["output_frequency"],
+        save_frequency=settings["save_frequency"],
+    )
+
+
+def _show(report: ImportanceReport, terminal: Terminal, *, as_json: bool) -> None:
     facts = {
         "output": str(report.output),
         "entries": report.n_entries,

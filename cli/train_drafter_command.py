@@ -20,6 +20,7 @@ from specrun.cli.train_options import (
     TrainResult,
     TrainRun,
     TrainSource,
+    run_settings,
     train_result_options,
     train_run_options,
     train_source_options,
@@ -172,10 +173,8 @@ def drafter(
     plot = plot_file(result)
     check_gguf(result)
     wanted = DrafterRun(
-        target=source.target.expanduser(),
+        **run_settings(source, run, result),
         draft=distillation.draft.expanduser(),
-        data=source.data,
-        output=result.output.expanduser(),
         loss=DistillationLoss(
             divergence=distillation.divergence,
             temperature=distillation.law_temperature,
@@ -187,21 +186,6 @@ def drafter(
         measured_at=distillation.measure_temp,
         not_covered_by=distillation.not_covered_by,
         longest_answer=distillation.longest_answer,
-        epochs=run.epochs,
-        steps=run.steps,
-        tokens_per_batch=run.batch_tokens,
-        max_length=source.max_length,
-        held_out=source.held_out,
-        learning_rate=run.learning_rate,
-        warmup=run.warmup,
-        measures=run.measures,
-        seed=run.seed,
-        device=run.device,
-        precision=run.precision,
-        save_seconds=run.save_every,
-        n_threads=run.threads,
-        resume=run.resume,
-        force=result.force,
     )
     with shown_run(terminal) as shown:
         report = train_drafter(wanted, shown)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from specrun.bindings.errors import SpecrunError
 from specrun.cli.table import print_facts
 from specrun.cli.terminal import Terminal
-from specrun.cli.train_options import TrainResult, TrainRun, TrainSource
+from specrun.cli.train_options import TrainResult, TrainRun, TrainSource, run_settings
 from specrun.cli.train_progress import ShownRun, measures_text, shown_run
 from specrun.cli.train_states_options import TrainFeatures
 
@@ -61,28 +61,11 @@ def train_and_report(
     plot = plot_file(result)
     check_gguf(result)
     wanted = HeadRun(
-        target=source.target.expanduser(),
-        data=source.data,
-        output=result.output.expanduser(),
+        **run_settings(source, run, result),
         teacher=states.teacher,
-        epochs=run.epochs,
-        steps=run.steps,
-        tokens_per_batch=run.batch_tokens,
-        max_length=source.max_length,
-        held_out=source.held_out,
-        learning_rate=run.learning_rate,
-        warmup=run.warmup,
-        measures=run.measures,
         own_answers=_own_answers(states, run.seed),
-        seed=run.seed,
-        device=run.device,
-        precision=run.precision,
         cache=states.cache,
         features=states.features,
-        save_seconds=run.save_every,
-        n_threads=run.threads,
-        resume=run.resume,
-        force=result.force,
     )
     with shown_run(terminal) as shown:
         report = train(wanted, shown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -15,6 +15,7 @@ __all__ = [
     "TrainResult",
     "TrainRun",
     "TrainSource",
+    "run_settings",
     "train_result_options",
     "train_run_options",
     "train_source_options",
@@ -211,3 +212,27 @@ train_result_options = option_group(
     option("--force", section=_OUTPUT, is_flag=True, help="Overwrite what an earlier run left."),
     option("--json", "as_json", section=_OUTPUT, is_flag=True, help="Print one JSON object."),
 )
+
+
+def run_settings(source: TrainSource, run: TrainRun, result: TrainResult) -> dict[str, Any]:
+    """Return what these options say of a `train.training_run.TrainingRun`, by its names."""
+    return {
+        "target": source.target.expanduser(),
+        "data": source.data,
+        "output": result.output.expanduser(),
+        "epochs": run.epochs,
+        "steps": run.steps,
+        "tokens_per_batch": run.batch_tokens,
+        "max_length": source.max_length,
+        "held_out": source.held_out,
+        "learning_rate": run.learning_rate,
+        "warmup": run.warmup,
+        "measures": run.measures,
+        "seed": run.seed,
+        "device": run.device,
+        "precision": run.precision,
+        "save_seconds": run.save_every,
+        "n_threads": run.threads,
+        "resume": run.resume,
+        "force": result.force,
+    }

@@ -21,13 +21,14 @@ from torch.utils.checkpoint import checkpoint
 from specrun.bindings.errors import OptionError
 from specrun.train.agreement import Agreement, best_words, shifted
 from specrun.train.features import FeatureSource, TargetMatrices
-from specrun.train.head_recipe import HeadFiles, HeadRecipe, TrainingDefaults
+from specrun.train.head_recipe import HeadFiles, HeadRecipe
 from specrun.train.heads.eagle_head import EagleHead
 from specrun.train.heads.unrolled import chain_states
 from specrun.train.learner import Learner, LossPart
 from specrun.train.losses import law_cross_entropy
 from specrun.train.target_shape import TargetShape
 from specrun.train.token_corpus import TokenBatch, TokenCorpus
+from specrun.train.training_run import TrainingDefaults
 
 __all__ = ["EagleLearner", "EagleRecipe", "chain_marks", "llama_config"]
 

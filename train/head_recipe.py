@@ -13,18 +13,9 @@ from specrun.train.features import FeatureSource, TargetMatrices
 from specrun.train.learner import Learner
 from specrun.train.target_shape import TargetShape
 from specrun.train.token_corpus import TokenCorpus
+from specrun.train.training_run import TrainingDefaults
 
-__all__ = ["HeadFiles", "HeadRecipe", "TrainingDefaults"]
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingDefaults:
-    """How a kind of head is trained where nothing else is said."""
-
-    learning_rate: float
-    betas: tuple[float, float] = (0.9, 0.95)
-    clip_norm: float = 0.5
-    weight_decay: float = 0.0
+__all__ = ["HeadFiles", "HeadRecipe"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from specrun.train.feature_cache import CachedFeatures
 from specrun.train.features import TargetMatrices
 from specrun.train.head_folder import check_output, open_output, write_head
 from specrun.train.head_recipe import HeadRecipe
-from specrun.train.head_run import HeadReport, HeadRun, read_corpus, trainer_settings
+from specrun.train.head_run import HeadReport, HeadRun, read_corpus
 from specrun.train.head_states import opened_states, wants_cache
 from specrun.train.hf_model import read_config
 from specrun.train.learner import Learner
@@ -54,7 +54,7 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     taps = recipe.taps(shape)
     device = usable_device(run.device)
     corpus = read_corpus(run, words, recipe.files_name, listener)
-    settings = trainer_settings(recipe.defaults(shape), run, corpus, usable_precision(run.precision, device))
+    settings = run.trainer_settings(recipe.defaults(shape), corpus, usable_precision(run.precision, device))
     cached = wants_cache(run, settings, corpus, shape, len(taps), listener)
     need = _need(recipe, run, shape, n_words, corpus, settings, cached)
     listener.note(f"memory: about {need}")

@@ -18,13 +18,14 @@ from torch import Tensor
 from specrun.bindings.errors import OptionError
 from specrun.train.agreement import Agreement, best_words, shifted
 from specrun.train.features import FeatureSource, TargetMatrices
-from specrun.train.head_recipe import HeadFiles, HeadRecipe, TrainingDefaults
+from specrun.train.head_recipe import HeadFiles, HeadRecipe
 from specrun.train.heads.hydra_heads import HydraHeads
 from specrun.train.learner import Learner, LossPart
 from specrun.train.losses import law_cross_entropy, word_cross_entropy
 from specrun.train.medusa import marked
 from specrun.train.target_shape import TargetShape
 from specrun.train.token_corpus import TokenBatch, TokenCorpus
+from specrun.train.training_run import TrainingDefaults
 
 __all__ = ["HydraLearner", "HydraRecipe"]
 

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
 from specrun.train.features import FeatureSource, ModelFeatures, TargetMatrices
-from specrun.train.head_recipe import TrainingDefaults
 from specrun.train.hf_model import HFModel
 from specrun.train.learner import Learner, LossPart, ParameterGroup
 from specrun.train.losses import divergence_from_law, word_cross_entropy
 from specrun.train.medusa import MedusaLearner, MedusaRecipe, marked
 from specrun.train.target_shape import TargetShape
 from specrun.train.token_corpus import TokenBatch
+from specrun.train.training_run import TrainingDefaults
 
 __all__ = ["Medusa2Learner", "Medusa2Recipe"]
 

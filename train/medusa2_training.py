@@ -20,7 +20,7 @@ from specrun.runtime.atomic import atomic_path
 from specrun.train.feature_cache import CachedFeatures, cache_bytes, check_cache_space, fill_cache
 from specrun.train.features import ModelFeatures, TargetMatrices
 from specrun.train.head_folder import check_output, open_output
-from specrun.train.head_run import HeadReport, HeadRun, read_corpus, trainer_settings
+from specrun.train.head_run import HeadReport, HeadRun, read_corpus
 from specrun.train.head_states import cache_folder
 from specrun.train.hf_model import HFModel, load_hf_model, read_config
 from specrun.train.medusa2 import Medusa2Learner, Medusa2Recipe, medusa2_config
@@ -56,7 +56,7 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
         torch.set_num_threads(run.n_threads)
     shape, words, device = target_shape(run.target), TargetWords(run.target), usable_device(run.device)
     corpus = read_corpus(run, words, WEIGHTS, listener)
-    settings = trainer_settings(recipe.defaults(), run, corpus, usable_precision(run.precision, device))
+    settings = run.trainer_settings(recipe.defaults(), corpus, usable_precision(run.precision, device))
     if recipe.heads.from_law:
         check_cache_space(cache_folder(run), cache_bytes(corpus, shape.hidden, 0))
     need = _need(recipe, run, shape, corpus, settings)

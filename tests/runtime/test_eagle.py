@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from enumeration import TOLERANCE, bias
 from scripted import LawTable
+from target_texts import final_states, greedy_answers
 from tiny_eagle import TinyEagle, random_eagle
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.drafters.drafter import DraftRequest
@@ -137,23 +135,7 @@ def test_dynamic_trees_refuse_draws() -> None:
 
 @pytest.fixture(scope="module")
 def greedy_texts(tiny_model: Path) -> list[list[int]]:
-    texts = []
-    with Runtime(tiny_model, **EXACT) as runtime:
-        for seed in range(8):
-            prompt = [5 + seed, 6, 7 + seed]
-            texts.append([*prompt, *runtime.generate(prompt, GREEDY, max_tokens=30).token_ids])
-    return texts
-
-
-def hidden_states(path: Path, text: list[int]) -> np.ndarray:
-    """The target's final states at all positions, from one fresh evaluation."""
-    with Model(path) as model:
-        options = ContextOptions(**{**EXACT, "n_outputs": len(text)}, hidden_states=True)
-        with Context(model, options) as context:
-            batch = Batch(context.n_batch, 1)
-            batch.fill_chain(text, 0, [0], len(text))
-            rows = context.decode(batch)
-            return np.array([rows.hidden_state(row) for row in range(len(text))])
+    return greedy_answers(tiny_model, EXACT)
 
 
 def matrices(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -173,7 +155,7 @@ def trained(tiny_model: Path, greedy_texts: list[list[int]], tmp_path_factory: p
     embedding, output = (torch.tensor(one) for one in matrices(tiny_model))
     pairs = []
     for text in greedy_texts:
-        states = torch.tensor(hidden_states(tiny_model, text))
+        states = torch.tensor(final_states(tiny_model, text, EXACT))
         following = torch.tensor(text)
         pairs.append((embedding[following[1:-1]], states[:-2], states[1:-1], following[2:]))
     start = random_eagle(HIDDEN, n_heads=1, n_kv_heads=1)
@@ -267,7 +249,7 @@ def test_the_cache_is_true_after_any_rounds(tiny_model: Path, trained: Path, opt
                 continue
             base = drafter._state._base
             assert base == 0  # no pair was given up where the cache had all but the new tokens
-            states = hidden_states(tiny_model, text)[base:-1]
+            states = final_states(tiny_model, text, EXACT)[base:-1]
             n = len(states)
             wanted = reference.states(embedding[text[base + 1 :]], states, range(base, base + n), np.tri(n, dtype=bool))
             np.testing.assert_allclose(row.states[0], wanted[-1], rtol=1e-3, atol=1e-4)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from renamed_models import as_architecture
+from target_texts import greedy_answers
 from tiny_eagle3 import TinyEagle3, Variant, random_eagle3
 from tiny_nextn import write_tiny_qwen35
 
@@ -46,12 +47,7 @@ def features(path: Path, text: list[int]) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def greedy_texts(tiny_deep_model: Path) -> list[list[int]]:
-    texts = []
-    with Runtime(tiny_deep_model, **EXACT) as runtime:
-        for seed in range(6):
-            prompt = [5 + seed, 6, 7 + seed]
-            texts.append([*prompt, *runtime.generate(prompt, GREEDY, max_tokens=30).token_ids])
-    return texts
+    return greedy_answers(tiny_deep_model, EXACT, count=6)
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scripted import LawTable
 
-from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import MalformedFileError, OptionError, SpecrunError
-from specrun.bindings.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.drafters.drafter import DraftRequest
@@ -30,6 +27,7 @@ from specrun.runtime.planning.medusa_tree import TYPICAL_PATH_ACCURACY, medusa_t
 from specrun.runtime.tree import DraftTree, TreeBuilder
 
 torch = pytest.importorskip("torch")
+from target_texts import final_states, greedy_answers  # noqa: E402
 from tiny_hydra import TinyHydra, log_probs, random_hydra, train  # noqa: E402
 
 HIDDEN, WORDS = 32, 320
@@ -200,23 +198,7 @@ def test_a_gap_or_a_full_cache_costs_drafts_and_nothing_else() -> None:
 
 @pytest.fixture(scope="module")
 def greedy_texts(tiny_model: Path) -> list[list[int]]:
-    texts = []
-    with Runtime(tiny_model, **EXACT) as runtime:
-        for seed in range(8):
-            prompt = [5 + seed, 6, 7 + seed]
-            texts.append([*prompt, *runtime.generate(prompt, GREEDY, max_tokens=30).token_ids])
-    return texts
-
-
-def hidden_states(path: Path, text: list[int]) -> np.ndarray:
-    """The target's final states at all positions, from one fresh evaluation."""
-    with Model(path) as model:
-        options = ContextOptions(**{**EXACT, "n_outputs": len(text)}, hidden_states=True)
-        with Context(model, options) as context:
-            batch = Batch(context.n_batch, 1)
-            batch.fill_chain(text, 0, [0], len(text))
-            rows = context.decode(batch)
-            return np.array([rows.hidden_state(row) for row in range(len(text))])
+    return greedy_answers(tiny_model, EXACT)
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +218,7 @@ def trained(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[TinyHydra, Path]:
     """Heads trained for some seconds on greedy texts."""
-    states = [hidden_states(tiny_model, text) for text in greedy_texts]
+    states = [final_states(tiny_model, text, EXACT) for text in greedy_texts]
     start = random_hydra(HIDDEN, WORDS, prefix=request.param)
     fitted = train(start, greedy_texts, states, *matrices)
     path = fitted.write(tmp_path_factory.mktemp("hydra") / "trained.gguf", WORDS)
@@ -300,7 +282,7 @@ def test_drafts_are_the_references_after_any_rounds(
             checked += 1
             state = drafter._state.at_end(text)
             assert state is not None
-            states = torch.tensor(hidden_states(tiny_model, text)[:-1], dtype=torch.float64)
+            states = torch.tensor(final_states(tiny_model, text, EXACT)[:-1], dtype=torch.float64)
             expected = fitted.double().read_states(states).numpy()
             np.testing.assert_allclose(state, expected[-1], rtol=1e-3, atol=1e-4)
             assert np.abs(state - expected[-2]).max() > 0.01  # the control: shifted by one

@@ -21,7 +21,7 @@ from specrun.train.data_file import read_documents
 from specrun.train.eagle import EagleRecipe
 from specrun.train.eagle3 import Eagle3Recipe
 from specrun.train.head_recipe import HeadRecipe
-from specrun.train.head_run import HeadReport, HeadRun, trainer_settings
+from specrun.train.head_run import HeadReport, HeadRun
 from specrun.train.head_training import train_head
 from specrun.train.hydra import HydraRecipe
 from specrun.train.medusa import MedusaRecipe
@@ -271,7 +271,7 @@ def test_estimates_are_of_the_right_size(taught, tmp_path: Path) -> None:
     run = run_of(taught, tmp_path / "heads", cache="no")
     shape = target_shape(taught.folder)
     corpus = encode_corpus(read_documents(run.data), TargetWords(taught.folder), max_length=64)
-    settings = trainer_settings(MEDUSA.defaults(shape), run, corpus, torch.float32)
+    settings = run.trainer_settings(MEDUSA.defaults(shape), corpus, torch.float32)
     need = head_training._need(MEDUSA, run, shape, 400, corpus, settings, False)
     assert need.parts["head"] == 4 * 4 * 3 * (HIDDEN * HIDDEN + HIDDEN + 400 * HIDDEN)
     layer = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 2 + 3 * HIDDEN * 128 + 2 * HIDDEN
@@ -286,7 +286,7 @@ def test_a_head_for_7b_fits_24_gib_with_a_teacher(taught, tmp_path: Path, recipe
     text = TokenSequence(np.zeros(2048, np.int32), np.ones(2048, np.bool_))
     corpus = TokenCorpus((text,) * 64, tuple(range(64)), (0,), measured_on_training=True)
     run = run_of(taught, tmp_path / "heads", teacher=taught.gguf, tokens_per_batch=4096)
-    settings = trainer_settings(recipe.defaults(shape), run, corpus, torch.float32)
+    settings = run.trainer_settings(recipe.defaults(shape), corpus, torch.float32)
     need = head_training._need(recipe, run, shape, 32000, corpus, settings, True)
     assert 4 << 30 < need.total < 24 << 30
 

@@ -16,17 +16,6 @@ _LENGTH = 5
 def drafter_card(run: DrafterRun, report: DrafterReport) -> str:
     """Return the card in Markdown."""
     target, draft = run.target.resolve().name, run.draft.resolve().name
-    gain, losses = report.acceptance, report.result.curves.losses
-    settings = {
-        "answers learnt on": f"{run.answers}, {100 * run.loss.on_policy:.0f} % written by the drafter",
-        **{name.replace("_", " "): value for name, value in dataclasses.asdict(run.loss).items()},
-        "longest answer": run.longest_answer,
-        "longest text": run.max_length,
-        "tokens per batch": run.tokens_per_batch,
-        "seed": run.seed,
-        "precision": report.precision,
-    }
-    where = "the training texts (too few to hold any out)" if report.measured_on_training else "held-out texts"
     lines = [
         "---",
         "tags: [speculative-decoding, draft-model, distillation]",
@@ -41,6 +30,29 @@ def drafter_card(run: DrafterRun, report: DrafterReport) -> str:
         f"{', '.join(path.name for path in run.data)}: {report.n_sequences:,} sequences. The licences of the data and "
         "of both models apply.",
         "",
+        *_training(run, report),
+        *_acceptance(run, report),
+        "## Use",
+        "```",
+        "specrun convert FOLDER -o drafter.gguf --outtype q8_0",
+        "specrun chat -m TARGET.gguf -md drafter.gguf",
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _training(run: DrafterRun, report: DrafterReport) -> list[str]:
+    losses = report.result.curves.losses
+    settings = {
+        "answers learnt on": f"{run.answers}, {100 * run.loss.on_policy:.0f} % written by the drafter",
+        **{name.replace("_", " "): value for name, value in dataclasses.asdict(run.loss).items()},
+        "longest answer": run.longest_answer,
+        "longest text": run.max_length,
+        "tokens per batch": run.tokens_per_batch,
+        "seed": run.seed,
+        "precision": report.precision,
+    }
+    return [
         "## Training",
         f"{len(losses):,} steps, {report.result.tokens:,} tokens, {report.result.seconds:,.0f} s on {report.device}; "
         f"{run.loss.divergence} {losses[0]:.4f} at first, {losses[-1]:.4f} at last.",
@@ -49,6 +61,13 @@ def drafter_card(run: DrafterRun, report: DrafterReport) -> str:
         "|---|---|",
         *(f"| {name} | {value} |" for name, value in settings.items()),
         "",
+    ]
+
+
+def _acceptance(run: DrafterRun, report: DrafterReport) -> list[str]:
+    gain = report.acceptance
+    where = "the training texts (too few to hold any out)" if report.measured_on_training else "held-out texts"
+    lines = [
         "## Acceptance rate",
         f"Alpha, the mean over positions of 1 - TV(target, drafter), at temperature {run.measured_at:g} on {where}, "
         f"answers {'sampled from the target' if run.measured_on == 'target' else 'as given'}. Standard errors "
@@ -67,17 +86,7 @@ def drafter_card(run: DrafterRun, report: DrafterReport) -> str:
             f"| known by {others} | {report.before.covered:.4f} | {report.after.covered:.4f} |",
             f"| known by one of all | {report.before.covered_together:.4f} | {report.after.covered_together:.4f} |",
         ]
-    lines += [
-        "",
-        f"Alpha rose by {gain.gain:.4f} +- {gain.error:.4f} (paired over texts).",
-        "",
-        "## Use",
-        "```",
-        "specrun convert FOLDER -o drafter.gguf --outtype q8_0",
-        "specrun chat -m TARGET.gguf -md drafter.gguf",
-        "```",
-    ]
-    return "\n".join(lines) + "\n"
+    return [*lines, "", f"Alpha rose by {gain.gain:.4f} +- {gain.error:.4f} (paired over texts).", ""]
 
 
 def _stated(found: MeasuredAcceptance) -> str:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from specrun.bindings.errors import OptionError
 from specrun.train.distillation.acceptance import AcceptanceGain
 from specrun.train.distillation.learner import Comparison, DistillationLoss
 from specrun.train.source_identity import source_identity
 from specrun.train.token_corpus import TokenCorpus
-from specrun.train.trainer import TrainerSettings, TrainingResult
+from specrun.train.trainer import TrainingResult
+from specrun.train.training_run import TrainingDefaults, TrainingRun
 
-__all__ = ["ANSWER_SOURCES", "WEIGHTS_NAME", "DrafterReport", "DrafterRun", "drafter_settings", "run_identity"]
+__all__ = ["ANSWER_SOURCES", "DEFAULTS", "WEIGHTS_NAME", "DrafterReport", "DrafterRun", "run_identity"]
 
 ANSWER_SOURCES = ("given", "target")
 """Who may have written answers before training: the data, or the target, which samples them."""
@@ -27,48 +25,30 @@ ANSWER_SOURCES = ("given", "target")
 WEIGHTS_NAME = "model.safetensors"
 """The file that a finished run leaves."""
 
-_LEARNING_RATE = 3e-4  # DistillSpec's, of its larger drafters
+DEFAULTS = TrainingDefaults(learning_rate=3e-4, clip_norm=1.0)
+"""The rate is DistillSpec's, of its larger drafters."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrafterRun:
-    """A drafter to distil, for how long, and where to write it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterRun(TrainingRun):
+    """A run that distils a drafter.
 
-    `target` and `draft` are Hugging Face folders, `data` files of text or JSON Lines. Training learns on `answers`, of
-    which the drafter writes a share of its own (`loss.on_policy`); alpha is measured on `measured_on`, at temperature
-    `measured_at`. Texts have at most `max_length` words, sampled answers `longest_answer`. A share `held_out` of the
-    texts, at most `most_held_out`, is only measured on. `steps` overrules `epochs`; `warmup` is a share of the steps,
-    `measures` how often held-out texts are measured.
+    `draft` is a Hugging Face folder as `target` is. Training learns on `answers`, of which the drafter writes a share
+    of its own (`loss.on_policy`); alpha is measured on `measured_on`, at temperature `measured_at`. Sampled answers
+    have at most `longest_answer` words, and at most `most_held_out` texts are only measured on.
     """
 
-    target: Path
     draft: Path
-    data: tuple[Path, ...]
-    output: Path
     loss: DistillationLoss = field(default_factory=DistillationLoss)
     answers: str = "given"
     measured_on: str = "target"
     measured_at: float = 1.0
     not_covered_by: tuple[Path, ...] = ()
     longest_answer: int = 128
-    epochs: int = 1
-    steps: int | None = None
-    tokens_per_batch: int = 4096
-    max_length: int = 2048
-    held_out: float = 0.05
     most_held_out: int = 200
-    learning_rate: float | None = None
-    warmup: float = 0.03
-    measures: int = 10
-    seed: int = 0
-    device: str = "auto"
-    precision: str = "auto"
-    save_seconds: float = 180.0
-    n_threads: int = 0
-    resume: bool = False
-    force: bool = False
 
     def __post_init__(self) -> None:
+        TrainingRun.__post_init__(self)  # super() does not know a class with slots
         for name in ("answers", "measured_on"):
             if getattr(self, name) not in ANSWER_SOURCES:
                 raise OptionError(f"{name} is {getattr(self, name)!r}: use one of {', '.join(ANSWER_SOURCES)}")
@@ -76,17 +56,6 @@ class DrafterRun:
             raise OptionError(f"alpha cannot be measured at temperature {self.measured_at:g}: give 0 or more")
         if self.longest_answer < 1:
             raise OptionError(f"answers of {self.longest_answer} words: give at least 1")
-        if self.epochs < 1:
-            raise OptionError(f"{self.epochs} epochs: give at least 1")
-        if not 0 <= self.held_out < 1:
-            raise OptionError(f"a held-out share of {self.held_out:g}: give 0 to below 1")
-        if not 0 <= self.warmup < 1:
-            raise OptionError(f"a warm-up of {self.warmup:g} of the steps: give 0 to below 1")
-
-    @property
-    def state_path(self) -> Path:
-        """The checkpoint."""
-        return self.output / "training" / "state.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +75,6 @@ class DrafterReport:
     measured_on_training: bool
     precision: str
     device: str
-
-
-def drafter_settings(run: DrafterRun, corpus: TokenCorpus, precision: torch.dtype) -> TrainerSettings:
-    """Return how a run is made."""
-    per_epoch = len(corpus.training_batches(0, run.seed, run.tokens_per_batch))
-    steps = run.steps if run.steps is not None else run.epochs * per_epoch
-    return TrainerSettings(
-        steps=steps,
-        learning_rate=_LEARNING_RATE if run.learning_rate is None else run.learning_rate,
-        tokens_per_batch=run.tokens_per_batch,
-        warmup_steps=round(run.warmup * steps),
-        measure_every=max(1, math.ceil(steps / run.measures)) if run.measures else 0,
-        seed=run.seed,
-        save_seconds=run.save_seconds,
-        precision=precision,
-    )
 
 
 def run_identity(run: DrafterRun, corpus: TokenCorpus) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from specrun.train.distillation.coverage import ExistingDrafters
 from specrun.train.distillation.drafter_card import drafter_card
 from specrun.train.distillation.drafter_folder import write_drafter_folder
 from specrun.train.distillation.drafter_run import (
+    DEFAULTS,
     WEIGHTS_NAME,
     DrafterReport,
     DrafterRun,
-    drafter_settings,
     run_identity,
 )
 from specrun.train.distillation.learner import DistillationLearner
@@ -58,7 +58,7 @@ def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> Draft
     words = TargetWords(run.target)
     corpus = _read_corpus(run, words, listener)
     device = usable_device(run.device)
-    settings = drafter_settings(run, corpus, usable_precision(run.precision, device))
+    settings = run.trainer_settings(DEFAULTS, corpus, usable_precision(run.precision, device))
     _require_memory(run, corpus, settings, device, listener)
     # Before anything is written: their words may not be the target's.
     with ExistingDrafters(run.not_covered_by, target_words, n_ctx=run.max_length, n_threads=run.n_threads) as drafters:
