@@ -33,8 +33,8 @@ class MedusaDrafter(Drafter):
     """Children of depth k + 1 are head k's words by rank, whatever their parent: point masses.
 
     The hidden state is the one from which the target's own token came, so a round's first drafts need no evaluation
-    of the target. In the first round of an answer it is the one before the prompt's last token; where all of the prompt
-    was cached, that is gone, and nothing is drafted.
+    of the target. In the first round of an answer it is the one before the prompt's last token, which is evaluated even
+    where its keys and values were cached; on models that cannot branch it may be missing, and nothing is drafted.
     """
 
     needs_hidden_states = True

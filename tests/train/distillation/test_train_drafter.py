@@ -35,7 +35,13 @@ SETTINGS = {
 
 
 def run_for(family, output, **changes):
-    return DrafterRun(family.target, family.draft, (family.data,), output, **{**SETTINGS, **changes})
+    settings: dict[str, Any] = {
+        "target": family.target,
+        "draft": family.draft,
+        "data": (family.data,),
+        "output": output,
+    }
+    return DrafterRun(**{**settings, **SETTINGS, **changes})
 
 
 @pytest.mark.parametrize(
