@@ -11,10 +11,11 @@ import torch.nn.functional as F
 
 from specrun.bindings.errors import OptionError
 from specrun.train.agreement import Agreement, best_words, shifted
-from specrun.train.eagle import EagleLearner, EagleRecipe, chain_marks
+from specrun.train.eagle import EagleLearner, EagleRecipe
 from specrun.train.eagle3 import Eagle3Learner, Eagle3Recipe, draft_vocabulary
 from specrun.train.features import Features, TargetMatrices
 from specrun.train.heads.attention import Attention
+from specrun.train.heads.unrolled import chain_marks
 from specrun.train.hydra import HydraLearner, HydraRecipe
 from specrun.train.losses import divergence_from_law, law_cross_entropy, word_cross_entropy
 from specrun.train.medusa import MedusaLearner, MedusaRecipe, marked
@@ -184,7 +185,7 @@ def test_noise_and_words_can_be_left_out(target: TargetMatrices) -> None:
     states, batch = FixedStates(2, 7), batch_of(7)
     learner = randomized(EagleLearner(EagleRecipe(noise=0.0, word_weight=0.0), SHAPE, target, states))
     predicted, _ = learner.head(target.embedding[batch.ids[:, 1:]], states.final[:, :-1])
-    marks = chain_marks(batch, 0)
+    marks = chain_marks(batch.learnt, 0)
     (part,) = learner.losses(batch, noise(), 0)
     expected = F.smooth_l1_loss(predicted[marks], states.final[:, 1:][marks])
     assert part.value.item() == pytest.approx(expected.item(), rel=1e-6)
@@ -374,9 +375,9 @@ def test_marks_ask_for_the_models_own_words() -> None:
     assert marked(batch, 1)[0].tolist() == [False, False, True]
     assert marked(batch, 3).shape == (2, 1)
     assert marked(batch, 9).shape == (2, 0)
-    assert chain_marks(batch, 0)[0].tolist() == [False, False, True, True, True]
-    assert chain_marks(batch, 1)[0].tolist() == [False, False, True, True]
-    assert chain_marks(batch, 9).shape == (2, 0)
+    assert chain_marks(batch.learnt, 0)[0].tolist() == [False, False, True, True, True]
+    assert chain_marks(batch.learnt, 1)[0].tolist() == [False, False, True, True]
+    assert chain_marks(batch.learnt, 9).shape == (2, 0)
 
 
 def test_chains_count_until_their_first_mistake() -> None:

@@ -12,26 +12,52 @@ from torch.utils.checkpoint import checkpoint
 
 from specrun.train.heads.attention import KeysValues
 
-__all__ = ["ChainHead", "chain_states"]
+__all__ = ["ChainHead", "chain_marks", "chain_states"]
 
 
 class ChainHead(Protocol):
     """A head that goes on from its own states; EAGLE's and EAGLE-3's are."""
 
     def __call__(
-        self, embeddings: Tensor, states: Tensor, earlier: Sequence[KeysValues] = ()
+        self,
+        embeddings: Tensor,
+        states: Tensor,
+        earlier: Sequence[KeysValues] = (),
+        wanted: Tensor | None = None,
     ) -> tuple[Tensor, KeysValues]:
-        """Return the next states and their keys."""
+        """Return the next states, whole at `wanted`, and their keys."""
 
 
-def chain_states(head: ChainHead, embedding: Tensor, ids: Tensor, states: Tensor, depth: int) -> Iterator[Tensor]:
+def chain_marks(learnt: Tensor, depth: int) -> Tensor:
+    """Return [B, T - 1 - depth]: the chains whose step `depth` (from 0) counts, where words `learnt` [B, T] do.
+
+    Chain p reads words p + 1 to p + 1 + depth: all of them must be the model's, as they are when drafts are made.
+    """
+    length = learnt.shape[1] - 1 - depth
+    marks = torch.ones(learnt.shape[0], max(0, length), dtype=torch.bool, device=learnt.device)
+    for ahead in range(1, depth + 2):
+        marks = marks & learnt[:, ahead : ahead + marks.shape[1]]
+    return marks
+
+
+def chain_states(
+    head: ChainHead,
+    embedding: Tensor,
+    ids: Tensor,
+    states: Tensor,
+    depth: int,
+    *,
+    learnt: Tensor | None = None,
+    recompute: bool = True,
+) -> Iterator[Tensor]:
     """Yield the head's states [B, T-1, h] at depths 0 to depth-1 of the chains below each position.
 
     `ids` are [B, T], `embedding` [words, h], `states` [B, T-1, h] what the first step reads at positions 0 to T-2. The
-    state that chain p yields at depth s stands for position p + s + 1, and means nothing from p + s + 1 = T on.
+    state that chain p yields at depth s stands for position p + s + 1, and means nothing from p + s + 1 = T on. With
+    `learnt` [B, T], states are whole only where `chain_marks` counts them: half of a chat is questions.
 
-    While gradients are taken over several steps, each step is computed again for its own: what attention keeps of all
-    steps together would be the largest part of the memory.
+    With `recompute`, while gradients are taken over several steps, each step is computed again for its own: what
+    attention keeps of all steps together would be the largest part of the memory.
     """
     length = ids.shape[1]
     earlier: list[KeysValues] = []
@@ -40,9 +66,10 @@ def chain_states(head: ChainHead, embedding: Tensor, ids: Tensor, states: Tensor
             return
         tokens = F.pad(ids[:, 1 + step :], (0, step))
         embeddings = embedding[tokens].to(states.dtype)
-        if depth > 1 and torch.is_grad_enabled():
-            states, own = checkpoint(head, embeddings, states, tuple(earlier), use_reentrant=False)
+        wanted = None if learnt is None else F.pad(chain_marks(learnt, step), (0, step))
+        if recompute and depth > 1 and torch.is_grad_enabled():
+            states, own = checkpoint(head, embeddings, states, tuple(earlier), wanted, use_reentrant=False)
         else:
-            states, own = head(embeddings, states, earlier)
+            states, own = head(embeddings, states, earlier, wanted)
         earlier.append(own)
         yield states
