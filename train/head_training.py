@@ -25,13 +25,16 @@ from specrun.train.hf_model import read_config
 from specrun.train.learner import Learner
 from specrun.train.memory import MemoryNeed, free_memory, require_memory, trained_bytes
 from specrun.train.precision import usable_device, usable_precision
+from specrun.train.run_checkpoint import check_checkpoint
 from specrun.train.run_listener import NobodyListens, RunListener
 from specrun.train.source_identity import source_identity
 from specrun.train.target_shape import TargetShape, target_shape
 from specrun.train.target_words import TargetWords
 from specrun.train.token_corpus import TokenCorpus
-from specrun.train.trainer import TrainerSettings, TrainingResult, check_checkpoint, train_learner
+from specrun.train.trainer import train_learner
+from specrun.train.trainer_settings import TrainerSettings
 from specrun.train.training_card import CardFacts, training_card
+from specrun.train.training_progress import TrainingResult
 
 __all__ = ["train_head"]
 

@@ -15,7 +15,7 @@ from specrun.train.eagle import EagleLearner, EagleRecipe
 from specrun.train.eagle3 import Eagle3Learner, Eagle3Recipe, draft_vocabulary
 from specrun.train.features import Features, TargetMatrices
 from specrun.train.heads.attention import Attention
-from specrun.train.heads.unrolled import chain_marks
+from specrun.train.heads.unrolled import chain_marks, chain_states
 from specrun.train.hydra import HydraLearner, HydraRecipe
 from specrun.train.losses import divergence_from_law, law_cross_entropy, word_cross_entropy
 from specrun.train.medusa import MedusaLearner, MedusaRecipe, marked
@@ -216,8 +216,6 @@ def chains_by_hand(head, embedding: torch.Tensor, ids: torch.Tensor, states: tor
 @torch.no_grad()
 def test_unrolled_chains_are_what_decoding_them_one_by_one_gives(target: TargetMatrices, kind: str) -> None:
     """The growing mask of training-time test against plain causal attention: one misplaced entry or position fails."""
-    from specrun.train.heads.unrolled import chain_states
-
     length, depth = 8, 4
     states = FixedStates(1, length, taps=3)
     ids = torch.randint(0, WORDS, (1, length), generator=torch.Generator().manual_seed(4))
@@ -240,7 +238,6 @@ def test_unrolled_chains_are_what_decoding_them_one_by_one_gives(target: TargetM
 def test_a_chain_that_sees_others_chains_is_noticed(target: TargetMatrices, monkeypatch) -> None:
     """The negative control of the test above: earlier steps as full causal keys, a usual mistake."""
     from specrun.train.heads import attention
-    from specrun.train.heads.unrolled import chain_states
 
     def wrong(query, text, chain):
         keys = torch.cat([text.keys, *(one.keys for one in chain)], 2)
@@ -256,6 +253,39 @@ def test_a_chain_that_sees_others_chains_is_noticed(target: TargetMatrices, monk
     wanted = chains_by_hand(learner.head, target.embedding, ids[0], states.final[0, :-1], 2)
     second = list(chain_states(learner.head, target.embedding, ids, states.final[:, :-1], 2))[1]
     assert not torch.allclose(second[0, 3], wanted[3, 1], rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def test_chains_of_learnt_words_are_whole_where_they_count_and_only_there(target: TargetMatrices) -> None:
+    states, batch = FixedStates(2, 8), batch_of(8, learnt_from=3)
+    learner = randomized(EagleLearner(EagleRecipe(), SHAPE, target, states))
+    given = (learner.head, target.embedding, batch.ids, states.final[:, :-1], 3)
+    skipped = 0
+    for depth, (whole, sparse) in enumerate(
+        zip(chain_states(*given), chain_states(*given, learnt=batch.learnt), strict=True)
+    ):
+        marks = chain_marks(batch.learnt, depth)
+        torch.testing.assert_close(sparse[:, : marks.shape[1]][marks], whole[:, : marks.shape[1]][marks])
+        skipped += int((~torch.isclose(sparse, whole).all(-1)).sum())
+    assert skipped  # else the test above says nothing: question words' states are cut short
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_recomputing_changes_no_number(target: TargetMatrices, kind: str) -> None:
+    states, batch = FixedStates(2, 8, taps=3), batch_of(8)
+    recipes = {
+        "eagle": lambda: EagleLearner(EagleRecipe(steps=3), SHAPE, target, states),
+        "eagle3": lambda: Eagle3Learner(Eagle3Recipe(steps=3), SHAPE, target, states, torch.arange(0, WORDS, 2)),
+    }
+    learner = randomized(recipes[kind]())
+    found = []
+    for recompute in (True, False):
+        learner.recompute = recompute
+        learner.module.zero_grad()
+        part = next(learner.losses(batch, torch.Generator().manual_seed(1), 0))
+        part.value.backward()
+        found.append([part.value.detach(), *(one.grad.clone() for one in learner.module.parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_eagle3s_loss_sums_decayed_cross_entropies_over_draftable_words(target: TargetMatrices) -> None:
