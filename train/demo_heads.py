@@ -20,14 +20,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specrun.bindings.context import ContextOptions
 from specrun.bindings.errors import OptionError
+from specrun.bindings.model import Model
 from specrun.convert import convert_checkpoint
+from specrun.convert.head_accuracy import store_accuracy
 from specrun.convert.heads.head_conversion import convert_head
+from specrun.runtime.asked_prompts import prompt_tokens
 from specrun.runtime.atomic import atomic_path
 from specrun.runtime.demo import demo_drafters, demo_questions, demo_target
+from specrun.runtime.planning.calibration import CalibrationText
+from specrun.runtime.planning.head_calibration import HeadCalibrationOptions, calibrate_heads
 from specrun.train.conversations import epoch_conversations
 from specrun.train.corpus import Entry, build_corpus
-from specrun.train.demo_scores import Question, measure_drafter, read_questions
+from specrun.train.demo_scores import N_SPECULATIVE, Question, measure_drafter, read_questions
 from specrun.train.distillation.learner import DistillationLoss
 from specrun.train.distillation.train_drafter import DrafterRun, train_drafter
 from specrun.train.eagle import EagleRecipe
@@ -191,14 +197,32 @@ def gguf_path(plan: Plan, kind: str) -> Path:
 
 
 def gguf_stage(plan: Plan, kind: str) -> None:
-    """Convert what was trained, in Q8_0."""
+    """Convert what was trained, in Q8_0, and calibrate heads."""
     path = gguf_path(plan, kind)
     if path.exists():
         return
-    if kind in RECIPES:
-        convert_head(plan.work / kind, path, target=demo_target(), outtype="q8_0")
-    else:
+    if kind == DRAFTER:
         convert_checkpoint(plan.work / kind, path, outtype="q8_0")
+        return
+    raw = plan.work / f"{kind}-uncalibrated.gguf"
+    raw.unlink(missing_ok=True)
+    convert_head(plan.work / kind, raw, target=demo_target(), outtype="q8_0")
+    calibrate(raw, plan.threads)
+    raw.replace(path)
+
+
+def calibrate(heads: Path, threads: int) -> None:
+    """Write into a head's file how often its guesses are right, on questions that scores do not ask."""
+    questions = [item.question for item in read_questions(demo_questions())]
+    spared = questions[N_SPECULATIVE:] or questions
+
+    def texts(model: Model) -> list[CalibrationText]:
+        return [CalibrationText(tuple(tokens), len(tokens)) for tokens in prompt_tokens(model, spared)]
+
+    context = ContextOptions(n_threads=threads, n_threads_batch=threads)
+    options = HeadCalibrationOptions(demo_target(), heads, n_tokens=2048, seconds=0.0, context=context)
+    found = calibrate_heads(options, texts)
+    store_accuracy(heads, found.accuracy, n_positions=found.n_positions)
 
 
 def score_stage(plan: Plan, kind: str, questions: list[Question]) -> float:
