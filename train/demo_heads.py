@@ -239,7 +239,7 @@ def publish(plan: Plan, folder: Path) -> None:
     """Copy the finished files, each whole or not at all; the drafter only if it drafts more than the embedded one."""
     kinds = [kind for kind in plan.kinds if kind != DRAFTER or _beats_the_first(plan)]
     new = {f"{kind}.gguf": gguf_path(plan, kind) for kind in kinds}
-    kept = [path for path in (demo_target(), *demo_drafters().values()) if path.name not in new]
+    kept = [path for path in (demo_target(), *demo_drafters().values()) if path.name not in new and path.exists()]
     size = sum(path.stat().st_size for path in (*new.values(), *kept))
     if size > MOST_BYTES:
         raise OptionError(f"the family would weigh {size / 1e6:.1f} MB, and {MOST_BYTES / 1e6:.0f} MB are allowed")
@@ -262,8 +262,8 @@ def parse_plan(arguments: list[str] | None = None) -> Plan:
     parser.add_argument("--work", type=Path, default=Path("runs/demo-heads"), help="folder of all stages' outputs")
     parser.add_argument("--publish", type=Path, help="folder to copy the finished files into")
     parser.add_argument("--only", choices=KINDS, action="append", help="train this kind only; repeatable")
-    parser.add_argument("--epochs", type=int, default=14, help="how often all conversations are read")
-    parser.add_argument("--phrasings", type=int, default=2, help="how many sets of conversations are made")
+    parser.add_argument("--epochs", type=int, default=5, help="how often all conversations are read")
+    parser.add_argument("--phrasings", type=int, default=4, help="how many sets of conversations are made")
     parser.add_argument("--hold-out", action="store_true", help="do not learn what the embedded questions ask")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")

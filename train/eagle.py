@@ -19,11 +19,12 @@ from torch import Tensor
 
 from specrun.bindings.errors import OptionError
 from specrun.train.agreement import Agreement, best_words, shifted
+from specrun.train.draft_marks import choosing, draft_marks
 from specrun.train.features import FeatureSource, TargetMatrices
 from specrun.train.head_recipe import HeadFiles, HeadRecipe
 from specrun.train.heads.chain_loss import chain_loss
 from specrun.train.heads.eagle_head import EagleHead
-from specrun.train.heads.unrolled import chain_marks, chain_states
+from specrun.train.heads.unrolled import chain_states
 from specrun.train.learner import Learner, LossPart
 from specrun.train.losses import law_cross_entropy
 from specrun.train.target_shape import TargetShape
@@ -113,7 +114,7 @@ class EagleLearner(Learner):
         """Yield the loss of states and words together, and where chains are trained, the sum over their steps."""
         states = self._source.features(batch).final
         shaken = states + self.recipe.noise * (2 * torch.rand(states.shape, generator=noise, device=self.device) - 1)
-        wanted = states[batch.learnt]
+        wanted = states[choosing(batch.learnt)]
         laws = self._target.law(wanted) if self.recipe.word_weight else None
 
         def loss(predicted: Tensor, numbers: Tensor) -> Tensor:
@@ -144,13 +145,13 @@ class EagleLearner(Learner):
             states = self._source.features(batch).final
             if batch.ids.shape[1] < 2:
                 continue
-            start = chain_marks(batch.learnt, 0)
+            start = draft_marks(batch.learnt, 0)
             drafted, chosen, counted = [], [], []
             chains = chain_states(self.head, self._target.embedding, batch.ids, states[:, :-1], MEASURED_DEPTH)
             for depth, predicted in enumerate(chains):
-                drafted.append(best_words(self._target.logits(predicted[start])))
+                drafted.append(best_words(self._target.logits(predicted[:, : start.shape[1]][start])))
                 ahead = shifted(states, depth + 1, start.shape[1])
                 chosen.append(self._target.logits(ahead[start]).argmax(-1))
-                counted.append(shifted(chain_marks(batch.learnt, depth), 0, start.shape[1])[start])
+                counted.append(shifted(draft_marks(batch.learnt, depth), 0, start.shape[1])[start])
             agreement.add(drafted, chosen, counted)
         return agreement.measures()

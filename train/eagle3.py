@@ -17,12 +17,13 @@ from torch import Tensor
 
 from specrun.bindings.errors import OptionError
 from specrun.train.agreement import Agreement, best_words, shifted
+from specrun.train.draft_marks import choosing, draft_marks
 from specrun.train.eagle import MEASURED_DEPTH, llama_config
 from specrun.train.features import FeatureSource, TargetMatrices
 from specrun.train.head_recipe import HeadFiles, HeadRecipe
 from specrun.train.heads.chain_loss import chain_loss
 from specrun.train.heads.eagle3_head import N_TAPS, Eagle3Head
-from specrun.train.heads.unrolled import chain_marks, chain_states
+from specrun.train.heads.unrolled import chain_states
 from specrun.train.learner import Learner, LossPart
 from specrun.train.losses import law_cross_entropy
 from specrun.train.target_shape import TargetShape
@@ -137,7 +138,7 @@ class Eagle3Learner(Learner):
         """Yield the sum over all steps: later ones depend on the states of earlier ones."""
         found = self._source.features(batch)
         assert found.taps is not None
-        drafted, laws = self._wanted(found.final[batch.learnt])
+        drafted, laws = self._wanted(found.final[choosing(batch.learnt)])
 
         def loss(predicted: Tensor, numbers: Tensor) -> Tensor:
             """The mean cross-entropy over rows [n, h], zero where the target's first choice cannot be drafted."""
@@ -173,14 +174,14 @@ class Eagle3Learner(Learner):
             found = self._source.features(batch)
             if batch.ids.shape[1] < 2 or found.taps is None:
                 continue
-            start = chain_marks(batch.learnt, 0)
+            start = draft_marks(batch.learnt, 0)
             drafted, chosen, counted = [], [], []
             states = self.head.fc(found.taps[:, :-1])
             chains = chain_states(self.head, self._target.embedding, batch.ids, states, MEASURED_DEPTH)
             for depth, predicted in enumerate(chains):
-                drafted.append(words[best_words(self.head.logits(predicted[start]))])
+                drafted.append(words[best_words(self.head.logits(predicted[:, : start.shape[1]][start]))])
                 ahead = shifted(found.final, depth + 1, start.shape[1])
                 chosen.append(self._target.logits(ahead[start]).argmax(-1))
-                counted.append(shifted(chain_marks(batch.learnt, depth), 0, start.shape[1])[start])
+                counted.append(shifted(draft_marks(batch.learnt, depth), 0, start.shape[1])[start])
             agreement.add(drafted, chosen, counted)
         return agreement.measures()

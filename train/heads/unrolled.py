@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from specrun.train.draft_marks import draft_marks
 from specrun.train.heads.attention import KeysValues
 
-__all__ = ["ChainHead", "chain_marks", "chain_states"]
+__all__ = ["ChainHead", "chain_states"]
 
 
 class ChainHead(Protocol):
@@ -26,18 +27,6 @@ class ChainHead(Protocol):
         wanted: Tensor | None = None,
     ) -> tuple[Tensor, KeysValues]:
         """Return the next states, whole at `wanted`, and their keys."""
-
-
-def chain_marks(learnt: Tensor, depth: int) -> Tensor:
-    """Return [B, T - 1 - depth]: the chains whose step `depth` (from 0) counts, where words `learnt` [B, T] do.
-
-    Chain p reads words p + 1 to p + 1 + depth: all of them must be the model's, as they are when drafts are made.
-    """
-    length = learnt.shape[1] - 1 - depth
-    marks = torch.ones(learnt.shape[0], max(0, length), dtype=torch.bool, device=learnt.device)
-    for ahead in range(1, depth + 2):
-        marks = marks & learnt[:, ahead : ahead + marks.shape[1]]
-    return marks
 
 
 def chain_states(
@@ -54,7 +43,7 @@ def chain_states(
 
     `ids` are [B, T], `embedding` [words, h], `states` [B, T-1, h] what the first step reads at positions 0 to T-2. The
     state that chain p yields at depth s stands for position p + s + 1, and means nothing from p + s + 1 = T on. With
-    `learnt` [B, T], states are whole only where `chain_marks` counts them: half of a chat is questions.
+    `learnt` [B, T], states are whole only where `draft_marks` counts them: half of a chat is questions.
 
     With `recompute`, while gradients are taken over several steps, each step is computed again for its own: what
     attention keeps of all steps together would be the largest part of the memory.
@@ -66,7 +55,7 @@ def chain_states(
             return
         tokens = F.pad(ids[:, 1 + step :], (0, step))
         embeddings = embedding[tokens].to(states.dtype)
-        wanted = None if learnt is None else F.pad(chain_marks(learnt, step), (0, step))
+        wanted = None if learnt is None else F.pad(draft_marks(learnt, step), (0, step + 1))
         if recompute and depth > 1 and torch.is_grad_enabled():
             states, own = checkpoint(head, embeddings, states, tuple(earlier), wanted, use_reentrant=False)
         else:
