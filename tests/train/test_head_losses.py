@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from specrun.bindings.errors import OptionError
 from specrun.train.agreement import Agreement, best_words, shifted
-from specrun.train.draft_marks import draft_marks
+from specrun.train.draft_marks import choosing, draft_marks
 from specrun.train.eagle import EagleLearner, EagleRecipe
 from specrun.train.eagle3 import Eagle3Learner, Eagle3Recipe, draft_vocabulary
 from specrun.train.features import Features, TargetMatrices
@@ -103,7 +103,7 @@ def test_untrained_medusa_heads_weigh_lambda_to_the_k_times_the_targets_own_loss
             float(-torch.log_softmax(target.output @ states.final[row, t], 0)[batch.ids[row, t + k + 1]])
             for row in range(2)
             for t in range(9 - k - 1)
-            if batch.learnt[row, t + 1] and batch.learnt[row, t + k + 1]
+            if batch.learnt[row, t + 2 : t + k + 2].all()
         ]
         assert part.plain == pytest.approx(np.mean(terms), rel=1e-5)
         assert part.value.item() == pytest.approx(0.8**k * np.mean(terms), rel=1e-5)
@@ -121,7 +121,7 @@ def test_medusa_learns_the_targets_law_where_asked_for(target: TargetMatrices, o
     terms = []
     for row in range(2):
         for t in range(8 - 3):
-            if batch.learnt[row, t + 1] and batch.learnt[row, t + 3]:
+            if batch.learnt[row, t + 2 : t + 4].all():
                 x = states.final[row, t]
                 x = x + F.silu(block.weight @ x + block.bias)
                 log_q = torch.log_softmax(output @ x, 0)
@@ -166,8 +166,8 @@ def test_eagles_loss_is_smooth_l1_and_a_tenth_of_the_cross_entropy(target: Targe
     with torch.no_grad():
         for row in range(2):
             predicted = eagle_by_hand(learner, target.embedding[batch.ids[row, 1:]], shaken[row, :-1])
-            for j in range(6):
-                if batch.learnt[row, j + 1]:
+            for j in range(5):
+                if batch.learnt[row, j + 2]:
                     error = (predicted[j] - states.final[row, j + 1]).abs()
                     distances.append(float(torch.where(error < 1, error**2 / 2, error - 0.5).mean()))
                     p = torch.softmax(target.output @ states.final[row, j + 1], 0)
@@ -188,7 +188,7 @@ def test_noise_and_words_can_be_left_out(target: TargetMatrices) -> None:
     predicted, _ = learner.head(target.embedding[batch.ids[:, 1:]], states.final[:, :-1])
     marks = draft_marks(batch.learnt, 0)
     (part,) = learner.losses(batch, noise(), 0)
-    expected = F.smooth_l1_loss(predicted[marks], states.final[:, 1:][marks])
+    expected = F.smooth_l1_loss(predicted[:, :5][marks], states.final[:, 1:6][marks])
     assert part.value.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
@@ -301,8 +301,8 @@ def test_eagle3s_loss_sums_decayed_cross_entropies_over_draftable_words(target: 
             terms = []
             for row in range(2):
                 chains = chains_by_hand(learner.head, target.embedding, batch.ids[row], read[row], 3)
-                for start in range(7 - 1 - step):
-                    if not batch.learnt[row, start + 1 : start + step + 2].all():
+                for start in range(7 - 2 - step):
+                    if not batch.learnt[row, start + 2 : start + step + 3].all():
                         continue
                     logits = target.output @ states.final[row, start + step + 1]
                     if int(logits.argmax()) not in drafted:
@@ -354,7 +354,7 @@ def test_hydra_heads_read_the_words_in_between(target: TargetMatrices) -> None:
     with torch.no_grad():
         for row in range(2):
             for t in range(8 - 3):
-                if batch.learnt[row, t + 1] and batch.learnt[row, t + 3]:
+                if batch.learnt[row, t + 2 : t + 4].all():
                     ids = batch.ids[row]
                     x = torch.cat([states.final[row, t], target.embedding[ids[t + 1]], target.embedding[ids[t + 2]]])
                     x = block.res_connection(x) + F.silu(block.linear(x))
@@ -400,15 +400,15 @@ def test_dropout_draws_from_the_steps_noise(target: TargetMatrices) -> None:
 # -- marks and measures -----------------------------------------------------------------------------------------------
 
 
-def test_marks_ask_for_the_models_own_words() -> None:
-    batch = batch_of(6, learnt_from=3)  # the first row's answer begins at 3
-    assert draft_marks(batch.learnt, 0)[0].tolist() == [False, False, True, True]
-    assert draft_marks(batch.learnt, 1)[0].tolist() == [False, False, True]
-    assert draft_marks(batch.learnt, 3).shape == (2, 1)
-    assert draft_marks(batch.learnt, 9).shape == (2, 0)
-    assert draft_marks(batch.learnt, 0)[0].tolist() == [False, False, True, True, True]
-    assert draft_marks(batch.learnt, 1)[0].tolist() == [False, False, True, True]
-    assert draft_marks(batch.learnt, 9).shape == (2, 0)
+def test_marks_ask_for_the_models_own_words_and_begin_before_its_first() -> None:
+    learnt = batch_of(6, learnt_from=3).learnt  # the first row's answer is words 3 to 5
+    assert draft_marks(learnt, 0)[0].tolist() == [False, True, True, True]  # word 3 follows state 1 and word 2
+    assert draft_marks(learnt, 1)[0].tolist() == [False, True, True]
+    assert draft_marks(learnt, 3).shape == (2, 1)
+    assert draft_marks(learnt, 9).shape == (2, 0)
+    assert choosing(learnt)[0].tolist() == [False, False, True, True, True, False]
+    gap = torch.tensor([[True, True, True, False, True, True]])
+    assert draft_marks(gap, 1)[0].tolist() == [False, False, True]  # no draft passes what a user says
 
 
 def test_chains_count_until_their_first_mistake() -> None:
