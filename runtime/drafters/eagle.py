@@ -30,6 +30,8 @@ __all__ = ["EagleDrafter"]
 class EagleDrafter(Drafter):
     """Grows a tree with a head that predicts hidden states, all nodes of a depth in one evaluation. Owns the head.
 
+    A chain of the most likely words is one evaluation in all, where the head has a graph for that.
+
     `shape` is a fixed topology or a `DynamicShape`, which takes point masses only ("argmax"). Sampled schemes draw
     from the head's law, transformed like the target's; the head must then return whole rows.
     """
@@ -50,6 +52,7 @@ class EagleDrafter(Drafter):
         self._head = head
         self._shape = shape
         self._sampling = sampling
+        self._is_chain = isinstance(shape, Topology) and shape.n_leaves == 1
         self._state = EagleState(head)
         self._prompt: list[int] = []
 
@@ -64,11 +67,15 @@ class EagleDrafter(Drafter):
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; none where the hidden state before the last token is not known."""
+        ranks = self._sampling == "argmax" or request.params.is_greedy
+        if ranks and self._is_chain:
+            chain = self._state.chain(request.tokens, min(self.max_nodes, request.max_depth, request.max_nodes))
+            if chain is not None:
+                return DraftTree.chain(chain.words)
         row = self._state.root(request.tokens)
         max_nodes = min(request.max_nodes, self._state.room())
         if row is None or request.max_depth < 1 or max_nodes < 1:
             return DraftTree()
-        ranks = self._sampling == "argmax" or request.params.is_greedy
         laws = _HeadLaws(self._state, row, request, ranks=ranks)
         if isinstance(self._shape, DynamicShape):
             max_depth = min(request.max_depth, 1 + self._state.room() // self._shape.topk)

@@ -2,7 +2,7 @@
 
 The tree is verified as point masses, so the text is plain decoding's own. As a head's law depends on the path, it is
 evaluated for every path of a depth at once; static trees take its best words by rank, dynamic ones those of
-highest path probability.
+highest path probability. A chain is one evaluation of all heads, where they have a graph for that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
-from specrun.runtime.drafters.hydra_state import HydraState, StateLayer
+from specrun.runtime.drafters.hydra_state import DraftsChains, HydraState, StateLayer
 from specrun.runtime.drafters.path_probability import DynamicShape, grow_by_path_probability
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.heads.ranked_words import RankedWords
@@ -28,7 +28,7 @@ __all__ = ["HydraDrafter", "PathHeads"]
 FloatRows = npt.NDArray[np.float32]
 
 
-class PathHeads(Protocol):
+class PathHeads(DraftsChains, Protocol):
     """Heads that name the likely words after a path; `heads.hydra_head.HydraHead` is one."""
 
     n_params: int
@@ -76,10 +76,16 @@ class HydraDrafter(Drafter):
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; none where the hidden state before the last token is not known."""
-        state = self._state.at_end(request.tokens)
-        if state is None or request.max_depth < 1 or request.max_nodes < 1:
+        if request.max_depth < 1 or request.max_nodes < 1:
             return DraftTree()
         last, shape = request.tokens[-1], self._shape.limited(request.max_depth, request.max_nodes)
+        if isinstance(shape, Topology) and shape.n_leaves == 1:
+            chain = self._state.chain(self._heads, request.tokens, len(shape))
+            if chain is not None:
+                return DraftTree.chain(chain.words)
+        state = self._state.at_end(request.tokens)
+        if state is None:
+            return DraftTree()
         if isinstance(shape, DynamicShape):
             return grow_by_path_probability(shape, _PathLaws(self._heads, state, last))
         return _grow_by_rank(shape, self._heads, state, last)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from enumeration import TOLERANCE, bias
+from head_chains import PairChainByDepth
 from scripted import LawTable
 from target_texts import final_states, greedy_answers
 from tiny_eagle import TinyEagle, random_eagle
@@ -33,7 +34,7 @@ GREEDY = SamplingParams(temperature=0.0)
 # -- exactness --------------------------------------------------------------------------------------------------------
 
 
-class TableHead:
+class TableHead(PairChainByDepth):
     """A head whose logits are a table's law of the tokens that a pair sees, in float64."""
 
     n_cells, n_params, native_seconds = 64, 0, 0.0
