@@ -60,9 +60,13 @@ class Graph:
 
     def read(self, name: str) -> Array:
         """Return a copy of an output of the last `compute`."""
+        return self.peek(name).copy()
+
+    def peek(self, name: str) -> Array:
+        """Return an output of the last `compute` that is good until the next one, or until the graph is closed."""
         if self._context is None:
             raise ClosedError("the graph is closed")
-        return self._outputs[name].read()
+        return self._outputs[name].fetch()
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Compute with these inputs and return copies of the outputs; shapes are numpy's, e.g. [n, h]."""
@@ -75,7 +79,7 @@ class Graph:
             else:
                 raise ValueError(f"input {name} has shape {given.shape}, and the graph takes {array.shape}")
         self.compute()
-        return {name: one.read() for name, one in self._outputs.items()}
+        return {name: one.fetch().copy() for name, one in self._outputs.items()}
 
     def close(self) -> None:
         """Free the graph and its memory."""
@@ -110,7 +114,7 @@ class _End:
     def write(self) -> None:
         self._set(self._handle, self._pointer, 0, self.array.nbytes)
 
-    def read(self) -> Array:
+    def fetch(self) -> Array:
         if not self.is_mapped:
             self._get(self._handle, self._pointer, 0, self.array.nbytes)
-        return self.array.copy()
+        return self.array

@@ -6,7 +6,7 @@ its layers. The head says which; nothing else differs here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.eagle_state import EagleState
 from specrun.runtime.drafters.path_probability import DynamicShape, grow_by_path_probability
+from specrun.runtime.drafters.pending_rows import copied_rows
 from specrun.runtime.drafters.proposals import TreeSampling, proposal_scheme
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.drafters.tree_growth import grow_tree
@@ -93,12 +94,12 @@ class EagleDrafter(Drafter):
         if rows:
             self._state.learn(n_before - 1, self._features(outcome.rows, rows), outcome.tokens)
 
-    def _features(self, rows: EvaluatedRows, wanted: Iterable[int]) -> FloatRows:
+    def _features(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy of what the head reads of the target at these rows, [n, features]."""
         taps = self._head.taps
-        if not taps:
-            return np.stack([rows.hidden_state(row) for row in wanted])
-        return np.stack([np.concatenate([rows.layer_input(row, layer) for layer in taps]) for row in wanted])
+        if taps:
+            return np.stack([np.concatenate([rows.layer_input(row, layer) for layer in taps]) for row in wanted])
+        return copied_rows([rows.hidden_state(row) for row in wanted])
 
     @property
     def native_seconds(self) -> float:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.hydra_state import DraftsChains, HydraState, StateLayer
 from specrun.runtime.drafters.path_probability import DynamicShape, grow_by_path_probability
+from specrun.runtime.drafters.pending_rows import copied_rows
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.heads.ranked_words import RankedWords
 from specrun.runtime.law import Law
@@ -98,7 +99,7 @@ class HydraDrafter(Drafter):
 
     def _learn(self, start: int, rows: EvaluatedRows, wanted: Sequence[int], tokens: Sequence[int]) -> None:
         first = 0 if self._state.reads_all else len(wanted) - 1
-        states = np.stack([rows.hidden_state(row) for row in wanted[first:]])
+        states = copied_rows([rows.hidden_state(row) for row in wanted[first:]])
         self._state.learn(start + first, states, tokens)
 
     @property

@@ -6,10 +6,12 @@ nothing was drafted for some rounds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PendingRows"]
+__all__ = ["PendingRows", "copied_rows"]
 
 FloatRows = npt.NDArray[np.float32]
 
@@ -50,3 +52,9 @@ class PendingRows:
             self._pieces, self._n = [], 0
             if kept is not None:
                 self.add(kept)
+
+
+def copied_rows(views: Sequence[FloatRows]) -> FloatRows:
+    """Return a copy [n, ...] of rows that die with the next evaluation."""
+    # One row is what most rounds have, and several times as quick as a stack of one.
+    return np.array(views[0], np.float32, ndmin=2) if len(views) == 1 else np.stack(views)

@@ -6,6 +6,7 @@ attends to the cells its mask shows: that serves a prompt, a chain and a tree al
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -159,16 +160,27 @@ def fill_chain_places(inputs: Mapping[str, Array], position: int, count: int, n:
     """Fill a graph's inputs with the places of n rows in the cells after the first `count`, each seeing all before it.
 
     The first stands at `position`. Rows that only fill the graph up follow, then `below` more rows that go on from the
-    n-th.
+    n-th. Every array is written by few operations: after an evaluation none of this is in the processor's caches.
     """
-    positions, cells, mask = inputs["positions"].reshape(-1), inputs["cells"].reshape(-1), inputs["mask"]
-    width = len(mask) - below
-    mask.fill(_MASKED)
-    for row in range(n):
-        mask[row, : count + row + 1] = 0.0
-    mask[n:width, 0] = 0.0
-    for row in range(below):
-        mask[width + row, : count + n + row + 1] = 0.0
-    order = np.arange(n + below)
-    positions[:n], positions[n:width], positions[width:] = position + order[:n], 0, position + order[n:]
-    cells[:n], cells[n:width], cells[width:] = count + order[:n], spare, count + order[n:]
+    positions, cells, mask = inputs["positions"][0], inputs["cells"][0], inputs["mask"]
+    rows = len(mask)
+    steps, triangle = _chain_steps(n, rows - below, below)
+    np.add(steps, position, out=positions, casting="same_kind")
+    np.add(steps, count, out=cells)
+    end = count + n + below
+    mask[:, :count] = 0.0
+    mask[:, count:end] = triangle
+    mask[:, end:] = _MASKED
+    if n + below < rows:
+        filling = slice(n, rows - below)
+        positions[filling], cells[filling] = 0, spare
+        mask[filling, :count], mask[filling, 0] = _MASKED, 0.0
+
+
+@functools.lru_cache(maxsize=256)
+def _chain_steps(n: int, width: int, below: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Return which of n + below rows in turn each row is, and the mask of these rows among themselves."""
+    steps = np.array([*range(n), *(0,) * (width - n), *range(n, n + below)], np.int64)
+    triangle = np.where(np.arange(n + below) <= steps[:, None], np.float32(0.0), np.float32(_MASKED))
+    triangle[n:width] = _MASKED
+    return steps, triangle.astype(np.float32, copy=False)

@@ -65,10 +65,8 @@ class ChainTable:
     @staticmethod
     def read(graph: Graph, *, probabilities: bool) -> ChainWords:
         """Return the chain that a graph has computed."""
-        words: list[int] = graph.read("words").reshape(-1).tolist()
-        if not probabilities:
-            return ChainWords(words)
-        return ChainWords(words, graph.read("log_probs").reshape(-1).astype(np.float32, copy=False))
+        words: list[int] = graph.peek("words")[0].tolist()
+        return ChainWords(words, graph.read("log_probs")[0].astype(np.float32, copy=False) if probabilities else None)
 
     def close(self) -> None:
         """Free the table."""

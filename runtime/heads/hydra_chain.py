@@ -65,9 +65,9 @@ class HydraChains:
             graph = self._graph(chain_width(m), n, self._prefix.length(count + m), probabilities=probabilities)
             self._prefix.fill(graph.inputs, states, position, count)
             if "last" in graph.inputs:
-                graph.inputs["last"].fill(m - 1)
+                graph.inputs["last"][...] = m - 1
         if "token" in graph.inputs:
-            graph.inputs["token"].fill(token)
+            graph.inputs["token"][...] = token
         started = time.perf_counter()
         graph.compute()
         self.native_seconds += time.perf_counter() - started

@@ -71,10 +71,11 @@ class PairChains:
         graph = self._graph(width, n, length, probabilities=probabilities)
         inputs = graph.inputs
         fill_chain_places(inputs, position, count, m, self._cache.spare, n - 1)
-        inputs["features"][:m], inputs["features"][m:] = features, 0.0
-        inputs["tokens"][0, :m], inputs["tokens"][0, m:] = tokens, 0
+        inputs["features"][:m], inputs["tokens"][0, :m] = features, tokens
+        if width > m:
+            inputs["features"][m:], inputs["tokens"][0, m:] = 0.0, 0
         if width > 1:
-            inputs["last"].fill(m - 1)
+            inputs["last"][...] = m - 1
         started = time.perf_counter()
         graph.compute()
         self.native_seconds += time.perf_counter() - started

@@ -105,7 +105,10 @@ class PrefixLayer:
         """Fill a graph's inputs with hidden states; see `evaluate`. Rows of the graph beyond them do nothing."""
         n = len(states)
         fill_chain_places(inputs, position, count, n, self._cache.spare, 0)
-        inputs["states"][:n], inputs["states"][n:] = states, 0.0
+        rows = inputs["states"]
+        rows[:n] = states
+        if n < len(rows):
+            rows[n:] = 0.0
 
     def close(self) -> None:
         """Free graphs and cache."""
