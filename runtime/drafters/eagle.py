@@ -134,7 +134,7 @@ class _HeadLaws:
         """Evaluate one depth of the tree."""
         rows = self._state.below(parents, tokens)
         if self._ranks:
-            return [RankedLaw(rows.words[row], rows.log_probs[row]) for row in range(len(tokens))]
+            return list(RankedLaw.of_rows(rows.words, rows.log_probs))
         paths = [[*([] if a == ROOT else self._paths[a]), token] for a, token in zip(parents, tokens, strict=True)]
         self._paths += paths
         return [self._law(rows, row, path) for row, path in enumerate(paths)]

@@ -17,11 +17,11 @@ from specrun.runtime.drafters.pending_rows import PendingRows
 from specrun.runtime.heads.chain_words import MOST_CHAIN_ROWS, ChainWords
 from specrun.runtime.heads.pair_head import EagleRows
 from specrun.runtime.prefix import common_prefix
-from specrun.runtime.tree import ROOT
 
 __all__ = ["EagleState", "EvaluatesPairs"]
 
 _CHUNK = 64
+_NODES = 32  # for which there is room at first
 
 FloatRows = npt.NDArray[np.float32]
 
@@ -78,8 +78,7 @@ class EagleState:
         self._pending = PendingRows()
         self._last: FloatRows | None = None  # the features of the last pair that lies in a cell
         self._root: EagleRows | None = None
-        self._states: list[FloatRows] = []
-        self._ancestors: list[list[int]] = []
+        self._nodes: _Nodes | None = None
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the pairs that hold for a text; the pair of position j knows the tokens up to j + 1."""
@@ -169,7 +168,7 @@ class EagleState:
 
     def _is_known(self, tokens: Sequence[int]) -> bool:
         """Forget all nodes; return whether the pair with a text's last token is known."""
-        self._states, self._ancestors = [], []
+        self._nodes = None
         return self.length == len(tokens) and self._text[-1:] == list(tokens[-1:])
 
     def _return_last(self) -> None:
@@ -181,26 +180,56 @@ class EagleState:
 
     def room(self) -> int:
         """Return how many nodes may still be evaluated."""
-        return self._head.n_cells - self._count - len(self._pending) - len(self._states)
+        return self._head.n_cells - self._count - len(self._pending) - (0 if self._nodes is None else len(self._nodes))
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> EagleRows:
         """Evaluate a depth of the tree: token i below node `parents[i]`, or below the last token (ROOT)."""
         assert self._root is not None
-        first = self._count + len(self._states)
-        n = len(tokens)
-        states = np.array([self._root.states[0] if parent == ROOT else self._states[parent] for parent in parents])
-        sees = np.zeros((n, first + n), np.bool_)
+        if self._nodes is None:
+            self._nodes = _Nodes(self._root.states[0])
+        nodes, first, n = self._nodes, self._count + len(self._nodes), len(tokens)
+        states, above = nodes.add(parents)
+        sees = np.empty((n, first + n), np.bool_)
         sees[:, : self._count] = True
-        depth = 0
-        for row, parent in enumerate(parents):
-            above = [] if parent == ROOT else self._ancestors[parent]
-            own = [*above, first + row]
-            sees[row, own] = True
-            self._ancestors.append(own)
-            depth = len(above)
-        position = self._base + self._count + depth
+        sees[:, self._count :] = above
+        position = self._base + self._count + int(above[0].sum()) - 1
         rows = self._head.evaluate(
             tokens, states, np.full(n, position, np.int32), np.arange(first, first + n, dtype=np.int64), sees
         )
-        self._states.extend(rows.states)
+        nodes.predicted(rows.states)
         return rows
+
+
+class _Nodes:
+    """The draft nodes of a round: the states predicted at them, and which nodes each sees, itself among them.
+
+    Row 0 stands for the last token of the text, so node i is row i + 1, and ROOT row 0.
+    """
+
+    def __init__(self, root: FloatRows) -> None:
+        self._n = 0
+        self._states = np.zeros((_NODES + 1, len(root)), root.dtype)
+        self._states[0] = root
+        self._sees = np.zeros((_NODES + 1, _NODES), np.bool_)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def add(self, parents: Sequence[int]) -> tuple[FloatRows, npt.NDArray[np.bool_]]:
+        """Add nodes below others; return the states they read [n, hidden] and the nodes they see [n, nodes]."""
+        first, n = self._n, len(parents)
+        end = first + n
+        if end > self._sees.shape[1]:
+            more = max(end, 2 * self._sees.shape[1])
+            self._states = np.pad(self._states, ((0, more + 1 - len(self._states)), (0, 0)))
+            self._sees = np.pad(self._sees, ((0, more + 1 - len(self._sees)), (0, more - self._sees.shape[1])))
+        rows = np.array(parents) + 1
+        self._sees[first + 1 : end + 1] = self._sees[rows]
+        own = np.arange(first, end)
+        self._sees[own + 1, own] = True
+        self._n = end
+        return self._states[rows], self._sees[first + 1 : end + 1, :end]
+
+    def predicted(self, states: FloatRows) -> None:
+        """Note the states predicted at the nodes that were added last."""
+        self._states[self._n + 1 - len(states) : self._n + 1] = states

@@ -158,4 +158,4 @@ class _PathLaws:
 
     def _laws(self, paths: list[list[int]]) -> list[Law]:
         best = self._heads.best_laws(self._state, paths)
-        return [RankedLaw(words, log_probs) for words, log_probs in zip(best.words, best.log_probs, strict=True)]
+        return list(RankedLaw.of_rows(best.words, best.log_probs))

@@ -148,7 +148,7 @@ def fill_places(
     n, used = sees.shape
     mask = inputs["mask"]
     mask.fill(_MASKED)
-    mask[:n, :used][sees] = 0.0
+    np.copyto(mask[:n, :used], 0.0, where=sees)
     mask[n:, 0] = 0.0
     for name, values, other in (("positions", positions, 0), ("cells", cells, spare)):
         array = inputs[name].reshape(-1)
