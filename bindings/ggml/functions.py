@@ -41,6 +41,7 @@ _LETTERS = {"t": _POINTER, "i": _INT, "l": _INT64, "s": _SIZE, "f": _FLOAT}
 _OPERATIONS = {
     "ggml_add": "tt",
     "ggml_argmax": "t",
+    "ggml_argsort": "ti",
     "ggml_cast": "ti",
     "ggml_concat": "tti",
     "ggml_cont": "t",

@@ -19,6 +19,7 @@ from specrun.bindings.ggml.tensor import Tensor
 __all__ = ["Graph", "GraphBuilder", "Rope", "Tensor"]
 
 _NEOX = 2
+_DESCENDING = 1
 _PARTS = 4  # tensors that one operation of the builder may need
 
 
@@ -219,6 +220,17 @@ class GraphBuilder:
         """Return the indices of the k largest of each row, in no particular order: (v, n) -> I32 (k, n)."""
         _require(0 < k <= a.shape[0] and a.type == F32, "top_k", a)
         return self._add("ggml_top_k", a, k)
+
+    def best(self, a: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return the k largest of each row in order, the largest first: indices I32 (k, n) and elements (k, n)."""
+        n = a.shape[1]
+        if k == 1:
+            indices = self.reshape(self.argmax(a), 1, n)
+            return indices, self.pick(a, indices, 1)
+        indices = self.top_k(a, k)
+        values = self.pick(a, indices, k)
+        order = self._add("ggml_argsort", values, _DESCENDING)
+        return self.pick(indices, order, k), self.pick(values, order, k)
 
     def pick(self, a: Tensor, indices: Tensor, k: int) -> Tensor:
         """Return the elements of each row at k indices of its own: (v, n), I32 (k, n) -> (k, n)."""

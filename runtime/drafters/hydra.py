@@ -119,18 +119,22 @@ class HydraDrafter(Drafter):
 
 def _grow_by_rank(topology: Topology, heads: PathHeads, state: FloatRows, last: int) -> DraftTree:
     """Return a tree of this shape, the children of a node being the best words after its path, by rank."""
-    builder = TreeBuilder()
-    children = topology.children
-    level = [(ROOT, ROOT, [last])]  # (place in the topology, node, path) of what is evaluated next
+    children, tokens = topology.children, dict[int, int]()  # by their places in the topology
+    level = [(ROOT, [last])]  # (place, path) of what is evaluated next
     while level:
-        words = heads.best_words(state, [path for _, _, path in level]).tolist()
-        below: list[tuple[int, int, list[int]]] = []
-        for (place, node, path), best in zip(level, words, strict=True):
+        words = heads.best_words(state, [path for _, path in level]).tolist()
+        below: list[tuple[int, list[int]]] = []
+        for (place, path), best in zip(level, words, strict=True):
             for child, token in zip(children[place], best, strict=False):
-                added = builder.add(node, token)
+                tokens[child] = token
                 if child in children:
-                    below.append((child, added, [*path, token]))
+                    below.append((child, [*path, token]))
         level = below
+    if len(tokens) == len(topology):
+        return DraftTree.of_points([tokens[place] for place in range(len(topology))], topology.parents)
+    builder, nodes = TreeBuilder(), {ROOT: ROOT}  # a vocabulary of fewer words than the tree has branches
+    for place in sorted(tokens):
+        nodes[place] = builder.add(nodes[topology.parents[place]], tokens[place])
     return builder.build()
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,14 +134,14 @@ class HydraHead:
         A path is the tokens from the target's own on; those of k + 1 tokens are head k's. The state is [hidden] for all
         paths or [n, hidden].
         """
-        n, read = self._evaluate(state, paths, probabilities=False)
-        words = words_by_rank(read, n)
+        n, graph = self._evaluate(state, paths, probabilities=False)
+        words = words_by_rank(graph, n)
         return words if n == len(paths) else words.repeat(len(paths), 0)
 
     def best_laws(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedWords:
         """Return the same words with their log-probabilities."""
-        n, read = self._evaluate(state, paths, probabilities=True)
-        best = ranked_words(read, n)
+        n, graph = self._evaluate(state, paths, probabilities=True)
+        best = ranked_words(graph, n)
         if n == len(paths):
             return best
         return RankedWords(best.words.repeat(len(paths), 0), best.log_probs.repeat(len(paths), 0))
@@ -186,9 +186,7 @@ class HydraHead:
         self._target.close()
         self._device.close()
 
-    def _evaluate(
-        self, state: FloatRows, paths: Sequence[Sequence[int]], *, probabilities: bool
-    ) -> tuple[int, Callable[[str], npt.NDArray[np.generic]]]:
+    def _evaluate(self, state: FloatRows, paths: Sequence[Sequence[int]], *, probabilities: bool) -> tuple[int, Graph]:
         """Run the graph of a head; only one path of heads that are not grounded, which say the same after all."""
         head = len(paths[0]) - 1
         if not 0 <= head < len(self._ranks):
@@ -208,7 +206,7 @@ class HydraHead:
         started = time.perf_counter()
         graph.compute()
         self._seconds += time.perf_counter() - started
-        return n, graph.read
+        return n, graph
 
     def _new_chains(self) -> HydraChains:
         """Prepare for chains; raises UnsupportedModelError where a drafted word may have no embedding."""

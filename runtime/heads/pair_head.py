@@ -233,7 +233,7 @@ class PairHead(ABC):
         started = time.perf_counter()
         graph.compute()
         self._seconds += time.perf_counter() - started
-        best = ranked_words(graph.read, n)
+        best = ranked_words(graph, n)
         return EagleRows(
             _floats(graph.read("states"))[:n],
             best.words if self._word_ids is None else self._word_ids[best.words],
