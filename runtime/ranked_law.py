@@ -45,6 +45,12 @@ class RankedLaw(Law):
             return _without_zeros(self._words[:count].tolist(), probs)
 
     @property
+    def most_likely(self) -> tuple[int, float]:
+        """The best word with its probability in the whole law."""
+        best = self.best(1)
+        return best[0] if best else super().most_likely
+
+    @property
     def probs(self) -> FloatArray:
         """The probabilities of the words, by id."""
         return self._by_id.probs

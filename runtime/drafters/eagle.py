@@ -34,17 +34,26 @@ class EagleDrafter(Drafter):
     A chain of the most likely words is one evaluation in all, where the head has a graph for that.
 
     `shape` is a fixed topology or a `DynamicShape`, which takes point masses only ("argmax"). Sampled schemes draw
-    from the head's law, transformed like the target's; the head must then return whole rows.
+    from the head's law, transformed like the target's; the head must then return whole rows. A node gets no children
+    where the head gives no word the probability `p_min`.
     """
 
     def __init__(
-        self, head: PairHead, shape: Topology | DynamicShape, *, sampling: TreeSampling = "argmax", name: str = "eagle"
+        self,
+        head: PairHead,
+        shape: Topology | DynamicShape,
+        *,
+        sampling: TreeSampling = "argmax",
+        p_min: float = 0.0,
+        name: str = "eagle",
     ) -> None:
         if isinstance(shape, DynamicShape) and sampling != "argmax":
             raise OptionError(
                 f"sampling={sampling} with a dynamic tree would choose drawn tokens by their own probability, which "
                 "biases the text: use sampling=argmax, or a fixed tree=..."
             )
+        if not 0.0 <= p_min <= 1.0:
+            raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")
         self.name = name
         self.needs_hidden_states = not head.taps
         self.layer_inputs = tuple(sorted(set(head.taps)))
@@ -53,7 +62,9 @@ class EagleDrafter(Drafter):
         self._head = head
         self._shape = shape
         self._sampling = sampling
-        self._is_chain = isinstance(shape, Topology) and shape.n_leaves == 1
+        self._p_min = p_min
+        # A chain that may end early goes by depth: at any size that matters a word costs more than Python does.
+        self._is_whole_chain = isinstance(shape, Topology) and shape.n_leaves == 1 and p_min == 0.0
         self._state = EagleState(head)
         self._prompt: list[int] = []
 
@@ -69,7 +80,7 @@ class EagleDrafter(Drafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; none where the hidden state before the last token is not known."""
         ranks = self._sampling == "argmax" or request.params.is_greedy
-        if ranks and self._is_chain:
+        if ranks and self._is_whole_chain:
             chain = self._state.chain(request.tokens, min(self.max_nodes, request.max_depth, request.max_nodes))
             if chain is not None:
                 return DraftTree.chain(chain.words)
@@ -80,10 +91,10 @@ class EagleDrafter(Drafter):
         laws = _HeadLaws(self._state, row, request, ranks=ranks)
         if isinstance(self._shape, DynamicShape):
             max_depth = min(request.max_depth, 1 + self._state.room() // self._shape.topk)
-            return grow_by_path_probability(self._shape.limited(max_depth, max_nodes), laws)
+            return grow_by_path_probability(self._shape.limited(max_depth, max_nodes), laws, self._p_min)
         topology = self._shape.limited(request.max_depth, max_nodes)
         scheme = proposal_scheme("argmax" if ranks else self._sampling)
-        return grow_tree(topology, laws, scheme, request.noise, len(request.tokens))
+        return grow_tree(topology, laws, scheme, request.noise, len(request.tokens), self._p_min)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Cache real pairs of the root and the accepted nodes."""

@@ -102,6 +102,21 @@ def test_the_best_words_and_their_logits_never_leave_with_the_row(device: Comput
     np.testing.assert_array_equal(result["values"], np.take_along_axis(logits, result["ids"].astype(np.intp), 1))
 
 
+@pytest.mark.parametrize("k", [1, 2, 7])
+def test_the_best_come_in_order(device: ComputeDevice, k: int) -> None:
+    logits = RNG.normal(size=(4, 1000)).astype(np.float32)
+    builder = GraphBuilder(device)
+    ids, values = builder.best(builder.input("logits", F32, 1000, 4), k)
+    builder.output("ids", ids)
+    builder.output("values", values)
+    graph = builder.build()
+    result = graph.run({"logits": logits})
+    graph.close()
+    order = np.argsort(-logits, 1)[:, :k]
+    np.testing.assert_array_equal(result["ids"], order)
+    np.testing.assert_array_equal(result["values"], np.take_along_axis(logits, order, 1))
+
+
 def test_rows_are_looked_up(device: ComputeDevice) -> None:
     rows = np.array([[2, 0, 2]], np.int32)
     result = computed(device, GraphBuilder.get_rows, W, rows, types=(F32, I32))
