@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from specrun.runtime.drafters.draft_nodes import DraftNodes
 from specrun.runtime.drafters.pending_rows import PendingRows
 from specrun.runtime.heads.chain_words import MOST_CHAIN_ROWS, ChainWords
 from specrun.runtime.heads.pair_head import EagleRows
@@ -21,7 +22,6 @@ from specrun.runtime.prefix import common_prefix
 __all__ = ["EagleState", "EvaluatesPairs"]
 
 _CHUNK = 64
-_NODES = 32  # for which there is room at first
 
 FloatRows = npt.NDArray[np.float32]
 
@@ -78,7 +78,7 @@ class EagleState:
         self._pending = PendingRows()
         self._last: FloatRows | None = None  # the features of the last pair that lies in a cell
         self._root: EagleRows | None = None
-        self._nodes: _Nodes | None = None
+        self._nodes: DraftNodes | None = None
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the pairs that hold for a text; the pair of position j knows the tokens up to j + 1."""
@@ -186,7 +186,7 @@ class EagleState:
         """Evaluate a depth of the tree: token i below node `parents[i]`, or below the last token (ROOT)."""
         assert self._root is not None
         if self._nodes is None:
-            self._nodes = _Nodes(self._root.states[0])
+            self._nodes = DraftNodes(self._root.states[0])
         nodes, first, n = self._nodes, self._count + len(self._nodes), len(tokens)
         states, above = nodes.add(parents)
         sees = np.empty((n, first + n), np.bool_)
@@ -198,38 +198,3 @@ class EagleState:
         )
         nodes.predicted(rows.states)
         return rows
-
-
-class _Nodes:
-    """The draft nodes of a round: the states predicted at them, and which nodes each sees, itself among them.
-
-    Row 0 stands for the last token of the text, so node i is row i + 1, and ROOT row 0.
-    """
-
-    def __init__(self, root: FloatRows) -> None:
-        self._n = 0
-        self._states = np.zeros((_NODES + 1, len(root)), root.dtype)
-        self._states[0] = root
-        self._sees = np.zeros((_NODES + 1, _NODES), np.bool_)
-
-    def __len__(self) -> int:
-        return self._n
-
-    def add(self, parents: Sequence[int]) -> tuple[FloatRows, npt.NDArray[np.bool_]]:
-        """Add nodes below others; return the states they read [n, hidden] and the nodes they see [n, nodes]."""
-        first, n = self._n, len(parents)
-        end = first + n
-        if end > self._sees.shape[1]:
-            more = max(end, 2 * self._sees.shape[1])
-            self._states = np.pad(self._states, ((0, more + 1 - len(self._states)), (0, 0)))
-            self._sees = np.pad(self._sees, ((0, more + 1 - len(self._sees)), (0, more - self._sees.shape[1])))
-        rows = np.array(parents) + 1
-        self._sees[first + 1 : end + 1] = self._sees[rows]
-        own = np.arange(first, end)
-        self._sees[own + 1, own] = True
-        self._n = end
-        return self._states[rows], self._sees[first + 1 : end + 1, :end]
-
-    def predicted(self, states: FloatRows) -> None:
-        """Note the states predicted at the nodes that were added last."""
-        self._states[self._n + 1 - len(states) : self._n + 1] = states

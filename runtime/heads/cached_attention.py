@@ -64,9 +64,9 @@ class KeyValueCache:
     def length(self, used: int) -> int:
         """Return how many cells a graph reads so that it sees the first `used` of them.
 
-        At most an eighth too many, or a step: a long text is not to need new graphs every few rounds.
+        At most a quarter too many, or a step: a long text is not to need new graphs every few rounds.
         """
-        step = max(_STEP, 1 << max(0, used.bit_length() - 4))
+        step = max(_STEP, 1 << max(0, used.bit_length() - 3))
         return min(-(-used // step) * step, self.n_cells)
 
     def places(self, builder: GraphBuilder, n: int, length: int) -> Places:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,45 +21,18 @@ from specrun.bindings.ggml.graph import Graph, GraphBuilder, Tensor
 from specrun.bindings.ggml.target_tensors import TargetTensors
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.model import Model
-from specrun.runtime.heads.cached_attention import AttentionSizes, KeyValueCache, Places, fill_places
+from specrun.runtime.heads.cached_attention import KeyValueCache, Places, fill_places
 from specrun.runtime.heads.chain_words import MOST_CHAIN_ROWS, MOST_CHAIN_WORDS, ChainWords
 from specrun.runtime.heads.decoder_layer import LayerWeights, decoder_layer
 from specrun.runtime.heads.graph_sizes import filled_width
 from specrun.runtime.heads.head_file import HeadFile
 from specrun.runtime.heads.pair_chain import PairChains, PairGraphParts
+from specrun.runtime.heads.pair_rows import EagleRows, FloatRows, PairSizes
 from specrun.runtime.heads.ranked_words import add_ranking, ranked_words
 
 __all__ = ["EagleRows", "FloatRows", "PairHead", "PairSizes"]
 
-FloatRows = npt.NDArray[np.float32]
-
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class PairSizes:
-    """The sizes of a head: its predicted states, the target's features of a pair, the words it knows, its layer."""
-
-    hidden: int
-    features: int
-    words: int
-    feed_forward: int
-    norm_eps: float
-    attention: AttentionSizes
-
-
-@dataclass(frozen=True, slots=True)
-class EagleRows:
-    """What a head says after n pairs: predicted states [n, hidden] and its best words.
-
-    `words` (of the target) and `log_probs` are [n, ranks], the most likely first; `logits` [n, words of the target]
-    where they were asked for.
-    """
-
-    states: FloatRows
-    words: npt.NDArray[np.int32]
-    log_probs: FloatRows
-    logits: FloatRows | None
 
 
 class PairHead(ABC):
