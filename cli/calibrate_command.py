@@ -107,7 +107,8 @@ def _texts(
     """Return the text of the file in pieces that fit the context, or the prompts."""
     from specrun.bench.prompts import demo_prompts
     from specrun.cli.tune_options import TuneText
-    from specrun.cli.tune_prompts import prompt_texts, prompt_tokens
+    from specrun.cli.tune_prompts import prompt_texts
+    from specrun.runtime.asked_prompts import prompt_tokens
     from specrun.runtime.planning.calibration import CalibrationText
 
     if text is not None:

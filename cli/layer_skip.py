@@ -17,7 +17,7 @@ from specrun.cli.table import print_table
 from specrun.cli.temperature_grid import sampling_grid
 from specrun.cli.terminal import Terminal
 from specrun.cli.tune_options import LayerSkip, TuneOutput, TuneSampling, TuneText
-from specrun.cli.tune_prompts import prompt_texts, prompt_tokens
+from specrun.cli.tune_prompts import prompt_texts
 
 if TYPE_CHECKING:
     from specrun.bench.layer_search import LayerSearchOptions, LayerSearchResult
@@ -37,6 +37,7 @@ def run_layer_skip(
 ) -> None:
     """Search, print the best sets of layers, draw the search and write the best cut, as asked."""
     from specrun.bench.layer_search import search_layers
+    from specrun.runtime.asked_prompts import prompt_tokens
     from specrun.runtime.atomic import check_target
 
     options = _options(load, text, skip, sampling)

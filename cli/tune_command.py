@@ -26,7 +26,7 @@ from specrun.cli.tune_options import (
     tune_sampling_options,
     tune_text_options,
 )
-from specrun.cli.tune_prompts import prompt_texts, prompt_tokens
+from specrun.cli.tune_prompts import prompt_texts
 
 if TYPE_CHECKING:
     from specrun.runtime.planning.tune_result import TuneOptions, TuneResult
@@ -84,6 +84,7 @@ def tune(
 
         run_target_costs(load, load.model, text, output, terminal)
         return
+    from specrun.runtime.asked_prompts import prompt_tokens
     from specrun.runtime.planning import tuning
     from specrun.runtime.planning.offload import resolve_gpu_layers
     from specrun.runtime.planning.stored_curves import save_curve

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from specrun.cli.paths import read_text
 from specrun.cli.tune_options import TuneText
 
-if TYPE_CHECKING:
-    from specrun.bindings.model import Model
-
-__all__ = ["prompt_texts", "prompt_tokens"]
+__all__ = ["prompt_texts"]
 
 _QUESTIONS = 8
 # Where no prompt is given: an explanation, a story, code and facts, as people ask for them.
@@ -36,16 +30,3 @@ def prompt_texts(text: TuneText, *, demo: bool) -> tuple[str, ...]:
 
         return demo_prompts(_QUESTIONS)
     return _PROMPTS
-
-
-def prompt_tokens(model: Model, prompts: Sequence[str], as_text: bool) -> list[list[int]]:
-    """Return the prompts as the target would be asked them."""
-    words = model.vocabulary
-    if as_text or model.chat_template is None:
-        return [words.tokenize(prompt) for prompt in prompts]
-    from specrun.runtime.chat_template import ChatTemplate, chat_tokens
-
-    bos = words.text(words.bos) if words.bos is not None else ""
-    eos = words.text(words.eos) if words.eos is not None else ""
-    template = ChatTemplate(model.chat_template, bos=bos, eos=eos)
-    return [chat_tokens(template, words, [{"role": "user", "content": prompt}]) for prompt in prompts]

@@ -20,14 +20,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specrun.bindings.context import ContextOptions
 from specrun.bindings.errors import OptionError
+from specrun.bindings.model import Model
 from specrun.convert import convert_checkpoint
+from specrun.convert.head_accuracy import store_accuracy
 from specrun.convert.heads.head_conversion import convert_head
+from specrun.runtime.asked_prompts import prompt_tokens
 from specrun.runtime.atomic import atomic_path
 from specrun.runtime.demo import demo_drafters, demo_questions, demo_target
+from specrun.runtime.planning.calibration import CalibrationText
+from specrun.runtime.planning.head_calibration import HeadCalibrationOptions, calibrate_heads
 from specrun.train.conversations import epoch_conversations
 from specrun.train.corpus import Entry, build_corpus
-from specrun.train.demo_scores import Question, measure_drafter, read_questions
+from specrun.train.demo_scores import N_SPECULATIVE, Question, measure_drafter, read_questions
 from specrun.train.distillation.learner import DistillationLoss
 from specrun.train.distillation.train_drafter import DrafterRun, train_drafter
 from specrun.train.eagle import EagleRecipe
@@ -44,8 +50,8 @@ logger = logging.getLogger("specrun.train.demo_heads")  # not "__main__", which 
 
 SEED = 0
 TOKENS_PER_BATCH = 4096
-RATES = {"medusa": 5e-3, "drafter": 1e-3}
-"""Learning rates where the usual ones, made for wide models, are slow."""
+RATES = {"medusa": 1.5e-2, "eagle": 4e-3, "eagle3": 4e-3, "drafter": 1e-3}
+"""Learning rates that suit a width of 256; the usual ones, made for wide models, are four to ten times too slow."""
 
 MOST_BYTES = 25_000_000
 """What the embedded family may weigh in all."""
@@ -53,7 +59,7 @@ MOST_BYTES = 25_000_000
 RECIPES: dict[str, HeadRecipe] = {
     "medusa": MedusaRecipe(heads=4),
     "eagle": EagleRecipe(steps=3),
-    "eagle3": Eagle3Recipe(steps=5, draft_words=4096),
+    "eagle3": Eagle3Recipe(steps=4, draft_words=4096),
 }
 DRAFTER = "drafter"
 KINDS = (*RECIPES, DRAFTER)
@@ -191,14 +197,32 @@ def gguf_path(plan: Plan, kind: str) -> Path:
 
 
 def gguf_stage(plan: Plan, kind: str) -> None:
-    """Convert what was trained, in Q8_0."""
+    """Convert what was trained, in Q8_0, and calibrate heads."""
     path = gguf_path(plan, kind)
     if path.exists():
         return
-    if kind in RECIPES:
-        convert_head(plan.work / kind, path, target=demo_target(), outtype="q8_0")
-    else:
+    if kind == DRAFTER:
         convert_checkpoint(plan.work / kind, path, outtype="q8_0")
+        return
+    raw = plan.work / f"{kind}-uncalibrated.gguf"
+    raw.unlink(missing_ok=True)
+    convert_head(plan.work / kind, raw, target=demo_target(), outtype="q8_0")
+    calibrate(raw, plan.threads)
+    raw.replace(path)
+
+
+def calibrate(heads: Path, threads: int) -> None:
+    """Write into a head's file how often its guesses are right, on questions that scores do not ask."""
+    questions = [item.question for item in read_questions(demo_questions())]
+    spared = questions[N_SPECULATIVE:] or questions
+
+    def texts(model: Model) -> list[CalibrationText]:
+        return [CalibrationText(tuple(tokens), len(tokens)) for tokens in prompt_tokens(model, spared)]
+
+    context = ContextOptions(n_threads=threads, n_threads_batch=threads)
+    options = HeadCalibrationOptions(demo_target(), heads, n_tokens=2048, seconds=0.0, context=context)
+    found = calibrate_heads(options, texts)
+    store_accuracy(heads, found.accuracy, n_positions=found.n_positions)
 
 
 def score_stage(plan: Plan, kind: str, questions: list[Question]) -> float:
@@ -215,7 +239,7 @@ def publish(plan: Plan, folder: Path) -> None:
     """Copy the finished files, each whole or not at all; the drafter only if it drafts more than the embedded one."""
     kinds = [kind for kind in plan.kinds if kind != DRAFTER or _beats_the_first(plan)]
     new = {f"{kind}.gguf": gguf_path(plan, kind) for kind in kinds}
-    kept = [path for path in (demo_target(), *demo_drafters().values()) if path.name not in new]
+    kept = [path for path in (demo_target(), *demo_drafters().values()) if path.name not in new and path.exists()]
     size = sum(path.stat().st_size for path in (*new.values(), *kept))
     if size > MOST_BYTES:
         raise OptionError(f"the family would weigh {size / 1e6:.1f} MB, and {MOST_BYTES / 1e6:.0f} MB are allowed")
@@ -238,8 +262,8 @@ def parse_plan(arguments: list[str] | None = None) -> Plan:
     parser.add_argument("--work", type=Path, default=Path("runs/demo-heads"), help="folder of all stages' outputs")
     parser.add_argument("--publish", type=Path, help="folder to copy the finished files into")
     parser.add_argument("--only", choices=KINDS, action="append", help="train this kind only; repeatable")
-    parser.add_argument("--epochs", type=int, default=6, help="how often all conversations are read")
-    parser.add_argument("--phrasings", type=int, default=2, help="how many sets of conversations are made")
+    parser.add_argument("--epochs", type=int, default=5, help="how often all conversations are read")
+    parser.add_argument("--phrasings", type=int, default=4, help="how many sets of conversations are made")
     parser.add_argument("--hold-out", action="store_true", help="do not learn what the embedded questions ask")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from specrun.bindings.errors import OptionError
 from specrun.train.agreement import Agreement, best_words, shifted
+from specrun.train.draft_marks import choosing, draft_marks
 from specrun.train.features import FeatureSource, TargetMatrices
 from specrun.train.head_recipe import HeadFiles, HeadRecipe
+from specrun.train.heads.chain_loss import chain_loss
 from specrun.train.heads.eagle_head import EagleHead
 from specrun.train.heads.unrolled import chain_states
 from specrun.train.learner import Learner, LossPart
@@ -30,7 +31,7 @@ from specrun.train.target_shape import TargetShape
 from specrun.train.token_corpus import TokenBatch, TokenCorpus
 from specrun.train.training_run import TrainingDefaults
 
-__all__ = ["EagleLearner", "EagleRecipe", "chain_marks", "llama_config"]
+__all__ = ["EagleLearner", "EagleRecipe", "llama_config"]
 
 MEASURED_DEPTH = 4
 _PAPER_WIDTH, _PAPER_RATE = 4096, 3e-5
@@ -62,11 +63,12 @@ class EagleRecipe(HeadRecipe):
         """Return the paper's settings; its rate is for states of 4096 numbers, narrower ones learn faster."""
         return TrainingDefaults(learning_rate=_PAPER_RATE * max(1.0, _PAPER_WIDTH / shape.hidden))
 
-    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int) -> int:
-        """Return what a step of the chain takes, its attention to the text included, and what all steps keep."""
-        step = 4 * n_words + 24 * shape.hidden + 6 * shape.feed_forward
-        chain = 3 * shape.n_heads * longest + self.steps * 5 * shape.hidden if self.steps > 1 else 0
-        return 4 * tokens * (step + chain)
+    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int, *, recompute: bool) -> int:
+        """Return what chains keep, their attention to the text included, and the target's laws."""
+        attention = 3 * shape.n_heads * longest if self.steps > 1 else 0
+        step = 3 * n_words + 24 * shape.hidden + 6 * shape.feed_forward + attention
+        whole = step + self.steps * 5 * shape.hidden if recompute else self.steps * step
+        return 4 * tokens * (whole + n_words)
 
     def learner(
         self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
@@ -112,29 +114,29 @@ class EagleLearner(Learner):
         """Yield the loss of states and words together, and where chains are trained, the sum over their steps."""
         states = self._source.features(batch).final
         shaken = states + self.recipe.noise * (2 * torch.rand(states.shape, generator=noise, device=self.device) - 1)
-        total = torch.zeros((), device=self.device)
-        first = 0.0
-        chains = chain_states(self.head, self._target.embedding, batch.ids, shaken[:, :-1], self.recipe.steps)
-        for depth, predicted in enumerate(chains):
-            marks = chain_marks(batch, depth)
-            if not marks.any():
-                break
-            wanted = states[:, depth + 1 :][marks]
-            rows = predicted[:, : marks.shape[1]][marks]
-            again = self.recipe.steps > 1  # laws of all steps would fill the memory
-            loss = checkpoint(self._loss, rows, wanted, use_reentrant=False) if again else self._loss(rows, wanted)
-            total = total + self.recipe.step_decay**depth * loss
-            first = first if depth else float(loss.detach())
-        if total.requires_grad:
-            yield LossPart("step 1", total, first)
+        wanted = states[choosing(batch.learnt)]
+        laws = self._target.law(wanted) if self.recipe.word_weight else None
 
-    def _loss(self, predicted: Tensor, wanted: Tensor) -> Tensor:
-        """SmoothL1 + w CE over rows [n, h]."""
-        distance = F.smooth_l1_loss(predicted.float(), wanted)
-        if not self.recipe.word_weight:
-            return distance
-        words = law_cross_entropy(self._target.logits(predicted), self._target.law(wanted))
-        return distance + self.recipe.word_weight * words
+        def loss(predicted: Tensor, numbers: Tensor) -> Tensor:
+            """SmoothL1 + w CE over rows [n, h]."""
+            distance = F.smooth_l1_loss(predicted.float(), wanted[numbers])
+            if laws is None:
+                return distance
+            words = law_cross_entropy(self._target.logits(predicted), laws[numbers])
+            return distance + self.recipe.word_weight * words
+
+        chains = chain_states(
+            self.head,
+            self._target.embedding,
+            batch.ids,
+            shaken[:, :-1],
+            self.recipe.steps,
+            learnt=batch.learnt,
+            recompute=self.recompute,
+        )
+        found = chain_loss(chains, batch.learnt, loss, self.recipe.step_decay, recompute=self.recompute)
+        if found is not None:
+            yield found
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
         """Return how often chains agree with the target, by depth (n-alpha: n states they read were predicted)."""
@@ -143,25 +145,13 @@ class EagleLearner(Learner):
             states = self._source.features(batch).final
             if batch.ids.shape[1] < 2:
                 continue
-            start = chain_marks(batch, 0)
+            start = draft_marks(batch.learnt, 0)
             drafted, chosen, counted = [], [], []
             chains = chain_states(self.head, self._target.embedding, batch.ids, states[:, :-1], MEASURED_DEPTH)
             for depth, predicted in enumerate(chains):
-                drafted.append(best_words(self._target.logits(predicted[start])))
+                drafted.append(best_words(self._target.logits(predicted[:, : start.shape[1]][start])))
                 ahead = shifted(states, depth + 1, start.shape[1])
                 chosen.append(self._target.logits(ahead[start]).argmax(-1))
-                counted.append(shifted(chain_marks(batch, depth), 0, start.shape[1])[start])
+                counted.append(shifted(draft_marks(batch.learnt, depth), 0, start.shape[1])[start])
             agreement.add(drafted, chosen, counted)
         return agreement.measures()
-
-
-def chain_marks(batch: TokenBatch, depth: int) -> Tensor:
-    """Return [B, T - 1 - depth]: the chains whose step `depth` (from 0) counts.
-
-    Chain p reads words p + 1 to p + 1 + depth: all of them must be the model's, as they are when drafts are made.
-    """
-    length = batch.ids.shape[1] - 1 - depth
-    marks = torch.ones(batch.ids.shape[0], max(0, length), dtype=torch.bool, device=batch.ids.device)
-    for ahead in range(1, depth + 2):
-        marks = marks & batch.learnt[:, ahead : ahead + marks.shape[1]]
-    return marks

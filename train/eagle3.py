@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from specrun.bindings.errors import OptionError
 from specrun.train.agreement import Agreement, best_words, shifted
-from specrun.train.eagle import MEASURED_DEPTH, chain_marks, llama_config
+from specrun.train.draft_marks import choosing, draft_marks
+from specrun.train.eagle import MEASURED_DEPTH, llama_config
 from specrun.train.features import FeatureSource, TargetMatrices
 from specrun.train.head_recipe import HeadFiles, HeadRecipe
+from specrun.train.heads.chain_loss import chain_loss
 from specrun.train.heads.eagle3_head import N_TAPS, Eagle3Head
 from specrun.train.heads.unrolled import chain_states
 from specrun.train.learner import Learner, LossPart
@@ -70,10 +71,12 @@ class Eagle3Recipe(HeadRecipe):
         """Return the reference's settings, with a rate for narrower states."""
         return TrainingDefaults(learning_rate=_PAPER_RATE * max(1.0, _PAPER_WIDTH / shape.hidden))
 
-    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int) -> int:
-        """Return what a step of the chain takes, its attention to the text included, and what all steps keep."""
-        step = 3 * min(self.draft_words, n_words) + 2 * n_words + 24 * shape.hidden + 6 * shape.feed_forward
-        return 4 * tokens * (step + 3 * shape.n_heads * longest + self.steps * 5 * shape.hidden)
+    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int, *, recompute: bool) -> int:
+        """Return what chains keep, their attention to the text included, and the target's logits and laws."""
+        drafted = min(self.draft_words, n_words)
+        step = 3 * drafted + 24 * shape.hidden + 6 * shape.feed_forward + 3 * shape.n_heads * longest
+        whole = step + self.steps * 5 * shape.hidden if recompute else self.steps * step
+        return 4 * tokens * (whole + drafted + 2 * n_words)
 
     def learner(
         self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
@@ -135,30 +138,33 @@ class Eagle3Learner(Learner):
         """Yield the sum over all steps: later ones depend on the states of earlier ones."""
         found = self._source.features(batch)
         assert found.taps is not None
-        total = torch.zeros((), device=self.device)
-        first = 0.0
-        states = self.head.fc(found.taps[:, :-1])
-        chains = chain_states(self.head, self._target.embedding, batch.ids, states, self.recipe.steps)
-        for depth, predicted in enumerate(chains):
-            marks = chain_marks(batch, depth)
-            if not marks.any():
-                break
-            rows, wanted = predicted[:, : marks.shape[1]][marks], found.final[:, depth + 1 :][marks]
-            loss = checkpoint(self._loss, rows, wanted, use_reentrant=False)  # laws of all steps would fill the memory
-            total = total + self.recipe.step_decay**depth * loss
-            first = first if depth else float(loss.detach())
-        if total.requires_grad:
-            yield LossPart("step 1", total, first)
+        drafted, laws = self._wanted(found.final[choosing(batch.learnt)])
 
-    def _loss(self, predicted: Tensor, wanted: Tensor) -> Tensor:
-        """The mean cross-entropy over rows [n, h], zero where the target's first choice cannot be drafted."""
-        logits = self._target.logits(wanted)
-        drafted = self.head.t2d[logits.argmax(-1)]
-        law = logits[:, self.head.draft_words].softmax(-1)
-        if not drafted.any():
-            return 0.0 * predicted.sum()
-        share = float(drafted.float().mean())
-        return share * law_cross_entropy(self.head.logits(predicted[drafted]), law[drafted])
+        def loss(predicted: Tensor, numbers: Tensor) -> Tensor:
+            """The mean cross-entropy over rows [n, h], zero where the target's first choice cannot be drafted."""
+            counted = drafted[numbers]
+            if not counted.any():
+                return 0.0 * predicted.sum()
+            share = float(counted.float().mean())
+            return share * law_cross_entropy(self.head.logits(predicted[counted]), laws[numbers[counted]])
+
+        chains = chain_states(
+            self.head,
+            self._target.embedding,
+            batch.ids,
+            self.head.fc(found.taps[:, :-1]),
+            self.recipe.steps,
+            learnt=batch.learnt,
+            recompute=self.recompute,
+        )
+        whole = chain_loss(chains, batch.learnt, loss, self.recipe.step_decay, recompute=self.recompute)
+        if whole is not None:
+            yield whole
+
+    def _wanted(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return whether the target's first choices [n] can be drafted, and its laws [n, draft words] among those."""
+        logits = self._target.logits(states)
+        return self.head.t2d[logits.argmax(-1)], logits[:, self.head.draft_words].softmax(-1)
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
         """Return how often chains agree with the target by depth; words that cannot be drafted count as missed."""
@@ -168,14 +174,14 @@ class Eagle3Learner(Learner):
             found = self._source.features(batch)
             if batch.ids.shape[1] < 2 or found.taps is None:
                 continue
-            start = chain_marks(batch, 0)
+            start = draft_marks(batch.learnt, 0)
             drafted, chosen, counted = [], [], []
             states = self.head.fc(found.taps[:, :-1])
             chains = chain_states(self.head, self._target.embedding, batch.ids, states, MEASURED_DEPTH)
             for depth, predicted in enumerate(chains):
-                drafted.append(words[best_words(self.head.logits(predicted[start]))])
+                drafted.append(words[best_words(self.head.logits(predicted[:, : start.shape[1]][start]))])
                 ahead = shifted(found.final, depth + 1, start.shape[1])
                 chosen.append(self._target.logits(ahead[start]).argmax(-1))
-                counted.append(shifted(chain_marks(batch, depth), 0, start.shape[1])[start])
+                counted.append(shifted(draft_marks(batch.learnt, depth), 0, start.shape[1])[start])
             agreement.add(drafted, chosen, counted)
         return agreement.measures()

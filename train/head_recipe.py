@@ -48,10 +48,11 @@ class HeadRecipe(ABC):
     ) -> Learner:
         """Return a new head to train."""
 
-    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int) -> int:
+    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int, *, recompute: bool) -> int:
         """Return roughly what one step keeps for its gradients, for `tokens` tokens in sequences of `longest`.
 
-        By default: logits, their softmax, the target's law and a gradient for every word, and a layer's states.
+        `recompute` as of Learner. By default: logits, their softmax, the target's law and a gradient for every word,
+        and a layer's states.
         """
         return 4 * tokens * (4 * n_words + 24 * shape.hidden + 6 * shape.feed_forward)
 

@@ -23,15 +23,18 @@ from specrun.train.head_run import HeadReport, HeadRun, read_corpus
 from specrun.train.head_states import opened_states, wants_cache
 from specrun.train.hf_model import read_config
 from specrun.train.learner import Learner
-from specrun.train.memory import MemoryNeed, require_memory, trained_bytes
+from specrun.train.memory import MemoryNeed, free_memory, require_memory, trained_bytes
 from specrun.train.precision import usable_device, usable_precision
+from specrun.train.run_checkpoint import check_checkpoint
 from specrun.train.run_listener import NobodyListens, RunListener
 from specrun.train.source_identity import source_identity
 from specrun.train.target_shape import TargetShape, target_shape
 from specrun.train.target_words import TargetWords
 from specrun.train.token_corpus import TokenCorpus
-from specrun.train.trainer import TrainerSettings, TrainingResult, check_checkpoint, train_learner
+from specrun.train.trainer import train_learner
+from specrun.train.trainer_settings import TrainerSettings
 from specrun.train.training_card import CardFacts, training_card
+from specrun.train.training_progress import TrainingResult
 
 __all__ = ["train_head"]
 
@@ -56,7 +59,9 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     corpus = read_corpus(run, words, recipe.files_name, listener)
     settings = run.trainer_settings(recipe.defaults(shape), corpus, usable_precision(run.precision, device))
     cached = wants_cache(run, settings, corpus, shape, len(taps), listener)
-    need = _need(recipe, run, shape, n_words, corpus, settings, cached)
+    ample = _need(recipe, run, shape, n_words, corpus, settings, cached, recompute=False)
+    recompute = ample.total > free_memory(device) / 2  # others may want some too
+    need = _need(recipe, run, shape, n_words, corpus, settings, cached, recompute=True) if recompute else ample
     listener.note(f"memory: about {need}")
     require_memory(need, device)
     open_output(run.output, resume=run.resume, force=run.force, holds=recipe.files_name)
@@ -69,6 +74,7 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     ):
         torch.manual_seed(run.seed)
         learner = recipe.learner(shape, matrices, source, corpus)
+        learner.recompute = recompute
         result = train_learner(
             learner,
             corpus,
@@ -92,6 +98,8 @@ def _need(
     corpus: TokenCorpus,
     settings: TrainerSettings,
     cached: bool,
+    *,
+    recompute: bool,
 ) -> MemoryNeed:
     """Return what the run will take at its largest, from shapes alone: nothing is loaded."""
     meta = torch.device("meta")
@@ -107,7 +115,7 @@ def _need(
     training = {
         "target's matrices" if cached else "target": size * 2 * matrix.numel() if cached else target,
         "head": trained_bytes(head.module),
-        "a step": recipe.activation_bytes(shape, n_words, tokens, corpus.longest),
+        "a step": recipe.activation_bytes(shape, n_words, tokens, corpus.longest, recompute=recompute),
     }
     return max(MemoryNeed(training), MemoryNeed({"target": target}), key=lambda need: need.total)
 

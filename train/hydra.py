@@ -17,12 +17,12 @@ from torch import Tensor
 
 from specrun.bindings.errors import OptionError
 from specrun.train.agreement import Agreement, best_words, shifted
+from specrun.train.draft_marks import draft_marks
 from specrun.train.features import FeatureSource, TargetMatrices
 from specrun.train.head_recipe import HeadFiles, HeadRecipe
 from specrun.train.heads.hydra_heads import HydraHeads
 from specrun.train.learner import Learner, LossPart
 from specrun.train.losses import law_cross_entropy, word_cross_entropy
-from specrun.train.medusa import marked
 from specrun.train.target_shape import TargetShape
 from specrun.train.token_corpus import TokenBatch, TokenCorpus
 from specrun.train.training_run import TrainingDefaults
@@ -106,7 +106,7 @@ class HydraLearner(Learner):
         total: Tensor | None = None
         reported = 0.0
         for head in range(self.recipe.heads):
-            marks = marked(batch, head)
+            marks = draft_marks(batch.learnt, head)
             if not marks.any():
                 continue
             with _drawn_from(noise, head):
@@ -146,12 +146,12 @@ class HydraLearner(Learner):
             if places < 1:
                 continue
             read = self.heads.prefixed(states)
-            start = marked(batch, 0)
+            start = draft_marks(batch.learnt, 0)
             drafted, chosen, counted = [], [], []
             for head in range(self.recipe.heads):
                 drafted.append(best_words(self._logits(head, read, batch.ids, start)))
                 chosen.append(self._target.logits(shifted(states, head + 1, places)[start]).argmax(-1))
-                counted.append(shifted(marked(batch, head), 0, places)[start])
+                counted.append(shifted(draft_marks(batch.learnt, head), 0, places)[start])
             agreement.add(drafted, chosen, counted)
         return agreement.measures()
 

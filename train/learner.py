@@ -44,6 +44,9 @@ class Learner(ABC):
 
     device: torch.device
 
+    recompute: bool = True
+    """Whether what gradients need is computed again rather than kept, where there is much of it: the same numbers."""
+
     def groups(self) -> list[ParameterGroup]:
         """Return what is trained: by default all of `module` that wants gradients."""
         return [ParameterGroup([one for one in self.module.parameters() if one.requires_grad])]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specrun.bindings.errors import OptionError
 from specrun.train.agreement import Agreement, best_words, shifted
+from specrun.train.draft_marks import draft_marks
 from specrun.train.features import FeatureSource, TargetMatrices
 from specrun.train.head_recipe import HeadFiles, HeadRecipe
 from specrun.train.heads.medusa_heads import MedusaHeads
@@ -90,7 +91,7 @@ class MedusaLearner(Learner):
         """Yield each head's loss."""
         states = self._source.features(batch).final
         for head in range(self.recipe.heads):
-            marks = marked(batch, head)
+            marks = draft_marks(batch.learnt, head)
             if not marks.any():
                 continue
             logits = self.logits(head, states[:, : marks.shape[1]][marks])
@@ -110,13 +111,13 @@ class MedusaLearner(Learner):
             places = batch.ids.shape[1] - 2
             if places < 1:
                 continue
-            start = marked(batch, 0)
+            start = draft_marks(batch.learnt, 0)
             rows = states[:, :places][start]
             drafted, chosen, counted = [], [], []
             for head in range(self.recipe.heads):
                 drafted.append(best_words(self.logits(head, rows)))
                 chosen.append(self._target.logits(shifted(states, head + 1, places)[start]).argmax(-1))
-                counted.append(shifted(marked(batch, head), 0, places)[start])
+                counted.append(shifted(draft_marks(batch.learnt, head), 0, places)[start])
             agreement.add(drafted, chosen, counted)
         return agreement.measures()
 
@@ -124,12 +125,3 @@ class MedusaLearner(Learner):
         """Return a head's logits [n, words] after states [n, h]."""
         found: Tensor = self.heads[head](rows)
         return found if self.heads.owns_output else self._target.logits(found)
-
-
-def marked(batch: TokenBatch, head: int) -> Tensor:
-    """Return [B, T - head - 2]: the positions from which head `head` (from 0) has a word to learn.
-
-    Both the next word and the head's own must be the model's: drafts begin after a word that the target said.
-    """
-    last = max(0, batch.ids.shape[1] - head - 2)
-    return batch.learnt[:, 1 : last + 1] & batch.learnt[:, head + 2 :]

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
+from specrun.train.draft_marks import draft_marks
 from specrun.train.features import FeatureSource, ModelFeatures, TargetMatrices
 from specrun.train.hf_model import HFModel
 from specrun.train.learner import Learner, LossPart, ParameterGroup
 from specrun.train.losses import divergence_from_law, word_cross_entropy
-from specrun.train.medusa import MedusaLearner, MedusaRecipe, marked
+from specrun.train.medusa import MedusaLearner, MedusaRecipe
 from specrun.train.target_shape import TargetShape
 from specrun.train.token_corpus import TokenBatch
 from specrun.train.training_run import TrainingDefaults
@@ -105,7 +106,7 @@ class Medusa2Learner(Learner):
     def _head_loss(self, batch: TokenBatch, states: Tensor, law: _LawBefore) -> Tensor | None:
         total: Tensor | None = None
         for head in range(self.recipe.heads.heads):
-            marks = marked(batch, head)
+            marks = draft_marks(batch.learnt, head)
             if not marks.any():
                 continue
             logits = self._inner.logits(head, states[:, : marks.shape[1]][marks])

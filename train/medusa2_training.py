@@ -26,12 +26,14 @@ from specrun.train.hf_model import HFModel, load_hf_model, read_config
 from specrun.train.medusa2 import Medusa2Learner, Medusa2Recipe, medusa2_config
 from specrun.train.memory import MemoryNeed, require_memory
 from specrun.train.precision import usable_device, usable_precision
+from specrun.train.run_checkpoint import check_checkpoint
 from specrun.train.run_listener import NobodyListens, RunListener
 from specrun.train.source_identity import source_identity
 from specrun.train.target_shape import TargetShape, target_shape
 from specrun.train.target_words import TargetWords
 from specrun.train.token_corpus import TokenCorpus
-from specrun.train.trainer import TrainerSettings, check_checkpoint, train_learner
+from specrun.train.trainer import train_learner
+from specrun.train.trainer_settings import TrainerSettings
 from specrun.train.training_card import CardFacts, training_card
 
 __all__ = ["WEIGHTS", "train_medusa2"]

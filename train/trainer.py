@@ -11,47 +11,26 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError, SpecrunError
-from specrun.train.checkpoint import load_state, save_state
+from specrun.bindings.errors import SpecrunError
 from specrun.train.learner import Learner
+from specrun.train.run_checkpoint import Place, check_checkpoint, load_run, save_run
 from specrun.train.token_corpus import TokenBatch, TokenCorpus
 from specrun.train.trainer_settings import TrainerSettings
 from specrun.train.training_progress import Curves, TrainingResult, TrainingStatus
 
-__all__ = ["Curves", "TrainerSettings", "TrainingResult", "TrainingStatus", "check_checkpoint", "train_learner"]
+__all__ = ["train_learner"]
 
 logger = logging.getLogger(__name__)
-_FORMAT = 1
 _SMOOTHING = 0.95  # of the loss that is shown
 
 
 Report = Callable[[TrainingStatus], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """`step` steps are done, the next batch is number `index` of `epoch`; replaced whole, so no Ctrl-C splits it."""
-
-    step: int = 0
-    epoch: int = 0
-    index: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-
-
-def check_checkpoint(path: Path, *, resume: bool) -> None:
-    """Raise FileMissingError where there is no checkpoint to resume, OptionError where one would be overwritten."""
-    if resume and not path.exists():
-        raise FileMissingError(f"there is no {path} to resume: leave out --resume to begin")
-    if not resume and path.exists():
-        raise OptionError(f"{path} holds an earlier run: go on with --resume, or choose another folder")
 
 
 def train_learner(
@@ -98,7 +77,7 @@ class _Run:
             betas=settings.betas,
             weight_decay=settings.weight_decay,
         )
-        self._place = _Place()
+        self._place = Place()
         self._curves = Curves()
         self._saved_step: int | None = None
         self._smooth: float | None = None
@@ -106,25 +85,11 @@ class _Run:
 
     def open(self, *, resume: bool) -> None:
         """Continue from the checkpoint, or make sure that none is overwritten."""
-        path = self._state_path
-        assert path is not None
-        check_checkpoint(path, resume=resume)
+        assert self._state_path is not None
+        check_checkpoint(self._state_path, resume=resume)
         if not resume:
             return
-        try:
-            state = load_state(path)
-            found = state["format"] == _FORMAT
-        except Exception as error:  # torch raises many kinds for a damaged file
-            raise MalformedFileError(f"{path} is not a checkpoint of specrun: begin anew without --resume") from error
-        if not found:
-            raise MalformedFileError(f"{path} is a checkpoint of another version of specrun: begin anew")
-        _check_same(state["identity"], self._identity, path)
-        self._learner.load_state(state["learner"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._place = _Place(**state["place"])
-        stored = state["curves"]
-        measures = [(int(step), dict(values)) for step, values in stored["measures"]]
-        self._curves = Curves(list(stored["losses"]), {k: list(v) for k, v in stored["parts"].items()}, measures)
+        self._place, self._curves = load_run(self._state_path, self._identity, self._learner, self._optimizer)
         self._saved_step = self._place.step
         for loss in self._curves.losses:
             self._smooth = _smoothed(self._smooth, loss)
@@ -183,7 +148,7 @@ class _Run:
         for name, (_, plain) in values.items():
             self._curves.parts.setdefault(name, []).append(plain)
         self._smooth = _smoothed(self._smooth, total)
-        self._place = _Place(
+        self._place = Place(
             step=place.step + 1,
             epoch=place.epoch,
             index=place.index + 1,
@@ -254,27 +219,9 @@ class _Run:
     def _save(self) -> None:
         if self._state_path is None or self._saved_step == self._place.step or not self._whole or not self._place.step:
             return
-        state = {
-            "format": _FORMAT,
-            "identity": self._identity,
-            "learner": self._learner.state(),
-            "optimizer": self._optimizer.state_dict(),
-            "place": dataclasses.asdict(self._place),
-            "curves": dataclasses.asdict(self._curves),
-        }
-        save_state(self._state_path, state)
+        save_run(self._state_path, self._identity, self._learner, self._optimizer, self._place, self._curves)
         self._saved_step = self._place.step
 
 
 def _smoothed(before: float | None, loss: float) -> float:
     return loss if before is None else _SMOOTHING * before + (1 - _SMOOTHING) * loss
-
-
-def _check_same(stored: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:
-    for name in sorted(stored.keys() | wanted.keys()):
-        before, now = stored.get(name), wanted.get(name)
-        if before != now:
-            raise OptionError(
-                f"{path} was made with {name.replace('_', ' ')} {before} and --resume asks for {now}: give the same, "
-                "or begin anew in another folder"
-            )

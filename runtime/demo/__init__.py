@@ -17,7 +17,7 @@ def demo_target() -> Path:
 def demo_drafters() -> dict[str, Path]:
     """Return the embedded drafter files by the name their drafter has in the drafter language."""
     heads = {name: _FOLDER / f"{name}.gguf" for name in ("medusa", "eagle", "eagle3")}
-    return {"draft": _FOLDER / "drafter.gguf", **{name: path for name, path in heads.items() if path.exists()}}
+    return {"draft": _FOLDER / "drafter.gguf", **heads}
 
 
 def demo_questions() -> Path:

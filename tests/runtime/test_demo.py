@@ -75,5 +75,24 @@ def test_llama_cpp_pythons_own_sampler_gives_the_same_tokens() -> None:
         own.close()
 
 
-def test_the_family_is_small_enough_to_ship() -> None:
-    assert sum(path.stat().st_size for path in (demo_target(), *demo_drafters().values())) <= 12_000_000
+@pytest.mark.parametrize(
+    ("drafter", "fewest"),
+    [("medusa", 2.2), ("eagle(n=5)", 2.8), ("eagle(depth=5, topk=4, nodes=16)", 3.6), ("eagle3(n=5)", 2.8)],
+)
+def test_heads_draft_what_the_target_says(drafter: str, fewest: float) -> None:
+    asked = [question for question, _ in questions()[:20]]
+    with Runtime.demo("none", n_ctx=1024) as plain, Runtime.demo(drafter, n_ctx=1024) as runtime:
+        results = [ask(runtime, question) for question in asked]
+        assert [one.text for one in results] == [ask(plain, question).text for question in asked]
+        warm = SamplingParams(temperature=1.0)
+        for question in asked[:4]:
+            message = [{"role": "user", "content": question}]
+            texts = [one.chat(message, warm, max_tokens=48).token_ids for one in (plain, runtime)]
+            assert texts[0] == texts[1]
+    tokens = sum(result.usage.completion_tokens for result in results)
+    assert tokens / sum(result.stats.rounds for result in results) >= fewest
+
+
+def test_the_family_is_whole_and_small_enough_to_ship() -> None:
+    assert set(demo_drafters()) == {"draft", "medusa", "eagle", "eagle3"}
+    assert sum(path.stat().st_size for path in (demo_target(), *demo_drafters().values())) <= 25_000_000

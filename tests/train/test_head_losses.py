@@ -11,13 +11,15 @@ import torch.nn.functional as F
 
 from specrun.bindings.errors import OptionError
 from specrun.train.agreement import Agreement, best_words, shifted
-from specrun.train.eagle import EagleLearner, EagleRecipe, chain_marks
+from specrun.train.draft_marks import draft_marks
+from specrun.train.eagle import EagleLearner, EagleRecipe
 from specrun.train.eagle3 import Eagle3Learner, Eagle3Recipe, draft_vocabulary
 from specrun.train.features import Features, TargetMatrices
 from specrun.train.heads.attention import Attention
+from specrun.train.heads.unrolled import chain_states
 from specrun.train.hydra import HydraLearner, HydraRecipe
 from specrun.train.losses import divergence_from_law, law_cross_entropy, word_cross_entropy
-from specrun.train.medusa import MedusaLearner, MedusaRecipe, marked
+from specrun.train.medusa import MedusaLearner, MedusaRecipe
 from specrun.train.target_shape import TargetShape
 from specrun.train.target_words import TokenSequence
 from specrun.train.token_corpus import TokenBatch, TokenCorpus
@@ -184,7 +186,7 @@ def test_noise_and_words_can_be_left_out(target: TargetMatrices) -> None:
     states, batch = FixedStates(2, 7), batch_of(7)
     learner = randomized(EagleLearner(EagleRecipe(noise=0.0, word_weight=0.0), SHAPE, target, states))
     predicted, _ = learner.head(target.embedding[batch.ids[:, 1:]], states.final[:, :-1])
-    marks = chain_marks(batch, 0)
+    marks = draft_marks(batch.learnt, 0)
     (part,) = learner.losses(batch, noise(), 0)
     expected = F.smooth_l1_loss(predicted[marks], states.final[:, 1:][marks])
     assert part.value.item() == pytest.approx(expected.item(), rel=1e-6)
@@ -215,8 +217,6 @@ def chains_by_hand(head, embedding: torch.Tensor, ids: torch.Tensor, states: tor
 @torch.no_grad()
 def test_unrolled_chains_are_what_decoding_them_one_by_one_gives(target: TargetMatrices, kind: str) -> None:
     """The growing mask of training-time test against plain causal attention: one misplaced entry or position fails."""
-    from specrun.train.heads.unrolled import chain_states
-
     length, depth = 8, 4
     states = FixedStates(1, length, taps=3)
     ids = torch.randint(0, WORDS, (1, length), generator=torch.Generator().manual_seed(4))
@@ -239,7 +239,6 @@ def test_unrolled_chains_are_what_decoding_them_one_by_one_gives(target: TargetM
 def test_a_chain_that_sees_others_chains_is_noticed(target: TargetMatrices, monkeypatch) -> None:
     """The negative control of the test above: earlier steps as full causal keys, a usual mistake."""
     from specrun.train.heads import attention
-    from specrun.train.heads.unrolled import chain_states
 
     def wrong(query, text, chain):
         keys = torch.cat([text.keys, *(one.keys for one in chain)], 2)
@@ -255,6 +254,39 @@ def test_a_chain_that_sees_others_chains_is_noticed(target: TargetMatrices, monk
     wanted = chains_by_hand(learner.head, target.embedding, ids[0], states.final[0, :-1], 2)
     second = list(chain_states(learner.head, target.embedding, ids, states.final[:, :-1], 2))[1]
     assert not torch.allclose(second[0, 3], wanted[3, 1], rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def test_chains_of_learnt_words_are_whole_where_they_count_and_only_there(target: TargetMatrices) -> None:
+    states, batch = FixedStates(2, 8), batch_of(8, learnt_from=3)
+    learner = randomized(EagleLearner(EagleRecipe(), SHAPE, target, states))
+    given = (learner.head, target.embedding, batch.ids, states.final[:, :-1], 3)
+    skipped = 0
+    for depth, (whole, sparse) in enumerate(
+        zip(chain_states(*given), chain_states(*given, learnt=batch.learnt), strict=True)
+    ):
+        marks = draft_marks(batch.learnt, depth)
+        torch.testing.assert_close(sparse[:, : marks.shape[1]][marks], whole[:, : marks.shape[1]][marks])
+        skipped += int((~torch.isclose(sparse, whole).all(-1)).sum())
+    assert skipped  # else the test above says nothing: question words' states are cut short
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_recomputing_changes_no_number(target: TargetMatrices, kind: str) -> None:
+    states, batch = FixedStates(2, 8, taps=3), batch_of(8)
+    recipes = {
+        "eagle": lambda: EagleLearner(EagleRecipe(steps=3), SHAPE, target, states),
+        "eagle3": lambda: Eagle3Learner(Eagle3Recipe(steps=3), SHAPE, target, states, torch.arange(0, WORDS, 2)),
+    }
+    learner = randomized(recipes[kind]())
+    found = []
+    for recompute in (True, False):
+        learner.recompute = recompute
+        learner.module.zero_grad()
+        part = next(learner.losses(batch, torch.Generator().manual_seed(1), 0))
+        part.value.backward()
+        found.append([part.value.detach(), *(one.grad.clone() for one in learner.module.parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_eagle3s_loss_sums_decayed_cross_entropies_over_draftable_words(target: TargetMatrices) -> None:
@@ -344,7 +376,7 @@ def test_hydra_plus_plus_learns_the_law_behind_a_prefix_layer(target: TargetMatr
         torch.testing.assert_close(learner.heads.prefixed(changed)[:, :5], read[:, :5])
         expected = 0.0
         for head in range(2):
-            marks = marked(batch, head)
+            marks = draft_marks(batch.learnt, head)
             logits = learner._logits(head, read, batch.ids, marks)
             law = target.law(shifted(states.final, head + 1, marks.shape[1])[marks])
             expected += float(-(law * logits.log_softmax(-1)).sum(-1).mean())
@@ -370,13 +402,13 @@ def test_dropout_draws_from_the_steps_noise(target: TargetMatrices) -> None:
 
 def test_marks_ask_for_the_models_own_words() -> None:
     batch = batch_of(6, learnt_from=3)  # the first row's answer begins at 3
-    assert marked(batch, 0)[0].tolist() == [False, False, True, True]
-    assert marked(batch, 1)[0].tolist() == [False, False, True]
-    assert marked(batch, 3).shape == (2, 1)
-    assert marked(batch, 9).shape == (2, 0)
-    assert chain_marks(batch, 0)[0].tolist() == [False, False, True, True, True]
-    assert chain_marks(batch, 1)[0].tolist() == [False, False, True, True]
-    assert chain_marks(batch, 9).shape == (2, 0)
+    assert draft_marks(batch.learnt, 0)[0].tolist() == [False, False, True, True]
+    assert draft_marks(batch.learnt, 1)[0].tolist() == [False, False, True]
+    assert draft_marks(batch.learnt, 3).shape == (2, 1)
+    assert draft_marks(batch.learnt, 9).shape == (2, 0)
+    assert draft_marks(batch.learnt, 0)[0].tolist() == [False, False, True, True, True]
+    assert draft_marks(batch.learnt, 1)[0].tolist() == [False, False, True, True]
+    assert draft_marks(batch.learnt, 9).shape == (2, 0)
 
 
 def test_chains_count_until_their_first_mistake() -> None:

@@ -19,7 +19,8 @@ from specrun.bindings.errors import FileMissingError, MalformedFileError, Option
 from specrun.train.learner import Learner, LossPart, ParameterGroup
 from specrun.train.target_words import TokenSequence
 from specrun.train.token_corpus import TokenBatch, TokenCorpus
-from specrun.train.trainer import TrainerSettings, train_learner
+from specrun.train.trainer import train_learner
+from specrun.train.trainer_settings import TrainerSettings
 
 WORDS = 11
 SETTINGS = TrainerSettings(

@@ -14,7 +14,7 @@ from specrun.train.distillation.acceptance import AcceptanceGain
 from specrun.train.distillation.learner import Comparison, DistillationLoss
 from specrun.train.source_identity import source_identity
 from specrun.train.token_corpus import TokenCorpus
-from specrun.train.trainer import TrainingResult
+from specrun.train.training_progress import TrainingResult
 from specrun.train.training_run import TrainingDefaults, TrainingRun
 
 __all__ = ["ANSWER_SOURCES", "DEFAULTS", "WEIGHTS_NAME", "DrafterReport", "DrafterRun", "run_identity"]

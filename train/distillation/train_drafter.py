@@ -34,11 +34,13 @@ from specrun.train.head_folder import check_output, open_output
 from specrun.train.hf_model import HFModel, load_hf_model
 from specrun.train.memory import require_memory
 from specrun.train.precision import usable_device, usable_precision
+from specrun.train.run_checkpoint import check_checkpoint
 from specrun.train.run_listener import NobodyListens, RunListener
 from specrun.train.source_identity import source_identity
 from specrun.train.target_words import TargetWords
 from specrun.train.token_corpus import TokenBatch, TokenCorpus, encode_corpus
-from specrun.train.trainer import TrainerSettings, check_checkpoint, train_learner
+from specrun.train.trainer import train_learner
+from specrun.train.trainer_settings import TrainerSettings
 
 __all__ = ["DrafterReport", "DrafterRun", "train_drafter"]
 

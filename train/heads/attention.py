@@ -8,7 +8,7 @@ earlier step a chain sees the one entry that is its own (EAGLE-3's training-time
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from specrun.train.llama import RMSNorm, rotate
 from specrun.train.target_shape import TargetShape
 
-__all__ = ["Attention", "FeedForward", "KeysValues", "RMSNorm", "rope_angles"]
+__all__ = ["Attention", "FeedForward", "KeysValues", "RMSNorm", "added_at", "rope_angles"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +105,12 @@ class FeedForward(nn.Module):
         """[..., hidden] to the same shape."""
         gated: Tensor = self.down_proj(F.silu(self.gate_proj(states)) * self.up_proj(states))
         return gated
+
+
+def added_at(places: Tensor | None, states: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return `states` [B, T, h] plus `part` of them at `places` [B, T], None for all; the others stay as they are."""
+    if places is None:
+        return states + part(states)
+    more = torch.zeros_like(states)
+    more[places] = part(states[places]).to(states.dtype)
+    return states + more

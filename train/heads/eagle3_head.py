@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm
+from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
 from specrun.train.target_shape import TargetShape
 
 __all__ = ["Eagle3Head"]
@@ -28,11 +28,12 @@ class _MiddleLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.norm_eps)
         self.mlp = FeedForward(shape)
 
-    def forward(self, embeddings: Tensor, states: Tensor, earlier: Sequence[KeysValues]) -> tuple[Tensor, KeysValues]:
+    def forward(
+        self, embeddings: Tensor, states: Tensor, earlier: Sequence[KeysValues], wanted: Tensor | None
+    ) -> tuple[Tensor, KeysValues]:
         pair = torch.cat((self.input_layernorm(embeddings), self.hidden_norm(states)), -1)
         mixed, own = self.self_attn(pair, earlier)
-        states = states + mixed
-        return states + self.mlp(self.post_attention_layernorm(states)), own
+        return added_at(wanted, states + mixed, lambda rows: self.mlp(self.post_attention_layernorm(rows))), own
 
 
 class Eagle3Head(nn.Module):
@@ -58,13 +59,18 @@ class Eagle3Head(nn.Module):
         self.register_buffer("t2d", marks)
 
     def forward(
-        self, embeddings: Tensor, states: Tensor, earlier: Sequence[KeysValues] = ()
+        self,
+        embeddings: Tensor,
+        states: Tensor,
+        earlier: Sequence[KeysValues] = (),
+        wanted: Tensor | None = None,
     ) -> tuple[Tensor, KeysValues]:
         """Return the states [B, T, h] after the pairs (state, embedding of the token after it), and their keys.
 
-        Step 0 reads `fc` of the taps as its states, later ones what the step before returned.
+        Step 0 reads `fc` of the taps as its states, later ones what the step before returned. Only states at `wanted`
+        [B, T] are whole, where it is given.
         """
-        found: tuple[Tensor, KeysValues] = self.midlayer(embeddings, states, earlier)
+        found: tuple[Tensor, KeysValues] = self.midlayer(embeddings, states, earlier, wanted)
         return found
 
     def logits(self, states: Tensor) -> Tensor:

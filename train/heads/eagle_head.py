@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm
+from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
 from specrun.train.target_shape import TargetShape
 
 __all__ = ["EagleHead"]
@@ -23,10 +23,11 @@ class _Layer(nn.Module):
         self.mlp = FeedForward(shape)
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.norm_eps)
 
-    def forward(self, states: Tensor, earlier: Sequence[KeysValues]) -> tuple[Tensor, KeysValues]:
+    def forward(
+        self, states: Tensor, earlier: Sequence[KeysValues], wanted: Tensor | None
+    ) -> tuple[Tensor, KeysValues]:
         mixed, own = self.self_attn(states, earlier)
-        states = states + mixed
-        return states + self.mlp(self.post_attention_layernorm(states)), own
+        return added_at(wanted, states + mixed, lambda rows: self.mlp(self.post_attention_layernorm(rows))), own
 
 
 class EagleHead(nn.Module):
@@ -38,11 +39,17 @@ class EagleHead(nn.Module):
         self.layers = nn.ModuleList([_Layer(shape)])
 
     def forward(
-        self, embeddings: Tensor, states: Tensor, earlier: Sequence[KeysValues] = ()
+        self,
+        embeddings: Tensor,
+        states: Tensor,
+        earlier: Sequence[KeysValues] = (),
+        wanted: Tensor | None = None,
     ) -> tuple[Tensor, KeysValues]:
         """Return the states [B, T, h] after the pairs (state, embedding of the token after it), and their keys.
 
-        `earlier` are the keys of the steps before, where `states` are the head's own predictions.
+        `earlier` are the keys of the steps before, where `states` are the head's own predictions. Only states at
+        `wanted` [B, T] are whole, where it is given.
         """
-        found: tuple[Tensor, KeysValues] = self.layers[0](self.fc(torch.cat((embeddings, states), -1)), earlier)
+        joined = self.fc(torch.cat((embeddings, states), -1))
+        found: tuple[Tensor, KeysValues] = self.layers[0](joined, earlier, wanted)
         return found

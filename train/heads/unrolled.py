@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from specrun.train.draft_marks import draft_marks
 from specrun.train.heads.attention import KeysValues
 
 __all__ = ["ChainHead", "chain_states"]
@@ -19,19 +20,33 @@ class ChainHead(Protocol):
     """A head that goes on from its own states; EAGLE's and EAGLE-3's are."""
 
     def __call__(
-        self, embeddings: Tensor, states: Tensor, earlier: Sequence[KeysValues] = ()
+        self,
+        embeddings: Tensor,
+        states: Tensor,
+        earlier: Sequence[KeysValues] = (),
+        wanted: Tensor | None = None,
     ) -> tuple[Tensor, KeysValues]:
-        """Return the next states and their keys."""
+        """Return the next states, whole at `wanted`, and their keys."""
 
 
-def chain_states(head: ChainHead, embedding: Tensor, ids: Tensor, states: Tensor, depth: int) -> Iterator[Tensor]:
+def chain_states(
+    head: ChainHead,
+    embedding: Tensor,
+    ids: Tensor,
+    states: Tensor,
+    depth: int,
+    *,
+    learnt: Tensor | None = None,
+    recompute: bool = True,
+) -> Iterator[Tensor]:
     """Yield the head's states [B, T-1, h] at depths 0 to depth-1 of the chains below each position.
 
     `ids` are [B, T], `embedding` [words, h], `states` [B, T-1, h] what the first step reads at positions 0 to T-2. The
-    state that chain p yields at depth s stands for position p + s + 1, and means nothing from p + s + 1 = T on.
+    state that chain p yields at depth s stands for position p + s + 1, and means nothing from p + s + 1 = T on. With
+    `learnt` [B, T], states are whole only where `draft_marks` counts them: half of a chat is questions.
 
-    While gradients are taken over several steps, each step is computed again for its own: what attention keeps of all
-    steps together would be the largest part of the memory.
+    With `recompute`, while gradients are taken over several steps, each step is computed again for its own: what
+    attention keeps of all steps together would be the largest part of the memory.
     """
     length = ids.shape[1]
     earlier: list[KeysValues] = []
@@ -40,9 +55,10 @@ def chain_states(head: ChainHead, embedding: Tensor, ids: Tensor, states: Tensor
             return
         tokens = F.pad(ids[:, 1 + step :], (0, step))
         embeddings = embedding[tokens].to(states.dtype)
-        if depth > 1 and torch.is_grad_enabled():
-            states, own = checkpoint(head, embeddings, states, tuple(earlier), use_reentrant=False)
+        wanted = None if learnt is None else F.pad(draft_marks(learnt, step), (0, step + 1))
+        if recompute and depth > 1 and torch.is_grad_enabled():
+            states, own = checkpoint(head, embeddings, states, tuple(earlier), wanted, use_reentrant=False)
         else:
-            states, own = head(embeddings, states, earlier)
+            states, own = head(embeddings, states, earlier, wanted)
         earlier.append(own)
         yield states
