@@ -126,7 +126,7 @@ class EagleState:
             following, features, (cells + self._base).astype(np.int32), cells.astype(np.int64), sees
         )
         last = slice(n - 1, n)
-        logits = None if rows.logits is None else rows.logits[last]
+        logits = None if rows.logits is None else rows.logits[last].copy()
         self._root = EagleRows(rows.states[last], rows.words[last], rows.log_probs[last], logits)
         self._last = features[last]
         self._pending.drop(n)

@@ -210,7 +210,7 @@ class PairHead(ABC):
             _floats(graph.read("states"))[:n],
             best.words if self._word_ids is None else self._word_ids[best.words],
             best.log_probs,
-            self._target_rows(_floats(graph.read("logits"))[:n]) if self._whole_rows else None,
+            self._target_rows(_floats(graph.peek("logits"))[:n]) if self._whole_rows else None,
         )
 
     def _check(self, tokens: Sequence[int], used: int) -> None:

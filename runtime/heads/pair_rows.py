@@ -31,7 +31,7 @@ class EagleRows:
     """What a head says after n pairs: predicted states [n, hidden] and its best words.
 
     `words` (of the target) and `log_probs` are [n, ranks], the most likely first; `logits` [n, words of the target]
-    where they were asked for.
+    where they were asked for: a view, which dies with the head's next evaluation.
     """
 
     states: FloatRows
