@@ -125,8 +125,8 @@ def _call(name: str, settings: DraftSettings, arguments: list[str]) -> str:
         arguments.append(f"n={settings.spec_draft_n_max}")
     if settings.spec_draft_p_min is not None:
         _require_drafts(name, "--spec-draft-p-min")
-        if name not in ("draft", "mtp"):
-            raise click.UsageError(f"--spec-draft-p-min is about draft models, not {name}")
+        if name not in ("draft", "mtp", "eagle", "eagle3"):
+            raise click.UsageError(f"--spec-draft-p-min is about draft models and EAGLE heads, not {name}")
         arguments.append(f"p_min={settings.spec_draft_p_min}")
     return f"{name}({', '.join(arguments)})" if arguments else name
 

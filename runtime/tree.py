@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from specrun.bindings.errors import OptionError
@@ -74,16 +77,32 @@ class DraftTree:
         return self is other or (self.tokens[:n] == other.tokens and self.parents[:n] == other.parents)
 
     @staticmethod
+    def of_points(tokens: Sequence[int], parents: tuple[int, ...]) -> DraftTree:
+        """Return a tree of point masses, its tokens below `parents`: no two siblings may be equal."""
+        return DraftTree(tuple(tokens), parents, *_structure(parents))
+
+    @staticmethod
     def chain(tokens: list[int], laws: list[Law] | None = None) -> DraftTree:
         """Return a chain of tokens, drawn from `laws` in turn or, without them, point masses."""
         n = len(tokens)
-        return DraftTree(
-            tokens=tuple(tokens),
-            parents=tuple(range(-1, n - 1)),
-            depths=tuple(range(1, n + 1)),
-            is_candidate=(True,) * n,
-            draws={i - 1: (Draw(i, laws[i] if laws else None),) for i in range(n)},
-        )
+        points = DraftTree.of_points(tokens, tuple(range(-1, n - 1)))
+        if not laws:
+            return points
+        return dataclasses.replace(points, draws={i - 1: (Draw(i, laws[i]),) for i in range(n)})
+
+
+@functools.lru_cache(maxsize=256)
+def _structure(
+    parents: tuple[int, ...],
+) -> tuple[tuple[int, ...], tuple[bool, ...], Mapping[int, tuple[Draw, ...]]]:
+    """Return the depths, candidates and draws of a tree of point masses."""
+    depths: list[int] = []
+    draws: dict[int, list[Draw]] = {}
+    for node, parent in enumerate(parents):
+        depths.append(1 if parent == ROOT else depths[parent] + 1)
+        draws.setdefault(parent, []).append(Draw(node))
+    shared = MappingProxyType({parent: tuple(drawn) for parent, drawn in draws.items()})
+    return tuple(depths), (True,) * len(parents), shared
 
 
 class TreeBuilder:

@@ -56,9 +56,13 @@ class ComputeDevice:
             raise SpecrunError("ggml cannot make a scheduler for a graph")
         return scheduler
 
-    def supports(self, operation: int) -> bool:
-        """Return whether one of the backends can compute a node (a tensor's native handle) where its sources lie."""
-        return any(call("ggml_backend_supports_op")(backend, operation) for backend in self.backends)
+    def supports(self, operation: int, *, writes_weights: bool = False) -> bool:
+        """Return whether one of the backends can compute a node (a tensor's native handle) where its sources lie.
+
+        What `writes_weights` writes into the memory of `buffer_type`, and only the first backend reaches that.
+        """
+        backends = self.backends[:1] if writes_weights else self.backends
+        return any(call("ggml_backend_supports_op")(backend, operation) for backend in backends)
 
     def close(self) -> None:
         """Free the backends."""

@@ -1,4 +1,4 @@
-"""Building and running small graphs: operations that check their shapes, because ggml's own checks end the process.
+"""Building small graphs: operations that check their shapes, because ggml's own checks end the process.
 
 Shapes are in ggml's order, fastest dimension first: n rows of h numbers are (h, n). numpy sees the same memory with
 the dimensions reversed, [n, h].
@@ -8,53 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from specrun.bindings.errors import ClosedError, DecodeFailedError, OutOfMemoryError, UnsupportedModelError
+from specrun.bindings.errors import ClosedError, UnsupportedModelError
 from specrun.bindings.ggml.device import ComputeDevice
-from specrun.bindings.ggml.functions import F16, F32, I32, I64, InitParams, call, fields
+from specrun.bindings.ggml.functions import F16, F32, I32, I64, InitParams, call
+from specrun.bindings.ggml.ready_graph import Graph
+from specrun.bindings.ggml.tensor import Tensor
 
 __all__ = ["Graph", "GraphBuilder", "Rope", "Tensor"]
 
-_DTYPES: Mapping[int, npt.DTypeLike] = {F32: np.float32, F16: np.float16, I32: np.int32, I64: np.int64}
 _NEOX = 2
+_DESCENDING = 1
 _PARTS = 4  # tensors that one operation of the builder may need
-
-
-class Tensor:
-    """A node of a graph under construction, or a weight it reads."""
-
-    __slots__ = ("handle",)
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """The four sizes, fastest dimension first."""
-        a, b, c, d = fields(self.handle).ne
-        return a, b, c, d
-
-    @property
-    def strides(self) -> tuple[int, int, int, int]:
-        """Bytes from one element to the next in each dimension."""
-        a, b, c, d = fields(self.handle).nb
-        return a, b, c, d
-
-    @property
-    def type(self) -> int:
-        """ggml's number of the element type."""
-        number: int = fields(self.handle).type
-        return number
-
-    @property
-    def n_elements(self) -> int:
-        """How many numbers it holds."""
-        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +63,7 @@ class GraphBuilder:
 
     def output(self, name: str, tensor: Tensor) -> None:
         """Let `Graph.run` return a tensor by this name."""
-        tensor = tensor if _is_contiguous(tensor) else self.contiguous(tensor)
+        tensor = tensor if tensor.is_contiguous else self.contiguous(tensor)
         call("ggml_set_output")(tensor.handle)
         self._outputs[name] = tensor
         self.keep(tensor)
@@ -168,11 +134,20 @@ class GraphBuilder:
         return self._add("ggml_get_rows", table, rows)
 
     def set_rows(self, table: Tensor, values: Tensor, rows: Tensor) -> Tensor:
-        """Write F32 rows into a table that lives longer than the graph: values (h, n), rows I64 (n). `keep` it."""
+        """Write F32 rows into a table that lives longer than the graph: values (h, n), rows I64 (n). `keep` it.
+
+        Returns the table: what reads that comes after the writing.
+        """
         t, v = table.shape, values.shape
         fits = t[0] == v[0] and v[1] == rows.shape[0] and rows.type == I64 and values.type == F32 and t[2:] == v[2:]
         _require(fits, "set_rows", table, values)
-        return self._add("ggml_set_rows", table, values, rows)
+        return self._add("ggml_set_rows", table, values, rows, writes_weights=True)
+
+    def copy(self, a: Tensor, place: Tensor) -> Tensor:
+        """Write all numbers of `a` into a tensor, or a view of one, that lives longer than the graph. `keep` it."""
+        fits = a.type == place.type and a.shape == place.shape and a.is_contiguous and place.is_contiguous
+        _require(fits, "copy", a, place)
+        return self._add("ggml_cpy", a, place, writes_weights=True)
 
     def concat(self, a: Tensor, b: Tensor, dimension: int = 0) -> Tensor:
         """Return a followed by b along a dimension."""
@@ -196,7 +171,7 @@ class GraphBuilder:
 
     def reshape(self, a: Tensor, *shape: int) -> Tensor:
         """Return the same elements in two or three other dimensions."""
-        _require(len(shape) in (2, 3) and math.prod(shape) == a.n_elements and _is_contiguous(a), "reshape", a)
+        _require(len(shape) in (2, 3) and math.prod(shape) == a.n_elements and a.is_contiguous, "reshape", a)
         return self._add(f"ggml_reshape_{len(shape)}d", a, *shape)
 
     def columns(self, a: Tensor, first: int, count: int) -> Tensor:
@@ -204,10 +179,10 @@ class GraphBuilder:
         _require(first >= 0 and 0 < count <= a.shape[0] - first and a.shape[2:] == (1, 1), "columns", a)
         return self._add("ggml_view_2d", a, count, a.shape[1], a.strides[1], first * a.strides[0])
 
-    def first_rows(self, a: Tensor, count: int) -> Tensor:
-        """Return a view of the first `count` rows."""
-        _require(0 < count <= a.shape[1] and a.shape[2:] == (1, 1), "first_rows", a)
-        return self._add("ggml_view_2d", a, a.shape[0], count, a.strides[1], 0)
+    def rows(self, a: Tensor, first: int, count: int) -> Tensor:
+        """Return a view of `count` rows from row `first` on."""
+        _require(first >= 0 and 0 < count <= a.shape[1] - first and a.shape[2:] == (1, 1), "rows", a)
+        return self._add("ggml_view_2d", a, a.shape[0], count, a.strides[1], first * a.strides[1])
 
     def rope(self, a: Tensor, positions: Tensor, rope: Rope, factors: Tensor | None = None) -> Tensor:
         """Rotate heads by position: a (d, heads, n), positions I32 (n)."""
@@ -223,19 +198,39 @@ class GraphBuilder:
         if mask is None:
             return self._add("ggml_soft_max", a if scale == 1.0 else self.scale(a, scale))
         fits = mask.shape[0] == a.shape[0] and mask.shape[1] >= a.shape[1] and mask.type in (F32, F16)
-        _require(fits and _is_contiguous(mask), "soft_max", a, mask)
+        _require(fits and mask.is_contiguous, "soft_max", a, mask)
         return self._add("ggml_soft_max_ext", a, mask, scale, 0.0)
 
-    def log_sum_exp(self, a: Tensor) -> Tensor:
-        """Return log sum exp of each row, (v, n) -> (1, n); rows are shifted by their largest element."""
-        top = self.pick(a, self._add("ggml_argmax", a), 1)
-        total = self._add("ggml_sum_rows", self._add("ggml_exp", self.sub(a, top)))
-        return self.add(self._add("ggml_log", total), top)
+    def log_sum_exp(self, a: Tensor, largest: Tensor | None = None) -> Tensor:
+        """Return log sum exp of each row, (v, n) -> (1, n).
+
+        Rows are shifted by their largest element, which is looked for where `largest` (1, n) does not name it.
+        """
+        if largest is None:
+            largest = self.pick(a, self.argmax(a), 1)
+        total = self._add("ggml_sum_rows", self._add("ggml_exp", self.sub(a, largest)))
+        return self.add(self._add("ggml_log", total), largest)
+
+    def argmax(self, a: Tensor) -> Tensor:
+        """Return the index of the largest of each row: (v, n) -> I32 (n)."""
+        _require(a.type == F32 and a.shape[2:] == (1, 1), "argmax", a)
+        return self._add("ggml_argmax", a)
 
     def top_k(self, a: Tensor, k: int) -> Tensor:
         """Return the indices of the k largest of each row, in no particular order: (v, n) -> I32 (k, n)."""
         _require(0 < k <= a.shape[0] and a.type == F32, "top_k", a)
         return self._add("ggml_top_k", a, k)
+
+    def best(self, a: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return the k largest of each row in order, the largest first: indices I32 (k, n) and elements (k, n)."""
+        n = a.shape[1]
+        if k == 1:
+            indices = self.reshape(self.argmax(a), 1, n)
+            return indices, self.pick(a, indices, 1)
+        indices = self.top_k(a, k)
+        values = self.pick(a, indices, k)
+        order = self._add("ggml_argsort", values, _DESCENDING)
+        return self.pick(indices, order, k), self.pick(values, order, k)
 
     def pick(self, a: Tensor, indices: Tensor, k: int) -> Tensor:
         """Return the elements of each row at k indices of its own: (v, n), I32 (k, n) -> (k, n)."""
@@ -244,7 +239,7 @@ class GraphBuilder:
         rows = self.get_rows(self.reshape(a, 1, v, n), self.reshape(indices, k, n))
         return self.reshape(rows, k, n)
 
-    def _add(self, name: str, *arguments: Tensor | float | None) -> Tensor:
+    def _add(self, name: str, *arguments: Tensor | float | None, writes_weights: bool = False) -> Tensor:
         if self._context is None:
             raise ClosedError("the graph was built already")
         if self._left == 0:
@@ -252,77 +247,9 @@ class GraphBuilder:
         self._left -= 1
         natives = [one.handle if isinstance(one, Tensor) else one for one in arguments]
         result = Tensor(call(name)(self._context, *natives))
-        if not self._device.supports(result.handle):
+        if not self._device.supports(result.handle, writes_weights=writes_weights):
             raise UnsupportedModelError(f"no backend of ggml here computes {name} for these tensor types")
         return result
-
-
-class Graph:
-    """A graph with its memory: `run` it with arrays, again and again. Close it before weights and device."""
-
-    def __init__(
-        self,
-        device: ComputeDevice,
-        context: int,
-        graph: int,
-        size: int,
-        inputs: Mapping[str, Tensor],
-        outputs: Mapping[str, Tensor],
-    ) -> None:
-        self._context: int | None = context
-        self._graph = graph
-        self._inputs = dict(inputs)
-        self._outputs = {name: (one.handle, _array_shape(one), _DTYPES[one.type]) for name, one in outputs.items()}
-        self._scheduler = device.new_scheduler(size)
-        if not call("ggml_backend_sched_alloc_graph")(self._scheduler, graph):
-            self.close()
-            raise OutOfMemoryError("there is no room for a head's graph on the compute device")
-        self._expected = {name: (_array_shape(one), np.dtype(_DTYPES[one.type])) for name, one in inputs.items()}
-
-    def run(self, inputs: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, npt.NDArray[np.generic]]:
-        """Compute with these inputs and return copies of the outputs; shapes are numpy's, e.g. [n, h]."""
-        if self._context is None:
-            raise ClosedError("the graph is closed")
-        write, read = call("ggml_backend_tensor_set"), call("ggml_backend_tensor_get")
-        for name, (shape, dtype) in self._expected.items():
-            array = np.ascontiguousarray(inputs[name], dtype)
-            if array.size != math.prod(shape):
-                raise ValueError(f"input {name} has shape {array.shape}, and the graph takes {shape}")
-            write(self._inputs[name].handle, array.ctypes.data, 0, array.nbytes)
-        status = call("ggml_backend_sched_graph_compute")(self._scheduler, self._graph)
-        if status != 0:
-            raise DecodeFailedError(f"ggml could not compute a head's graph (status {status})", status)
-        results: dict[str, npt.NDArray[np.generic]] = {}
-        for name, (handle, shape, result_type) in self._outputs.items():
-            result = np.empty(shape, result_type)
-            read(handle, result.ctypes.data, 0, result.nbytes)
-            results[name] = result
-        return results
-
-    def close(self) -> None:
-        """Free the graph and its memory."""
-        if self._context is not None:
-            call("ggml_backend_sched_free")(self._scheduler)
-            call("ggml_free")(self._context)
-            self._context = None
-
-
-def _array_shape(tensor: Tensor) -> tuple[int, ...]:
-    """Return numpy's shape: dimensions reversed, without leading ones (at least two dimensions)."""
-    shape = list(tensor.shape)
-    while len(shape) > 2 and shape[-1] == 1:
-        shape.pop()
-    return tuple(reversed(shape))
-
-
-def _is_contiguous(tensor: Tensor) -> bool:
-    expected = tensor.strides[0]
-    for index, size in enumerate(tensor.shape[:3]):
-        # Quantized types pack blocks of a row: only the dimensions above it tell.
-        expected = tensor.strides[1] if index == 0 and tensor.type not in _DTYPES else expected * size
-        if tensor.strides[index + 1] != expected:
-            return False
-    return True
 
 
 def _repeats(small: Tensor, large: Tensor) -> bool:

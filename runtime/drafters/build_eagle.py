@@ -43,7 +43,7 @@ def build_eagle3(expression: Expression, environment: DraftEnvironment, build: B
 
 
 def _build(expression: Expression, environment: DraftEnvironment, kind: type[EagleHead | Eagle3Head]) -> Drafter:
-    options = ExpressionOptions(expression, ["n", "sampling", "tree", "depth", "topk", "nodes", "accuracy"], 1)
+    options = ExpressionOptions(expression, ["n", "sampling", "p_min", "tree", "depth", "topk", "nodes", "accuracy"], 1)
     named = options.optional("tree")
     tree = TreeOptions(
         tree=None if named is None else published_tree("eagle", named),
@@ -71,7 +71,8 @@ def _build(expression: Expression, environment: DraftEnvironment, kind: type[Eag
         n_threads=environment.context.n_threads,
     )
     try:
-        return EagleDrafter(head, shape, sampling=sampling, name=str(expression))
+        p_min = options.number("p_min", 0.0)
+        return EagleDrafter(head, shape, sampling=sampling, p_min=p_min, name=str(expression))
     except BaseException:
         head.close()
         raise

@@ -6,7 +6,7 @@ its layers. The head says which; nothing else differs here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.eagle_state import EagleState
 from specrun.runtime.drafters.path_probability import DynamicShape, grow_by_path_probability
+from specrun.runtime.drafters.pending_rows import copied_rows
 from specrun.runtime.drafters.proposals import TreeSampling, proposal_scheme
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.drafters.tree_growth import grow_tree
@@ -30,18 +31,29 @@ __all__ = ["EagleDrafter"]
 class EagleDrafter(Drafter):
     """Grows a tree with a head that predicts hidden states, all nodes of a depth in one evaluation. Owns the head.
 
+    A chain of the most likely words is one evaluation in all, where the head has a graph for that.
+
     `shape` is a fixed topology or a `DynamicShape`, which takes point masses only ("argmax"). Sampled schemes draw
-    from the head's law, transformed like the target's; the head must then return whole rows.
+    from the head's law, transformed like the target's; the head must then return whole rows. A node gets no children
+    where the head gives no word the probability `p_min`.
     """
 
     def __init__(
-        self, head: PairHead, shape: Topology | DynamicShape, *, sampling: TreeSampling = "argmax", name: str = "eagle"
+        self,
+        head: PairHead,
+        shape: Topology | DynamicShape,
+        *,
+        sampling: TreeSampling = "argmax",
+        p_min: float = 0.0,
+        name: str = "eagle",
     ) -> None:
         if isinstance(shape, DynamicShape) and sampling != "argmax":
             raise OptionError(
                 f"sampling={sampling} with a dynamic tree would choose drawn tokens by their own probability, which "
                 "biases the text: use sampling=argmax, or a fixed tree=..."
             )
+        if not 0.0 <= p_min <= 1.0:
+            raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")
         self.name = name
         self.needs_hidden_states = not head.taps
         self.layer_inputs = tuple(sorted(set(head.taps)))
@@ -50,6 +62,9 @@ class EagleDrafter(Drafter):
         self._head = head
         self._shape = shape
         self._sampling = sampling
+        self._p_min = p_min
+        # A chain that may end early goes by depth: at any size that matters a word costs more than Python does.
+        self._is_whole_chain = isinstance(shape, Topology) and shape.n_leaves == 1 and p_min == 0.0
         self._state = EagleState(head)
         self._prompt: list[int] = []
 
@@ -64,18 +79,22 @@ class EagleDrafter(Drafter):
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; none where the hidden state before the last token is not known."""
+        ranks = self._sampling == "argmax" or request.params.is_greedy
+        if ranks and self._is_whole_chain:
+            chain = self._state.chain(request.tokens, min(self.max_nodes, request.max_depth, request.max_nodes))
+            if chain is not None:
+                return DraftTree.chain(chain.words)
         row = self._state.root(request.tokens)
         max_nodes = min(request.max_nodes, self._state.room())
         if row is None or request.max_depth < 1 or max_nodes < 1:
             return DraftTree()
-        ranks = self._sampling == "argmax" or request.params.is_greedy
         laws = _HeadLaws(self._state, row, request, ranks=ranks)
         if isinstance(self._shape, DynamicShape):
             max_depth = min(request.max_depth, 1 + self._state.room() // self._shape.topk)
-            return grow_by_path_probability(self._shape.limited(max_depth, max_nodes), laws)
+            return grow_by_path_probability(self._shape.limited(max_depth, max_nodes), laws, self._p_min)
         topology = self._shape.limited(request.max_depth, max_nodes)
         scheme = proposal_scheme("argmax" if ranks else self._sampling)
-        return grow_tree(topology, laws, scheme, request.noise, len(request.tokens))
+        return grow_tree(topology, laws, scheme, request.noise, len(request.tokens), self._p_min)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Cache real pairs of the root and the accepted nodes."""
@@ -86,12 +105,12 @@ class EagleDrafter(Drafter):
         if rows:
             self._state.learn(n_before - 1, self._features(outcome.rows, rows), outcome.tokens)
 
-    def _features(self, rows: EvaluatedRows, wanted: Iterable[int]) -> FloatRows:
+    def _features(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy of what the head reads of the target at these rows, [n, features]."""
         taps = self._head.taps
-        if not taps:
-            return np.stack([rows.hidden_state(row) for row in wanted])
-        return np.stack([np.concatenate([rows.layer_input(row, layer) for layer in taps]) for row in wanted])
+        if taps:
+            return np.stack([np.concatenate([rows.layer_input(row, layer) for layer in taps]) for row in wanted])
+        return copied_rows([rows.hidden_state(row) for row in wanted])
 
     @property
     def native_seconds(self) -> float:
@@ -126,7 +145,7 @@ class _HeadLaws:
         """Evaluate one depth of the tree."""
         rows = self._state.below(parents, tokens)
         if self._ranks:
-            return [RankedLaw(rows.words[row], rows.log_probs[row]) for row in range(len(tokens))]
+            return list(RankedLaw.of_rows(rows.words, rows.log_probs))
         paths = [[*([] if a == ROOT else self._paths[a]), token] for a, token in zip(parents, tokens, strict=True)]
         self._paths += paths
         return [self._law(rows, row, path) for row, path in enumerate(paths)]

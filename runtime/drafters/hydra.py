@@ -2,7 +2,7 @@
 
 The tree is verified as point masses, so the text is plain decoding's own. As a head's law depends on the path, it is
 evaluated for every path of a depth at once; static trees take its best words by rank, dynamic ones those of
-highest path probability.
+highest path probability. A chain is one evaluation of all heads, where they have a graph for that.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
-from specrun.runtime.drafters.hydra_state import HydraState, StateLayer
+from specrun.runtime.drafters.hydra_state import DraftsChains, HydraState, StateLayer
 from specrun.runtime.drafters.path_probability import DynamicShape, grow_by_path_probability
+from specrun.runtime.drafters.pending_rows import copied_rows
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.heads.ranked_words import RankedWords
 from specrun.runtime.law import Law
@@ -28,7 +29,7 @@ __all__ = ["HydraDrafter", "PathHeads"]
 FloatRows = npt.NDArray[np.float32]
 
 
-class PathHeads(Protocol):
+class PathHeads(DraftsChains, Protocol):
     """Heads that name the likely words after a path; `heads.hydra_head.HydraHead` is one."""
 
     n_params: int
@@ -76,10 +77,16 @@ class HydraDrafter(Drafter):
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; none where the hidden state before the last token is not known."""
-        state = self._state.at_end(request.tokens)
-        if state is None or request.max_depth < 1 or request.max_nodes < 1:
+        if request.max_depth < 1 or request.max_nodes < 1:
             return DraftTree()
         last, shape = request.tokens[-1], self._shape.limited(request.max_depth, request.max_nodes)
+        if isinstance(shape, Topology) and shape.n_leaves == 1:
+            chain = self._state.chain(self._heads, request.tokens, len(shape))
+            if chain is not None:
+                return DraftTree.chain(chain.words)
+        state = self._state.at_end(request.tokens)
+        if state is None:
+            return DraftTree()
         if isinstance(shape, DynamicShape):
             return grow_by_path_probability(shape, _PathLaws(self._heads, state, last))
         return _grow_by_rank(shape, self._heads, state, last)
@@ -92,7 +99,7 @@ class HydraDrafter(Drafter):
 
     def _learn(self, start: int, rows: EvaluatedRows, wanted: Sequence[int], tokens: Sequence[int]) -> None:
         first = 0 if self._state.reads_all else len(wanted) - 1
-        states = np.stack([rows.hidden_state(row) for row in wanted[first:]])
+        states = copied_rows([rows.hidden_state(row) for row in wanted[first:]])
         self._state.learn(start + first, states, tokens)
 
     @property
@@ -112,18 +119,22 @@ class HydraDrafter(Drafter):
 
 def _grow_by_rank(topology: Topology, heads: PathHeads, state: FloatRows, last: int) -> DraftTree:
     """Return a tree of this shape, the children of a node being the best words after its path, by rank."""
-    builder = TreeBuilder()
-    children = topology.children
-    level = [(ROOT, ROOT, [last])]  # (place in the topology, node, path) of what is evaluated next
+    children, tokens = topology.children, dict[int, int]()  # by their places in the topology
+    level = [(ROOT, [last])]  # (place, path) of what is evaluated next
     while level:
-        words = heads.best_words(state, [path for _, _, path in level]).tolist()
-        below: list[tuple[int, int, list[int]]] = []
-        for (place, node, path), best in zip(level, words, strict=True):
+        words = heads.best_words(state, [path for _, path in level]).tolist()
+        below: list[tuple[int, list[int]]] = []
+        for (place, path), best in zip(level, words, strict=True):
             for child, token in zip(children[place], best, strict=False):
-                added = builder.add(node, token)
+                tokens[child] = token
                 if child in children:
-                    below.append((child, added, [*path, token]))
+                    below.append((child, [*path, token]))
         level = below
+    if len(tokens) == len(topology):
+        return DraftTree.of_points([tokens[place] for place in range(len(topology))], topology.parents)
+    builder, nodes = TreeBuilder(), {ROOT: ROOT}  # a vocabulary of fewer words than the tree has branches
+    for place in sorted(tokens):
+        nodes[place] = builder.add(nodes[topology.parents[place]], tokens[place])
     return builder.build()
 
 
@@ -151,4 +162,4 @@ class _PathLaws:
 
     def _laws(self, paths: list[list[int]]) -> list[Law]:
         best = self._heads.best_laws(self._state, paths)
-        return [RankedLaw(words, log_probs) for words, log_probs in zip(best.words, best.log_probs, strict=True)]
+        return list(RankedLaw.of_rows(best.words, best.log_probs))

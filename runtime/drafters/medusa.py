@@ -11,7 +11,7 @@ import numpy.typing as npt
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.target import EvaluatedRows
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.tree import DraftTree
 
 __all__ = ["MedusaDrafter", "WordHeads"]
 
@@ -65,14 +65,8 @@ class MedusaDrafter(Drafter):
         if self._features is None or len(request.tokens) != self._known or not len(topology):
             return DraftTree()
         words = self._heads.best_words(self._features)
-        builder = TreeBuilder()
-        nodes = {ROOT: ROOT}
-        ranks: dict[int, int] = {}
-        for place, (parent, depth) in enumerate(zip(topology.parents, topology.depths, strict=True)):
-            rank = ranks.get(parent, 0)
-            ranks[parent] = rank + 1
-            nodes[place] = builder.add(nodes[parent], words[depth - 1][rank])
-        return builder.build()
+        tokens = [words[depth - 1][rank] for depth, rank in zip(topology.depths, topology.ranks, strict=True)]
+        return DraftTree.of_points(tokens, topology.parents)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Keep the hidden state that the target's own token came from."""

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from specrun.bindings.context import MAX_SEQUENCES
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.proposals import most_likely
 from specrun.runtime.drafters.topology import MAX_NODES
 from specrun.runtime.drafters.tree_growth import LawSource
 from specrun.runtime.law import Law
-from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.tree import ROOT, DraftTree
 
 __all__ = ["DynamicShape", "GrownTree", "expand_by_path_probability", "grow_by_path_probability"]
 
@@ -90,11 +88,10 @@ class GrownTree:
 
     def best(self, nodes: int) -> DraftTree:
         """Return the tree of the `nodes` nodes of highest value (section 4.2: reranking)."""
-        builder = TreeBuilder()
-        places = {ROOT: ROOT}
-        for node in sorted(_best(self.values, nodes)):
-            places[node] = builder.add(places[self.parents[node]], self.tokens[node])
-        return builder.build()
+        kept = sorted(_best(self.values, nodes))
+        places = {ROOT: ROOT} | {node: place for place, node in enumerate(kept)}
+        parents = tuple(places[self.parents[node]] for node in kept)
+        return DraftTree.of_points([self.tokens[node] for node in kept], parents)
 
 
 def grow_by_path_probability(shape: DynamicShape, laws: LawSource, p_min: float = 0.0) -> DraftTree:
@@ -132,14 +129,13 @@ def _add_children(parent: int, law: Law, topk: int, p_min: float, depth: int, gr
     if not children or children[0][1] < p_min:
         return
     value = 1.0 if parent == ROOT else grown.values[parent]
-    for token, probability in children:
-        grown.tokens.append(token)
-        grown.parents.append(parent)
-        grown.values.append(value * probability)
-        grown.depths.append(depth)
+    grown.tokens += [token for token, _ in children]
+    grown.values += [value * probability for _, probability in children]
+    grown.parents += [parent] * len(children)
+    grown.depths += [depth] * len(children)
 
 
 def _best(values: list[float], count: int, first: int = 0) -> list[int]:
     """Return the nodes of the `count` highest values from node `first` on, earlier ones first among equals."""
-    best: list[int] = (np.argsort(-np.array(values[first:]), kind="stable")[:count] + first).tolist()
-    return best
+    # A list's own sort keeps equals in order, reversed too, and is quicker than an array's for so few.
+    return sorted(range(first, len(values)), key=values.__getitem__, reverse=True)[:count]

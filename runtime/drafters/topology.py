@@ -67,6 +67,12 @@ class Topology:
             below.setdefault(parent, []).append(node)
         return {parent: tuple(nodes) for parent, nodes in below.items()}
 
+    @functools.cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank of each node among its siblings."""
+        by_node = {node: rank for nodes in self.children.values() for rank, node in enumerate(nodes)}
+        return tuple(by_node[node] for node in range(len(self)))
+
     @property
     def max_depth(self) -> int:
         """The depth of the deepest node, 0 for no nodes."""
@@ -77,7 +83,7 @@ class Topology:
         """The most children that a node has."""
         return max(map(len, self.children.values()), default=0)
 
-    @property
+    @functools.cached_property
     def n_leaves(self) -> int:
         """How many paths the tree has."""
         return count_leaves(self.parents)

@@ -6,8 +6,11 @@ attends to the cells its mask shows: that serves a prompt, a chain and a tree al
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +20,9 @@ from specrun.bindings.ggml.functions import F32, I32, I64
 from specrun.bindings.ggml.graph import GraphBuilder, Rope, Tensor
 from specrun.bindings.ggml.weights import TensorStore
 
-__all__ = ["AttentionSizes", "KeyValueCache", "cache_inputs"]
+__all__ = ["AttentionSizes", "KeyValueCache", "Places", "fill_chain_places", "fill_places"]
+
+Array = npt.NDArray[Any]
 
 _STEP = 256  # attention reads the cache in steps of this size, so that few graphs serve all lengths
 _MASKED = float("-inf")
@@ -57,8 +62,18 @@ class KeyValueCache:
         self._tensors = TensorStore(device, {"keys": shape, "values": shape})
 
     def length(self, used: int) -> int:
-        """Return how many cells a graph reads so that it sees the first `used` of them."""
-        return -(-used // _STEP) * _STEP
+        """Return how many cells a graph reads so that it sees the first `used` of them.
+
+        At most a quarter too many, or a step: a long text is not to need new graphs every few rounds.
+        """
+        step = max(_STEP, 1 << max(0, used.bit_length() - 3))
+        return min(-(-used // step) * step, self.n_cells)
+
+    def places(self, builder: GraphBuilder, n: int, length: int) -> Places:
+        """Return inputs that say where n rows stand and what they see; `fill_places` gives them their values."""
+        return Places(
+            builder.input("positions", I32, n), builder.input("cells", I64, n), builder.input("mask", F32, length, n)
+        )
 
     def attend(
         self,
@@ -66,31 +81,28 @@ class KeyValueCache:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        length: int,
+        places: Places,
         factors: Tensor | None = None,
     ) -> Tensor:
-        """Return what the heads have mixed, (size, n), for n rows that attend to the first `length` cells.
+        """Return what the heads have mixed, (size, n), for n rows at these places.
 
         `query` is (size, n), `key` and `value` (kv_size, n), not rotated yet; `factors` divide the rope frequencies.
-        The graph gets the inputs that `cache_inputs` makes.
         """
-        sizes, d, n = self.sizes, self.sizes.head_size, query.shape[1]
-        positions, cells = builder.input("positions", I32, n), builder.input("cells", I64, n)
-        mask = builder.input("mask", F32, length, n)
+        sizes, d, n, length = self.sizes, self.sizes.head_size, query.shape[1], places.length
 
         def rotated(rows: Tensor, heads: int) -> Tensor:
-            return builder.rope(builder.reshape(rows, d, heads, n), positions, sizes.rope, factors)
+            return builder.rope(builder.reshape(rows, d, heads, n), places.positions, sizes.rope, factors)
 
-        key = builder.reshape(rotated(key, sizes.n_kv_heads), sizes.kv_size, n)
-        for name, rows in (("keys", key), ("values", value)):
-            builder.keep(builder.set_rows(Tensor(self._tensors[name]), rows, cells))
+        def cached(name: str, rows: Tensor) -> Tensor:
+            written = builder.set_rows(Tensor(self._tensors[name]), rows, places.cells)
+            builder.keep(written)
+            return builder.reshape(builder.rows(written, 0, length), d, sizes.n_kv_heads, length)
+
+        keys = cached("keys", builder.reshape(rotated(key, sizes.n_kv_heads), sizes.kv_size, n))
+        values = cached("values", value)
         query = rotated(query, sizes.n_heads)
-        keys, values = (
-            builder.reshape(builder.first_rows(Tensor(self._tensors[name]), length), d, sizes.n_kv_heads, length)
-            for name in ("keys", "values")
-        )
         scores = builder.mul_mat(builder.permute(keys, 0, 2, 1, 3), builder.permute(query, 0, 2, 1, 3))
-        weights = builder.soft_max(scores, mask, 1.0 / math.sqrt(d))
+        weights = builder.soft_max(scores, places.mask, 1.0 / math.sqrt(d))
         by_cell = builder.contiguous(builder.permute(values, 1, 2, 0, 3))
         mixed = builder.permute(builder.mul_mat(by_cell, weights), 0, 2, 1, 3)
         return builder.reshape(builder.contiguous(mixed), sizes.size, n)
@@ -100,27 +112,75 @@ class KeyValueCache:
         self._tensors.close()
 
 
-def cache_inputs(
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where n rows of a graph stand: their positions (n), their cells (n), and which cells they see, (length, n)."""
+
+    positions: Tensor
+    cells: Tensor
+    mask: Tensor
+
+    @property
+    def length(self) -> int:
+        """How many cells are read."""
+        return self.mask.shape[0]
+
+    def part(self, builder: GraphBuilder, first: int, count: int) -> Places:
+        """Return the places of `count` rows from `first` on."""
+        return Places(
+            builder.columns(self.positions, first, count),
+            builder.columns(self.cells, first, count),
+            builder.rows(self.mask, first, count),
+        )
+
+
+def fill_places(
+    inputs: Mapping[str, Array],
     positions: npt.NDArray[np.int32],
     cells: npt.NDArray[np.int64],
     sees: npt.NDArray[np.bool_],
-    width: int,
-    length: int,
     spare: int,
-) -> dict[str, npt.NDArray[np.generic]]:
-    """Return the inputs of an attention graph of `width` rows: the real ones, then rows that only fill it up.
+) -> None:
+    """Fill a graph's inputs with the places of n rows, then rows that only fill it up.
 
     Those write to the spare cell and see the first one. `sees` is [n, cells in use].
     """
     n, used = sees.shape
-    mask = np.full((width, length), _MASKED, np.float32)
-    mask[:n, :used][sees] = 0.0
-    more = width - n
-    if not more:
-        return {"positions": positions, "cells": cells, "mask": mask}
+    mask = inputs["mask"]
+    mask.fill(_MASKED)
+    np.copyto(mask[:n, :used], 0.0, where=sees)
     mask[n:, 0] = 0.0
-    return {
-        "positions": np.concatenate([positions, np.zeros(more, np.int32)]),
-        "cells": np.concatenate([cells, np.full(more, spare, np.int64)]),
-        "mask": mask,
-    }
+    for name, values, other in (("positions", positions, 0), ("cells", cells, spare)):
+        array = inputs[name].reshape(-1)
+        array[:n] = values
+        array[n:] = other
+
+
+def fill_chain_places(inputs: Mapping[str, Array], position: int, count: int, n: int, spare: int, below: int) -> None:
+    """Fill a graph's inputs with the places of n rows in the cells after the first `count`, each seeing all before it.
+
+    The first stands at `position`. Rows that only fill the graph up follow, then `below` more rows that go on from the
+    n-th. Every array is written by few operations: after an evaluation none of this is in the processor's caches.
+    """
+    positions, cells, mask = inputs["positions"][0], inputs["cells"][0], inputs["mask"]
+    rows = len(mask)
+    steps, triangle = _chain_steps(n, rows - below, below)
+    np.add(steps, position, out=positions, casting="same_kind")
+    np.add(steps, count, out=cells)
+    end = count + n + below
+    mask[:, :count] = 0.0
+    mask[:, count:end] = triangle
+    mask[:, end:] = _MASKED
+    if n + below < rows:
+        filling = slice(n, rows - below)
+        positions[filling], cells[filling] = 0, spare
+        mask[filling, :count], mask[filling, 0] = _MASKED, 0.0
+
+
+@functools.lru_cache(maxsize=256)
+def _chain_steps(n: int, width: int, below: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Return which of n + below rows in turn each row is, and the mask of these rows among themselves."""
+    steps = np.array([*range(n), *(0,) * (width - n), *range(n, n + below)], np.int64)
+    triangle = np.where(np.arange(n + below) <= steps[:, None], np.float32(0.0), np.float32(_MASKED))
+    triangle[n:width] = _MASKED
+    return steps, triangle.astype(np.float32, copy=False)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from specrun.bindings.ggml.graph import GraphBuilder, Tensor
 from specrun.bindings.model import Model
+from specrun.runtime.heads.cached_attention import Places
 from specrun.runtime.heads.eagle3_layout import FEATURES_NORM, ROPE_FACTORS, WORD_MAP, checked_words, read_layout
 from specrun.runtime.heads.head_file import HeadFile
 from specrun.runtime.heads.pair_head import PairHead
@@ -53,7 +54,6 @@ class Eagle3Head(PairHead):
         self._norm_before_residual = layout.norm_before_residual
         self._norm_output = layout.norm_output
         self._n_target_words = target.vocabulary.size
-        self._word_ids: npt.NDArray[np.int32] | None = None
         super().__init__(
             file,
             layout.tensors,
@@ -92,18 +92,15 @@ class Eagle3Head(PairHead):
                 features = builder.concat(features, one)
         return builder.mul_mat(Tensor(self._weights["fc.weight"]), features)
 
-    def _predicted(self, builder: GraphBuilder, words: Tensor, states: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    def _predicted(self, builder: GraphBuilder, words: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
         eps = self.sizes.norm_eps
         words = builder.rms_norm(words, self._weight("attn_norm.weight"), eps)
         normed = builder.rms_norm(states, self._weight("attn_norm_2.weight"), eps)
         residual = normed if self._norm_before_residual else states
         factors = self._own(ROPE_FACTORS)
-        z = self._layer(builder, builder.concat(words, normed), residual, length, factors)
+        z = self._layer(builder, builder.concat(words, normed), residual, places, factors)
         read = builder.rms_norm(z, Tensor(self._weights["output_norm.weight"]), eps)
         return (read if self._norm_output else z), read
-
-    def _target_words(self, ranked: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        return ranked if self._word_ids is None else self._word_ids[ranked]
 
     def _target_rows(self, logits: FloatRows) -> FloatRows:
         if self._word_ids is None:

@@ -15,6 +15,7 @@ import os
 
 from specrun.bindings.ggml.graph import GraphBuilder, Tensor
 from specrun.bindings.model import Model
+from specrun.runtime.heads.cached_attention import Places
 from specrun.runtime.heads.decoder_layer import layer_attention, layer_tensor_names
 from specrun.runtime.heads.head_file import HeadFile
 from specrun.runtime.heads.pair_head import PairHead, PairSizes
@@ -50,11 +51,11 @@ class EagleHead(PairHead):
             n_threads=n_threads,
         )
 
-    def _predicted(self, builder: GraphBuilder, words: Tensor, states: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    def _predicted(self, builder: GraphBuilder, words: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
         x = builder.mul_mat(self._weight("fc.weight"), builder.concat(words, states))
         if "eagle.fc.bias" in self._weights:
             x = builder.add(x, self._weight("fc.bias"))
-        x = self._layer(builder, x, x, length)
+        x = self._layer(builder, x, x, places)
         return x, x
 
 

@@ -25,15 +25,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.functions import F32, I32
 from specrun.bindings.ggml.graph import Graph, GraphBuilder, Tensor
 from specrun.bindings.ggml.target_tensors import TargetTensors
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.model import Model
+from specrun.runtime.heads.chain_words import MOST_CHAIN_ROWS, MOST_CHAIN_WORDS, ChainWords
 from specrun.runtime.heads.graph_sizes import filled_width
 from specrun.runtime.heads.head_file import HeadFile
+from specrun.runtime.heads.hydra_chain import HydraChains, HydraGraphParts
 from specrun.runtime.heads.node_accuracy import stored_accuracy
 from specrun.runtime.heads.prefix_layer import PrefixLayer, plan_prefix
 from specrun.runtime.heads.ranked_words import RankedWords, add_ranking, ranked_words, words_by_rank
@@ -99,6 +101,8 @@ class HydraHead:
         self._device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
         self._target = TargetTensors(target, self._device)
         self._weights: TensorStore | None = None
+        self._chains: HydraChains | None = None
+        self._no_chains = False
         try:
             self._weights = load_tensors(path, self._device, names)
             if prefix is not None:
@@ -113,8 +117,9 @@ class HydraHead:
 
     @property
     def native_seconds(self) -> float:
-        """Time in the graphs of heads and prefix layer."""
-        return self._seconds + (self.prefix.native_seconds if self.prefix is not None else 0.0)
+        """Time in the graphs of heads, chains and prefix layer."""
+        parts = (one for one in (self.prefix, self._chains) if one is not None)
+        return self._seconds + sum(one.native_seconds for one in parts)
 
     def prepare(self, ranks: Sequence[int]) -> None:
         """Say how many words each head has to name; fewer entries than heads leave the last heads out."""
@@ -129,21 +134,50 @@ class HydraHead:
         A path is the tokens from the target's own on; those of k + 1 tokens are head k's. The state is [hidden] for all
         paths or [n, hidden].
         """
-        n, found = self._evaluate(state, paths, probabilities=False)
-        words = words_by_rank(found, n)
+        n, graph = self._evaluate(state, paths, probabilities=False)
+        words = words_by_rank(graph, n)
         return words if n == len(paths) else words.repeat(len(paths), 0)
 
     def best_laws(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedWords:
         """Return the same words with their log-probabilities."""
-        n, found = self._evaluate(state, paths, probabilities=True)
-        best = ranked_words(found, n)
+        n, graph = self._evaluate(state, paths, probabilities=True)
+        best = ranked_words(graph, n)
         if n == len(paths):
             return best
         return RankedWords(best.words.repeat(len(paths), 0), best.log_probs.repeat(len(paths), 0))
 
+    def chain(
+        self, states: FloatRows, position: int, count: int, token: int, n: int, *, probabilities: bool = False
+    ) -> ChainWords | None:
+        """Return n words of a greedy chain after a token, below the last of the hidden states [m, hidden].
+
+        With a prefix layer all of them pass through it, as in `PrefixLayer.evaluate`. None where the backends cannot
+        compute it in one graph, or the numbers are too large for one.
+        """
+        if not 0 < n <= self.n_heads:
+            raise OptionError(f"a chain of {n} tokens: these Hydra heads reach 1 to {self.n_heads} tokens deep")
+        if not 0 <= token < self._words:  # ggml would end the process
+            raise OptionError(f"a token outside the {self._words} words of these Hydra heads")
+        if self.prefix is not None and count + len(states) > self.prefix.n_cells:
+            raise OptionError(
+                f"a prefix layer with {self.prefix.n_cells} cells cannot hold {count + len(states)} positions"
+            )
+        if self._no_chains or n > MOST_CHAIN_WORDS or len(states) > MOST_CHAIN_ROWS:
+            return None
+        try:
+            if self._chains is None:
+                self._chains = self._new_chains()
+            return self._chains.run(states, position, count, token, n, probabilities=probabilities)
+        except UnsupportedModelError:
+            self._no_chains = True
+            return None
+
     def close(self) -> None:
         """Free graphs, prefix layer, weights and device."""
         self._close_graphs()
+        if self._chains is not None:
+            self._chains.close()
+            self._chains = None
         if self.prefix is not None:
             self.prefix.close()
         if self._weights is not None:
@@ -152,9 +186,7 @@ class HydraHead:
         self._target.close()
         self._device.close()
 
-    def _evaluate(
-        self, state: FloatRows, paths: Sequence[Sequence[int]], *, probabilities: bool
-    ) -> tuple[int, dict[str, npt.NDArray[np.generic]]]:
+    def _evaluate(self, state: FloatRows, paths: Sequence[Sequence[int]], *, probabilities: bool) -> tuple[int, Graph]:
         """Run the graph of a head; only one path of heads that are not grounded, which say the same after all."""
         head = len(paths[0]) - 1
         if not 0 <= head < len(self._ranks):
@@ -164,19 +196,25 @@ class HydraHead:
         graph = self._graphs.get((head, width, probabilities))
         if graph is None:
             graph = self._graphs[head, width, probabilities] = self._build(head, width, probabilities=probabilities)
-        rows = state if width == 1 else np.zeros((width, self._hidden), np.float32)
-        if width > 1:
-            rows[:n] = state
-        inputs: dict[str, npt.NDArray[np.generic]] = {"state": rows}
+        states = graph.inputs["state"]
+        states[:n], states[n:] = state, 0.0
         if self._grounded:
-            tokens = inputs["tokens"] = np.zeros((width, head + 1), np.int32)
-            tokens[:n] = paths
             if not all(0 <= token < self._words for path in paths for token in path):  # ggml would end the process
                 raise OptionError(f"a path with a token outside the {self._words} words of these Hydra heads")
+            tokens = graph.inputs["tokens"].reshape(width, head + 1)
+            tokens[:n], tokens[n:] = paths, 0
         started = time.perf_counter()
-        found = graph.run(inputs)
+        graph.compute()
         self._seconds += time.perf_counter() - started
-        return n, found
+        return n, graph
+
+    def _new_chains(self) -> HydraChains:
+        """Prepare for chains; raises UnsupportedModelError where a drafted word may have no embedding."""
+        if self._embedding is not None and self._embedding.shape[1] < self._words:
+            raise UnsupportedModelError(f"words from {self._embedding.shape[1]} on have no embedding")
+        n_blocks = max(len(head.blocks) for head in self._heads)
+        parts = HydraGraphParts(self._hidden, n_blocks, self._embedding, self._logits)
+        return HydraChains(self._device, self.prefix, parts)
 
     def _close_graphs(self) -> None:
         while self._graphs:
@@ -184,24 +222,28 @@ class HydraHead:
 
     def _build(self, head: int, n: int, *, probabilities: bool) -> Graph:
         """Return the graph of a head for n paths."""
-        tensors, builder = self._heads[head], GraphBuilder(self._device)
+        builder = GraphBuilder(self._device)
         try:
             x = builder.input("state", F32, self._hidden, n)
             if self._embedding is not None:
                 # The tokens lie path after path, so the embeddings of a path are one row already.
                 embedded = builder.get_rows(self._embedding, builder.input("tokens", I32, n * (head + 1)))
                 x = builder.concat(x, builder.reshape(embedded, self._hidden * (head + 1), n))
-            for index, block in enumerate(tensors.blocks):
-                skip = tensors.skip if index == 0 else None
-                around = x if skip is None else self._linear(builder, *skip, x)
-                x = builder.add(around, builder.silu(self._linear(builder, *block, x)))
-            logits = builder.mul_mat(self._output_matrix(tensors), x)
-            if tensors.output_bias is not None:
-                logits = builder.add(logits, self._weight(tensors.output_bias))
+            logits = self._logits(builder, head, x)
             add_ranking(builder, logits, self._ranks[head], probabilities=probabilities)
             return builder.build()
         finally:
             builder.close()
+
+    def _logits(self, builder: GraphBuilder, head: int, x: Tensor) -> Tensor:
+        """Return a head's logits (words, n) for what it reads, (width, n)."""
+        tensors = self._heads[head]
+        for index, block in enumerate(tensors.blocks):
+            skip = tensors.skip if index == 0 else None
+            around = x if skip is None else self._linear(builder, *skip, x)
+            x = builder.add(around, builder.silu(self._linear(builder, *block, x)))
+        logits = builder.mul_mat(self._output_matrix(tensors), x)
+        return logits if tensors.output_bias is None else builder.add(logits, self._weight(tensors.output_bias))
 
     def _linear(self, builder: GraphBuilder, weight: str, bias: str, x: Tensor) -> Tensor:
         return builder.add(builder.mul_mat(self._weight(weight), x), self._weight(bias))

@@ -30,7 +30,7 @@ from specrun.runtime.heads.node_accuracy import stored_accuracy
 __all__ = ["MedusaHead"]
 
 _MAX_HEADS, _MAX_BLOCKS = 32, 16
-_OPERATIONS = 16  # of a graph for each head, beside two for each tensor of its blocks
+_OPERATIONS = 24  # of a graph for each head, beside two for each tensor of its blocks
 _ROWS = 16  # hidden states of one evaluation where a whole text is asked about
 
 
@@ -82,13 +82,11 @@ class MedusaHead:
         try:
             for start in range(0, len(features), _ROWS):
                 piece = features[start : start + _ROWS]
-                rows = np.zeros((_ROWS, self._width), np.float32)
-                rows[: len(piece)] = piece
-                started = time.perf_counter()
-                found = graph.run({"features": rows})
-                self.native_seconds += time.perf_counter() - started
+                rows = graph.inputs["features"]
+                rows[: len(piece)], rows[len(piece) :] = piece, 0.0
+                found = self._compute(graph, self.n_heads)
                 for row in range(len(piece)):
-                    yield [_by_value(found, head, row) for head in range(self.n_heads)]
+                    yield [words[row] for words in found]
         finally:
             graph.close()
 
@@ -104,9 +102,7 @@ class MedusaHead:
             features = builder.input("features", F32, self._width, rows)
             for head, count in enumerate(ranks):
                 logits = self._logits(builder, head, features)
-                best = builder.top_k(logits, count)
-                builder.output(f"words{head}", best)
-                builder.output(f"values{head}", builder.pick(logits, best, count))
+                builder.output(f"words{head}", builder.best(logits, count)[0])
             return builder.build()
         finally:
             builder.close()
@@ -115,10 +111,15 @@ class MedusaHead:
         """Return each head's words for a final hidden state [hidden], the most likely first."""
         if self._graph is None:
             raise OptionError("Medusa heads need their tree before they can be asked")
+        self._graph.inputs["features"][0] = features
+        return [words[0] for words in self._compute(self._graph, len(self._ranks))]
+
+    def _compute(self, graph: Graph, n_heads: int) -> list[list[list[int]]]:
+        """Return the words of each head for each row of the graph's inputs."""
         started = time.perf_counter()
-        found = self._graph.run({"features": features})
+        graph.compute()
         self.native_seconds += time.perf_counter() - started
-        return [_by_value(found, head, 0) for head in range(len(self._ranks))]
+        return [graph.peek(f"words{head}").tolist() for head in range(n_heads)]
 
     def close(self) -> None:
         """Free graph, weights and device."""
@@ -140,15 +141,6 @@ class MedusaHead:
             state = builder.add(state, builder.silu(builder.add(linear, Tensor(self._weights[str(bias)]))))
         words = self._target.output() if output is None else Tensor(self._weights[output])
         return builder.mul_mat(words, state)
-
-
-def _by_value(found: dict[str, npt.NDArray[np.generic]], head: int, row: int) -> list[int]:
-    """Return a head's words, which ggml names in no order, by their logits."""
-    values, words = found[f"values{head}"][row], found[f"words{head}"][row]
-    if len(words) == 1:
-        return [int(words[0])]
-    ordered: list[int] = words[np.argsort(-values, kind="stable")].tolist()
-    return ordered
 
 
 def _tensor_names(file: HeadFile, n_heads: int) -> list[list[str]]:

@@ -10,55 +10,29 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.functions import F32, I32
 from specrun.bindings.ggml.graph import Graph, GraphBuilder, Tensor
 from specrun.bindings.ggml.target_tensors import TargetTensors
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.model import Model
-from specrun.runtime.heads.cached_attention import AttentionSizes, KeyValueCache, cache_inputs
+from specrun.runtime.heads.cached_attention import KeyValueCache, Places, fill_places
+from specrun.runtime.heads.chain_words import MOST_CHAIN_ROWS, MOST_CHAIN_WORDS, ChainWords
 from specrun.runtime.heads.decoder_layer import LayerWeights, decoder_layer
 from specrun.runtime.heads.graph_sizes import filled_width
 from specrun.runtime.heads.head_file import HeadFile
+from specrun.runtime.heads.pair_chain import PairChains, PairGraphParts
+from specrun.runtime.heads.pair_rows import EagleRows, FloatRows, PairSizes
 from specrun.runtime.heads.ranked_words import add_ranking, ranked_words
 
 __all__ = ["EagleRows", "FloatRows", "PairHead", "PairSizes"]
 
-FloatRows = npt.NDArray[np.float32]
-
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class PairSizes:
-    """The sizes of a head: its predicted states, the target's features of a pair, the words it knows, its layer."""
-
-    hidden: int
-    features: int
-    words: int
-    feed_forward: int
-    norm_eps: float
-    attention: AttentionSizes
-
-
-@dataclass(frozen=True, slots=True)
-class EagleRows:
-    """What a head says after n pairs: predicted states [n, hidden] and its best words.
-
-    `words` (of the target) and `log_probs` are [n, ranks], the most likely first; `logits` [n, words of the target]
-    where they were asked for.
-    """
-
-    states: FloatRows
-    words: npt.NDArray[np.int32]
-    log_probs: FloatRows
-    logits: FloatRows | None
 
 
 class PairHead(ABC):
@@ -86,7 +60,7 @@ class PairHead(ABC):
         n_threads: int,
     ) -> None:
         self.sizes = sizes
-        self.native_seconds = 0.0
+        self._seconds = 0.0
         self.n_params = file.header.n_parameters
         self._prefix = prefix
         self._ranks = min(ranks, sizes.words)
@@ -95,6 +69,9 @@ class PairHead(ABC):
         self._target = TargetTensors(target, self._device)
         self._stores: list[TensorStore | KeyValueCache] = []
         self._graphs: dict[tuple[bool, int, int], Graph] = {}
+        self._chains: PairChains | None = None
+        self._no_chains = False
+        self._word_ids: npt.NDArray[np.int32] | None = None  # the target's words by the head's, where these differ
         try:
             self._weights = load_tensors(file.path, self._device, names)
             self._stores.append(self._weights)
@@ -103,9 +80,15 @@ class PairHead(ABC):
             self.n_cells = self._cache.n_cells
             self._embedding = self._own(_EMBEDDING) or self._target.embedding()
             self._output = self._own(_OUTPUT) or self._target.output()
+            self._n_embeddings = self._embedding.shape[1]
         except BaseException:
             self.close()
             raise
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in the graphs."""
+        return self._seconds + (self._chains.native_seconds if self._chains is not None else 0.0)
 
     def evaluate(
         self,
@@ -133,8 +116,37 @@ class PairHead(ABC):
         """Evaluate n pairs of a token and the target's features before it, [n, features]; otherwise as `evaluate`."""
         return self._evaluate(tokens, features, positions, cells, sees, real=True)
 
+    def chain(
+        self,
+        tokens: Sequence[int],
+        features: FloatRows,
+        position: int,
+        count: int,
+        n: int,
+        *,
+        probabilities: bool = False,
+    ) -> ChainWords | None:
+        """Evaluate m real pairs and a greedy chain below them at once: return its n words.
+
+        The pairs, tokens [m] and features [m, features] of positions `position` on, go into the cells after the first
+        `count`, those of the first n - 1 words after them; each sees all cells before its own. None where the backends
+        cannot compute it in one graph, or the numbers are too large for one.
+        """
+        if self._no_chains or n > MOST_CHAIN_WORDS or len(tokens) > MOST_CHAIN_ROWS:
+            return None
+        self._check(tokens, count + len(tokens) + n - 1)
+        try:
+            if self._chains is None:
+                self._chains = self._new_chains()
+            return self._chains.run(tokens, features, position, count, n, probabilities=probabilities)
+        except UnsupportedModelError:
+            self._no_chains = True
+            return None
+
     def close(self) -> None:
         """Free graphs, cache, weights and device."""
+        if self._chains is not None:
+            self._chains.close()
         while self._graphs:
             self._graphs.popitem()[1].close()
         while self._stores:
@@ -149,12 +161,8 @@ class PairHead(ABC):
         return features
 
     @abstractmethod
-    def _predicted(self, builder: GraphBuilder, words: Tensor, states: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    def _predicted(self, builder: GraphBuilder, words: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
         """Return the predicted states (hidden, n) and what the output matrix reads, for pairs of both."""
-
-    def _target_words(self, ranked: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Return which words of the target these words of the head are."""
-        return ranked
 
     def _target_rows(self, logits: FloatRows) -> FloatRows:
         """Return logits over the head's words, [n, words], as logits over the target's."""
@@ -169,11 +177,11 @@ class PairHead(ABC):
         return Tensor(self._weights[name]) if name in self._weights else None
 
     def _layer(
-        self, builder: GraphBuilder, x: Tensor, residual: Tensor, length: int, factors: Tensor | None = None
+        self, builder: GraphBuilder, x: Tensor, residual: Tensor, places: Places, factors: Tensor | None = None
     ) -> Tensor:
         """Return y + mlp(norm(y)) with y = residual + attention(x)."""
         weights, eps = LayerWeights(self._weights, self._prefix), self.sizes.norm_eps
-        return decoder_layer(builder, weights, self._cache, x, residual, length, eps, factors)
+        return decoder_layer(builder, weights, self._cache, x, residual, places, eps, factors)
 
     # -- graphs ----------------------------------------------------------------------------------------------------
 
@@ -188,36 +196,51 @@ class PairHead(ABC):
         real: bool,
     ) -> EagleRows:
         n, used = sees.shape
+        self._check(tokens, used)
+        graph = self._graph(filled_width(n), self._cache.length(used), real=real)
+        inputs = graph.inputs
+        fill_places(inputs, positions, cells, sees, self._cache.spare)
+        inputs["tokens"][0, :n], inputs["tokens"][0, n:] = tokens, 0
+        inputs["states"][:n], inputs["states"][n:] = states, 0.0
+        started = time.perf_counter()
+        graph.compute()
+        self._seconds += time.perf_counter() - started
+        best = ranked_words(graph, n)
+        return EagleRows(
+            _floats(graph.read("states"))[:n],
+            best.words if self._word_ids is None else self._word_ids[best.words],
+            best.log_probs,
+            self._target_rows(_floats(graph.peek("logits"))[:n]) if self._whole_rows else None,
+        )
+
+    def _check(self, tokens: Sequence[int], used: int) -> None:
+        """Refuse what would end the process in ggml."""
         if used > self.n_cells:
             raise OptionError(f"an EAGLE head with {self.n_cells} cells cannot hold {used} pairs")
-        words = np.array(tokens, np.int32)
-        if not 0 <= words.min() <= words.max() < self._embedding.shape[1]:  # ggml would end the process
-            raise OptionError(f"a token outside the {self._embedding.shape[1]} words of an EAGLE head")
-        width, length = filled_width(n), self._cache.length(used)
-        graph = self._graph(width, length, real=real)
-        inputs = cache_inputs(positions, cells, sees, width, length, self._cache.spare)
-        if width > n:
-            states = np.concatenate([states, np.zeros((width - n, states.shape[1]), np.float32)])
-            words = np.concatenate([words, np.zeros(width - n, np.int32)])
-        inputs |= {"tokens": words, "states": states}
-        started = time.perf_counter()
-        found = graph.run(inputs)
-        self.native_seconds += time.perf_counter() - started
-        best = ranked_words(found, n)
-        return EagleRows(
-            _floats(found["states"])[:n],
-            self._target_words(best.words),
-            best.log_probs,
-            self._target_rows(_floats(found["logits"])[:n]) if self._whole_rows else None,
-        )
+        if min(tokens) < 0 or max(tokens) >= self._n_embeddings:
+            raise OptionError(f"a token outside the {self._n_embeddings} words of an EAGLE head")
+
+    def _new_chains(self) -> PairChains:
+        """Prepare for chains; raises UnsupportedModelError where a drafted word may have no embedding."""
+        ids, table = self._word_ids, None
+        if ids is not None:
+            store = TensorStore(self._device, {"ids": ("I32", (1, len(ids)))})
+            self._stores.append(store)
+            store.write("ids", ids)
+            table = Tensor(store["ids"])
+        largest = self._output.shape[1] - 1 if ids is None else int(ids.max())
+        if largest >= self._n_embeddings:
+            raise UnsupportedModelError(f"word {largest} of an EAGLE head has no embedding")
+        parts = PairGraphParts(self.sizes.features, self._embedding, self._output, table, self._fused, self._predicted)
+        return PairChains(self._device, self._cache, parts)
 
     def _graph(self, width: int, length: int, *, real: bool) -> Graph:
         """Return the graph for so many pairs that attend to the first `length` cells."""
         fused = real and bool(self.taps)  # without taps one graph serves both
-        key = (fused, width, length)
-        if key not in self._graphs:
-            self._graphs[key] = self._build(width, length, fused=fused)
-        return self._graphs[key]
+        graph = self._graphs.get((fused, width, length))
+        if graph is None:
+            graph = self._graphs[fused, width, length] = self._build(width, length, fused=fused)
+        return graph
 
     def _build(self, n: int, length: int, *, fused: bool) -> Graph:
         builder = GraphBuilder(self._device)
@@ -226,7 +249,8 @@ class PairHead(ABC):
             states = builder.input("states", F32, self.sizes.features if fused else self.sizes.hidden, n)
             if fused:
                 states = self._fused(builder, states)
-            predicted, read = self._predicted(builder, builder.get_rows(self._embedding, tokens), states, length)
+            places = self._cache.places(builder, n, length)
+            predicted, read = self._predicted(builder, builder.get_rows(self._embedding, tokens), states, places)
             logits = builder.mul_mat(self._output, read)
             builder.output("states", predicted)
             add_ranking(builder, logits, self._ranks)

@@ -11,7 +11,9 @@ Tensors: `hydra.prefix.attn_norm.weight`, those of `decoder_layer` after `hydra.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +21,9 @@ import numpy.typing as npt
 from specrun.bindings.errors import OptionError
 from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.functions import F32
-from specrun.bindings.ggml.graph import Graph, GraphBuilder
+from specrun.bindings.ggml.graph import Graph, GraphBuilder, Tensor
 from specrun.bindings.ggml.weights import TensorStore
-from specrun.runtime.heads.cached_attention import AttentionSizes, KeyValueCache, cache_inputs
+from specrun.runtime.heads.cached_attention import AttentionSizes, KeyValueCache, fill_chain_places
 from specrun.runtime.heads.decoder_layer import LayerWeights, decoder_layer, layer_attention, layer_tensor_names
 from specrun.runtime.heads.graph_sizes import filled_width
 from specrun.runtime.heads.head_file import HeadFile
@@ -75,18 +77,38 @@ class PrefixLayer:
         n, used = len(states), count + len(states)
         if n < 1 or used > self.n_cells:
             raise OptionError(f"a prefix layer with {self.n_cells} cells cannot hold {used} positions")
-        width, length = filled_width(n), self._cache.length(used)
-        rows = np.zeros((width, states.shape[1]), np.float32)
-        rows[:n] = states
-        positions = np.arange(position, position + n, dtype=np.int32)
-        sees = np.tri(n, used, count, dtype=np.bool_)
-        cells = np.arange(count, used, dtype=np.int64)
-        inputs = cache_inputs(positions, cells, sees, width, length, self._cache.spare) | {"states": rows}
-        graph = self._graph(width, length)
+        graph = self._graph(filled_width(n), self._cache.length(used))
+        self.fill(graph.inputs, states, position, count)
         started = time.perf_counter()
-        found = graph.run(inputs)
+        graph.compute()
         self.native_seconds += time.perf_counter() - started
-        return found["output"][:n].astype(np.float32, copy=False)
+        return graph.read("output")[:n].astype(np.float32, copy=False)
+
+    def length(self, used: int) -> int:
+        """Return how many cells a graph reads so that it sees the first `used` of them."""
+        return self._cache.length(used)
+
+    def add(self, builder: GraphBuilder, n: int, length: int) -> Tensor:
+        """Add the layer for n hidden states to a graph: return its output (hidden, n).
+
+        The graph gets the inputs that `fill` fills, and reads the first `length` cells.
+        """
+        eps, weights = self._plan.norm_eps, self._weights
+        x = builder.input("states", F32, self._plan.attention.size, n)
+        normed = builder.rms_norm(x, weights["attn_norm.weight"], eps)
+        factors = weights.get("rope_freqs.weight")
+        places = self._cache.places(builder, n, length)
+        x = decoder_layer(builder, weights, self._cache, normed, x, places, eps, factors)
+        return builder.rms_norm(x, weights["output_norm.weight"], eps)
+
+    def fill(self, inputs: Mapping[str, npt.NDArray[Any]], states: FloatRows, position: int, count: int) -> None:
+        """Fill a graph's inputs with hidden states; see `evaluate`. Rows of the graph beyond them do nothing."""
+        n = len(states)
+        fill_chain_places(inputs, position, count, n, self._cache.spare, 0)
+        rows = inputs["states"]
+        rows[:n] = states
+        if n < len(rows):
+            rows[n:] = 0.0
 
     def close(self) -> None:
         """Free graphs and cache."""
@@ -101,18 +123,15 @@ class PrefixLayer:
         if length != self._length:
             self._close_graphs()
             self._length = length
-        if n not in self._graphs:
-            self._graphs[n] = self._build(n, length)
-        return self._graphs[n]
+        graph = self._graphs.get(n)
+        if graph is None:
+            graph = self._graphs[n] = self._build(n, length)
+        return graph
 
     def _build(self, n: int, length: int) -> Graph:
-        eps, weights, builder = self._plan.norm_eps, self._weights, GraphBuilder(self._device)
+        builder = GraphBuilder(self._device)
         try:
-            x = builder.input("states", F32, self._plan.attention.size, n)
-            normed = builder.rms_norm(x, weights["attn_norm.weight"], eps)
-            factors = weights.get("rope_freqs.weight")
-            x = decoder_layer(builder, weights, self._cache, normed, x, length, eps, factors)
-            builder.output("output", builder.rms_norm(x, weights["output_norm.weight"], eps))
+            builder.output("output", self.add(builder, n, length))
             return builder.build()
         finally:
             builder.close()

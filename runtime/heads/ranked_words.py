@@ -5,13 +5,12 @@ Only a few numbers of each row leave the device: top-k and log-sum-exp are part 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.ggml.graph import GraphBuilder, Tensor
+from specrun.bindings.ggml.graph import Graph, GraphBuilder, Tensor
 
 __all__ = ["RankedWords", "add_ranking", "ranked_words", "words_by_rank"]
 
@@ -29,31 +28,18 @@ def add_ranking(builder: GraphBuilder, logits: Tensor, ranks: int, *, probabilit
 
     The logits are (words, n), and so many of each row are returned.
     """
-    best = builder.top_k(logits, ranks)
-    builder.output("words", best)
-    if ranks > 1 or probabilities:
-        builder.output("values", builder.pick(logits, best, ranks))
+    words, values = builder.best(logits, ranks)
+    builder.output("words", words)
     if probabilities:
-        builder.output("total", builder.log_sum_exp(logits))
+        total = builder.log_sum_exp(logits, values if ranks == 1 else builder.columns(values, 0, 1))
+        builder.output("log_probs", builder.sub(values, total))
 
 
-def words_by_rank(found: Mapping[str, npt.NDArray[np.generic]], n: int) -> npt.NDArray[np.int32]:
-    """Return the words [n, ranks] of the first n rows, the most likely first: ggml leaves the order of a top-k open."""
-    words = found["words"][:n].astype(np.int32, copy=False)
-    return words if words.shape[1] == 1 else words[_order(found["values"][:n].astype(np.float32, copy=False))]
+def words_by_rank(graph: Graph, n: int) -> npt.NDArray[np.int32]:
+    """Return the words [n, ranks] of the first n rows of a graph that has been computed, the most likely first."""
+    return graph.read("words")[:n].astype(np.int32, copy=False)
 
 
-def ranked_words(found: Mapping[str, npt.NDArray[np.generic]], n: int) -> RankedWords:
+def ranked_words(graph: Graph, n: int) -> RankedWords:
     """Return the words of the first n rows with their log-probabilities, the most likely first."""
-    words = found["words"][:n].astype(np.int32, copy=False)
-    values = found["values"][:n].astype(np.float32, copy=False)
-    total = found["total"][:n].astype(np.float32, copy=False)
-    if words.shape[1] == 1:
-        return RankedWords(words, values - total)
-    order = _order(values)
-    return RankedWords(words[order], values[order] - total)
-
-
-def _order(values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return where each row's values are, the largest first; indices are several times quicker than take_along_axis."""
-    return np.arange(len(values))[:, None], (-values).argsort(axis=1, kind="stable")
+    return RankedWords(words_by_rank(graph, n), graph.read("log_probs")[:n].astype(np.float32, copy=False))

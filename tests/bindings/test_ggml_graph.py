@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specrun.bindings.errors import ClosedError, MalformedFileError
+from specrun.bindings.errors import ClosedError, MalformedFileError, UnsupportedModelError
+from specrun.bindings.ggml import device as device_module
+from specrun.bindings.ggml import ready_graph
 from specrun.bindings.ggml.device import ComputeDevice
-from specrun.bindings.ggml.functions import F16, F32, I32, I64
+from specrun.bindings.ggml.functions import F16, F32, I32, I64, call
 from specrun.bindings.ggml.graph import GraphBuilder, Rope, Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 
@@ -61,11 +63,14 @@ def soft_max(x: np.ndarray) -> np.ndarray:
         (GraphBuilder.swiglu, (X, Y), X / (1 + np.exp(-X)) * Y),
         (GraphBuilder.soft_max, (X,), soft_max(X)),
         (GraphBuilder.log_sum_exp, (X,), np.log(np.exp(X).sum(1, keepdims=True))),
+        (lambda g, a: g.log_sum_exp(a, g.pick(a, g.argmax(a), 1)), (X,), np.log(np.exp(X).sum(1, keepdims=True))),
+        (GraphBuilder.argmax, (X,), X.argmax(1)[None]),
         (GraphBuilder.concat, (X, Y), np.concatenate([X, Y], 1)),
         (lambda g, a, b: g.concat(a, b, 1), (X, Y), np.concatenate([X, Y], 0)),
         (lambda g, a: g.scale(a, 0.5), (X,), X / 2),
         (lambda g, a: g.columns(a, 2, 5), (X,), X[:, 2:7]),
-        (lambda g, a: g.first_rows(a, 2), (X,), X[:2]),
+        (lambda g, a: g.rows(a, 0, 2), (X,), X[:2]),
+        (lambda g, a: g.rows(a, 1, 2), (X,), X[1:]),
         (lambda g, a: g.rms_norm(a, None, 1e-6), (X,), X / np.sqrt((X**2).mean(1, keepdims=True) + 1e-6)),
         (lambda g, a, b: g.rms_norm(a, b), (X, Y[:1]), X / np.sqrt((X**2).mean(1, keepdims=True) + 1e-5) * Y[:1]),
         (lambda g, a: g.permute(g.reshape(a, 4, 2, 3), 0, 2, 1, 3), (X,), X.reshape(3, 2, 4).transpose(1, 0, 2)),
@@ -95,6 +100,21 @@ def test_the_best_words_and_their_logits_never_leave_with_the_row(device: Comput
     order = np.argsort(-logits, 1)[:, :7]
     np.testing.assert_array_equal(np.sort(result["ids"], 1), np.sort(order, 1))
     np.testing.assert_array_equal(result["values"], np.take_along_axis(logits, result["ids"].astype(np.intp), 1))
+
+
+@pytest.mark.parametrize("k", [1, 2, 7])
+def test_the_best_come_in_order(device: ComputeDevice, k: int) -> None:
+    logits = RNG.normal(size=(4, 1000)).astype(np.float32)
+    builder = GraphBuilder(device)
+    ids, values = builder.best(builder.input("logits", F32, 1000, 4), k)
+    builder.output("ids", ids)
+    builder.output("values", values)
+    graph = builder.build()
+    result = graph.run({"logits": logits})
+    graph.close()
+    order = np.argsort(-logits, 1)[:, :k]
+    np.testing.assert_array_equal(result["ids"], order)
+    np.testing.assert_array_equal(result["values"], np.take_along_axis(logits, order, 1))
 
 
 def test_rows_are_looked_up(device: ComputeDevice) -> None:
@@ -171,6 +191,71 @@ def test_a_cache_keeps_what_graphs_write(device: ComputeDevice) -> None:
         store["cache"]
 
 
+def test_results_are_left_in_tables_that_outlive_the_graph(device: ComputeDevice) -> None:
+    store = TensorStore(device, {"words": ("I32", (4,)), "values": ("F32", (4,))})
+    builder = GraphBuilder(device)
+    row = builder.input("row", F32, 8, 1)
+    word = builder.argmax(row)
+    builder.keep(builder.copy(word, builder.columns(Tensor(store["words"]), 2, 1)))
+    builder.keep(builder.copy(builder.pick(row, word, 1), builder.columns(Tensor(store["values"]), 2, 1)))
+    builder.output("words", builder.columns(Tensor(store["words"]), 1, 2))
+    graph = builder.build()
+    for one in X:
+        assert graph.run({"row": one})["words"].tolist() == [[0, int(one.argmax())]]
+        assert store.read("words", np.int32).tolist() == [0, 0, int(one.argmax()), 0]
+        assert store.read("values", np.float32).tolist() == [0, 0, one.max(), 0]
+    graph.close()
+    store.close()
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_arrays_are_filled_in_place(device: ComputeDevice, mapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the tensors' own memory, or in arrays that are copied to a device; reads are copies either way."""
+
+    def elsewhere(name: str) -> Callable[..., object]:
+        return (lambda buffer: False) if name == "ggml_backend_buffer_is_host" else call(name)
+
+    if not mapped:
+        monkeypatch.setattr(ready_graph, "call", elsewhere)
+    builder = GraphBuilder(device)
+    builder.output("sum", builder.add(builder.input("a", F32, 8, 3), builder.input("b", F32, 8, 3)))
+    graph = builder.build()
+    found = []
+    for other in (X, Y):
+        graph.inputs["a"][...] = X
+        graph.inputs["b"][:2], graph.inputs["b"][2:] = other[:2], 0.0
+        graph.compute()
+        found.append(graph.read("sum"))
+    for other, result in zip((X, Y), found, strict=True):
+        np.testing.assert_array_equal(result, X + np.concatenate([other[:2], np.zeros((1, 8), np.float32)]))
+    graph.close()
+    assert not graph.inputs
+    for act in (graph.compute, lambda: graph.read("sum")):
+        with pytest.raises(ClosedError):
+            act()
+
+
+def test_writes_into_weights_are_the_first_backends(device: ComputeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the CPU behind a GPU could compute does not reach the GPU's memory."""
+    store = TensorStore(device, {"t": ("F32", (8, 3))})
+    gpu, cpu = 1, device.backends[0]
+    monkeypatch.setattr(ComputeDevice, "backends", [gpu, cpu])
+    monkeypatch.setattr(
+        device_module,
+        "call",
+        lambda name: (lambda backend, one: backend == cpu) if name == "ggml_backend_supports_op" else call(name),
+    )
+    builder = GraphBuilder(device)
+    doubled = builder.scale(builder.input("a", F32, 8, 3), 2.0)
+    with pytest.raises(UnsupportedModelError, match="ggml_cpy"):
+        builder.copy(doubled, Tensor(store["t"]))
+    with pytest.raises(UnsupportedModelError, match="ggml_set_rows"):
+        builder.set_rows(Tensor(store["t"]), doubled, builder.input("rows", I64, 3))
+    builder.close()
+    monkeypatch.undo()
+    store.close()
+
+
 @pytest.mark.parametrize(
     "build",
     [
@@ -179,7 +264,8 @@ def test_a_cache_keeps_what_graphs_write(device: ComputeDevice) -> None:
         lambda g, a, b: g.concat(a, g.columns(b, 0, 3), 1),
         lambda g, a, b: g.reshape(a, 5, 5),
         lambda g, a, b: g.columns(a, 6, 5),
-        lambda g, a, b: g.first_rows(a, 4),
+        lambda g, a, b: g.rows(a, 1, 3),
+        lambda g, a, b: g.copy(a, g.rows(b, 0, 2)),
         lambda g, a, b: g.top_k(a, 9),
         lambda g, a, b: g.get_rows(a, b),
         lambda g, a, b: g.swiglu(a, g.columns(b, 0, 3)),

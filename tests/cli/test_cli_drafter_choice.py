@@ -52,6 +52,11 @@ def settings(**given: Any) -> DraftSettings:
         ({"spec_type": "prompt-lookup"}, True, "prompt-lookup"),
         ({"spec_type": "draft-mtp"}, False, "mtp"),
         ({"spec_type": "draft-mtp", "spec_draft_n_max": 2, "spec_draft_p_min": 0.5}, False, "mtp(n=2, p_min=0.5)"),
+        (
+            {"model_draft": FILE, "spec_type": "draft-eagle3", "spec_draft_p_min": 0.5},
+            False,
+            'eagle3("small model.gguf", p_min=0.5)',
+        ),
         ({"spec_type": "draft-mtp", "model_draft": FILE}, False, 'mtp("small model.gguf")'),
         ({"drafter": "prompt-lookup(n=2)"}, True, "prompt-lookup(n=2)"),
         ({"drafter": "auto"}, True, "auto"),

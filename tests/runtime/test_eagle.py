@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from enumeration import TOLERANCE, bias
+from head_chains import PairChainByDepth
 from scripted import LawTable
 from target_texts import final_states, greedy_answers
 from tiny_eagle import TinyEagle, random_eagle
@@ -33,7 +34,7 @@ GREEDY = SamplingParams(temperature=0.0)
 # -- exactness --------------------------------------------------------------------------------------------------------
 
 
-class TableHead:
+class TableHead(PairChainByDepth):
     """A head whose logits are a table's law of the tokens that a pair sees, in float64."""
 
     n_cells, n_params, native_seconds = 64, 0, 0.0
@@ -68,9 +69,10 @@ class TableHead:
         pass
 
 
-def eagle(drafts: LawTable, shape: Topology | DynamicShape, sampling: TreeSampling):
+def eagle(drafts: LawTable, shape: Topology | DynamicShape, sampling: TreeSampling, p_min: float = 0.0):
     def propose(request: DraftRequest) -> DraftTree:
-        drafter = EagleDrafter(TableHead(drafts, request.tokens[0]), shape, sampling=sampling)  # type: ignore[arg-type]
+        head = TableHead(drafts, request.tokens[0])
+        drafter = EagleDrafter(head, shape, sampling=sampling, p_min=p_min)  # type: ignore[arg-type]
         drafter.begin(request.tokens)
         drafter._state.learn(0, np.zeros((len(request.tokens) - 1, 1)), request.tokens)
         return drafter.propose(request)
@@ -107,6 +109,42 @@ def test_words_that_are_never_drafted_keep_their_probability(sampling: TreeSampl
 def test_dynamic_trees_give_the_targets_law(seed: int) -> None:
     propose = eagle(LawTable(3, seed + 100), DynamicShape(3, 2, 6), "argmax")
     assert bias(ExactRule(), propose, LawTable(3, seed), 3) < TOLERANCE
+
+
+@pytest.mark.parametrize("sampling", ["with", "without", "argmax"])
+@pytest.mark.parametrize("shape", ["1x1", "2x1"])
+def test_a_confidence_stop_keeps_the_targets_law(sampling: TreeSampling, shape: str) -> None:
+    propose = eagle(LawTable(3, 100), parse_topology(shape), sampling, 0.5)
+    assert bias(ExactRule(), propose, LawTable(3, 0), 3) < TOLERANCE
+
+
+class Silent:
+    """Noise for drafters that draw nothing."""
+
+    def seek(self, position: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("shape", [parse_topology("1x1x1x1"), DynamicShape(4, 1, 4)])
+def test_drafts_end_before_a_word_that_the_head_is_not_sure_of(shape: Topology | DynamicShape) -> None:
+    drafts, tokens = LawTable(4, 9), [0, 1, 2]
+    lengths = set()
+    for p_min in (0.0, 0.3, 0.5, 0.7, 0.99):
+        wanted: list[int] = []
+        while len(wanted) < 4:
+            law = drafts([*tokens, *wanted])
+            if law.max() < p_min:
+                break
+            wanted.append(int(law.argmax()))
+        request = DraftRequest(tokens, GREEDY, Silent(), 8, 30)  # type: ignore[arg-type]
+        assert list(eagle(drafts, shape, "argmax", p_min)(request).tokens) == wanted
+        lengths.add(len(wanted))
+    assert len(lengths) > 2
+
+
+def test_a_confidence_that_is_no_probability_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"p_min is 1\.5"):
+        EagleDrafter(TableHead(LawTable(3, 1), 0), parse_topology("1"), p_min=1.5)  # type: ignore[arg-type]
 
 
 def test_ranked_words_passed_off_as_draws_are_caught() -> None:
@@ -198,7 +236,9 @@ def answer(path: Path, drafter: str, params: SamplingParams, length: int = 40, p
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
-@pytest.mark.parametrize("options", ["depth=4, topk=2, nodes=6", "n=3", "tree=2x2x1", "depth=3, topk=4, nodes=9"])
+@pytest.mark.parametrize(
+    "options", ["depth=4, topk=2, nodes=6", "n=3", "n=3, p_min=0.3", "tree=2x2x1", "depth=3, topk=4, nodes=9"]
+)
 def test_the_text_is_plain_decodings_own(tiny_model: Path, trained: Path, temperature: float, options: str) -> None:
     params = SamplingParams(temperature=temperature, seed=3, repeat_penalty=1.1)
     drafted = answer(tiny_model, f"eagle({quoted(str(trained))}, {options})", params)

@@ -87,7 +87,7 @@ def expected(head: TinyEagle3, path: Path, sees: np.ndarray) -> tuple[np.ndarray
 
 def evaluated(head: Eagle3Head, features: np.ndarray, pieces: list[slice], cells: list[int]) -> EagleRows:
     """All rows in order; real pairs get the features, drafted ones what their parents fed back."""
-    sees, found = ancestors(), []
+    sees, found, logits = ancestors(), [], []
     states = np.zeros((6, head.sizes.hidden), np.float32)
     for piece in pieces:
         nodes = list(range(6))[piece]
@@ -101,7 +101,8 @@ def evaluated(head: Eagle3Head, features: np.ndarray, pieces: list[slice], cells
             rows = head.evaluate(TOKENS[piece], states[[PARENTS[node] for node in nodes]], *places)
         states[piece] = rows.states
         found.append(rows)
-    logits = [one.logits for one in found if one.logits is not None]
+        if rows.logits is not None:
+            logits.append(rows.logits.copy())
     return EagleRows(
         states,
         np.concatenate([one.words for one in found]),

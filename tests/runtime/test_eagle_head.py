@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -59,15 +60,9 @@ def evaluated(head: EagleHead, pieces: list[slice], cells: list[int], sees: np.n
         by_cell = np.zeros((len(TOKENS[piece]), max(cells) + 1), bool)
         for row, node in enumerate(range(6)[piece]):
             by_cell[row, [cells[above] for above in range(6) if sees[node, above]]] = True
-        found.append(
-            head.evaluate(
-                TOKENS[piece],
-                STATES[piece],
-                np.array(POSITIONS[piece], np.int32),
-                np.array(cells[piece], np.int64),
-                by_cell,
-            )
-        )
+        places = np.array(POSITIONS[piece], np.int32), np.array(cells[piece], np.int64), by_cell
+        rows = head.evaluate(TOKENS[piece], STATES[piece], *places)
+        found.append(dataclasses.replace(rows, logits=None if rows.logits is None else rows.logits.copy()))
     return found
 
 

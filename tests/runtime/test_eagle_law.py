@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from branching import BranchingNoise, enumerate_law
 from enumeration import PROMPT, TOLERANCE, largest_error
+from head_chains import PairChainByDepth
 from scripted import PLAIN, LawTable, TableRows, TableTarget
 
 from specrun.runtime.acceptance.exact import ExactRule
@@ -49,7 +50,7 @@ def decoded(state: np.ndarray) -> list[int]:
 
 
 @dataclass
-class FollowingHead:
+class FollowingHead(PairChainByDepth):
     """A pair of a text and its next token predicts the longer text, and the table's law after it.
 
     `texts` remembers what was predicted in which cell: a pair must see exactly the pairs of its own text.

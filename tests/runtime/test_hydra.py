@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from enumeration import TOLERANCE, bias
+from head_chains import hydra_chain
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scripted import LawTable
@@ -21,6 +22,7 @@ from specrun.runtime.drafters.hydra import HydraDrafter
 from specrun.runtime.drafters.hydra_state import HydraState
 from specrun.runtime.drafters.path_probability import DynamicShape
 from specrun.runtime.drafters.topology import Topology, parse_topology
+from specrun.runtime.heads.chain_words import ChainWords
 from specrun.runtime.heads.ranked_words import RankedWords
 from specrun.runtime.law import Law
 from specrun.runtime.planning.medusa_tree import TYPICAL_PATH_ACCURACY, medusa_tree
@@ -56,6 +58,11 @@ class TableHeads:
         words = np.argsort(-probs, 1, kind="stable")
         with np.errstate(divide="ignore"):
             return RankedWords(words.astype(np.int32), np.log(np.take_along_axis(probs, words, 1)))
+
+    def chain(
+        self, states: np.ndarray, position: int, count: int, token: int, n: int, *, probabilities: bool = False
+    ) -> ChainWords:
+        return hydra_chain(self, states, position, count, token, n)
 
     def close(self) -> None:
         pass

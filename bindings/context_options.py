@@ -1,0 +1,74 @@
+"""How a context is made, checked before llama.cpp sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from specrun.bindings.errors import OptionError
+
+__all__ = ["CACHE_TYPES", "FLASH_ATTENTION", "MAX_SEQUENCES", "ContextOptions"]
+
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+MAX_THREADS = 512  # GGML_MAX_N_THREADS: ggml crashes beyond it
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+CACHE_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "bf16": 30,
+    "q8_0": 8,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "iq4_nl": 20,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ContextOptions:
+    """How a context is made. Zero means: the model's own context length; as many threads as cores.
+
+    `n_outputs` is the most rows one evaluation may give, `n_sequences` the most sequence ids: both size
+    native buffers, so they should be what the widest tree needs and no more. `hidden_states` makes the
+    final normed state of every token available, at the price of evaluating the output head for it.
+    `layer_inputs` are the layers whose inputs are available at every token, at no such price.
+    `nextn_states` makes available what NextN blocks read, for every token and without the output head.
+    `n_rollback` is how many of the last evaluation's tokens a recurrent state can take back, where
+    `Model.can_roll_back`; other models ignore it.
+    """
+
+    n_ctx: int = 0
+    n_batch: int = 512
+    n_ubatch: int = 512
+    n_sequences: int = 1
+    n_outputs: int = 1
+    n_threads: int = 0
+    n_threads_batch: int = 0
+    hidden_states: bool = False
+    layer_inputs: tuple[int, ...] = ()
+    nextn_states: bool = False
+    n_rollback: int = 0
+    flash_attention: Literal["auto", "on", "off"] = "auto"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.n_ctx < 2**31:
+            raise OptionError(f"n_ctx is {self.n_ctx}: give 0 (automatic) or a positive number")
+        for name in ("n_threads", "n_threads_batch"):
+            if not 0 <= getattr(self, name) <= MAX_THREADS:
+                raise OptionError(f"{name} is {getattr(self, name)}: give 0 (automatic) to {MAX_THREADS}")
+        for name in ("n_batch", "n_ubatch", "n_outputs"):
+            if not 1 <= getattr(self, name) < 2**31:
+                raise OptionError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if not 0 <= self.n_rollback < 2**16:
+            raise OptionError(f"n_rollback is {self.n_rollback}: give 0 or a small number of tokens")
+        if not 1 <= self.n_sequences <= MAX_SEQUENCES:
+            raise OptionError(f"n_sequences is {self.n_sequences}: llama.cpp allows 1 to {MAX_SEQUENCES}")
+        if self.flash_attention not in FLASH_ATTENTION:
+            raise OptionError(f"flash attention is {self.flash_attention!r}: use auto, on or off")
+        for name in ("cache_type_k", "cache_type_v"):
+            if getattr(self, name) not in CACHE_TYPES:
+                known = ", ".join(CACHE_TYPES)
+                raise OptionError(f"{name} is {getattr(self, name)!r}: use one of {known}")

@@ -1,0 +1,120 @@
+"""A graph with its memory, ready to run: arrays go in, ggml computes, arrays come out."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import ClosedError, DecodeFailedError, OutOfMemoryError
+from specrun.bindings.ggml.device import ComputeDevice
+from specrun.bindings.ggml.functions import call, fields
+from specrun.bindings.ggml.tensor import DTYPES, Tensor
+
+__all__ = ["Graph"]
+
+Array = npt.NDArray[np.generic]
+
+
+class Graph:
+    """A graph with its memory: `run` it with arrays, again and again. Close it before weights and device.
+
+    Who runs one often fills the arrays of `inputs` in place instead, then calls `compute` and `read`: where a tensor
+    lies in the CPU's memory, its array is that memory, and nothing is copied. All inputs have to be filled before each
+    `compute`, which may overwrite them. The arrays die with the graph: they are not to be kept.
+    """
+
+    def __init__(
+        self,
+        device: ComputeDevice,
+        context: int,
+        graph: int,
+        size: int,
+        inputs: Mapping[str, Tensor],
+        outputs: Mapping[str, Tensor],
+    ) -> None:
+        self.inputs: dict[str, Array] = {}
+        self._context: int | None = context
+        self._graph = graph
+        self._scheduler = device.new_scheduler(size)
+        if not call("ggml_backend_sched_alloc_graph")(self._scheduler, graph):
+            self.close()
+            raise OutOfMemoryError("there is no room for a head's graph on the compute device")
+        self._compute = call("ggml_backend_sched_graph_compute")
+        ends = {name: _End(one) for name, one in inputs.items()}
+        self.inputs = {name: one.array for name, one in ends.items()}
+        self._copied_in = [one for one in ends.values() if not one.is_mapped]
+        self._outputs = {name: _End(one) for name, one in outputs.items()}
+
+    def compute(self) -> None:
+        """Compute with what `inputs` hold."""
+        if self._context is None:
+            raise ClosedError("the graph is closed")
+        for one in self._copied_in:
+            one.write()
+        status = self._compute(self._scheduler, self._graph)
+        if status != 0:
+            raise DecodeFailedError(f"ggml could not compute a head's graph (status {status})", status)
+
+    def read(self, name: str) -> Array:
+        """Return a copy of an output of the last `compute`."""
+        return self.peek(name).copy()
+
+    def peek(self, name: str) -> Array:
+        """Return an output of the last `compute` that is good until the next one, or until the graph is closed."""
+        if self._context is None:
+            raise ClosedError("the graph is closed")
+        return self._outputs[name].fetch()
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Compute with these inputs and return copies of the outputs; shapes are numpy's, e.g. [n, h]."""
+        for name, array in self.inputs.items():
+            given = inputs[name]
+            if given.shape == array.shape:
+                array[...] = given
+            elif given.size == array.size:
+                array[...] = given.reshape(array.shape)
+            else:
+                raise ValueError(f"input {name} has shape {given.shape}, and the graph takes {array.shape}")
+        self.compute()
+        return {name: one.fetch().copy() for name, one in self._outputs.items()}
+
+    def close(self) -> None:
+        """Free the graph and its memory."""
+        self.inputs = {}
+        if self._context is not None:
+            call("ggml_backend_sched_free")(self._scheduler)
+            call("ggml_free")(self._context)
+            self._context = None
+
+
+class _End:
+    """An input or output of a graph that has its memory, and the array that stands for it."""
+
+    __slots__ = ("_get", "_handle", "_pointer", "_set", "array", "is_mapped")
+
+    def __init__(self, tensor: Tensor) -> None:
+        shape, dtype = tensor.array_shape, np.dtype(DTYPES[tensor.type])
+        n_bytes = tensor.n_elements * dtype.itemsize
+        buffer = fields(tensor.handle).buffer
+        self._handle = tensor.handle
+        self._get, self._set = call("ggml_backend_tensor_get"), call("ggml_backend_tensor_set")
+        self.is_mapped = bool(buffer) and bool(call("ggml_backend_buffer_is_host")(buffer))
+        self._pointer: int = call("ggml_get_data")(tensor.handle) if self.is_mapped else 0
+        self.array: Array
+        if self.is_mapped:
+            memory = (ctypes.c_uint8 * n_bytes).from_address(self._pointer)
+            self.array = np.frombuffer(memoryview(memory), dtype).reshape(shape)
+        else:
+            self.array = np.empty(shape, dtype)
+            self._pointer = self.array.ctypes.data
+
+    def write(self) -> None:
+        self._set(self._handle, self._pointer, 0, self.array.nbytes)
+
+    def fetch(self) -> Array:
+        if not self.is_mapped:
+            self._get(self._handle, self._pointer, 0, self.array.nbytes)
+        return self.array
