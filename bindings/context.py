@@ -27,6 +27,7 @@ from specrun.bindings.library import last_native_errors, llama, native_function
 from specrun.bindings.memory import Memory
 from specrun.bindings.model import Model
 from specrun.bindings.nextn import nextn_rows, show_nextn_states
+from specrun.bindings.rope_scaling import RopeScaling
 
 __all__ = ["MAX_SEQUENCES", "Context", "ContextOptions", "Rows"]
 
@@ -58,7 +59,7 @@ class ContextOptions:
     `layer_inputs` are the layers whose inputs are available at every token, at no such price.
     `nextn_states` makes available what NextN blocks read, for every token and without the output head.
     `n_rollback` is how many of the last evaluation's tokens a recurrent state can take back, where
-    `Model.can_roll_back`; other models ignore it.
+    `Model.can_roll_back`; other models ignore it. `rope` stretches positions beyond the trained context.
     """
 
     n_ctx: int = 0
@@ -75,6 +76,7 @@ class ContextOptions:
     flash_attention: Literal["auto", "on", "off"] = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
+    rope: RopeScaling = RopeScaling()
 
     def __post_init__(self) -> None:
         if not 0 <= self.n_ctx < 2**31:
@@ -95,6 +97,10 @@ class ContextOptions:
             if getattr(self, name) not in _CACHE_TYPES:
                 known = ", ".join(_CACHE_TYPES)
                 raise OptionError(f"{name} is {getattr(self, name)!r}: use one of {known}")
+
+    def size_for(self, model: Model) -> int:
+        """Return the context's length for a model: no more than it was trained for, unless `rope` stretches that."""
+        return self.rope.context_size(self.n_ctx, model.n_ctx_train)
 
 
 class Rows:
@@ -236,6 +242,10 @@ class Context:
                 "it cannot be used to generate text"
             )
         model.require_weights()
+        if self.options.rope.stretches and not model.has_rope:
+            raise UnsupportedModelError(
+                f"{model.path} ({model.architecture}) has no rotary positions: rope scaling cannot lengthen its context"
+            )
         if model.nextn.alone and not self._evaluates_nextn:
             raise UnsupportedModelError(
                 f"{model.path} holds NextN blocks without the model they belong to: it can only draft, as mtp(FILE)"
@@ -258,7 +268,7 @@ class Context:
         options = self.options
         params = self._native.llama_context_default_params()
         threads = options.n_threads or available_cores()
-        params.n_ctx = options.n_ctx or self.model.n_ctx_train
+        params.n_ctx = options.n_ctx or options.size_for(self.model)
         params.n_batch = options.n_batch
         params.n_ubatch = min(options.n_ubatch, options.n_batch)
         params.n_seq_max = options.n_sequences
@@ -270,6 +280,7 @@ class Context:
         params.flash_attn_type = _FLASH_ATTENTION[options.flash_attention]
         params.type_k = _CACHE_TYPES[options.cache_type_k]
         params.type_v = _CACHE_TYPES[options.cache_type_v]
+        options.rope.apply(params)
         params.kv_unified = True  # sequences share prefixes: a tree is many sequences over one prefix
         params.swa_full = True  # a rolling window could not be rolled back after a rejection
         params.no_perf = True
