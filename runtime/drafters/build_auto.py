@@ -38,7 +38,7 @@ def build_auto(expression: Expression, environment: DraftEnvironment, build: Bui
     try:
         for log in logs:
             log.choices_for([member.name for member in members])
-        return AutoDrafter(members, replay=logs, name=str(expression))
+        return AutoDrafter(members, replay=logs, clock=environment.clock, name=str(expression))
     except BaseException:
         close_all(members)
         raise

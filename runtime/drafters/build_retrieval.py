@@ -13,7 +13,6 @@ from specrun.runtime.drafters.expression import Expression, parse_expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
 from specrun.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from specrun.runtime.drafters.rest import RestDrafter
-from specrun.runtime.planning.stored_curves import known_curve
 
 __all__ = ["build_prompt_lookup", "build_rest", "with_reference"]
 
@@ -33,7 +32,7 @@ def build_prompt_lookup(expression: Expression, environment: DraftEnvironment, b
             max_ngram=options.integer("max_ngram", 16),
             min_ngram=options.integer("min_ngram", 2),
             reference=None if reference is None else read_reference(Path(reference).expanduser(), words),
-            costs=known_curve(environment.target, environment.context),
+            costs=environment.curve,
             name=str(expression),
         ),
         environment,
@@ -56,7 +55,7 @@ def build_rest(expression: Expression, environment: DraftEnvironment, build: Bui
             branches=options.integer("branches", 4),
             places=options.integer("places", 32),
             min_match=options.integer("min_match", 2),
-            costs=known_curve(environment.target, environment.context),
+            costs=environment.curve,
             name=str(expression),
         ),
         environment,

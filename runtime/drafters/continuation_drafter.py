@@ -58,7 +58,10 @@ class ContinuationDrafter(Drafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the tree of continuations that pays, empty where none does."""
         limits = TreeLimits(
-            min(self.max_nodes, request.max_nodes), min(self._depth, request.max_depth), self.max_leaves
+            min(self.max_nodes, request.max_nodes),
+            min(self._depth, request.max_depth),
+            self.max_leaves,
+            request.end_tokens,
         )
         self._retrieved = self.retrieve(request.tokens, self._depth)
         self._retrieved_at = len(request.tokens)

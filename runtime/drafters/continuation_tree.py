@@ -12,13 +12,15 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specrun.runtime.drafters.match_trust import LONGEST_MATCH, MatchTrust
+from specrun.runtime.drafters.match_trust import LONGEST_MATCH, Evidence, MatchTrust, Standing
+from specrun.runtime.drafters.realignment import FOUND_AGAIN
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.tree import ROOT, DraftTree, Draw
 
 __all__ = ["Continuation", "TreeLimits", "continuation_tree", "teach"]
 
 _LEAST_GAIN = 1.1  # expected speed-up from which a round is drafted for: Python costs something too
+_FOUND_AGAIN_COUNTS = 2  # tokens by which a match behind an edit is better than it looks
 _LEAST_PROBABILITY = 0.05  # no batch is so cheap that such a node pays
 
 
@@ -32,19 +34,24 @@ class Continuation:
     tokens: Sequence[int]
     match: int
     weight: float = 1.0
+    realigned: bool = False
+    reach: int = field(init=False)
     votes: float = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "votes", self.weight * 2.0 ** min(self.match, LONGEST_MATCH))
+        reach = self.match + _FOUND_AGAIN_COUNTS * self.realigned
+        object.__setattr__(self, "reach", reach)
+        object.__setattr__(self, "votes", self.weight * 2.0 ** min(reach, LONGEST_MATCH))
 
 
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
-    """The largest tree of one round."""
+    """The largest tree of one round; below `end_tokens` there is nothing to draft."""
 
     nodes: int
     depth: int
     leaves: int
+    end_tokens: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +80,12 @@ def teach(trust: MatchTrust, continuations: Sequence[Continuation], tokens: Sequ
         alive = [one for one in alive if len(one.tokens) > depth]
         if not alive:
             return
-        length = depth + max(one.match for one in alive)
-        alive = [one for one in alive if one.tokens[depth] == token]
-        trust.learn(length, bool(alive))
+        ranked = _ranked(alive, depth)
+        rank = next((rank for rank, (known, _) in enumerate(ranked) if known == token), None)
+        trust.learn(_standing(alive, depth), len(ranked), rank)
+        if rank is None:
+            return
+        alive = ranked[rank][1]
 
 
 def _best_first(continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits) -> list[_Branch]:
@@ -102,7 +112,7 @@ def _best_first(continuations: Sequence[Continuation], trust: MatchTrust, limits
             leaves += 1
         has_child.add(best.parent)
         taken.append(best)
-        if best.depth < limits.depth:
+        if best.depth < limits.depth and best.token not in limits.end_tokens:
             branches = _children(best.probability, len(taken) - 1, best.depth, best.alive, trust)
 
 
@@ -110,28 +120,42 @@ def _children(
     probability: float, parent: int, depth: int, alive: Sequence[Continuation], trust: MatchTrust
 ) -> list[_Branch]:
     """Return what the continuations through a node at `depth` have next, the likeliest first."""
-    if len(alive) == 1:  # the usual case by far
-        only = alive[0]
-        if len(only.tokens) <= depth:
-            return []
-        known = probability * trust.expected(only.match + depth)
-        return [_Branch(known, parent, only.tokens[depth], depth + 1, alive)]
     alive = [one for one in alive if len(one.tokens) > depth]
     if not alive:
         return []
+    standing = _standing(alive, depth)
+    return [
+        _Branch(probability * trust.expected(standing, rank), parent, token, depth + 1, own)
+        for rank, (token, own) in enumerate(_ranked(alive, depth))
+    ]
+
+
+def _ranked(alive: Sequence[Continuation], depth: int) -> list[tuple[int, Sequence[Continuation]]]:
+    """Return the tokens that come next, those with the most votes first, with the continuations that have them."""
+    if len(alive) == 1:  # the usual case by far
+        return [(alive[0].tokens[depth], alive)]
     groups: dict[int, list[Continuation]] = {}
-    votes: dict[int, float] = {}
     for one in alive:
-        token = one.tokens[depth]
-        if token in groups:
-            groups[token].append(one)
-            votes[token] += one.votes
-        else:
-            groups[token] = [one]
-            votes[token] = one.votes
-    longest = max(one.match for one in alive)
-    scale = probability * trust.expected(longest + depth) / sum(votes.values())
-    return [_Branch(scale * votes[token], parent, token, depth + 1, own) for token, own in groups.items()]
+        groups.setdefault(one.tokens[depth], []).append(one)
+    if len(groups) == 1:
+        return [(alive[0].tokens[depth], alive)]
+    return sorted(groups.items(), key=lambda group: -sum(one.votes for one in group[1]))
+
+
+def _standing(alive: Sequence[Continuation], depth: int) -> Standing:
+    """Return how long the best match is at `depth`, and what speaks for what follows it."""
+    best = alive
+    if len(alive) > 1:
+        longest = max(one.reach for one in alive)
+        best = [one for one in alive if one.reach == longest]
+    first = best[0]
+    length = first.match + depth
+    if first.realigned and length < FOUND_AGAIN:
+        return Standing(Evidence.REALIGNED, length)
+    if len(best) > 1 and any(one.tokens[depth] != first.tokens[depth] for one in best):
+        return Standing(Evidence.DISAGREEING, length)
+    several = len(best) > 1 or first.weight > 1.0
+    return Standing(Evidence.SEVERAL_PLACES if several else Evidence.ONE_PLACE, length)
 
 
 def _worthwhile(probabilities: Sequence[float], costs: CostCurve) -> int:
