@@ -40,7 +40,7 @@ def build_prompt_lookup(expression: Expression, environment: DraftEnvironment, b
 
 
 def build_rest(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
-    """Build `rest(STORE, n=15, nodes=15, branches=4, places=32, min_match=2)`."""
+    """Build `rest(STORE, n=10, nodes=10, branches=2, places=32, min_match=2)`."""
     options = ExpressionOptions(expression, ["n", "nodes", "branches", "places", "min_match"], 1)
     if not expression.arguments:
         raise OptionError(
@@ -50,9 +50,9 @@ def build_rest(expression: Expression, environment: DraftEnvironment, build: Bui
     return _sized(
         RestDrafter(
             store,
-            num_draft_tokens=options.integer("n", 15),
+            num_draft_tokens=options.integer("n", 10),
             nodes=options.optional_integer("nodes"),
-            branches=options.integer("branches", 4),
+            branches=options.integer("branches", 2),
             places=options.integer("places", 32),
             min_match=options.integer("min_match", 2),
             costs=environment.curve,

@@ -21,6 +21,7 @@ __all__ = ["Continuation", "TreeLimits", "continuation_tree", "teach"]
 
 _LEAST_GAIN = 1.1  # expected speed-up from which a round is drafted for: Python costs something too
 _FOUND_AGAIN_COUNTS = 2  # tokens by which a match behind an edit is better than it looks
+_MAJORITY = 0.6
 _LEAST_PROBABILITY = 0.05  # no batch is so cheap that such a node pays
 
 
@@ -153,9 +154,17 @@ def _standing(alive: Sequence[Continuation], depth: int) -> Standing:
     if first.realigned and length < FOUND_AGAIN:
         return Standing(Evidence.REALIGNED, length)
     if len(best) > 1 and any(one.tokens[depth] != first.tokens[depth] for one in best):
-        return Standing(Evidence.DISAGREEING, length)
+        return Standing(Evidence.MOST_PLACES if _has_majority(best, depth) else Evidence.DISAGREEING, length)
     several = len(best) > 1 or first.weight > 1.0
     return Standing(Evidence.SEVERAL_PLACES if several else Evidence.ONE_PLACE, length)
+
+
+def _has_majority(alive: Sequence[Continuation], depth: int) -> bool:
+    """Return whether one token comes next in most of the places."""
+    weights: dict[int, float] = {}
+    for one in alive:
+        weights[one.tokens[depth]] = weights.get(one.tokens[depth], 0.0) + one.weight
+    return max(weights.values()) >= _MAJORITY * sum(weights.values())
 
 
 def _worthwhile(probabilities: Sequence[float], costs: CostCurve) -> int:

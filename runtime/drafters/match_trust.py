@@ -32,8 +32,10 @@ class Evidence(IntEnum):
     ONE_PLACE = 0
     SEVERAL_PLACES = 1
     """All of them go on alike."""
-    DISAGREEING = 2
-    REALIGNED = 3
+    MOST_PLACES = 2
+    """A clear majority of them."""
+    DISAGREEING = 3
+    REALIGNED = 4
     """The place that the text had left for an edit; its match begins anew behind that."""
 
 
@@ -46,8 +48,8 @@ class Standing:
 
 
 # Before anything was seen: the odds that a match of L tokens holds are L ** slope / doubt.
-_SLOPE = (1.3, 1.3, 0.7)
-_DOUBT = (4.0, 0.6, 1.5)
+_SLOPE = (1.3, 1.3, 1.0, 0.7)
+_DOUBT = (4.0, 0.6, 1.2, 1.5)
 _REALIGNED = (0.1, 0.55, 0.7)  # by the tokens matched since the edit
 _SHARES = (0.6, 0.25, 0.15)  # of what disagrees, the share of each rank
 _RUNNERS_UP = (0.25, 0.1)  # of what the first one leaves, where there is no disagreement among the longest

@@ -56,7 +56,10 @@ def standing_of(alive: list[Continuation], depth: int) -> Standing:
     if best[0].realigned and length < 3:
         return Standing(Evidence.REALIGNED, length)
     if len({one.tokens[depth] for one in best}) > 1:
-        return Standing(Evidence.DISAGREEING, length)
+        tokens = {one.tokens[depth] for one in best}
+        most = max(sum(one.weight for one in best if one.tokens[depth] == token) for token in tokens)
+        clear = most >= 0.6 * sum(one.weight for one in best)
+        return Standing(Evidence.MOST_PLACES if clear else Evidence.DISAGREEING, length)
     several = len(best) > 1 or best[0].weight > 1
     return Standing(Evidence.SEVERAL_PLACES if several else Evidence.ONE_PLACE, length)
 
