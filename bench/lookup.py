@@ -150,4 +150,3 @@ def _measure(drafter: Drafter, text: list[int], context: int, n_stored: int | No
         drafted_per_round=drafted / rounds,
         accepted_per_round=accepted / rounds,
     )
-

@@ -36,7 +36,7 @@ def record_answers(
     `as_chat` None renders prompts by the model's chat template if it has one. `progress` is told how many there are.
     """
     chat = runtime.model.chat_template is not None if as_chat is None else as_chat
-    texts = []
+    texts: list[ReplayText] = []
     for prompt in prompts:
         progress(len(texts))
         tokens = prompt_ids(runtime, prompt, chat)
@@ -84,4 +84,3 @@ def _text_of(line: str, where: str) -> ReplayText:
         return ReplayText(str(value.get("name", "text")), ids[0], ids[1], frozenset(ids[2]))
     except (ValueError, AttributeError, TypeError, RecursionError):
         raise ModelError(f'{where} is no recorded text: give {{"prompt": [ids], "answer": [ids]}}') from None
-

@@ -152,7 +152,9 @@ def replay_all(
 
 def written_path(tree: DraftTree, text: Sequence[int], position: int) -> tuple[int, ...]:
     """Return the path of the tree that `text` takes from `position` on."""
-    children = {(parent, tree.tokens[node]): node for node, parent in enumerate(tree.parents) if tree.is_candidate[node]}
+    children = {
+        (parent, tree.tokens[node]): node for node, parent in enumerate(tree.parents) if tree.is_candidate[node]
+    }
     path: list[int] = []
     node = ROOT
     for token in text[position : position + tree.max_depth]:

@@ -27,7 +27,7 @@ from specrun.bindings.library import last_native_errors, llama, native_function
 from specrun.bindings.memory import Memory
 from specrun.bindings.model import Model
 from specrun.bindings.nextn import nextn_rows, show_nextn_states
-from specrun.bindings.rope_scaling import RopeScaling
+from specrun.bindings.rope_scaling import AS_TRAINED, RopeScaling
 
 __all__ = ["MAX_SEQUENCES", "Context", "ContextOptions", "Rows"]
 
@@ -76,7 +76,7 @@ class ContextOptions:
     flash_attention: Literal["auto", "on", "off"] = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
-    rope: RopeScaling = RopeScaling()
+    rope: RopeScaling = AS_TRAINED
 
     def __post_init__(self) -> None:
         if not 0 <= self.n_ctx < 2**31:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from specrun.bindings.errors import OptionError
 
-__all__ = ["ROPE_SCALINGS", "RopeScaling", "RopeScalingKind"]
+__all__ = ["AS_TRAINED", "ROPE_SCALINGS", "RopeScaling", "RopeScalingKind"]
 
 RopeScalingKind = Literal["model", "none", "linear", "yarn"]
 ROPE_SCALINGS: dict[RopeScalingKind, int] = {"model": -1, "none": 0, "linear": 1, "yarn": 2}  # LLAMA_ROPE_SCALING_TYPE
@@ -82,3 +82,7 @@ class RopeScaling:
         factor = f" x{self.scale:g}" if self.scale else ""
         base = f" base {self.freq_base:g}" if self.freq_base else ""
         return f"{'rope' if self.kind == 'model' else self.kind}{factor}{base}"
+
+
+AS_TRAINED = RopeScaling()
+"""What the model's file says."""

@@ -29,7 +29,9 @@ LONGEST_MESSAGES = 256
 _ROOM_FOR_ANSWERS = 128
 
 
-def chosen_prompts(source: PromptChoice, target: Path, rope: RopeScaling, *, demo: bool) -> tuple[tuple[Prompt, ...], str]:
+def chosen_prompts(
+    source: PromptChoice, target: Path, rope: RopeScaling, *, demo: bool
+) -> tuple[tuple[Prompt, ...], str]:
     """Return the prompts and what they are; without any choice, the demo's questions.
 
     `rope` says whether positions are stretched, so that a workload may be longer than the target was trained for.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import ClosedError, OptionError, TemplateError
 from specrun.bindings.model import Model
-from specrun.bindings.rope_scaling import RopeScaling
+from specrun.bindings.rope_scaling import AS_TRAINED, RopeScaling
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance.build import build_rule
 from specrun.runtime.demo import demo_drafters, demo_target
@@ -60,7 +60,7 @@ class RuntimeOptions:
     flash_attention: Literal["auto", "on", "off"] = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
-    rope: RopeScaling = RopeScaling()
+    rope: RopeScaling = AS_TRAINED
     use_mmap: bool = True
     use_mlock: bool = False
     accept: str = "exact"

@@ -10,7 +10,7 @@ from pathlib import Path
 from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
-from specrun.bindings.rope_scaling import RopeScaling
+from specrun.bindings.rope_scaling import AS_TRAINED
 from specrun.runtime.drafters.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.draft_model import DraftModelDrafter, DraftSampling
 from specrun.runtime.drafters.draft_tree import DraftTreeDrafter, draft_size
@@ -165,7 +165,7 @@ def draft_context_options(options: ContextOptions, model: Model) -> ContextOptio
     """
     rope = options.rope
     if 0 < options.n_ctx <= model.n_ctx_train:
-        rope = RopeScaling()
+        rope = AS_TRAINED
     return ContextOptions(
         n_ctx=rope.context_size(options.n_ctx, model.n_ctx_train),
         n_batch=options.n_batch,

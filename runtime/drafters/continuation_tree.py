@@ -17,7 +17,7 @@ from specrun.runtime.drafters.realignment import FOUND_AGAIN
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.tree import ROOT, DraftTree, Draw
 
-__all__ = ["Continuation", "TreeLimits", "continuation_tree", "teach"]
+__all__ = ["Continuation", "TreeLimits", "continuation_tree", "promised_speed_up", "teach"]
 
 _LEAST_GAIN = 1.1  # expected speed-up from which a round is drafted for: Python costs something too
 _FOUND_AGAIN_COUNTS = 2  # tokens by which a match behind an edit is better than it looks
@@ -71,7 +71,15 @@ def continuation_tree(
 ) -> DraftTree:
     """Return the best nodes as point masses; empty where no draft would pay."""
     taken = _best_first(continuations, trust, limits)
-    return _tree(taken[: _worthwhile([one.probability for one in taken], costs)])
+    return _tree(taken[: _worthwhile([one.probability for one in taken], costs)[0]])
+
+
+def promised_speed_up(
+    continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits, costs: CostCurve
+) -> float:
+    """Return the expected speed-up of that tree's round over plain decoding; 1 for an empty one."""
+    count, rate = _worthwhile([one.probability for one in _best_first(continuations, trust, limits)], costs)
+    return rate * costs.seconds(1) if count else 1.0
 
 
 def teach(trust: MatchTrust, continuations: Sequence[Continuation], tokens: Sequence[int]) -> None:
@@ -167,15 +175,15 @@ def _has_majority(alive: Sequence[Continuation], depth: int) -> bool:
     return max(weights.values()) >= _MAJORITY * sum(weights.values())
 
 
-def _worthwhile(probabilities: Sequence[float], costs: CostCurve) -> int:
-    """Return how many of the nodes give the most expected tokens for their evaluation's time."""
+def _worthwhile(probabilities: Sequence[float], costs: CostCurve) -> tuple[int, float]:
+    """Return how many of the nodes give the most expected tokens for their evaluation's time, and how many a second."""
     best, rate, tokens = 0, _LEAST_GAIN / costs.seconds(1), 1.0
     for count, probability in enumerate(probabilities, 1):
         tokens += probability
         achieved = tokens / costs.seconds(count + 1)
         if achieved > rate:
             best, rate = count, achieved
-    return best
+    return best, rate
 
 
 def _tree(nodes: Sequence[_Branch]) -> DraftTree:

@@ -88,6 +88,13 @@ class Drafter(ABC):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree of guesses below the last committed token; empty to propose nothing."""
 
+    def forecast(self, request: DraftRequest) -> float:
+        """Return the speed-up over plain decoding that a proposal would promise now, cheaply; 0 if there is no telling.
+
+        It proposes nothing, and may be asked any number of times.
+        """
+        return 0.0
+
     def observe(self, outcome: RoundOutcome) -> None:  # noqa: B027
         """Learn what was accepted, and what the target said at every node."""
 

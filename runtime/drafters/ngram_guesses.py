@@ -30,9 +30,7 @@ class Guesses(Protocol):
     max_nodes: int
     max_leaves: int
 
-    def add_to(
-        self, builder: TreeBuilder, pool: NgramPool, request: DraftRequest, max_nodes: int, beside: int
-    ) -> None:
+    def add_to(self, builder: TreeBuilder, pool: NgramPool, request: DraftRequest, max_nodes: int, beside: int) -> None:
         """Add guesses that follow the request's tokens; `beside` other nodes are evaluated with them."""
 
     def learn(self, pool: NgramPool, tokens: Sequence[int], start: int) -> None:
@@ -51,9 +49,7 @@ class LatestGuesses:
         self.max_leaves = limit
         self.max_nodes = limit * (ngram - 1)
 
-    def add_to(
-        self, builder: TreeBuilder, pool: NgramPool, request: DraftRequest, max_nodes: int, beside: int
-    ) -> None:
+    def add_to(self, builder: TreeBuilder, pool: NgramPool, request: DraftRequest, max_nodes: int, beside: int) -> None:
         """Add them; those that begin alike share their nodes."""
         limit = len(builder) + min(max_nodes, self.max_nodes)
         known: dict[tuple[int, int], int] = {}
@@ -92,9 +88,7 @@ class PlannedGuesses:
         self._curve = curve
         self._acceptance = MatchAcceptance()
 
-    def add_to(
-        self, builder: TreeBuilder, pool: NgramPool, request: DraftRequest, max_nodes: int, beside: int
-    ) -> None:
+    def add_to(self, builder: TreeBuilder, pool: NgramPool, request: DraftRequest, max_nodes: int, beside: int) -> None:
         """Add the tree that should pay best, if any does."""
         limit = min(max_nodes, self.max_nodes)
         paths, values = self._likely(pool, request, min(request.max_depth, self._depth), limit)

@@ -148,9 +148,7 @@ def features_along(context: Context, tokens: Sequence[int], taps: Sequence[int] 
 
 def _context(options: HeadCalibrationOptions, target: Model) -> ContextOptions:
     given = options.context
-    return dataclasses.replace(
-        given, n_ctx=given.size_for(target), n_batch=max(max(MEASURED_SIZES), given.n_batch)
-    )
+    return dataclasses.replace(given, n_ctx=given.size_for(target), n_batch=max(max(MEASURED_SIZES), given.n_batch))
 
 
 def _curve(

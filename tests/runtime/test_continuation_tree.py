@@ -144,9 +144,7 @@ def test_failures_of_one_length_are_a_warning_for_others():
     for _ in range(4):
         trust.learn(one_place(8), 1, None)
     assert trust.expected(one_place(4)) < before.expected(one_place(4))
-    assert trust.expected(Standing(Evidence.SEVERAL_PLACES, 8)) < before.expected(
-        Standing(Evidence.SEVERAL_PLACES, 8)
-    )
+    assert trust.expected(Standing(Evidence.SEVERAL_PLACES, 8)) < before.expected(Standing(Evidence.SEVERAL_PLACES, 8))
 
 
 def test_trust_learns_along_the_path_that_was_taken():
@@ -181,7 +179,8 @@ def test_trust_is_a_probability_that_follows_what_it_sees():
             assert (trust.expected(standing) > bound) is (rank == 0)
     fresh = MatchTrust()
     expected = [fresh.expected(one_place(length)) for length in (1, 2, 5, 16)]
-    assert expected == sorted(expected) and expected[-1] > 0.85
+    assert expected == sorted(expected)
+    assert expected[-1] > 0.85
 
 
 def test_of_what_disagrees_each_rank_is_learnt_for_itself():
