@@ -31,6 +31,9 @@ _DRIFT = 0.1
 
 _DRIFT_ROUNDS = 32
 
+_WELL_KNOWN, _TIED_ROUNDS = 16.0, 256
+"""Rounds after which an arm that is alike but more complicated counts as known, and for how many it is left alone."""
+
 _MAX_PATIENCE = 8
 
 _PROBE_ROUNDS = 4
@@ -38,7 +41,7 @@ _PROBE_ROUNDS = 4
 _FIRST_ROUNDS = 2
 """Rounds of the first arm before others are looked at: enough to compare them with, should it be a bad one."""
 
-_TIE = 0.02
+_TIE = 0.03
 """Rates that differ by less than this share are alike: the simpler arm is taken."""
 
 _SEGMENT = 4
@@ -209,11 +212,21 @@ class ArmChooser:
         optimism = _EARLY_OPTIMISM if self._tokens < self._free_tokens else _OPTIMISM
         return arm.rate + optimism * math.hypot(arm.error, drift)
 
+    def _hope(self, index: int) -> float:
+        """Return the rate that an arm may have; a more complicated one has to be better by more than a tie."""
+        arm, best = self.arms[index], self.arms[self._best]
+        if self._sizes[index] <= self._sizes[self._best]:
+            return self._possible_rate(arm)
+        tied = arm.rounds >= _WELL_KNOWN and arm.rate * (1.0 - _TIE) <= best.rate
+        if tied and self._now - arm.last_seen < _TIED_ROUNDS:
+            return 0.0
+        return self._possible_rate(arm) * (1.0 - _TIE)
+
     def _worth_probing(self) -> int | None:
         best, allowance = self.arms[self._best], self._allowance()
         if not best.rounds:
             return None  # the first arm is what is likely to be best: others are compared with it
-        hopes = [(self._possible_rate(arm), index) for index, arm in enumerate(self.arms) if arm is not best]
+        hopes = [(self._hope(index), index) for index, arm in enumerate(self.arms) if arm is not best]
         spare = allowance
         for hope, index in sorted(hopes, key=lambda one: (-one[0], one[1])):
             loss = self._loss_of(index)

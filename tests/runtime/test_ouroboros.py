@@ -22,6 +22,8 @@ from specrun.runtime.drafters.ngram_store import NgramStore
 from specrun.runtime.drafters.ouroboros import OuroborosDrafter
 from specrun.runtime.drafters.phrases import PhraseDrafter, matched_phrases, phrase_tree, refined_phrases
 from specrun.runtime.noise import SeededNoise
+from specrun.runtime.planning.cost_curves import CostCurve
+from specrun.runtime.planning.window_guard import WindowGuard
 from specrun.runtime.tree import DraftTree
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -143,6 +145,26 @@ def test_a_foreign_outcome_teaches_the_text_only() -> None:
     outcome = RoundOutcome([*PROMPT, 5, 6], DraftTree.chain([5]), (0,), 6, TableRows([]))  # type: ignore[arg-type]
     drafter.observe(outcome)
     assert (1, 5, 6) in store.pool.guesses(0)
+
+
+def test_phrases_that_never_pay_are_no_longer_evaluated() -> None:
+    """Two tokens of phrases a round, for half a token's time, that are never right: soon only the draft is drafted."""
+    store = NgramStore(pool_of("NOX"))
+    draft = ScriptedDrafter(lambda _: DraftTree.chain(ids("N")))
+    draft.max_nodes = 1
+    guard = WindowGuard(CostCurve.flat([1.0 + 0.25 * n for n in range(9)]))
+    drafter = OuroborosDrafter(draft, store, count=1, length=2, guard=guard)
+    tokens = ids("AN")
+    drafter.begin(tokens)
+    sizes = []
+    for _ in range(60):
+        tree = drafter.propose(DraftRequest(tokens, PLAIN, SeededNoise(0), 9, 9))
+        sizes.append(len(tree))
+        tokens += ids("NZ")
+        drafter.observe(RoundOutcome(tokens, tree, (0,), tokens[-1], answers("N" * 9)))  # type: ignore[arg-type]
+    assert sizes[0] == 3
+    assert sizes[-20:].count(1) >= 18
+    assert sum(0.25 * (size - 1) for size in sizes) < 8 + 0.02 * 120 + 1
 
 
 @pytest.mark.parametrize("options", [{"count": 0}, {"length": 0}], ids=str)
