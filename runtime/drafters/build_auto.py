@@ -48,7 +48,8 @@ def build_auto(expression: Expression, environment: DraftEnvironment, build: Bui
 
 def _default_arms(environment: DraftEnvironment) -> list[Expression]:
     draft = [Expression("draft")] if "draft" in (environment.default_files or {}) else []
-    return [*draft, *map(Expression, _WITHOUT_MODEL)]
+    blocks = [Expression("mtp")] if environment.target.has_loaded_nextn else []
+    return [*draft, *blocks, *map(Expression, _WITHOUT_MODEL)]
 
 
 def _size(expression: Expression) -> int:

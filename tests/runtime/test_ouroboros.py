@@ -23,6 +23,7 @@ from specrun.runtime.drafters.ouroboros import OuroborosDrafter
 from specrun.runtime.drafters.phrases import PhraseDrafter, matched_phrases, phrase_tree, refined_phrases
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.planning.cost_curves import CostCurve
+from specrun.runtime.planning.stored_curves import TYPICAL_GPU
 from specrun.runtime.planning.window_guard import WindowGuard
 from specrun.runtime.tree import DraftTree
 
@@ -173,8 +174,12 @@ def test_no_phrases_are_refused(options: dict[str, int]) -> None:
         OuroborosDrafter(ScriptedDrafter(lambda _: DraftTree()), NgramStore(NgramPool(3)), **options)
 
 
-def test_a_pool_in_a_file_starts_warm(tmp_path: Path) -> None:
-    """The second process drafts phrases from its first round on, and needs fewer rounds; the text is the same."""
+def test_a_pool_in_a_file_starts_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second process drafts phrases from its first round on, and needs fewer rounds; the text is the same.
+
+    Where an evaluation of many nodes costs little more than one of few: else phrases are soon left out.
+    """
+    monkeypatch.setattr("specrun.runtime.drafters.environment.known_curve", lambda *_: TYPICAL_GPU)
     write_random_llama(tmp_path / "target.gguf", RandomLlama(vocab_size=400, seed=1, scale=4.0))
     write_random_llama(tmp_path / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5))
     file, pool = quoted(str(tmp_path / "drafter.gguf")), quoted(str(tmp_path / "a pool"))
