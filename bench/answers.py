@@ -13,7 +13,7 @@ from specrun.runtime.results import GenerationResult
 from specrun.runtime.runtime import Runtime
 from specrun.runtime.sampling import SamplingParams
 
-__all__ = ["Answers", "Arm"]
+__all__ = ["Answers", "Arm", "prompt_ids", "short_label"]
 
 
 class Arm:
@@ -24,10 +24,10 @@ class Arm:
 
     def __init__(self, runtime: Runtime, prompts: Sequence[Prompt], as_chat: bool | None) -> None:
         self.runtime = runtime
-        self.label = _label(parse_expression(runtime.drafter))
+        self.label = short_label(parse_expression(runtime.drafter))
         try:
             chat = runtime.model.chat_template is not None if as_chat is None else as_chat
-            self._prompts = [_tokens(runtime, prompt, chat) for prompt in prompts]
+            self._prompts = [prompt_ids(runtime, prompt, chat) for prompt in prompts]
         except BaseException:
             runtime.close()
             raise
@@ -127,13 +127,14 @@ def _add_shares(total: list[tuple[float, int]], more: Sequence[tuple[float, int]
         total[index] = (before[0] + kept, before[1] + tested)
 
 
-def _tokens(runtime: Runtime, prompt: Prompt, chat: bool) -> list[int]:
+def prompt_ids(runtime: Runtime, prompt: Prompt, chat: bool) -> list[int]:
+    """Return the tokens of a prompt, with `chat` as the chat template renders it."""
     if chat:
         return runtime.chat_prompt([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
     return runtime.vocabulary.tokenize(prompt if isinstance(prompt, str) else as_text(prompt))
 
 
-def _label(expression: Expression) -> str:
+def short_label(expression: Expression) -> str:
     """Return the expression with files by their name alone: paths would widen every table."""
 
     def short(one: Expression) -> Expression:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from specrun.bench.replay import written_path
 from specrun.bench.timing import Spread, spread_of
 from specrun.bindings.errors import OptionError
 from specrun.runtime.datastore.context_index import ContextIndex
@@ -23,7 +24,6 @@ from specrun.runtime.drafters.rest import RestDrafter
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
-from specrun.runtime.tree import ROOT, DraftTree
 
 __all__ = ["LookupOptions", "LookupResult", "measure_lookup"]
 
@@ -129,9 +129,9 @@ def _measure(drafter: Drafter, text: list[int], context: int, n_stored: int | No
     seconds, drafted, accepted = [], 0, 0
     for _ in range(rounds):
         started = time.perf_counter()
-        tree = drafter.propose(DraftRequest(tokens, params, noise, _LONGEST, _LONGEST))
+        tree = drafter.propose(DraftRequest(tokens, params, noise, _LONGEST - 1, _LONGEST))
         proposed = time.perf_counter()
-        path = _written(tree, text, len(tokens))
+        path = written_path(tree, text, len(tokens))
         new = text[len(tokens) : len(tokens) + len(path) + 1]
         tokens += new
         observed = time.perf_counter()
@@ -150,17 +150,3 @@ def _measure(drafter: Drafter, text: list[int], context: int, n_stored: int | No
         drafted_per_round=drafted / rounds,
         accepted_per_round=accepted / rounds,
     )
-
-
-def _written(tree: DraftTree, text: Sequence[int], position: int) -> tuple[int, ...]:
-    """Return the path of the tree that the text takes, with room for one token behind it."""
-    children = {(parent, tree.tokens[node]): node for node, parent in enumerate(tree.parents)}
-    path: list[int] = []
-    node = ROOT
-    while len(path) < _LONGEST - 1:
-        found = children.get((node, text[position + len(path)]))
-        if found is None:
-            break
-        path.append(found)
-        node = found
-    return tuple(path)

@@ -11,6 +11,7 @@ from specrun.bench.heads.measure import HeadResult
 from specrun.bench.literature import literature_note
 from specrun.bench.lookup import LookupResult
 from specrun.bench.overhead import OverheadResult
+from specrun.bench.replay import FIRST, ReplayResult
 from specrun.bench.table import Table
 from specrun.bench.timing import Ratio, Spread
 
@@ -65,6 +66,31 @@ def lookup_table(results: Sequence[LookupResult]) -> Table:
     note = (
         "us/round: propose and observe, median over the rounds (quartiles), without any evaluation. prompt us/token: "
         "indexing the context once. The texts are synthetic or excerpts: what is accepted says nothing about real ones."
+    )
+    return Table(columns, rows, (note,))
+
+
+def replay_table(results: Sequence[ReplayResult]) -> Table:
+    """Return the table of `specrun bench replay`: what drafting would have gained along known texts."""
+    columns = ("texts", "drafter", "tokens", "rounds", "drafted", "accepted", "tok/round", "speed-up", "late", "worst")
+    rows = tuple(
+        (
+            f"{one.name} ({one.n_texts})",
+            one.drafter,
+            f"{one.tokens:,}",
+            f"{one.rounds:,}",
+            f"{one.drafted:,}",
+            f"{one.accepted:,}",
+            f"{one.mean_accepted_length:.2f}",
+            f"{one.speed_up:.3f}x",
+            "-" if one.late_speed_up is None else f"{one.late_speed_up:.3f}x",
+            f"{one.worst_speed_up:.3f}x",
+        )
+        for one in results
+    )
+    note = (
+        "speed-up: over plain decoding by the cost curve alone, nothing was timed; late: after the first "
+        f"{FIRST} tokens of answers; worst: of the text on which the drafter did worst."
     )
     return Table(columns, rows, (note,))
 

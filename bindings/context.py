@@ -78,6 +78,10 @@ class Context:
                 "it cannot be used to generate text"
             )
         model.require_weights()
+        if self.options.rope.stretches and not model.has_rope:
+            raise UnsupportedModelError(
+                f"{model.path} ({model.architecture}) has no rotary positions: rope scaling cannot lengthen its context"
+            )
         if model.nextn.alone and not self._evaluates_nextn:
             raise UnsupportedModelError(
                 f"{model.path} holds NextN blocks without the model they belong to: it can only draft, as mtp(FILE)"
@@ -100,7 +104,7 @@ class Context:
         options = self.options
         params = self._native.llama_context_default_params()
         threads = options.n_threads or available_cores()
-        params.n_ctx = options.n_ctx or self.model.n_ctx_train
+        params.n_ctx = options.n_ctx or options.size_for(self.model)
         params.n_batch = options.n_batch
         params.n_ubatch = min(options.n_ubatch, options.n_batch)
         params.n_seq_max = options.n_sequences
@@ -112,6 +116,7 @@ class Context:
         params.flash_attn_type = FLASH_ATTENTION[options.flash_attention]
         params.type_k = CACHE_TYPES[options.cache_type_k]
         params.type_v = CACHE_TYPES[options.cache_type_v]
+        options.rope.apply(params)
         params.kv_unified = True  # sequences share prefixes: a tree is many sequences over one prefix
         params.swa_full = True  # a rolling window could not be rolled back after a rejection
         params.no_perf = True

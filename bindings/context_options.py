@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from specrun.bindings.errors import OptionError
+from specrun.bindings.rope_scaling import AS_TRAINED, RopeScaling
+
+if TYPE_CHECKING:
+    from specrun.bindings.model import Model
 
 __all__ = ["CACHE_TYPES", "FLASH_ATTENTION", "MAX_SEQUENCES", "ContextOptions"]
 
@@ -35,7 +39,7 @@ class ContextOptions:
     `layer_inputs` are the layers whose inputs are available at every token, at no such price.
     `nextn_states` makes available what NextN blocks read, for every token and without the output head.
     `n_rollback` is how many of the last evaluation's tokens a recurrent state can take back, where
-    `Model.can_roll_back`; other models ignore it.
+    `Model.can_roll_back`; other models ignore it. `rope` stretches positions beyond the trained context.
     """
 
     n_ctx: int = 0
@@ -52,6 +56,7 @@ class ContextOptions:
     flash_attention: Literal["auto", "on", "off"] = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
+    rope: RopeScaling = AS_TRAINED
 
     def __post_init__(self) -> None:
         if not 0 <= self.n_ctx < 2**31:
@@ -72,3 +77,7 @@ class ContextOptions:
             if getattr(self, name) not in CACHE_TYPES:
                 known = ", ".join(CACHE_TYPES)
                 raise OptionError(f"{name} is {getattr(self, name)!r}: use one of {known}")
+
+    def size_for(self, model: Model) -> int:
+        """Return the context's length for a model: no more than it was trained for, unless `rope` stretches that."""
+        return self.rope.context_size(self.n_ctx, model.n_ctx_train)

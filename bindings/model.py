@@ -63,6 +63,8 @@ class Model:
         self._native = llama()
         self._handle = self._load(n_gpu_layers, use_mmap, use_mlock, progress)
         self.n_gpu_layers = n_gpu_layers
+        # Read once: llama.cpp overwrites it when a context scales positions.
+        self._n_ctx_train = int(self._native.llama_model_n_ctx_train(self._handle))
         self.vocabulary = Vocabulary(self._native.llama_model_get_vocab(self._handle))
         # Before any context exists, so that a context cannot be asked of a vocabulary-only file.
         if self.vocabulary.kind == "none" or self.vocabulary.size <= 0:
@@ -139,7 +141,12 @@ class Model:
     @property
     def n_ctx_train(self) -> int:
         """The context length the model was trained with."""
-        return int(self._native.llama_model_n_ctx_train(self.handle))
+        return self._n_ctx_train
+
+    @property
+    def has_rope(self) -> bool:
+        """Whether positions are rotary, so that they can be scaled."""
+        return int(self._native.llama_model_rope_type(self.handle)) >= 0
 
     @property
     def n_embd(self) -> int:

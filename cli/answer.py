@@ -67,6 +67,8 @@ def context_full(answer: Answer, max_tokens: int | None, runtime: Runtime) -> st
     result = answer.result
     if result.finish_reason != "length" or result.usage.completion_tokens == max_tokens:
         return None
-    trained = runtime.model.n_ctx_train
-    advice = "a larger -c gives more room" if runtime.n_ctx < trained else "the model was trained for no more"
+    if runtime.n_ctx < runtime.model.n_ctx_train or runtime.options.rope.stretches:
+        advice = "a larger -c gives more room"
+    else:
+        advice = "the model was trained for no more (--rope-scaling yarn --rope-scale 2 stretches it)"
     return f"The context of {runtime.n_ctx:,} tokens is full, so the answer ends here; {advice}."

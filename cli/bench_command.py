@@ -12,6 +12,7 @@ _COMMANDS = {
     "drafters": LazyCommand("specrun.cli.bench_drafters_command", "drafters", "Drafters against plain decoding."),
     "heads": LazyCommand("specrun.cli.bench_heads_command", "heads", "What evaluating a head costs, beside its bytes."),
     "lookup": LazyCommand("specrun.cli.bench_lookup_command", "lookup", "What retrieving drafts costs a round."),
+    "replay": LazyCommand("specrun.cli.bench_replay_command", "replay", "Drafters along known texts, without noise."),
     "convert": LazyCommand("specrun.cli.bench_convert_command", "convert", "Conversion: bandwidth and memory."),
     "overhead": LazyCommand("specrun.cli.bench_overhead_command", "overhead", "Python's share of a round, by part."),
 }
@@ -20,6 +21,7 @@ _EPILOG = """\b
 Examples:
   specrun bench drafters --demo --pad-to 400M
   specrun bench drafters -m target.gguf -md small.gguf -f prompt.txt --temp 0,0.8
+  specrun bench replay --demo --workload edited --drafter prompt-lookup --drafter lookahead
   specrun bench overhead --vocab 32000
   specrun bench convert --size 4G
 

@@ -20,7 +20,7 @@ from specrun.cli.bench_drafters_options import (
     prompt_choice_options,
     sampling_grid_options,
 )
-from specrun.cli.bench_drafters_prompts import chosen_prompts, with_documentation
+from specrun.cli.bench_drafters_prompts import LONGEST_MESSAGES, chosen_prompts, with_documentation
 from specrun.cli.bench_output import OutputForm, format_options, print_results
 from specrun.cli.context_options import context_options, runtime_options
 from specrun.cli.drafter_choice import draft_kind, require_draft_files
@@ -123,7 +123,7 @@ def _settings(
     from specrun.bench.drafters import DrafterBench
 
     expressions = _expressions(chosen, demo=load.demo)
-    prompts, workload = chosen_prompts(source, target, demo=load.demo)
+    prompts, workload = chosen_prompts(source, target, load.rope, demo=load.demo)
     return DrafterBench(
         target=target,
         drafters=(*expressions, *_planned(target, load, chosen, sampling)),
@@ -136,8 +136,15 @@ def _settings(
         max_tokens=measuring.predict,
         repetitions=measuring.repetitions,
         as_chat=False if source.no_chat_template else None,
-        options=runtime_options(load),
+        options={**runtime_options(load), "n_ctx": _n_ctx(load, source, measuring)},
     )
+
+
+def _n_ctx(load: LoadSettings, source: PromptChoice, measuring: Measuring) -> int:
+    """Return the context to make: -c, or more where --context needs it (the target's own length still limits it)."""
+    if load.ctx_size == 0 or not source.context:
+        return load.ctx_size
+    return max(load.ctx_size, source.context + LONGEST_MESSAGES + measuring.predict)
 
 
 def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:

@@ -19,14 +19,23 @@ if TYPE_CHECKING:
     from specrun.bench.documentation_store import DocumentationKind
     from specrun.bench.prompts import Prompt
     from specrun.bench.workloads import Conversation, Workload
+    from specrun.bindings.rope_scaling import RopeScaling
 
-__all__ = ["chosen_prompts", "with_documentation"]
+__all__ = ["LONGEST_MESSAGES", "chosen_prompts", "with_documentation"]
+
+LONGEST_MESSAGES = 256
+"""Tokens by which the last messages of a workload may exceed the context that was asked for."""
 
 _ROOM_FOR_ANSWERS = 128
 
 
-def chosen_prompts(source: PromptChoice, target: Path, *, demo: bool) -> tuple[tuple[Prompt, ...], str]:
-    """Return the prompts and what they are; without any choice, the demo's questions."""
+def chosen_prompts(
+    source: PromptChoice, target: Path, rope: RopeScaling, *, demo: bool
+) -> tuple[tuple[Prompt, ...], str]:
+    """Return the prompts and what they are; without any choice, the demo's questions.
+
+    `rope` says whether positions are stretched, so that a workload may be longer than the target was trained for.
+    """
     from specrun.bench.prompts import read_prompts
 
     prompts: list[Prompt] = [*source.prompt]
@@ -45,7 +54,7 @@ def chosen_prompts(source: PromptChoice, target: Path, *, demo: bool) -> tuple[t
         from specrun.bench.prompts import demo_prompts
 
         return demo_prompts(source.questions), ""
-    return _workload(source, target)
+    return _workload(source, target, rope)
 
 
 def with_documentation(
@@ -68,7 +77,7 @@ def _lacks_store(expression: Expression) -> bool:
     return any(map(_lacks_store, expression.arguments))
 
 
-def _workload(source: PromptChoice, target: Path) -> tuple[tuple[Prompt, ...], str]:
+def _workload(source: PromptChoice, target: Path, rope: RopeScaling) -> tuple[tuple[Prompt, ...], str]:
     from specrun.bench.prompts import as_text
     from specrun.bench.workloads import demo_workload
     from specrun.bindings.model import Model
@@ -79,11 +88,12 @@ def _workload(source: PromptChoice, target: Path) -> tuple[tuple[Prompt, ...], s
         trained = model.header.metadata.get(f"{model.architecture}.context_length", 0)
         trained = trained if isinstance(trained, int) else 0
         most = trained - _ROOM_FOR_ANSWERS
-        if source.context > most:
+        if source.context > most and not rope.stretches:
             raise OptionError(
                 f"a context of {source.context:,} tokens does not fit: the target was trained for "
-                f"{trained:,}, which leaves {most:,} beside the answer. For longer ones take another target, "
-                "or measure the retrieval alone with specrun bench lookup"
+                f"{trained:,}, which leaves {most:,} beside the answer. For longer ones stretch its positions "
+                "(--rope-scaling yarn --rope-scale 2), take another target, or measure the retrieval alone with "
+                "specrun bench lookup"
             )
 
         def count_tokens(conversation: Conversation) -> int:
@@ -91,4 +101,7 @@ def _workload(source: PromptChoice, target: Path) -> tuple[tuple[Prompt, ...], s
             return len(model.vocabulary.tokenize(as_text(conversation), add_special=False)) + 2 * len(conversation)
 
         prompts = demo_workload(workload, source.questions, source.context, count_tokens)
-    return prompts, f"workload {workload}"
+    about = f"workload {workload}"
+    if source.context > most:
+        about += f", beyond the {trained:,} tokens of context that the target was trained for ({rope})"
+    return prompts, about

@@ -113,7 +113,7 @@ def _texts(
 
     if text is not None:
         tokens = model.vocabulary.tokenize(text)
-        size = min(options.context.n_ctx or model.n_ctx_train, model.n_ctx_train)
+        size = options.context.size_for(model)
         return [CalibrationText(tuple(tokens[i : i + size]), 0) for i in range(0, len(tokens), size)]
     asked = TuneText(None, source.prompt, None, source.no_chat_template, options.n_tokens, options.seconds)
     wanted = demo_prompts(-(-options.n_tokens // _DEMO_ANSWER)) if demo and not source.prompt else None

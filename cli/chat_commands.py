@@ -89,7 +89,7 @@ def _stats(chat: Chat, _argument: str) -> None:
     stats, totals = chat.last.stats, chat.totals
     positions = " ".join(f"{share:.0%}" for share in stats.acceptance_by_position) or "-"
     lines = [
-        f"last      {statistics_line(chat.last)}",
+        f"last      {statistics_line(chat.last, chat.runtime.model.n_ctx_train)}",
         f"time      target {stats.target_s:.3f} s | drafter {stats.drafter_s:.3f} s | "
         f"overhead {stats.overhead_s:.3f} s | all {stats.wall_s:.3f} s",
         f"accepted  {positions} (by position in the draft)",

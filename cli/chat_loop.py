@@ -105,7 +105,7 @@ class Chat:
 
     def _conclude(self, answer: Answer) -> None:
         if self._display.show_timings:
-            self.terminal.note(statistics_line(answer.result))
+            self.terminal.note(statistics_line(answer.result, self.runtime.model.n_ctx_train))
         if answer.interrupted:
             self.terminal.note("stopped; what was said so far is part of the conversation")
         full = context_full(answer, self.conversation.max_tokens, self.runtime)

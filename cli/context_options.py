@@ -25,6 +25,7 @@ def context_options(load: LoadSettings) -> ContextOptions:
         flash_attention=load.flash_attn,
         cache_type_k=load.cache_type_k,
         cache_type_v=load.cache_type_v,
+        rope=load.rope,
     )
 
 
@@ -41,6 +42,7 @@ def runtime_options(load: LoadSettings) -> dict[str, Any]:
         "flash_attention": load.flash_attn,
         "cache_type_k": load.cache_type_k,
         "cache_type_v": load.cache_type_v,
+        "rope": load.rope,
         "use_mmap": load.mmap,
         "use_mlock": load.mlock,
     }

@@ -72,10 +72,11 @@ def generate(
         writer = None if as_json else AnswerWriter(terminal, show_draft=display.show_draft)
         answered = run_stream(stream, writer)
         full = context_full(answered, answer.max_tokens, runtime)
+        trained = runtime.model.n_ctx_train
     if as_json:
         terminal.answer(_as_json(answered, stream.seed) + "\n")
     if display.show_timings:
-        terminal.note(statistics_line(answered.result))
+        terminal.note(statistics_line(answered.result, trained))
     if full:
         terminal.note(full, "yellow")
     if answered.interrupted:

@@ -8,8 +8,10 @@ from typing import Any, Literal
 
 import click
 
+from specrun.bindings.rope_scaling import RopeScaling
 from specrun.cli.option_group import Decorator, option, option_group, outvoted
 from specrun.cli.option_types import ExistingFile, LayerCountType
+from specrun.cli.rope_options import ROPE_OPTIONS, rope_scaling
 from specrun.runtime.acceptance.build import build_rule, rule_names
 from specrun.runtime.drafters.build import drafter_names
 from specrun.runtime.planning.offload import LayerCount
@@ -55,6 +57,7 @@ class LoadSettings:
     gpu_layers_draft: LayerCount
     mmap: bool
     mlock: bool
+    rope: RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,8 @@ def _removed(name: str, advice: str) -> Decorator:
 
 def _load_settings(**values: Any) -> LoadSettings:  # noqa: ANN401 - as click passes them
     lost = outvoted(["model"], by=["demo"]) | outvoted(["demo"], by=["model"])
-    return LoadSettings(**{**values, **{name: _UNSET[name] for name in lost}})
+    rope = rope_scaling(values)
+    return LoadSettings(**{**values, **{name: _UNSET[name] for name in lost}}, rope=rope)
 
 
 def _draft_settings(**values: Any) -> DraftSettings:  # noqa: ANN401
@@ -109,8 +113,10 @@ load_options = option_group(
         metavar="N",
         default=_DEFAULTS.n_ctx,
         show_default=True,
-        help="Context size in tokens; 0: what the model was trained with, which is also the most.",
+        help="Context size in tokens; 0: what the model was trained with, which is also the most unless positions are "
+        "stretched (--rope-scale).",
     ),
+    *ROPE_OPTIONS,
     option(
         "-b",
         "--batch-size",

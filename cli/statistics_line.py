@@ -10,11 +10,11 @@ from specrun.runtime.results import GenerationResult
 __all__ = ["statistics_line"]
 
 
-def statistics_line(result: GenerationResult) -> str:
+def statistics_line(result: GenerationResult, trained: int | None = None) -> str:
     """Return prompt, generation and drafting of one answer in one line; "-" where nothing was counted.
 
     The prompt's rate counts the tokens that were evaluated (not the cached ones), the generation's leaves
-    out the time of the prompt.
+    out the time of the prompt. `trained` is the context that the model was trained for: more of it is said.
     """
     usage, stats = result.usage, result.stats
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
@@ -31,6 +31,8 @@ def statistics_line(result: GenerationResult) -> str:
         parts.append(_choices(stats.drafting))
     if not stats.exact:
         parts.append(f"rule {stats.rule}, not exact")
+    if trained is not None and usage.prompt_tokens + usage.completion_tokens > trained:
+        parts.append(f"beyond the {trained:,} tokens it was trained for")
     return " | ".join(parts)
 
 

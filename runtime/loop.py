@@ -63,7 +63,9 @@ def decode_rounds(
     """
     while (allowance := limits.next_round(len(tokens))) is not None:
         start = len(tokens)
-        request = DraftRequest(tokens, params, noise.for_drafting(start), allowance.max_depth, allowance.max_nodes)
+        request = DraftRequest(
+            tokens, params, noise.for_drafting(start), allowance.max_depth, allowance.max_nodes, end_tokens
+        )
         tree = drafter.propose(request)
         allowance.check(tree, drafter.name)
         rows = target.evaluate(tokens[-1], tree)

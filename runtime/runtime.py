@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import ClosedError, OptionError, TemplateError
 from specrun.bindings.model import Model
+from specrun.bindings.rope_scaling import AS_TRAINED, RopeScaling
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance.build import build_rule
 from specrun.runtime.demo import demo_drafters, demo_target
@@ -41,7 +42,8 @@ DEFAULT_N_CTX = 4096
 class RuntimeOptions:
     """How models are loaded and evaluated.
 
-    `n_ctx` 0 takes the length the target was trained with; larger values than that are cut to it.
+    `n_ctx` 0 takes the length the target was trained with; larger values than that are cut to it, unless `rope`
+    stretches positions, which is then asked of the draft model too.
     `n_gpu_layers` is a count, "all" or "auto" (as many as fit). `n_threads` 0 is one per core. `seed` None
     picks one at random for every answer. `accept` names the acceptance rule:
     exact ones, or "typical(eps=0.09, delta=0.3)", which is not. `reference` is a text file that
@@ -58,6 +60,7 @@ class RuntimeOptions:
     flash_attention: Literal["auto", "on", "off"] = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
+    rope: RopeScaling = AS_TRAINED
     use_mmap: bool = True
     use_mlock: bool = False
     accept: str = "exact"
@@ -262,9 +265,8 @@ def _parse_options(values: dict[str, Any]) -> RuntimeOptions:
 def _context_options(options: RuntimeOptions, model: Model) -> ContextOptions:
     if options.n_ctx < 0:
         raise OptionError(f"n_ctx is {options.n_ctx}: give 0 (the model's own) or a positive number")
-    trained = model.n_ctx_train
     return ContextOptions(
-        n_ctx=min(options.n_ctx or trained, trained),
+        n_ctx=options.rope.context_size(options.n_ctx, model.n_ctx_train),
         n_batch=options.n_batch,
         n_ubatch=options.n_ubatch,
         n_threads=options.n_threads,
@@ -272,4 +274,5 @@ def _context_options(options: RuntimeOptions, model: Model) -> ContextOptions:
         flash_attention=options.flash_attention,
         cache_type_k=options.cache_type_k,
         cache_type_v=options.cache_type_v,
+        rope=options.rope,
     )

@@ -63,11 +63,11 @@ class Session:
         if not prompt:
             raise OptionError("the prompt is empty: this model needs at least one token to continue from")
         if len(prompt) > n_ctx:
-            can_grow = n_ctx < self.target.context.model.n_ctx_train
+            can_grow = n_ctx < self.target.context.model.n_ctx_train or self.target.context.options.rope.stretches
             advice = (
                 f"shorten it or raise the context size (-c) to more than {len(prompt)}"
                 if can_grow
-                else "shorten it; the model was trained for no longer context"
+                else "shorten it; the model was trained for no longer context (rope_scale stretches it)"
             )
             raise ContextFullError(f"the prompt has {len(prompt)} tokens and the context {n_ctx}: {advice}")
         if max_tokens is not None and max_tokens < 0:

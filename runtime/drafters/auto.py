@@ -22,6 +22,8 @@ from specrun.runtime.tree import DraftTree
 
 __all__ = ["AutoDrafter", "Clock"]
 
+_FAST = 1.5  # a promised speed-up that is worth to begin with
+
 Clock = Callable[[], float]
 """Returns seconds from any fixed moment on."""
 
@@ -31,7 +33,8 @@ class AutoDrafter(MembersDrafter):
 
     A round's time runs from the request for a draft to the end of `observe`: drafting, verification and what
     drafters learn, not what the consumer of a stream does between rounds. All members learn of every round, and one
-    that slept catches up with the text when it is asked again, which is part of its time.
+    that slept catches up with the text when it is asked again, which is part of its time. `sizes` say how complicated
+    members are: of equally fast ones the simplest is asked.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class AutoDrafter(MembersDrafter):
         *,
         replay: Sequence[ChoiceLog] = (),
         clock: Clock = time.perf_counter,
+        sizes: Sequence[int] = (),
         name: str = "auto",
     ) -> None:
         if len(members) < 2:
@@ -48,6 +52,7 @@ class AutoDrafter(MembersDrafter):
         self.max_leaves = max(member.max_leaves for member in members)
         self.max_nodes = max(member.max_nodes for member in members)
         self._names = [member.name for member in members]
+        self._sizes = tuple(sizes)
         self._chooser = self._new_chooser()
         self._clock = clock
         self._replay = list(replay)
@@ -81,6 +86,8 @@ class AutoDrafter(MembersDrafter):
         if n_rounds < len(self._replayed):
             self._chosen = self._replayed[n_rounds]
         else:
+            if self._chooser.is_new:
+                self._start(request)
             self._chosen = self._chooser.choose()
         return self._members[self._chosen].propose(request)
 
@@ -97,9 +104,15 @@ class AutoDrafter(MembersDrafter):
         self._log.add(self._chosen, n_new, seconds)
         self._chosen = None
 
+    def _start(self, request: DraftRequest) -> None:
+        """Begin with the first member, unless another one sees already that it will be fast."""
+        promised = [member.forecast(request) for member in self._members]
+        best = promised.index(max(promised))
+        self._chooser.start_with(best if promised[best] >= _FAST else 0)
+
     def _new_chooser(self) -> ArmChooser:
         plain = self._names.index("none") if "none" in self._names else 0
-        return ArmChooser(len(self._names), plain)
+        return ArmChooser(len(self._names), plain, sizes=self._sizes)
 
     def rewind(self, length: int) -> None:
         """Pass on."""

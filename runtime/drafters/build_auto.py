@@ -38,7 +38,9 @@ def build_auto(expression: Expression, environment: DraftEnvironment, build: Bui
     try:
         for log in logs:
             log.choices_for([member.name for member in members])
-        return AutoDrafter(members, replay=logs, name=str(expression))
+        return AutoDrafter(
+            members, replay=logs, clock=environment.clock, sizes=[_size(arm) for arm in arms], name=str(expression)
+        )
     except BaseException:
         close_all(members)
         raise
@@ -46,7 +48,13 @@ def build_auto(expression: Expression, environment: DraftEnvironment, build: Bui
 
 def _default_arms(environment: DraftEnvironment) -> list[Expression]:
     draft = [Expression("draft")] if "draft" in (environment.default_files or {}) else []
-    return [*draft, *map(Expression, _WITHOUT_MODEL)]
+    blocks = [Expression("mtp")] if environment.target.has_loaded_nextn else []
+    return [*draft, *blocks, *map(Expression, _WITHOUT_MODEL)]
+
+
+def _size(expression: Expression) -> int:
+    """Return of how many parts an expression is made."""
+    return 1 + sum(map(_size, expression.arguments))
 
 
 def _refuse_twins(expression: Expression, arms: Sequence[Expression]) -> None:

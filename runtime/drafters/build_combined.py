@@ -21,6 +21,7 @@ from specrun.runtime.drafters.ngram_store import open_store
 from specrun.runtime.drafters.ouroboros import OuroborosDrafter
 from specrun.runtime.drafters.phrases import PhraseDrafter
 from specrun.runtime.drafters.relay import RelayDrafter
+from specrun.runtime.planning.window_guard import WindowGuard
 
 __all__ = ["build_cascade", "build_ouroboros", "build_relay"]
 
@@ -102,7 +103,8 @@ def build_ouroboros(expression: Expression, environment: DraftEnvironment, build
     draft = _cascade(expression, outer, environment, lambda within: PhraseDrafter(store, count=count, length=length), 0)
     try:
         _require_room(expression, draft.max_nodes + count * length, environment)
-        return OuroborosDrafter(draft, store, count=count, length=length, name=str(expression))
+        guard = WindowGuard(environment.curve)
+        return OuroborosDrafter(draft, store, count=count, length=length, guard=guard, name=str(expression))
     except BaseException:
         draft.close()
         raise

@@ -10,6 +10,7 @@ from pathlib import Path
 from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
+from specrun.bindings.rope_scaling import AS_TRAINED
 from specrun.runtime.drafters.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.draft_model import DraftModelDrafter, DraftSampling
 from specrun.runtime.drafters.draft_tree import DraftTreeDrafter, draft_size
@@ -158,9 +159,15 @@ def open_draft_model(path: Path, environment: DraftEnvironment) -> Model:
 
 
 def draft_context_options(options: ContextOptions, model: Model) -> ContextOptions:
-    """Return the target's context settings, no longer than the draft model was trained for."""
+    """Return the target's context settings, no longer than the draft model was trained for.
+
+    Where the target's positions are stretched, the draft model's are too, unless it was trained for so many.
+    """
+    rope = options.rope
+    if 0 < options.n_ctx <= model.n_ctx_train:
+        rope = AS_TRAINED
     return ContextOptions(
-        n_ctx=min(options.n_ctx or model.n_ctx_train, model.n_ctx_train),
+        n_ctx=rope.context_size(options.n_ctx, model.n_ctx_train),
         n_batch=options.n_batch,
         n_ubatch=options.n_ubatch,
         n_threads=options.n_threads,
@@ -168,4 +175,5 @@ def draft_context_options(options: ContextOptions, model: Model) -> ContextOptio
         flash_attention=options.flash_attention,
         cache_type_k=options.cache_type_k,
         cache_type_v=options.cache_type_v,
+        rope=rope,
     )

@@ -18,12 +18,11 @@ from specrun.runtime.drafters.ngram_pool import MAX_NGRAM
 from specrun.runtime.drafters.ngram_store import open_store
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.lookahead_plan import plan_lookahead
-from specrun.runtime.planning.stored_curves import known_curve
 from specrun.runtime.planning.window_guard import WindowGuard
 
 __all__ = ["build_jacobi", "build_lookahead"]
 
-_NGRAM = 5
+_NGRAM, _NGRAM_OF_TEXT = 5, 10
 _PER_KEY, _MAX_KEYS = 16, 16384
 _FEWEST_PATHS = 4
 _PLANNED_NODES = 16
@@ -46,14 +45,17 @@ def build_lookahead(expression: Expression, environment: DraftEnvironment, build
     """
     known = ["window", "ngram", "guesses", "pool", "save", "text", "per_key", "max_keys", "seed"]
     options = ExpressionOptions(expression, known, 0)
-    ngram = options.integer("ngram", _NGRAM)
+    given = options.optional_integer("ngram")
+    ngram = _NGRAM if given is None else given
     if not 2 <= ngram <= MAX_NGRAM:
         raise OptionError(f"{expression}: ngram is {ngram}: give 2 to {MAX_NGRAM}")
-    curve = known_curve(environment.target, environment.context)
+    curve = environment.curve
     window, n_guesses = options.optional_integer("window"), options.optional_integer("guesses")
     width = plan_lookahead(curve, ngram).window if window is None else window
     if width < 0 or (n_guesses or 0) < 0:
         raise OptionError(f"{expression}: window and guesses count columns and n-grams: give 0 or more")
+    if given is None and width == 0:
+        ngram = _NGRAM_OF_TEXT  # without a window longer ones cost nothing, and tell copies from formulas
     guesses: Guesses
     if n_guesses is None:
         guesses = PlannedGuesses(curve, max_leaves=max(width, _FEWEST_PATHS), max_nodes=_most_nodes(curve))

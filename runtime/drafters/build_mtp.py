@@ -53,8 +53,11 @@ def build_mtp(expression: Expression, environment: DraftEnvironment, build: Buil
 
 
 def reads_own_blocks(expression: Expression) -> bool:
-    """Whether a drafter drafts with the target's own NextN blocks: the target must then be loaded with them."""
-    if expression.atom == "mtp" and not expression.arguments:
+    """Whether a drafter may draft with the target's own NextN blocks: the target must then be loaded with them.
+
+    Bare `auto` does where the target has some.
+    """
+    if expression.atom in ("mtp", "auto") and not expression.arguments:
         return True
     inner = (*expression.arguments, *(value for _, value in expression.options))
     return any(map(reads_own_blocks, inner))

@@ -13,7 +13,6 @@ from specrun.runtime.drafters.expression import Expression, parse_expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
 from specrun.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from specrun.runtime.drafters.rest import RestDrafter
-from specrun.runtime.planning.stored_curves import known_curve
 
 __all__ = ["build_prompt_lookup", "build_rest", "with_reference"]
 
@@ -33,7 +32,7 @@ def build_prompt_lookup(expression: Expression, environment: DraftEnvironment, b
             max_ngram=options.integer("max_ngram", 16),
             min_ngram=options.integer("min_ngram", 2),
             reference=None if reference is None else read_reference(Path(reference).expanduser(), words),
-            costs=known_curve(environment.target, environment.context),
+            costs=environment.curve,
             name=str(expression),
         ),
         environment,
@@ -41,7 +40,7 @@ def build_prompt_lookup(expression: Expression, environment: DraftEnvironment, b
 
 
 def build_rest(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
-    """Build `rest(STORE, n=15, nodes=15, branches=4, places=32, min_match=2)`."""
+    """Build `rest(STORE, n=10, nodes=10, branches=2, places=32, min_match=2)`."""
     options = ExpressionOptions(expression, ["n", "nodes", "branches", "places", "min_match"], 1)
     if not expression.arguments:
         raise OptionError(
@@ -51,12 +50,12 @@ def build_rest(expression: Expression, environment: DraftEnvironment, build: Bui
     return _sized(
         RestDrafter(
             store,
-            num_draft_tokens=options.integer("n", 15),
+            num_draft_tokens=options.integer("n", 10),
             nodes=options.optional_integer("nodes"),
-            branches=options.integer("branches", 4),
+            branches=options.integer("branches", 2),
             places=options.integer("places", 32),
             min_match=options.integer("min_match", 2),
-            costs=known_curve(environment.target, environment.context),
+            costs=environment.curve,
             name=str(expression),
         ),
         environment,

@@ -142,7 +142,7 @@ class CascadeDrafter(Drafter):
         limits = RoundLimits(n_ctx=self._model.n_ctx, max_nodes=self._model.max_nodes, max_tokens=count)
         noise, tokens = request.noise, self._tokens
         laws: list[Law] = []
-        rounds = decode_rounds(self._model, self._inner, rule, noise, params, tokens, limits, frozenset())
+        rounds = decode_rounds(self._model, self._inner, rule, noise, params, tokens, limits, request.end_tokens)
         for number, one in enumerate(rounds, 1):
             self._counter.count(one.tree.n_candidates, one.tree.candidate_depth, len(one.path), len(one.tokens))
             for index in range(len(one.tokens)):

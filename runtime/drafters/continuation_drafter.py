@@ -11,6 +11,7 @@ from specrun.runtime.drafters.continuation_tree import (
     Continuation,
     TreeLimits,
     continuation_tree,
+    promised_speed_up,
     teach,
 )
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
@@ -57,14 +58,16 @@ class ContinuationDrafter(Drafter):
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the tree of continuations that pays, empty where none does."""
-        limits = TreeLimits(
-            min(self.max_nodes, request.max_nodes), min(self._depth, request.max_depth), self.max_leaves
-        )
         self._retrieved = self.retrieve(request.tokens, self._depth)
         self._retrieved_at = len(request.tokens)
         if not self._retrieved:
             return DraftTree()
-        return continuation_tree(self._retrieved, self._trust, limits, self._costs)
+        return continuation_tree(self._retrieved, self._trust, self._limits(request), self._costs)
+
+    def forecast(self, request: DraftRequest) -> float:
+        """Return what the continuations found now promise."""
+        found = self.retrieve(request.tokens, self._depth)
+        return promised_speed_up(found, self._trust, self._limits(request), self._costs) if found else 1.0
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Learn how the retrieved continuations fared, those that were not drafted too."""
@@ -76,6 +79,14 @@ class ContinuationDrafter(Drafter):
         """Teach nothing about guesses that were taken back."""
         if self._retrieved_at > length:
             self._retrieved = ()
+
+    def _limits(self, request: DraftRequest) -> TreeLimits:
+        return TreeLimits(
+            min(self.max_nodes, request.max_nodes),
+            min(self._depth, request.max_depth),
+            self.max_leaves,
+            request.end_tokens,
+        )
 
     def start_over(self) -> None:
         """Forget what earlier texts taught about matches."""

@@ -12,13 +12,16 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specrun.runtime.drafters.match_trust import LONGEST_MATCH, MatchTrust
+from specrun.runtime.drafters.match_trust import LONGEST_MATCH, Evidence, MatchTrust, Standing
+from specrun.runtime.drafters.realignment import FOUND_AGAIN
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.tree import ROOT, DraftTree, Draw
 
-__all__ = ["Continuation", "TreeLimits", "continuation_tree", "teach"]
+__all__ = ["Continuation", "TreeLimits", "continuation_tree", "promised_speed_up", "teach"]
 
 _LEAST_GAIN = 1.1  # expected speed-up from which a round is drafted for: Python costs something too
+_FOUND_AGAIN_COUNTS = 2  # tokens by which a match behind an edit is better than it looks
+_MAJORITY = 0.6
 _LEAST_PROBABILITY = 0.05  # no batch is so cheap that such a node pays
 
 
@@ -32,19 +35,24 @@ class Continuation:
     tokens: Sequence[int]
     match: int
     weight: float = 1.0
+    realigned: bool = False
+    reach: int = field(init=False)
     votes: float = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "votes", self.weight * 2.0 ** min(self.match, LONGEST_MATCH))
+        reach = self.match + _FOUND_AGAIN_COUNTS * self.realigned
+        object.__setattr__(self, "reach", reach)
+        object.__setattr__(self, "votes", self.weight * 2.0 ** min(reach, LONGEST_MATCH))
 
 
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
-    """The largest tree of one round."""
+    """The largest tree of one round; below `end_tokens` there is nothing to draft."""
 
     nodes: int
     depth: int
     leaves: int
+    end_tokens: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,15 @@ def continuation_tree(
 ) -> DraftTree:
     """Return the best nodes as point masses; empty where no draft would pay."""
     taken = _best_first(continuations, trust, limits)
-    return _tree(taken[: _worthwhile([one.probability for one in taken], costs)])
+    return _tree(taken[: _worthwhile([one.probability for one in taken], costs)[0]])
+
+
+def promised_speed_up(
+    continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits, costs: CostCurve
+) -> float:
+    """Return the expected speed-up of that tree's round over plain decoding; 1 for an empty one."""
+    count, rate = _worthwhile([one.probability for one in _best_first(continuations, trust, limits)], costs)
+    return rate * costs.seconds(1) if count else 1.0
 
 
 def teach(trust: MatchTrust, continuations: Sequence[Continuation], tokens: Sequence[int]) -> None:
@@ -73,9 +89,12 @@ def teach(trust: MatchTrust, continuations: Sequence[Continuation], tokens: Sequ
         alive = [one for one in alive if len(one.tokens) > depth]
         if not alive:
             return
-        length = depth + max(one.match for one in alive)
-        alive = [one for one in alive if one.tokens[depth] == token]
-        trust.learn(length, bool(alive))
+        ranked = _ranked(alive, depth)
+        rank = next((rank for rank, (known, _) in enumerate(ranked) if known == token), None)
+        trust.learn(_standing(alive, depth), len(ranked), rank)
+        if rank is None:
+            return
+        alive = ranked[rank][1]
 
 
 def _best_first(continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits) -> list[_Branch]:
@@ -102,7 +121,7 @@ def _best_first(continuations: Sequence[Continuation], trust: MatchTrust, limits
             leaves += 1
         has_child.add(best.parent)
         taken.append(best)
-        if best.depth < limits.depth:
+        if best.depth < limits.depth and best.token not in limits.end_tokens:
             branches = _children(best.probability, len(taken) - 1, best.depth, best.alive, trust)
 
 
@@ -110,39 +129,61 @@ def _children(
     probability: float, parent: int, depth: int, alive: Sequence[Continuation], trust: MatchTrust
 ) -> list[_Branch]:
     """Return what the continuations through a node at `depth` have next, the likeliest first."""
-    if len(alive) == 1:  # the usual case by far
-        only = alive[0]
-        if len(only.tokens) <= depth:
-            return []
-        known = probability * trust.expected(only.match + depth)
-        return [_Branch(known, parent, only.tokens[depth], depth + 1, alive)]
     alive = [one for one in alive if len(one.tokens) > depth]
     if not alive:
         return []
+    standing = _standing(alive, depth)
+    return [
+        _Branch(probability * trust.expected(standing, rank), parent, token, depth + 1, own)
+        for rank, (token, own) in enumerate(_ranked(alive, depth))
+    ]
+
+
+def _ranked(alive: Sequence[Continuation], depth: int) -> list[tuple[int, Sequence[Continuation]]]:
+    """Return the tokens that come next, those with the most votes first, with the continuations that have them."""
+    if len(alive) == 1:  # the usual case by far
+        return [(alive[0].tokens[depth], alive)]
     groups: dict[int, list[Continuation]] = {}
-    votes: dict[int, float] = {}
     for one in alive:
-        token = one.tokens[depth]
-        if token in groups:
-            groups[token].append(one)
-            votes[token] += one.votes
-        else:
-            groups[token] = [one]
-            votes[token] = one.votes
-    longest = max(one.match for one in alive)
-    scale = probability * trust.expected(longest + depth) / sum(votes.values())
-    return [_Branch(scale * votes[token], parent, token, depth + 1, own) for token, own in groups.items()]
+        groups.setdefault(one.tokens[depth], []).append(one)
+    if len(groups) == 1:
+        return [(alive[0].tokens[depth], alive)]
+    return sorted(groups.items(), key=lambda group: -sum(one.votes for one in group[1]))
 
 
-def _worthwhile(probabilities: Sequence[float], costs: CostCurve) -> int:
-    """Return how many of the nodes give the most expected tokens for their evaluation's time."""
+def _standing(alive: Sequence[Continuation], depth: int) -> Standing:
+    """Return how long the best match is at `depth`, and what speaks for what follows it."""
+    best = alive
+    if len(alive) > 1:
+        longest = max(one.reach for one in alive)
+        best = [one for one in alive if one.reach == longest]
+    first = best[0]
+    length = first.match + depth
+    if first.realigned and length < FOUND_AGAIN:
+        return Standing(Evidence.REALIGNED, length)
+    if len(best) > 1 and any(one.tokens[depth] != first.tokens[depth] for one in best):
+        return Standing(Evidence.MOST_PLACES if _has_majority(best, depth) else Evidence.DISAGREEING, length)
+    several = len(best) > 1 or first.weight > 1.0
+    return Standing(Evidence.SEVERAL_PLACES if several else Evidence.ONE_PLACE, length)
+
+
+def _has_majority(alive: Sequence[Continuation], depth: int) -> bool:
+    """Return whether one token comes next in most of the places."""
+    weights: dict[int, float] = {}
+    for one in alive:
+        weights[one.tokens[depth]] = weights.get(one.tokens[depth], 0.0) + one.weight
+    return max(weights.values()) >= _MAJORITY * sum(weights.values())
+
+
+def _worthwhile(probabilities: Sequence[float], costs: CostCurve) -> tuple[int, float]:
+    """Return how many of the nodes give the most expected tokens for their evaluation's time, and how many a second."""
     best, rate, tokens = 0, _LEAST_GAIN / costs.seconds(1), 1.0
     for count, probability in enumerate(probabilities, 1):
         tokens += probability
         achieved = tokens / costs.seconds(count + 1)
         if achieved > rate:
             best, rate = count, achieved
-    return best
+    return best, rate
 
 
 def _tree(nodes: Sequence[_Branch]) -> DraftTree:

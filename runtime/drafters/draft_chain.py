@@ -20,17 +20,18 @@ def draft_chain(
     points: bool,
     threshold: float = 0.0,
     always_first: bool = False,
+    end_tokens: frozenset[int] = frozenset(),
 ) -> DraftTree:
     """Return a chain of up to `most` tokens, the first at position `start`.
 
     `law_after(tokens)` is the draft law after the tokens drafted so far. With `points` the most likely token is a
     point mass; otherwise each token is drawn, and its law stored. The chain ends before a token whose law gives no
     word the probability `threshold`: that is read before the draw, so exactness holds. `always_first` excepts the
-    first token.
+    first token. Nothing follows one of `end_tokens`.
     """
     tokens: list[int] = []
     laws: list[Law] = []
-    while len(tokens) < most:
+    while len(tokens) < most and not (tokens and tokens[-1] in end_tokens):
         law = law_after(tokens)
         best, best_prob = law.most_likely
         if best_prob < threshold and not (always_first and not tokens):

@@ -84,8 +84,10 @@ class DraftModelDrafter(ModelDrafter):
             points=points,
             threshold=threshold,
             always_first=self._exit is not None,
+            end_tokens=request.end_tokens,
         )
-        self._drafted, self._most = tree.tokens, count
+        ended = bool(tree.tokens) and tree.tokens[-1] in request.end_tokens
+        self._drafted, self._most = tree.tokens, len(tree) if ended else count
         return tree
 
     def _greedy_chain(self, request: DraftRequest, count: int) -> DraftTree:
@@ -95,10 +97,10 @@ class DraftModelDrafter(ModelDrafter):
         tokens: list[int] = []
         while True:
             tokens.append(greedy_token(row, params, penalty_window(request.tokens, tokens, params)))
-            if len(tokens) == count:
+            if len(tokens) == count or tokens[-1] in request.end_tokens:
                 break
             row = state.feed_one(tokens[-1])
-        self._drafted, self._most = tokens, count
+        self._drafted, self._most = tokens, len(tokens)
         return DraftTree.chain(tokens)
 
     def begin(self, tokens: Sequence[int]) -> None:

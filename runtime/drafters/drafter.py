@@ -21,7 +21,8 @@ class DraftRequest:
 
     `tokens` is the live list of all committed tokens (do not keep or change it); the first drafted token
     will stand at position len(tokens). Trees deeper than `max_depth` or larger than `max_nodes` are an
-    error: their tokens would not fit the context or the answer.
+    error: their tokens would not fit the context or the answer. After one of `end_tokens` nothing is generated, so
+    what is drafted below one is evaluated for nothing.
     """
 
     tokens: Sequence[int]
@@ -29,6 +30,7 @@ class DraftRequest:
     noise: NoiseSource
     max_depth: int
     max_nodes: int
+    end_tokens: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,13 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree of guesses below the last committed token; empty to propose nothing."""
+
+    def forecast(self, request: DraftRequest) -> float:
+        """Return the speed-up over plain decoding that a proposal would promise now, cheaply; 0 if there is no telling.
+
+        It proposes nothing, and may be asked any number of times.
+        """
+        return 0.0
 
     def observe(self, outcome: RoundOutcome) -> None:  # noqa: B027
         """Learn what was accepted, and what the target said at every node."""

@@ -46,6 +46,7 @@ class EnsembleDrafter(MembersDrafter):
                     MemberNoise(request.noise, index),
                     request.max_depth,
                     self._share(member, request.max_nodes),
+                    request.end_tokens,
                 )
             )
             for index, member in enumerate(self._members)

@@ -1,7 +1,8 @@
-"""What the builders of drafters share: the target, how contexts are made, and how they build their parts."""
+"""What the builders of drafters share: the target, its costs, how contexts are made, and how parts are built."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,20 +12,33 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.runtime.drafters.drafter import Drafter
 from specrun.runtime.drafters.expression import Expression
+from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.offload import LayerCount
+from specrun.runtime.planning.stored_curves import known_curve
 
 __all__ = ["BuildPart", "DraftEnvironment", "build_parts", "file_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class DraftEnvironment:
-    """What builders may need: the target, how contexts are made, and the demo's default files by name."""
+    """What builders may need: the target, how contexts are made, and the demo's default files by name.
+
+    `costs` is what evaluations of the target cost, None: as it was measured on this machine, or else a typical curve.
+    `clock` is what drafters that measure read.
+    """
 
     target: Model
     context: ContextOptions
     n_gpu_layers: LayerCount = "auto"
     use_mmap: bool = True
     default_files: Mapping[str, Path] | None = None
+    costs: CostCurve | None = None
+    clock: Callable[[], float] = time.perf_counter
+
+    @property
+    def curve(self) -> CostCurve:
+        """What evaluations of the target cost."""
+        return self.costs or known_curve(self.target, self.context)
 
 
 BuildPart = Callable[[Expression, DraftEnvironment], Drafter]

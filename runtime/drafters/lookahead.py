@@ -95,9 +95,7 @@ class LookaheadDrafter(Drafter):
         builder = TreeBuilder()
         window = self._window_for(request)
         beside = window.n_nodes if window else 0
-        self._guesses.add_to(
-            builder, self._store.pool, request.tokens, request.max_depth, request.max_nodes - beside, beside
-        )
+        self._guesses.add_to(builder, self._store.pool, request, request.max_nodes - beside, beside)
         outputs = window.add_to(builder) if window else ()
         self._proposal = _Proposal(builder.build(), request.tokens[-1], outputs)
         return self._proposal.tree

@@ -84,7 +84,15 @@ class MtpDrafter(Drafter):
             row = self._state.after(drafted[-1]) if drafted else root
             return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
 
-        return draft_chain(law_after, request.noise, start, most=most, points=points, threshold=self._p_min)
+        return draft_chain(
+            law_after,
+            request.noise,
+            start,
+            most=most,
+            points=points,
+            threshold=self._p_min,
+            end_tokens=request.end_tokens,
+        )
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Pair the target's states of the last token and the accepted drafts with what came after them."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.drafter import DraftRequest
 from specrun.runtime.drafters.ngram_pool import NgramPool
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.match_acceptance import MatchAcceptance
@@ -19,7 +20,7 @@ from specrun.runtime.tree import ROOT, TreeBuilder
 
 __all__ = ["Guesses", "LatestGuesses", "PlannedGuesses", "continuations"]
 
-_WORTH = 1.02  # a draft must promise more than what Python takes for it
+_WORTH = 1.08  # a draft must promise more than what Python takes for it, and estimates are not exact
 _UNLIKELY = 0.02
 
 
@@ -29,10 +30,8 @@ class Guesses(Protocol):
     max_nodes: int
     max_leaves: int
 
-    def add_to(
-        self, builder: TreeBuilder, pool: NgramPool, tokens: Sequence[int], max_depth: int, max_nodes: int, beside: int
-    ) -> None:
-        """Add guesses that follow `tokens`; `beside` other nodes are evaluated with them."""
+    def add_to(self, builder: TreeBuilder, pool: NgramPool, request: DraftRequest, max_nodes: int, beside: int) -> None:
+        """Add guesses that follow the request's tokens; `beside` other nodes are evaluated with them."""
 
     def learn(self, pool: NgramPool, tokens: Sequence[int], start: int) -> None:
         """Compare what the pool would have guessed with the tokens from `start` on, before the pool learns them."""
@@ -50,21 +49,21 @@ class LatestGuesses:
         self.max_leaves = limit
         self.max_nodes = limit * (ngram - 1)
 
-    def add_to(
-        self, builder: TreeBuilder, pool: NgramPool, tokens: Sequence[int], max_depth: int, max_nodes: int, beside: int
-    ) -> None:
+    def add_to(self, builder: TreeBuilder, pool: NgramPool, request: DraftRequest, max_nodes: int, beside: int) -> None:
         """Add them; those that begin alike share their nodes."""
         limit = len(builder) + min(max_nodes, self.max_nodes)
         known: dict[tuple[int, int], int] = {}
-        for guess in pool.guesses(tokens[-1], self.max_leaves):
+        for guess in pool.guesses(request.tokens[-1], self.max_leaves):
             parent = ROOT
-            for token in guess[:max_depth]:
+            for token in guess[: request.max_depth]:
                 node = known.get((parent, token))
                 if node is None:
                     if len(builder) >= limit:
                         break
                     node = known[parent, token] = builder.add(parent, token)
                 parent = node
+                if token in request.end_tokens:
+                    break
 
     def learn(self, pool: NgramPool, tokens: Sequence[int], start: int) -> None:
         """Nothing to learn: every guess is drafted."""
@@ -89,12 +88,10 @@ class PlannedGuesses:
         self._curve = curve
         self._acceptance = MatchAcceptance()
 
-    def add_to(
-        self, builder: TreeBuilder, pool: NgramPool, tokens: Sequence[int], max_depth: int, max_nodes: int, beside: int
-    ) -> None:
+    def add_to(self, builder: TreeBuilder, pool: NgramPool, request: DraftRequest, max_nodes: int, beside: int) -> None:
         """Add the tree that should pay best, if any does."""
         limit = min(max_nodes, self.max_nodes)
-        paths, values = self._likely(pool, tokens, min(max_depth, self._depth), limit)
+        paths, values = self._likely(pool, request, min(request.max_depth, self._depth), limit)
         places: dict[tuple[int, ...], int] = {(): ROOT}
         for path in paths[: self._worth(values, beside)]:
             places[path] = builder.add(places[path[:-1]], path[-1])
@@ -110,10 +107,10 @@ class PlannedGuesses:
         self._acceptance = MatchAcceptance()
 
     def _likely(
-        self, pool: NgramPool, tokens: Sequence[int], max_depth: int, limit: int
+        self, pool: NgramPool, request: DraftRequest, max_depth: int, limit: int
     ) -> tuple[list[tuple[int, ...]], list[float]]:
         """Return the most probable paths below the root, parents before children, with their probabilities."""
-        tail = tuple(tokens[1 - pool.n :])
+        tail = tuple(request.tokens[1 - pool.n :])
         paths: list[tuple[int, ...]] = []
         values: list[float] = []
         with_child: set[tuple[int, ...]] = set()
@@ -129,7 +126,7 @@ class PlannedGuesses:
                 with_child.add(path[:-1])
                 paths.append(path)
                 values.append(-value)
-            if len(path) >= max_depth:
+            if len(path) >= max_depth or (path and path[-1] in request.end_tokens):
                 continue
             found = continuations(pool, (tail + path)[1 - pool.n :], MatchAcceptance.ranks)
             for rank, (token, matched) in enumerate(found):

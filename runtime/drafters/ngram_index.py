@@ -12,6 +12,8 @@ from collections.abc import Sequence
 __all__ = ["NgramIndex"]
 
 _VISITED = 16  # places looked at for each size
+_FORKS_SOUGHT = 4  # tokens back
+_FORKS_VISITED = 4
 
 
 class NgramIndex:
@@ -72,7 +74,7 @@ class NgramIndex:
                 if place <= 0:
                     break
                 if place not in found:
-                    length = self._match(place, end)
+                    length = self.match_before(place, self._longest)
                     if length >= size:  # else two n-grams with one hash
                         found[place] = length
                 place = links[place]
@@ -82,20 +84,45 @@ class NgramIndex:
             return list(found.items())
         return sorted(found.items(), key=lambda one: (-one[1], -one[0]))[:count]
 
+    def match_before(self, place: int, limit: int) -> int:
+        """Return how many tokens before `place` are the text's last ones, at most `limit`."""
+        tokens, end = self.tokens, len(self.tokens)
+        for length in range(min(place, limit)):
+            if tokens[place - 1 - length] != tokens[end - 1 - length]:
+                return length
+        return min(place, limit)
+
+    def since_fork(self, match: int, visited: int = _FORKS_VISITED) -> int:
+        """Return how many of the `match` last tokens came since the text last stood at a fork, all where it did not.
+
+        A fork is a place inside the match, not far back, whose own match had been followed by something else before.
+        """
+        tokens, end = self.tokens, len(self.tokens)
+        for back in range(1, min(match, _FORKS_SOUGHT + 1)):
+            level = self._level_within(match - back)
+            if level is None:
+                break
+            came = tokens[end - back]
+            place = self._links[level][end - back]
+            for _ in range(visited):
+                if place <= 0:
+                    break
+                if tokens[place] != came:
+                    return back
+                place = self._links[level][place]
+        return match
+
+    def _level_within(self, length: int) -> int | None:
+        """Return the level of the largest n-grams of at most `length` tokens; None if even the smallest are larger."""
+        levels = [level for level, size in enumerate(self._sizes) if size <= length]
+        return levels[-1] if levels else None
+
     def continuation(self, place: int, length: int) -> list[int]:
         """Return the `length` tokens from `place` on; what reaches the end goes on with its own beginning."""
         tokens = self.tokens[place : place + length]
         while len(tokens) < length:  # a text that repeats itself: an LZ77 copy that overlaps
             tokens += tokens[: length - len(tokens)]
         return tokens
-
-    def _match(self, place: int, end: int) -> int:
-        tokens = self.tokens
-        limit = min(place, self._longest)
-        for length in range(limit):
-            if tokens[place - 1 - length] != tokens[end - 1 - length]:
-                return length
-        return limit
 
     def _extend(self, new: Sequence[int]) -> None:
         tokens, start = self.tokens, len(self.tokens)

@@ -23,6 +23,7 @@ from specrun.runtime.drafters.grafting import first_path, graft
 from specrun.runtime.drafters.member_outcome import MemberRows
 from specrun.runtime.drafters.ngram_store import NgramStore
 from specrun.runtime.drafters.phrases import matched_phrases, phrase_tree, refined_phrases
+from specrun.runtime.planning.window_guard import WindowGuard
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.tree import ROOT, DraftTree
 
@@ -32,11 +33,19 @@ __all__ = ["OuroborosDrafter"]
 class OuroborosDrafter(Drafter):
     """Extends the chains of `draft` by up to `count` phrases of `length` tokens. Owns `draft` and saves the pool.
 
-    `draft` is a cascade over a `PhraseDrafter` of the same `store`, or any drafter of chains.
+    `draft` is a cascade over a `PhraseDrafter` of the same `store`, or any drafter of chains. A `guard` leaves phrases
+    out of the target's evaluations while they do not pay there.
     """
 
     def __init__(
-        self, draft: Drafter, store: NgramStore, *, count: int = 3, length: int = 4, name: str = "ouroboros"
+        self,
+        draft: Drafter,
+        store: NgramStore,
+        *,
+        count: int = 3,
+        length: int = 4,
+        guard: WindowGuard | None = None,
+        name: str = "ouroboros",
     ) -> None:
         if count < 1 or length < 1:
             raise OptionError(f"{name}: phrases={count} of length={length}: give at least 1 of both")
@@ -47,6 +56,7 @@ class OuroborosDrafter(Drafter):
         self._store = store
         self._count = count
         self._length = length
+        self._guard = guard
         self._read: list[int] = []
         self._proposal: _Proposal | None = None
         self._n_phrases = [0, 0]  # drafted, and used by at least one token
@@ -69,6 +79,8 @@ class OuroborosDrafter(Drafter):
         if not tokens:
             self._store.forget()
             self._read.clear()
+            if self._guard is not None:
+                self._guard.forget()
             return
         self._store.save()
         del self._read[common_prefix(self._read, tokens) :]
@@ -81,6 +93,8 @@ class OuroborosDrafter(Drafter):
         last = tree.tokens[chain[-1]] if chain else request.tokens[-1]
         depth = min(self._length, request.max_depth - len(chain))
         room = min(self._count * self._length, request.max_nodes - len(tree))
+        if (self._guard is not None and not self._guard.is_open) or last in request.end_tokens:
+            room = 0
         phrases = phrase_tree(self._store.pool, last, self._count, depth, room)
         whole, places = graft(tree, chain[-1] if chain else ROOT, phrases)
         self._proposal = _Proposal(whole, chain, phrases, places, last)
@@ -99,6 +113,10 @@ class OuroborosDrafter(Drafter):
         chain = proposal.chain
         kept = common_prefix(chain, outcome.path)
         self._n_phrases[1] += kept == len(chain) < len(outcome.path)
+        if self._guard is not None:
+            gained = len(outcome.path) - kept if kept == len(chain) else 0
+            produced = len(outcome.path) + (outcome.next_token is not None)
+            self._guard.count(len(proposal.tree) - len(proposal.phrases), len(proposal.phrases), gained, produced)
         tail = [proposal.tree.tokens[node] for node in chain[kept:]]
         for phrase in matched_phrases(tail, chain[kept:], self._length + 1, outcome.rows):
             self._store.add(phrase)

@@ -9,6 +9,7 @@ from specrun.runtime.datastore.context_index import ContextIndex
 from specrun.runtime.drafters.continuation_drafter import ContinuationDrafter
 from specrun.runtime.drafters.continuation_tree import Continuation
 from specrun.runtime.drafters.ngram_index import NgramIndex
+from specrun.runtime.drafters.realignment import FOUND_AGAIN, Realignment
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.stored_curves import TYPICAL_CPU
 from specrun.runtime.prefix import common_prefix
@@ -16,6 +17,7 @@ from specrun.runtime.prefix import common_prefix
 __all__ = ["PromptLookupDrafter"]
 
 _RECENCY = 0.8  # of two equally long matches, the earlier one counts this much
+_FORMULA = 5  # tokens that may be said again without anything else being said again
 _FROM_REFERENCE = 4  # places of the reference that are considered
 
 
@@ -46,27 +48,38 @@ class PromptLookupDrafter(ContinuationDrafter):
         self._min_ngram = min_ngram
         self._index = NgramIndex(min_ngram, max_ngram)
         self._reference = reference
+        self._source = Realignment()
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Index the prompt; what it shares with the last one stays indexed."""
         known = self._index.tokens
         if common_prefix(known, tokens) < len(known):
             self._index.clear()
+            self._source.forget()
             self.start_over()
         self._index.extend(tokens[len(self._index.tokens) :])
 
     def rewind(self, length: int) -> None:
         """Take the tokens from position `length` on out of the index."""
         self._index.rewind(length)
+        self._source.forget()
         super().rewind(length)
 
     def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
         """Return what followed the places that the last tokens resemble most."""
         index = self._index
         index.extend(tokens[len(index.tokens) :])
-        weight, found = 1.0, []
-        for place, match in index.matches(self._places):
-            found.append(Continuation(index.continuation(place, length), match, weight))
+        weight, found = 1.0, list[Continuation]()
+        matches = index.matches(self._places)
+        if matches:
+            self._source.follow(*matches[0], len(index.tokens))
+        resumed = self._source.resume(index)
+        if resumed is not None and resumed[1] < FOUND_AGAIN:
+            place, match = resumed
+            found.append(Continuation(index.continuation(place, length), match, realigned=True))
+            matches = [one for one in matches if one[0] != place]
+        for place, match in matches:
+            found.append(Continuation(index.continuation(place, length), self._evidence(match), weight))
             weight *= _RECENCY
         if self._reference is not None:
             found += [
@@ -74,3 +87,11 @@ class PromptLookupDrafter(ContinuationDrafter):
                 for match, known in self._reference.nearest(tokens, _FROM_REFERENCE, length, self._min_ngram)
             ]
         return found
+
+    def _evidence(self, match: int) -> int:
+        """Return how many of the matched tokens speak for what followed them.
+
+        Of a formula that went on in many ways, such as the turn of a conversation, only what came after it tells which
+        of them this is; a match that reaches far beyond any formula is the same text again.
+        """
+        return min(match, self._index.since_fork(match) + 2 * max(0, match - _FORMULA))

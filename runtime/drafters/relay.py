@@ -58,6 +58,7 @@ class RelayDrafter(MembersDrafter):
                     MemberNoise(request.noise, index),
                     min(request.max_depth - depth, count or request.max_depth),
                     request.max_nodes - len(tree),
+                    request.end_tokens,
                 )
             )
             path = first_path(own)

@@ -11,6 +11,7 @@ time until the arm seems worth another.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from specrun.runtime.planning.arm import Arm
 
@@ -30,9 +31,18 @@ _DRIFT = 0.1
 
 _DRIFT_ROUNDS = 32
 
+_WELL_KNOWN, _TIED_ROUNDS = 16.0, 256
+"""Rounds after which an arm that is alike but more complicated counts as known, and for how many it is left alone."""
+
 _MAX_PATIENCE = 8
 
 _PROBE_ROUNDS = 4
+
+_FIRST_ROUNDS = 2
+"""Rounds of the first arm before others are looked at: enough to compare them with, should it be a bad one."""
+
+_TIE = 0.03
+"""Rates that differ by less than this share are alike: the simpler arm is taken."""
 
 _SEGMENT = 4
 """Rounds between decisions while the best arm is used."""
@@ -54,7 +64,8 @@ class ArmChooser:
     """Chooses an arm for each round, and learns from its tokens and seconds.
 
     `plain` is the arm that is plain decoding. For `free_tokens` of the first text anything may be tried; after that
-    probes may lose no more than `budget` of all time, and `budget_ahead` where the best arm is well ahead of plain.
+    probes may lose no more than `budget` of all time, and `budget_ahead` where the best arm is well ahead of plain. The
+    first arm is the first to be used. `sizes` say how complicated arms are: of equally fast ones the least is used.
     """
 
     def __init__(
@@ -62,6 +73,7 @@ class ArmChooser:
         n_arms: int,
         plain: int,
         *,
+        sizes: Sequence[int] = (),
         free_tokens: int = 64,
         budget: float = 0.01,
         budget_ahead: float = 0.03,
@@ -69,6 +81,7 @@ class ArmChooser:
         self.arms = [Arm() for _ in range(n_arms)]
         self._free_tokens = free_tokens
         self._plain = plain
+        self._sizes = sizes or (1,) * n_arms
         self._budget = budget
         self._budget_ahead = budget_ahead
         self._now = 0
@@ -90,6 +103,16 @@ class ArmChooser:
         for arm in self.arms:
             arm.behind += n_new
             arm.patience = 1.0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was measured yet."""
+        return self._now == 0
+
+    def start_with(self, index: int) -> None:
+        """Use this arm first, where nothing was measured yet."""
+        if self.is_new:
+            self._best = index
 
     def choose(self) -> int:
         """Return the arm of the next round."""
@@ -147,14 +170,27 @@ class ArmChooser:
     def _decide(self) -> None:
         if self._probing:
             self._judge_probe()
-        self._best = max(range(len(self.arms)), key=self._shown_rate)
+        self._best = self._simplest_of_the_best()
         probed = self._worth_probing()
         self._probing = probed is not None
         chosen = self._best if probed is None else probed
         if chosen != self._current:
             self._finish_run()
             self._current = chosen
-        self._left = _PROBE_ROUNDS if self._probing else _SEGMENT
+        if self.is_new:
+            self._left = _FIRST_ROUNDS
+        else:
+            self._left = _PROBE_ROUNDS if self._probing else _SEGMENT
+
+    def _simplest_of_the_best(self) -> int:
+        """Return the arm of the best shown rate, or a simpler one that is as good as that."""
+        arms = range(len(self.arms))
+        if self.is_new:
+            return self._best
+        best = max(arms, key=self._shown_rate)
+        enough = (1.0 - _TIE) * self.arms[best].rate
+        alike = [one for one in arms if one == best or (self.arms[one].rounds and self.arms[one].rate >= enough)]
+        return min(alike, key=lambda one: (self._sizes[one], one != best, -self.arms[one].rate, one))
 
     def _judge_probe(self) -> None:
         arm, best = self.arms[self._current], self.arms[self._best]
@@ -176,9 +212,21 @@ class ArmChooser:
         optimism = _EARLY_OPTIMISM if self._tokens < self._free_tokens else _OPTIMISM
         return arm.rate + optimism * math.hypot(arm.error, drift)
 
+    def _hope(self, index: int) -> float:
+        """Return the rate that an arm may have; a more complicated one has to be better by more than a tie."""
+        arm, best = self.arms[index], self.arms[self._best]
+        if self._sizes[index] <= self._sizes[self._best]:
+            return self._possible_rate(arm)
+        tied = arm.rounds >= _WELL_KNOWN and arm.rate * (1.0 - _TIE) <= best.rate
+        if tied and self._now - arm.last_seen < _TIED_ROUNDS:
+            return 0.0
+        return self._possible_rate(arm) * (1.0 - _TIE)
+
     def _worth_probing(self) -> int | None:
         best, allowance = self.arms[self._best], self._allowance()
-        hopes = [(self._possible_rate(arm), index) for index, arm in enumerate(self.arms) if arm is not best]
+        if not best.rounds:
+            return None  # the first arm is what is likely to be best: others are compared with it
+        hopes = [(self._hope(index), index) for index, arm in enumerate(self.arms) if arm is not best]
         spare = allowance
         for hope, index in sorted(hopes, key=lambda one: (-one[0], one[1])):
             loss = self._loss_of(index)

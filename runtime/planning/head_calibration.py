@@ -147,10 +147,8 @@ def features_along(context: Context, tokens: Sequence[int], taps: Sequence[int] 
 
 
 def _context(options: HeadCalibrationOptions, target: Model) -> ContextOptions:
-    given, trained = options.context, target.n_ctx_train
-    return dataclasses.replace(
-        given, n_ctx=min(given.n_ctx or trained, trained), n_batch=max(max(MEASURED_SIZES), given.n_batch)
-    )
+    given = options.context
+    return dataclasses.replace(given, n_ctx=given.size_for(target), n_batch=max(max(MEASURED_SIZES), given.n_batch))
 
 
 def _curve(

@@ -34,7 +34,7 @@ def measure_target_costs(
         check_draftable(model)
         options = dataclasses.replace(
             context,
-            n_ctx=min(context.n_ctx or model.n_ctx_train, model.n_ctx_train),
+            n_ctx=context.size_for(model),
             n_batch=max(max(MEASURED_SIZES), context.n_batch),
             n_outputs=max(MEASURED_SIZES),
         )

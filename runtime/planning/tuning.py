@@ -87,9 +87,9 @@ class _Bench:
         self._options = options
         self._target = target
         self._progress = progress
-        trained, given = target.n_ctx_train, options.context
+        given = options.context
         self._context = dataclasses.replace(
-            given, n_ctx=min(given.n_ctx or trained, trained), n_batch=max(max(MEASURED_SIZES), given.n_batch)
+            given, n_ctx=given.size_for(target), n_batch=max(max(MEASURED_SIZES), given.n_batch)
         )
         self._environment = DraftEnvironment(
             target, self._context, n_gpu_layers=options.n_gpu_layers_draft, use_mmap=options.use_mmap

@@ -98,6 +98,34 @@ def test_where_drafting_pays_it_gets_95_percent_of_the_best(name: str, length: i
     assert mean_speed(arms, length) > share * best
 
 
+def test_of_equally_fast_arms_the_simplest_is_used() -> None:
+    """A cascade over the draft model that gains 1 % is not worth being a cascade; one that gains 20 % is."""
+    for gain, used in ((1.01, 1), (1.2, 0)):
+        chooser = ArmChooser(3, 2, sizes=[4, 2, 1])
+        chosen = []
+        for _ in range(600):
+            index = chooser.choose()
+            chooser.record(index, 2, (1.0 / gain, 1.0, 1.9)[index], index < 2)
+            chosen.append(index)
+        assert chosen[300:].count(used) > 250
+
+
+def test_the_first_arm_is_the_first_to_be_used() -> None:
+    chooser = ArmChooser(3, 2)
+    assert chooser.is_new
+    assert [_round(chooser) for _ in range(2)] == [0, 0]
+    assert not chooser.is_new
+    other = ArmChooser(3, 2)
+    other.start_with(1)
+    assert [_round(other) for _ in range(2)] == [1, 1]
+
+
+def _round(chooser: ArmChooser) -> int:
+    index = chooser.choose()
+    chooser.record(index, 1, 1.0, index < 2)
+    return index
+
+
 def test_a_text_that_begins_to_quote_is_noticed() -> None:
     """The best fixed arm knows the future; 90 % of it is reached although lookup is useless for half the text."""
     quoting = SimulatedArm(1.3, 0.9, 5, lambda position: 0.9 if position > 500 else 0.0)

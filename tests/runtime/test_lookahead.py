@@ -346,6 +346,21 @@ def test_continuations_go_from_the_longest_match_to_the_latest_use() -> None:
     assert continuations(pool, (0,), 9) == []
 
 
+def request_after(tokens: Sequence[int], max_depth: int = 20, end_tokens: frozenset[int] = frozenset()) -> DraftRequest:
+    return DraftRequest(tokens, SamplingParams(temperature=0.0), SeededNoise(0), max_depth, 99, end_tokens)
+
+
+@pytest.mark.parametrize("guesses", [PlannedGuesses(FREE), LatestGuesses(3, 4)], ids=["planned", "latest"])
+def test_nothing_is_guessed_behind_the_end_of_an_answer(guesses: PlannedGuesses | LatestGuesses) -> None:
+    pool, builder = NgramPool(4), TreeBuilder()
+    pool.update([(1, 2, 0, 3), (1, 0, 2, 3)])
+    guesses.add_to(builder, pool, request_after([1], end_tokens=frozenset({0})), 20, 0)
+    tree = builder.build()
+    ends = {node for node, token in enumerate(tree.tokens) if token == 0}
+    assert ends
+    assert not ends & set(tree.parents)
+
+
 def test_planned_guesses_learn_what_the_pool_is_worth() -> None:
     """Where the pool is right the draft grows, where it is wrong nothing is drafted; both without drafting first."""
     steep = CostCurve((1, 2, 4, 8, 16), (1.0, 1.4, 1.6, 2.7, 3.3), (1.0,) * 5)
@@ -359,7 +374,7 @@ def test_planned_guesses_learn_what_the_pool_is_worth() -> None:
         for end in range(4, len(true_text)):
             guesses.learn(pool, true_text[: end + 1], end)
             builder = TreeBuilder()
-            guesses.add_to(builder, pool, true_text[: end + 1], 20, 20, 0)
+            guesses.add_to(builder, pool, request_after(true_text[: end + 1]), 20, 0)
             found.append(len(builder))
         return found
 
@@ -376,7 +391,7 @@ def test_planned_guesses_keep_their_bounds(limit: int, beside: int) -> None:
     guesses = PlannedGuesses(FREE, max_leaves=2, max_nodes=limit, depth=3)
     for max_depth in (0, 1, 2, 9):
         builder = TreeBuilder()
-        guesses.add_to(builder, pool, [0, 1, 2], max_depth, 5, beside)
+        guesses.add_to(builder, pool, request_after([0, 1, 2], max_depth), 5, beside)
         tree = builder.build()
         assert len(tree) <= min(limit, 5)
         assert tree.max_depth <= min(max_depth, 3)
@@ -389,7 +404,7 @@ def test_a_dear_machine_drafts_nothing_and_a_free_one_does() -> None:
     sizes = []
     for curve in (CostCurve.flat([1.0, 2.0]), FREE):
         builder = TreeBuilder()
-        PlannedGuesses(curve).add_to(builder, pool, [3, 1, 2], 9, 9, 0)
+        PlannedGuesses(curve).add_to(builder, pool, request_after([3, 1, 2]), 9, 0)
         sizes.append(len(builder))
     assert sizes[0] == 0 < sizes[1]
 

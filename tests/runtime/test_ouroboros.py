@@ -22,6 +22,9 @@ from specrun.runtime.drafters.ngram_store import NgramStore
 from specrun.runtime.drafters.ouroboros import OuroborosDrafter
 from specrun.runtime.drafters.phrases import PhraseDrafter, matched_phrases, phrase_tree, refined_phrases
 from specrun.runtime.noise import SeededNoise
+from specrun.runtime.planning.cost_curves import CostCurve
+from specrun.runtime.planning.stored_curves import TYPICAL_GPU
+from specrun.runtime.planning.window_guard import WindowGuard
 from specrun.runtime.tree import DraftTree
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -145,14 +148,38 @@ def test_a_foreign_outcome_teaches_the_text_only() -> None:
     assert (1, 5, 6) in store.pool.guesses(0)
 
 
+def test_phrases_that_never_pay_are_no_longer_evaluated() -> None:
+    """Two tokens of phrases a round, for half a token's time, that are never right: soon only the draft is drafted."""
+    store = NgramStore(pool_of("NOX"))
+    draft = ScriptedDrafter(lambda _: DraftTree.chain(ids("N")))
+    draft.max_nodes = 1
+    guard = WindowGuard(CostCurve.flat([1.0 + 0.25 * n for n in range(9)]))
+    drafter = OuroborosDrafter(draft, store, count=1, length=2, guard=guard)
+    tokens = ids("AN")
+    drafter.begin(tokens)
+    sizes = []
+    for _ in range(60):
+        tree = drafter.propose(DraftRequest(tokens, PLAIN, SeededNoise(0), 9, 9))
+        sizes.append(len(tree))
+        tokens += ids("NZ")
+        drafter.observe(RoundOutcome(tokens, tree, (0,), tokens[-1], answers("N" * 9)))  # type: ignore[arg-type]
+    assert sizes[0] == 3
+    assert sizes[-20:].count(1) >= 18
+    assert sum(0.25 * (size - 1) for size in sizes) < 8 + 0.02 * 120 + 1
+
+
 @pytest.mark.parametrize("options", [{"count": 0}, {"length": 0}], ids=str)
 def test_no_phrases_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(OptionError):
         OuroborosDrafter(ScriptedDrafter(lambda _: DraftTree()), NgramStore(NgramPool(3)), **options)
 
 
-def test_a_pool_in_a_file_starts_warm(tmp_path: Path) -> None:
-    """The second process drafts phrases from its first round on, and needs fewer rounds; the text is the same."""
+def test_a_pool_in_a_file_starts_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second process drafts phrases from its first round on, and needs fewer rounds; the text is the same.
+
+    Where an evaluation of many nodes costs little more than one of few: else phrases are soon left out.
+    """
+    monkeypatch.setattr("specrun.runtime.drafters.environment.known_curve", lambda *_: TYPICAL_GPU)
     write_random_llama(tmp_path / "target.gguf", RandomLlama(vocab_size=400, seed=1, scale=4.0))
     write_random_llama(tmp_path / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5))
     file, pool = quoted(str(tmp_path / "drafter.gguf")), quoted(str(tmp_path / "a pool"))

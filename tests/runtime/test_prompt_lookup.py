@@ -18,6 +18,7 @@ from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.tree import DraftTree
 
 LONG = [*range(20, 40)]
+FREE = CostCurve.flat([1.0] + [1.001] * 32)
 
 
 def propose(drafter: PromptLookupDrafter, tokens: list[int], depth: int = 100, nodes: int = 100) -> DraftTree:
@@ -25,7 +26,7 @@ def propose(drafter: PromptLookupDrafter, tokens: list[int], depth: int = 100, n
 
 
 def test_a_long_match_is_continued_far():
-    drafter = PromptLookupDrafter()
+    drafter = PromptLookupDrafter(costs=FREE)
     tokens = [*LONG, *range(50, 70), *LONG]
     drafter.begin(tokens)
     tree = propose(drafter, tokens)
@@ -35,7 +36,7 @@ def test_a_long_match_is_continued_far():
 
 
 def test_different_continuations_become_branches():
-    drafter = PromptLookupDrafter(nodes=6, branches=3)
+    drafter = PromptLookupDrafter(nodes=24, branches=3, costs=FREE)
     tokens = [*LONG, 1, 2, *LONG, 3, 4, *LONG]
     drafter.begin(tokens)
     tree = propose(drafter, tokens)
@@ -52,7 +53,7 @@ def test_what_follows_the_longer_match_is_likelier_than_what_is_more_frequent():
 
 def test_the_reference_is_read_too():
     reference = ContextIndex.of_text([*LONG, 91, 92, 93, 94], 100)
-    drafter = PromptLookupDrafter(reference=reference)
+    drafter = PromptLookupDrafter(reference=reference, costs=FREE)
     prompt = [1, 2, *LONG]
     drafter.begin(prompt)
     assert propose(drafter, prompt).tokens == (91, 92, 93, 94)
@@ -100,14 +101,14 @@ def test_tokens_are_found_as_soon_as_they_are_committed():
 
 def test_it_learns_that_matches_do_not_hold_here():
     drafter = PromptLookupDrafter()
-    tokens = [1, 2, 3, 4]
+    tokens = [*LONG, 3]
     drafter.begin(tokens)
     drafted = []
     for new in range(10, 40):
-        tokens += [1, 2]
+        tokens += LONG
         tree = propose(drafter, tokens)
         drafted.append(len(tree))
-        tokens += [new]  # what follows 1, 2 is never what followed before
+        tokens += [new]  # what follows is never what followed before
         drafter.observe(RoundOutcome(tokens, tree, (), new, None))
     assert drafted[0] > 0
     assert drafted[-1] == 0

@@ -29,9 +29,9 @@ PENALTIES = {"repeat_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty"
 
 def test_frequent_continuations_are_drafted_first_and_others_beside_them():
     text = [7, 8, 1, 0] * 5 + [7, 8, 2, 0] * 2
-    drafter = RestDrafter(ContextIndex.of_text(text, 10), nodes=4, costs=FREE)
+    drafter = RestDrafter(ContextIndex.of_text(text, 10), nodes=20, costs=FREE)
     drafter.begin([9, 7, 8])
-    tree = drafter.propose(DraftRequest([9, 7, 8], PLAIN, SeededNoise(0), 9, 9))
+    tree = drafter.propose(DraftRequest([9, 7, 8], PLAIN, SeededNoise(0), 9, 20))
     assert [tree.tokens[draw.node] for draw in tree.draws[-1]] == [1, 2]
 
 

@@ -1,0 +1,88 @@
+"""How positions are stretched, so that a model goes on beyond the context that it was trained for.
+
+Rotary positions can be squeezed into the trained range evenly (position interpolation, Chen et al. 2023, "Extending
+Context Window of Large Language Models via Positional Interpolation") or by frequency (YaRN, Peng et al. 2023), or
+their base can be raised. llama.cpp does all three per context; the file does not change.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specrun.bindings.errors import OptionError
+
+__all__ = ["AS_TRAINED", "ROPE_SCALINGS", "RopeScaling", "RopeScalingKind"]
+
+RopeScalingKind = Literal["model", "none", "linear", "yarn"]
+ROPE_SCALINGS: dict[RopeScalingKind, int] = {"model": -1, "none": 0, "linear": 1, "yarn": 2}  # LLAMA_ROPE_SCALING_TYPE
+_MAX_CTX = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How a context scales rotary positions; the default is what the model's file says.
+
+    `scale` is how many times longer the context becomes (0: the model's own), `freq_base` the base of the rotary
+    frequencies (0: the model's). `yarn_orig_ctx` is the length that YaRN stretches (0: what the model was trained for);
+    `yarn_ext_factor` mixes interpolation with extrapolation, `yarn_attn_factor` scales attention, and between
+    `yarn_beta_slow` and `yarn_beta_fast` rotations over the original context YaRN goes over from one to the other
+    (-1 each: the model's own, or YaRN's).
+    """
+
+    kind: RopeScalingKind = "model"
+    scale: float = 0.0
+    freq_base: float = 0.0
+    yarn_orig_ctx: int = 0
+    yarn_ext_factor: float = -1.0
+    yarn_attn_factor: float = -1.0
+    yarn_beta_slow: float = -1.0
+    yarn_beta_fast: float = -1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ROPE_SCALINGS:
+            raise OptionError(f"rope scaling is {self.kind!r}: use {', '.join(ROPE_SCALINGS)}")
+        for name, value in (("rope scale", self.scale), ("rope frequency base", self.freq_base)):
+            if not 0.0 <= value < math.inf:
+                raise OptionError(f"{name} is {value}: give a positive number, or 0 for the model's own")
+        if self.kind == "none" and self.scale not in (0.0, 1.0):
+            raise OptionError(f"rope scale is {self.scale:g} where rope scaling is none: use linear or yarn")
+        if not 0 <= self.yarn_orig_ctx < _MAX_CTX:
+            raise OptionError(f"yarn_orig_ctx is {self.yarn_orig_ctx}: give the trained length, or 0 for the model's")
+        for name in ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast"):
+            value = getattr(self, name)
+            if value != -1.0 and not 0.0 <= value < math.inf:
+                raise OptionError(f"{name} is {value}: give 0 or more, or -1 for the usual value")
+
+    @property
+    def stretches(self) -> bool:
+        """Whether it is meant for contexts longer than the model was trained for."""
+        return self.scale > 1.0 or self.freq_base > 0.0
+
+    def context_size(self, asked: int, trained: int) -> int:
+        """Return the context to make: `asked` tokens (0: as many as there are), cut only where nothing is stretched."""
+        if self.stretches:
+            return asked or int(trained * max(self.scale, 1.0))
+        return min(asked or trained, trained)
+
+    def apply(self, params: Any) -> None:  # noqa: ANN401 - a ctypes structure
+        """Write the settings into llama.cpp's context parameters."""
+        params.rope_scaling_type = ROPE_SCALINGS[self.kind]
+        params.rope_freq_base = self.freq_base
+        params.rope_freq_scale = 1.0 / self.scale if self.scale else 0.0
+        params.yarn_orig_ctx = self.yarn_orig_ctx
+        params.yarn_ext_factor = self.yarn_ext_factor
+        params.yarn_attn_factor = self.yarn_attn_factor
+        params.yarn_beta_slow = self.yarn_beta_slow
+        params.yarn_beta_fast = self.yarn_beta_fast
+
+    def __str__(self) -> str:
+        """Return it as people say it, such as "yarn x2"."""
+        factor = f" x{self.scale:g}" if self.scale else ""
+        base = f" base {self.freq_base:g}" if self.freq_base else ""
+        return f"{'rope' if self.kind == 'model' else self.kind}{factor}{base}"
+
+
+AS_TRAINED = RopeScaling()
+"""What the model's file says."""
