@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from specrun.bindings.errors import MalformedFileError, ModelError, UnsupportedModelError
+from specrun.bindings.ggml.functions import F32
+from specrun.bindings.ggml.graph import GraphBuilder
 from specrun.bindings.gguf_header import read_header
 from specrun.bindings.model import Model
 from specrun.convert import convert_checkpoint, convert_head
@@ -41,18 +43,20 @@ def output_matrix(path: Path) -> np.ndarray:
 
 
 def logits_of(path: Path, target: Model, heads: int) -> np.ndarray:
-    """Logits [head, n, words] after FEATURES, from the runtime's own graph."""
+    """Logits [head, n, words] after FEATURES, from the operations of the runtime's own graph."""
     head = MedusaHead(path, target, n_threads=1, ranks=[WORDS] * heads)
-    rows = np.empty((heads, len(FEATURES), WORDS))
+    builder = GraphBuilder(head._device, 256)
     try:
-        for n, features in enumerate(FEATURES):
-            assert head._graph is not None
-            found = head._graph.run({"features": features})
-            for k in range(heads):
-                rows[k, n, found[f"words{k}"][0]] = found[f"values{k}"][0]
+        states = builder.input("features", F32, FEATURES.shape[1], len(FEATURES))
+        for k in range(heads):
+            builder.output(f"logits{k}", head._logits(builder, k, states))
+        graph = builder.build()
+        found = graph.run({"features": FEATURES})
+        graph.close()
     finally:
+        builder.close()
         head.close()
-    return rows
+    return np.stack([found[f"logits{k}"] for k in range(heads)])
 
 
 def off_by(path: Path, target: Model, reference: TorchMedusa) -> float:

@@ -272,7 +272,7 @@ def test_estimates_are_of_the_right_size(taught, tmp_path: Path) -> None:
     shape = target_shape(taught.folder)
     corpus = encode_corpus(read_documents(run.data), TargetWords(taught.folder), max_length=64)
     settings = run.trainer_settings(MEDUSA.defaults(shape), corpus, torch.float32)
-    need = head_training._need(MEDUSA, run, shape, 400, corpus, settings, False)
+    need = head_training._need(MEDUSA, run, shape, 400, corpus, settings, False, recompute=True)
     assert need.parts["head"] == 4 * 4 * 3 * (HIDDEN * HIDDEN + HIDDEN + 400 * HIDDEN)
     layer = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 2 + 3 * HIDDEN * 128 + 2 * HIDDEN
     assert need.parts["target"] == 4 * (2 * 400 * HIDDEN + LAYERS * layer + HIDDEN)
@@ -287,7 +287,7 @@ def test_a_head_for_7b_fits_24_gib_with_a_teacher(taught, tmp_path: Path, recipe
     corpus = TokenCorpus((text,) * 64, tuple(range(64)), (0,), measured_on_training=True)
     run = run_of(taught, tmp_path / "heads", teacher=taught.gguf, tokens_per_batch=4096)
     settings = run.trainer_settings(recipe.defaults(shape), corpus, torch.float32)
-    need = head_training._need(recipe, run, shape, 32000, corpus, settings, True)
+    need = head_training._need(recipe, run, shape, 32000, corpus, settings, True, recompute=True)
     assert 4 << 30 < need.total < 24 << 30
 
 
