@@ -162,8 +162,9 @@ def _open(path: Path, options: LayerSearchOptions, layers: LayerCount) -> Model:
 def _wide(options: ContextOptions, model: Model) -> ContextOptions:
     """Return a context whose evaluations give many rows."""
     rows = max(MEASURED_SIZES)
-    n_ctx = min(options.n_ctx or model.n_ctx_train, model.n_ctx_train)
-    return dataclasses.replace(options, n_ctx=n_ctx, n_batch=max(rows, options.n_batch), n_outputs=rows)
+    return dataclasses.replace(
+        options, n_ctx=options.size_for(model), n_batch=max(rows, options.n_batch), n_outputs=rows
+    )
 
 
 def _checked(prompts: Sequence[Sequence[int]], n_tokens: int, n_ctx: int) -> list[list[int]]:

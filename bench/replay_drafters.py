@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from specrun.bench.answers import short_label
 from specrun.bench.replay import ReplayClock, ReplayResult, ReplayText, replay_all
@@ -17,7 +18,7 @@ from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.expression import parse_expression
 from specrun.runtime.planning.cost_curves import CostCurve
-from specrun.runtime.planning.stored_curves import TYPICAL_CPU, TYPICAL_GPU, known_curve
+from specrun.runtime.planning.stored_curves import TYPICAL_CPU, TYPICAL_GPU, load_curve, typical_curve
 
 __all__ = ["ReplayOptions", "curve_of", "replay_drafters"]
 
@@ -46,13 +47,13 @@ class ReplayOptions:
             raise OptionError(f"draft cost is {self.draft_cost}: give a share of the target's evaluation, such as 0.1")
 
 
-def curve_of(text: str, target: Model, context: ContextOptions) -> CostCurve:
+def curve_of(text: str, target: Path, context: ContextOptions, n_gpu_layers: int) -> CostCurve:
     """Return the curve that a word names: "known" (measured here, or typical), "cpu", "gpu", or its points.
 
     Points are "1:1,2:1.38,4:1.98": tokens of an evaluation, and its time in any unit.
     """
     if text == "known":
-        return known_curve(target, context)
+        return load_curve(target, context, n_gpu_layers) or typical_curve(n_gpu_layers)
     if text in _TYPICAL:
         return _TYPICAL[text]
     try:

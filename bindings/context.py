@@ -82,6 +82,7 @@ class Context:
             raise UnsupportedModelError(
                 f"{model.path} ({model.architecture}) has no rotary positions: rope scaling cannot lengthen its context"
             )
+        self.options.rope.check(model.rope_scaling_kind, model.rope_factor)
         if model.nextn.alone and not self._evaluates_nextn:
             raise UnsupportedModelError(
                 f"{model.path} holds NextN blocks without the model they belong to: it can only draft, as mtp(FILE)"

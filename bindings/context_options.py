@@ -80,4 +80,4 @@ class ContextOptions:
 
     def size_for(self, model: Model) -> int:
         """Return the context's length for a model: no more than it was trained for, unless `rope` stretches that."""
-        return self.rope.context_size(self.n_ctx, model.n_ctx_train)
+        return self.rope.context_size(self.n_ctx, model.n_ctx_train, model.rope_factor)

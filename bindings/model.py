@@ -149,6 +149,21 @@ class Model:
         return int(self._native.llama_model_rope_type(self.handle)) >= 0
 
     @property
+    def rope_scaling_kind(self) -> str:
+        """How the file scales positions: "none", "linear", "yarn", ...; empty where it does not say."""
+        value = self.header.metadata.get(f"{self.architecture}.rope.scaling.type")
+        return value if isinstance(value, str) else ""
+
+    @property
+    def rope_factor(self) -> float:
+        """How many times longer than the original context the file's own scaling makes `n_ctx_train`."""
+        for key in ("rope.scaling.factor", "rope.scale_linear"):
+            factor = self.header.metadata.get(f"{self.architecture}.{key}")
+            if isinstance(factor, (int, float)) and factor > 0.0:
+                return float(factor)
+        return 1.0
+
+    @property
     def n_embd(self) -> int:
         """The width of the hidden states."""
         return int(self._native.llama_model_n_embd(self.handle))

@@ -15,7 +15,7 @@ from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.model import Model
 from specrun.bindings.nextn import NEXTN_ARCHITECTURES, SEVERAL_BLOCKS, select_nextn_block
 
-__all__ = ["MtpContext", "StateBatch", "check_nextn"]
+__all__ = ["MtpContext", "StateBatch", "can_draft_nextn", "check_nextn"]
 
 _MTP = 1  # llama_context_type
 
@@ -80,6 +80,15 @@ class MtpContext(Context):
         if batch.n_outputs not in (0, batch.n_tokens):
             raise OptionError(f"{batch.n_outputs} of {batch.n_tokens} tokens ask for rows: all must, or none")
         return super().decode(batch)
+
+
+def can_draft_nextn(model: Model) -> bool:
+    """Whether llama.cpp can draft with the NextN blocks of this model, as it is loaded."""
+    try:
+        check_nextn(model)
+    except UnsupportedModelError:
+        return False
+    return True
 
 
 def check_nextn(model: Model) -> None:

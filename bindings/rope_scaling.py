@@ -54,17 +54,39 @@ class RopeScaling:
             value = getattr(self, name)
             if value != -1.0 and not 0.0 <= value < math.inf:
                 raise OptionError(f"{name} is {value}: give 0 or more, or -1 for the usual value")
+            if value != -1.0 and self.kind in ("none", "linear"):
+                raise OptionError(f"{name} is about YaRN, and rope scaling is {self.kind}: use yarn")
+        if self.yarn_orig_ctx and self.kind in ("none", "linear"):
+            raise OptionError(f"yarn_orig_ctx is about YaRN, and rope scaling is {self.kind}: use yarn")
 
     @property
     def stretches(self) -> bool:
         """Whether it is meant for contexts longer than the model was trained for."""
         return self.scale > 1.0 or self.freq_base > 0.0
 
-    def context_size(self, asked: int, trained: int) -> int:
-        """Return the context to make: `asked` tokens (0: as many as there are), cut only where nothing is stretched."""
+    def context_size(self, asked: int, trained: int, factor: float = 1.0) -> int:
+        """Return the context to make: `asked` tokens (0: as many as there are), cut only where nothing is stretched.
+
+        `trained` is what the file says, `factor` how far that is stretched already: `scale` takes its place.
+        """
         if self.stretches:
-            return asked or int(trained * max(self.scale, 1.0))
+            return asked or max(trained, int(trained / factor * self.scale))
         return min(asked or trained, trained)
+
+    def check(self, kind_of_file: str, factor: float) -> None:
+        """Raise OptionError where a file's own scaling ("none", "linear", "yarn", or ""; `factor`) defeats this."""
+        if self.kind == "model" and kind_of_file == "none" and self.scale not in (0.0, 1.0):
+            raise OptionError(
+                f"rope scale is {self.scale:g}, and the model's file says that its positions are not scaled: add "
+                "--rope-scaling linear or yarn"
+            )
+        if self.kind in ("linear", "yarn") and not self.scale and factor == 1.0:
+            raise OptionError(f"rope scaling is {self.kind}, by no factor: add --rope-scale, such as 2")
+        if 0.0 < self.scale <= factor != 1.0:
+            raise OptionError(
+                f"rope scale is {self.scale:g}, and the model's file has {factor:g} already, which it would replace: "
+                f"give more than {factor:g}"
+            )
 
     def apply(self, params: Any) -> None:  # noqa: ANN401 - a ctypes structure
         """Write the settings into llama.cpp's context parameters."""

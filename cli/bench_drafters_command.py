@@ -25,9 +25,9 @@ from specrun.cli.bench_output import OutputForm, format_options, print_results
 from specrun.cli.context_options import context_options, runtime_options
 from specrun.cli.drafter_choice import draft_kind, require_draft_files
 from specrun.cli.model_options import LoadSettings, load_options
+from specrun.cli.named_target import named_target
 from specrun.cli.option_group import SectionedCommand
 from specrun.cli.output_options import terminal_options
-from specrun.cli.paths import require_file
 from specrun.cli.temperature_grid import sampling_grid
 from specrun.cli.terminal import Terminal
 from specrun.runtime.atomic import check_target
@@ -74,7 +74,7 @@ def drafters(
     from specrun.bench.padding import padded_target
     from specrun.bench.report import drafters_table
 
-    target = _target(load)
+    target = named_target(load)
     _check_options(chosen, measuring)
     try:
         with ExitStack() as stack:
@@ -101,15 +101,6 @@ def _run(bench: DrafterBench, terminal: Terminal) -> list[DrafterResult]:
         terminal.passing(f"{done} of {total} answers: {what} ...")
 
     return measure_drafters(bench, progress=show)
-
-
-def _target(load: LoadSettings) -> Path:
-    from specrun.runtime.demo import demo_target
-
-    if load.demo == (load.model is not None):
-        problem = "--demo and -m exclude each other" if load.demo else "no model is given"
-        raise click.UsageError(f"{problem}: give -m FILE, or --demo for the embedded models")
-    return require_file(load.model or demo_target())
 
 
 def _settings(

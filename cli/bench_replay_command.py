@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +14,10 @@ from specrun.cli.bench_drafters_prompts import LONGEST_MESSAGES, chosen_prompts,
 from specrun.cli.bench_output import OutputForm, format_options, print_results
 from specrun.cli.context_options import context_options, runtime_options
 from specrun.cli.model_options import LoadSettings, load_options
+from specrun.cli.named_target import named_target
 from specrun.cli.option_group import SectionedCommand, option, option_group
 from specrun.cli.option_types import ExistingFile
 from specrun.cli.output_options import terminal_options
-from specrun.cli.paths import require_file
 from specrun.cli.terminal import Terminal
 from specrun.runtime.atomic import check_target
 
@@ -48,6 +48,7 @@ class _Replaying:
     drafter: tuple[str, ...]
     texts: Path | None
     keep: Path | None
+    force: bool
     predict: int
     curve: str
     draft_cost: float | None
@@ -73,6 +74,7 @@ _replay_options = option_group(
         metavar="FILE",
         help="Keep the recorded texts: JSON, one a line.",
     ),
+    option("--force", section=_SECTION, is_flag=True, help="Overwrite the file of --keep."),
     option(
         *("-n", "--predict", "--max-tokens"),
         section=_SECTION,
@@ -120,23 +122,27 @@ def replay(
     from specrun.bench.replay_drafters import ReplayOptions, curve_of, replay_drafters
     from specrun.bench.report import replay_table
     from specrun.bindings.model import Model
+    from specrun.runtime.planning.offload import resolve_gpu_layers
 
-    target = _target(load)
+    target = named_target(load)
     _check(replaying, source)
     chosen = DrafterChoice((), _with_demo_files(replaying.drafter or _DEFAULT_DRAFTERS, demo=load.demo), (), False, ())
     try:
         texts = _recorded(target, load, replaying, source, terminal) if replaying.texts is None else None
         if texts is not None and replaying.keep is not None:
-            write_texts(texts, replaying.keep)
+            write_texts(texts, replaying.keep, force=replaying.force)
         with ExitStack() as stack, Model(target, n_gpu_layers=0, use_mmap=load.mmap) as model:
             say = lambda what: terminal.passing(f"{what} ...")  # noqa: E731
             chosen, _ = with_documentation(chosen, target, source.docs_store, stack, say)
+            known = tuple(read_texts(replaying.texts) if texts is None and replaying.texts else texts or ())
             context = context_options(load)
+            longest = 1 + max((len(one.prompt) + len(one.answer) for one in known), default=0)
+            layers = resolve_gpu_layers(load.gpu_layers, target)
             options = ReplayOptions(
                 drafters=chosen.drafter,
-                texts=tuple(read_texts(replaying.texts) if texts is None and replaying.texts else texts or ()),
-                curve=curve_of(replaying.curve, model, context),
-                context=context,
+                texts=known,
+                curve=curve_of(replaying.curve, target, context, layers),
+                context=replace(context, n_ctx=max(context.n_ctx, longest) if context.n_ctx else 0),
                 draft_cost=replaying.draft_cost,
                 keeps_state=replaying.one_session,
             )
@@ -147,21 +153,12 @@ def replay(
     print_results("replay", results, form, lambda: replay_table(results), terminal)
 
 
-def _target(load: LoadSettings) -> Path:
-    from specrun.runtime.demo import demo_target
-
-    if load.demo == (load.model is not None):
-        problem = "--demo and -m exclude each other" if load.demo else "no model is given"
-        raise click.UsageError(f"{problem}: give -m FILE, or --demo for the embedded models")
-    return require_file(load.model or demo_target())
-
-
 def _check(replaying: _Replaying, source: PromptChoice) -> None:
     asked = source.prompt or source.file or source.prompts or source.workload or source.context
     if replaying.texts is not None and (asked or replaying.keep):
         raise click.UsageError("--texts has its own prompts and answers: leave out prompts, --workload and --keep")
     if replaying.keep is not None:
-        check_target(replaying.keep)
+        check_target(replaying.keep, force=replaying.force)
 
 
 def _with_demo_files(drafters: tuple[str, ...], *, demo: bool) -> tuple[str, ...]:

@@ -16,9 +16,10 @@ from specrun.cli.calibrate_options import (
 from specrun.cli.calibrate_report import print_calibration
 from specrun.cli.context_options import context_options
 from specrun.cli.model_options import LoadSettings, load_options
+from specrun.cli.named_target import named_target
 from specrun.cli.option_group import SectionedCommand
 from specrun.cli.output_options import terminal_options
-from specrun.cli.paths import read_text, require_file
+from specrun.cli.paths import read_text
 from specrun.cli.progress import progress_bar
 from specrun.cli.terminal import Terminal
 
@@ -70,17 +71,14 @@ def calibrate(load: LoadSettings, source: CalibrationSource, output: Calibration
 
 
 def _options(load: LoadSettings, source: CalibrationSource) -> HeadCalibrationOptions:
-    from specrun.runtime.demo import demo_target
     from specrun.runtime.planning.head_calibration import HeadCalibrationOptions
     from specrun.runtime.sampling import SamplingParams
 
-    if load.demo == (load.model is not None):
-        problem = "--demo and -m exclude each other" if load.demo else "no model is given"
-        raise click.UsageError(f"{problem}: give -m FILE and -md FILE")
+    target = named_target(load, ask="give -m FILE and -md FILE")
     if source.model_draft is None:
         raise click.UsageError("no heads are given: -md FILE names what is to be calibrated")
     return HeadCalibrationOptions(
-        target=require_file(load.model or demo_target()),
+        target=target,
         heads=source.model_draft,
         n_tokens=source.predict,
         ranks=source.ranks,

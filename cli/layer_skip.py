@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from specrun.cli.context_options import context_options
 from specrun.cli.errors import INTERRUPTED
 from specrun.cli.model_options import LoadSettings
-from specrun.cli.paths import require_file
+from specrun.cli.named_target import named_target
 from specrun.cli.progress import progress_bar
 from specrun.cli.table import print_table
 from specrun.cli.temperature_grid import sampling_grid
@@ -69,19 +69,16 @@ def run_layer_skip(
 
 def _options(load: LoadSettings, text: TuneText, skip: LayerSkip, sampling: TuneSampling) -> LayerSearchOptions:
     from specrun.bench.layer_search import LayerSearchOptions
-    from specrun.runtime.demo import demo_target
 
     if text.model_draft is not None:
         raise click.UsageError("--layer-skip makes the draft model of the target's own layers: leave out -md")
-    if load.demo == (load.model is not None):
-        problem = "--demo and -m exclude each other" if load.demo else "no model is given"
-        raise click.UsageError(f"{problem}: give -m FILE, or --demo for the embedded model")
+    target = named_target(load, ask="give -m FILE, or --demo for the embedded model")
     grid = sampling_grid(sampling.temp, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
     chosen = click.get_current_context().get_parameter_source("temp") is not ParameterSource.DEFAULT
     if chosen and len(grid) > 1:
         raise click.UsageError(f"--layer-skip searches for one temperature: give one of the {len(grid)}")
     return LayerSearchOptions(
-        target=require_file(load.model or demo_target()),
+        target=target,
         params=grid[0],
         evaluations=skip.evaluations,
         n_tokens=text.predict,

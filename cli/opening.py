@@ -12,6 +12,7 @@ from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.cli.context_options import context_options, runtime_options
 from specrun.cli.drafter_choice import drafter_expression, is_bare_auto
 from specrun.cli.model_options import DraftSettings, LoadSettings, TemplateSettings
+from specrun.cli.named_target import check_named
 from specrun.cli.paths import read_text
 from specrun.cli.terminal import Terminal
 from specrun.runtime import Runtime, SamplingParams
@@ -29,9 +30,7 @@ def open_runtime(
     load: LoadSettings, draft: DraftSettings, template: TemplateSettings, params: SamplingParams, terminal: Terminal
 ) -> Iterator[Runtime]:
     """Load the models that the options name, and close them at the end; `params` choose among tuned plans."""
-    if load.demo == (load.model is not None):
-        problem = "--demo and -m exclude each other" if load.demo else "no model is given"
-        raise click.UsageError(f"{problem}: give -m FILE, or --demo for the embedded models")
+    check_named(load)
     drafter = _tuned_expression(load, draft, params, terminal) or drafter_expression(draft, demo=load.demo)
     options = {**runtime_options(load), "accept": draft.accept, "chat_template": template_text(template), "seed": None}
     options["reference"] = draft.reference

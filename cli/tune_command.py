@@ -10,6 +10,7 @@ import click
 
 from specrun.cli.context_options import context_options
 from specrun.cli.model_options import LoadSettings, load_options
+from specrun.cli.named_target import named_target
 from specrun.cli.option_group import SectionedCommand
 from specrun.cli.output_options import terminal_options
 from specrun.cli.paths import require_file
@@ -128,16 +129,14 @@ def _options(load: LoadSettings, text: TuneText, sampling: TuneSampling) -> Tune
 
 
 def _files(load: LoadSettings, text: TuneText) -> tuple[Path, Path]:
-    from specrun.runtime.demo import demo_drafters, demo_target
+    from specrun.runtime.demo import demo_drafters
 
-    if load.demo == (load.model is not None):
-        problem = "--demo and -m exclude each other" if load.demo else "no model is given"
-        raise click.UsageError(f"{problem}: give -m FILE (and -md FILE), or --demo for the embedded models")
+    target = named_target(load, ask="give -m FILE (and -md FILE), or --demo for the embedded models")
     draft = text.model_draft or (demo_drafters().get("draft") if load.demo else None)
     if draft is None:
         raise click.UsageError("the embedded draft model is missing: name one with -md FILE")
     _refuse_heads(require_file(draft))
-    return require_file(load.model or demo_target()), require_file(draft)
+    return target, require_file(draft)
 
 
 def _refuse_heads(draft: Path) -> None:

@@ -21,6 +21,7 @@ from specrun.bindings.errors import (
     TemplateError,
     UnsupportedModelError,
 )
+from specrun.bindings.rope_scaling import RopeScaling
 from specrun.runtime.results import GenerationResult, TokenEvent, Usage
 from specrun.runtime.runtime import Runtime, RuntimeOptions
 from specrun.runtime.sampling import SamplingParams
@@ -41,6 +42,7 @@ __all__ = [
     "OptionError",
     "OutOfMemoryError",
     "PairError",
+    "RopeScaling",
     "Runtime",
     "RuntimeOptions",
     "SamplingParams",

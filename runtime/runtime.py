@@ -259,6 +259,8 @@ def _parse_options(values: dict[str, Any]) -> RuntimeOptions:
     for name in values:
         if name not in known:
             raise unknown_option(name, known, "Runtime")
+    if not isinstance(values.get("rope", AS_TRAINED), RopeScaling):
+        raise OptionError(f"rope is {values['rope']!r}: give a RopeScaling, such as RopeScaling('yarn', scale=2)")
     return RuntimeOptions(**values)
 
 
@@ -266,7 +268,7 @@ def _context_options(options: RuntimeOptions, model: Model) -> ContextOptions:
     if options.n_ctx < 0:
         raise OptionError(f"n_ctx is {options.n_ctx}: give 0 (the model's own) or a positive number")
     return ContextOptions(
-        n_ctx=options.rope.context_size(options.n_ctx, model.n_ctx_train),
+        n_ctx=options.rope.context_size(options.n_ctx, model.n_ctx_train, model.rope_factor),
         n_batch=options.n_batch,
         n_ubatch=options.n_ubatch,
         n_threads=options.n_threads,

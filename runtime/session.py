@@ -67,7 +67,7 @@ class Session:
             advice = (
                 f"shorten it or raise the context size (-c) to more than {len(prompt)}"
                 if can_grow
-                else "shorten it; the model was trained for no longer context (rope_scale stretches it)"
+                else "shorten it; the model was trained for no more (--rope-scaling yarn --rope-scale 2 stretches it)"
             )
             raise ContextFullError(f"the prompt has {len(prompt)} tokens and the context {n_ctx}: {advice}")
         if max_tokens is not None and max_tokens < 0:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specrun.bindings.errors import OptionError
+from specrun.bindings.mtp_context import can_draft_nextn
 from specrun.runtime.drafters.auto import AutoDrafter
 from specrun.runtime.drafters.choice_log import read_choice_logs
 from specrun.runtime.drafters.drafter import Drafter
@@ -48,7 +49,7 @@ def build_auto(expression: Expression, environment: DraftEnvironment, build: Bui
 
 def _default_arms(environment: DraftEnvironment) -> list[Expression]:
     draft = [Expression("draft")] if "draft" in (environment.default_files or {}) else []
-    blocks = [Expression("mtp")] if environment.target.has_loaded_nextn else []
+    blocks = [Expression("mtp")] if can_draft_nextn(environment.target) else []
     return [*draft, *blocks, *map(Expression, _WITHOUT_MODEL)]
 
 

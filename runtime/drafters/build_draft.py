@@ -10,7 +10,7 @@ from pathlib import Path
 from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
-from specrun.bindings.rope_scaling import AS_TRAINED
+from specrun.bindings.rope_scaling import AS_TRAINED, RopeScaling
 from specrun.runtime.drafters.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.draft_model import DraftModelDrafter, DraftSampling
 from specrun.runtime.drafters.draft_tree import DraftTreeDrafter, draft_size
@@ -161,13 +161,18 @@ def open_draft_model(path: Path, environment: DraftEnvironment) -> Model:
 def draft_context_options(options: ContextOptions, model: Model) -> ContextOptions:
     """Return the target's context settings, no longer than the draft model was trained for.
 
-    Where the target's positions are stretched, the draft model's are too, unless it was trained for so many.
+    Where the target's positions are stretched, the draft model's are too, by what it needs itself, unless it was
+    trained for so many.
     """
-    rope = options.rope
-    if 0 < options.n_ctx <= model.n_ctx_train:
+    rope, trained = options.rope, model.n_ctx_train
+    if 0 < options.n_ctx <= trained:
         rope = AS_TRAINED
+    elif rope.scale > 1.0:
+        # Base and original length are the target's own, and another model's may differ.
+        needed = model.rope_factor * max(options.n_ctx / trained, rope.scale)
+        rope = RopeScaling("yarn" if rope.kind == "yarn" else "linear", scale=needed)
     return ContextOptions(
-        n_ctx=rope.context_size(options.n_ctx, model.n_ctx_train),
+        n_ctx=rope.context_size(options.n_ctx, trained, model.rope_factor),
         n_batch=options.n_batch,
         n_ubatch=options.n_ubatch,
         n_threads=options.n_threads,

@@ -54,7 +54,7 @@ def build_lookahead(expression: Expression, environment: DraftEnvironment, build
     width = plan_lookahead(curve, ngram).window if window is None else window
     if width < 0 or (n_guesses or 0) < 0:
         raise OptionError(f"{expression}: window and guesses count columns and n-grams: give 0 or more")
-    if given is None and width == 0:
+    if given is None and width == 0 and n_guesses is None:
         ngram = _NGRAM_OF_TEXT  # without a window longer ones cost nothing, and tell copies from formulas
     guesses: Guesses
     if n_guesses is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from specrun.runtime.drafters.match_trust import LONGEST_MATCH, Evidence, MatchTrust, Standing
 from specrun.runtime.drafters.realignment import FOUND_AGAIN
 from specrun.runtime.planning.cost_curves import CostCurve
-from specrun.runtime.tree import ROOT, DraftTree, Draw
+from specrun.runtime.tree import ROOT, DraftTree
 
 __all__ = ["Continuation", "TreeLimits", "continuation_tree", "promised_speed_up", "teach"]
 
@@ -71,7 +71,8 @@ def continuation_tree(
 ) -> DraftTree:
     """Return the best nodes as point masses; empty where no draft would pay."""
     taken = _best_first(continuations, trust, limits)
-    return _tree(taken[: _worthwhile([one.probability for one in taken], costs)[0]])
+    best = taken[: _worthwhile([one.probability for one in taken], costs)[0]]
+    return DraftTree.of_points([one.token for one in best], tuple(one.parent for one in best))
 
 
 def promised_speed_up(
@@ -184,16 +185,3 @@ def _worthwhile(probabilities: Sequence[float], costs: CostCurve) -> tuple[int, 
         if achieved > rate:
             best, rate = count, achieved
     return best, rate
-
-
-def _tree(nodes: Sequence[_Branch]) -> DraftTree:
-    draws: dict[int, tuple[Draw, ...]] = {}
-    for index, one in enumerate(nodes):
-        draws[one.parent] = (*draws.get(one.parent, ()), Draw(index))
-    return DraftTree(
-        tokens=tuple(one.token for one in nodes),
-        parents=tuple(one.parent for one in nodes),
-        depths=tuple(one.depth for one in nodes),
-        is_candidate=(True,) * len(nodes),
-        draws=draws,
-    )

@@ -23,7 +23,7 @@ LONGEST_MATCH = 16
 """Matches of more tokens count as this long: they are as good as certain."""
 
 RANKS = 3
-"""Continuations that are told apart by rank; those behind count as the last of these."""
+"""Continuations that are told apart by rank; those behind are trusted as the last of these, and teach nothing."""
 
 
 class Evidence(IntEnum):

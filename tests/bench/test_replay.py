@@ -230,11 +230,12 @@ def test_texts_are_kept_and_read(tmp_path: Path) -> None:
 
 def test_curves_are_named_or_listed(tiny_model: Path) -> None:
     with Model(tiny_model) as model:
-        assert curve_of("1:1,2:1.5", model, ContextOptions()).seconds(2) == 1.5
-        assert curve_of("gpu", model, ContextOptions()).seconds(8) < curve_of("cpu", model, ContextOptions()).seconds(8)
+        assert curve_of("1:1,2:1.5", model.path, ContextOptions(), 0).seconds(2) == 1.5
+        gpu, cpu = (curve_of(name, model.path, ContextOptions(), 0) for name in ("gpu", "cpu"))
+        assert gpu.seconds(8) < cpu.seconds(8)
         for wrong in ("fast", "1:1,1:2", "2:1", "1:-1", "1", ""):
             with pytest.raises(OptionError):
-                curve_of(wrong, model, ContextOptions())
+                curve_of(wrong, model.path, ContextOptions(), 0)
 
 
 def bench(*arguments: str | Path) -> Result:

@@ -27,6 +27,8 @@ from specrun.runtime.drafters.build_draft import draft_context_options
         ({"kind": "none", "scale": 2.0}, "linear or yarn"),
         ({"yarn_orig_ctx": -1}, "yarn_orig_ctx"),
         ({"yarn_beta_slow": -2.0}, "yarn_beta_slow"),
+        ({"kind": "linear", "scale": 2.0, "yarn_ext_factor": 0.5}, "yarn_ext_factor is about YaRN"),
+        ({"kind": "linear", "scale": 2.0, "yarn_orig_ctx": 2048}, "yarn_orig_ctx is about YaRN"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict, message: str) -> None:
@@ -40,6 +42,26 @@ def test_contexts_grow_only_where_positions_are_stretched() -> None:
     assert RopeScaling(scale=2.0).context_size(5000, 2048) == 5000
     assert RopeScaling(freq_base=1e6).context_size(5000, 2048) == 5000
     assert RopeScaling(kind="none").context_size(5000, 2048) == 2048
+
+
+def test_a_files_own_scaling_is_not_made_worse() -> None:
+    """llama.cpp lets a scale replace the file's factor, and ignores it where the file says none."""
+    assert RopeScaling(scale=8.0).context_size(0, 131072, 4.0) == 262144
+    RopeScaling(scale=8.0).check("yarn", 4.0)
+    AS_TRAINED.check("none", 1.0)
+    RopeScaling("yarn", scale=2.0).check("none", 1.0)
+    RopeScaling("yarn").check("yarn", 4.0)
+    with pytest.raises(OptionError, match="positions are not scaled"):
+        RopeScaling(scale=2.0).check("none", 1.0)
+    with pytest.raises(OptionError, match="give more than 4"):
+        RopeScaling(scale=2.0).check("yarn", 4.0)
+    with pytest.raises(OptionError, match="by no factor"):
+        RopeScaling("yarn").check("", 1.0)
+
+
+def test_runtime_takes_no_word_for_a_scaling(tiny_model: Path) -> None:
+    with pytest.raises(OptionError, match="rope is 'yarn'"):
+        Runtime(tiny_model, rope="yarn")
 
 
 def test_llama_cpp_is_asked_for_it() -> None:
@@ -80,6 +102,8 @@ def test_a_draft_model_is_stretched_where_it_must_be(tiny_model: Path) -> None:
         yarn = RopeScaling("yarn", 2.0)
         far = draft_context_options(ContextOptions(n_ctx=model.n_ctx_train + 100, rope=yarn), model)
         assert (far.n_ctx, far.rope) == (model.n_ctx_train + 100, yarn)
+        shorter = draft_context_options(ContextOptions(n_ctx=5 * model.n_ctx_train, rope=yarn), model)
+        assert shorter.rope == RopeScaling("yarn", 5.0)  # the target's own factor would leave it short
         near = draft_context_options(ContextOptions(n_ctx=model.n_ctx_train, rope=yarn), model)
         assert (near.n_ctx, near.rope) == (model.n_ctx_train, AS_TRAINED)
 
