@@ -65,9 +65,13 @@ class Context:
         )
         self.native_seconds = 0.0
         self._n_vocab = model.vocabulary.size
-        self._buffers = OutputBuffers(self._handle, model, self.options)
-        if self.options.nextn_states:
-            show_nextn_states(self._handle, only_rows=self._evaluates_nextn)
+        try:
+            self._buffers = OutputBuffers(self._handle, model, self.options)
+            if self.options.nextn_states:
+                show_nextn_states(self._handle, only_rows=self._evaluates_nextn)
+        except BaseException:
+            self._free()
+            raise
 
     def _check_model(self) -> None:
         """Raise `UnsupportedModelError` for a model that llama.cpp would assert on, or make nothing of."""
@@ -149,11 +153,14 @@ class Context:
     def close(self) -> None:
         """Free the native memory; calling it again does nothing. Views become stale."""
         if self._handle is not None:
-            handle, self._handle = self._handle, None
             self._buffers.close()
-            self.memory.close()
-            self._native.llama_free(handle)
-            self.model.release()
+            self._free()
+
+    def _free(self) -> None:
+        handle, self._handle = self._handle, None
+        self.memory.close()
+        self._native.llama_free(handle)
+        self.model.release()
 
     def __enter__(self) -> Context:
         return self

@@ -66,7 +66,7 @@ class EagleRecipe(HeadRecipe):
     def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int, *, recompute: bool) -> int:
         """Return what chains keep, their attention to the text included, and the target's laws."""
         attention = 3 * shape.n_heads * longest if self.steps > 1 else 0
-        step = 3 * n_words + 24 * shape.hidden + 6 * shape.feed_forward + attention
+        step = 4 * n_words + 24 * shape.hidden + 6 * shape.feed_forward + attention
         whole = step + self.steps * 5 * shape.hidden if recompute else self.steps * step
         return 4 * tokens * (whole + n_words)
 

@@ -74,7 +74,7 @@ class Eagle3Recipe(HeadRecipe):
     def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int, *, recompute: bool) -> int:
         """Return what chains keep, their attention to the text included, and the target's logits and laws."""
         drafted = min(self.draft_words, n_words)
-        step = 3 * drafted + 24 * shape.hidden + 6 * shape.feed_forward + 3 * shape.n_heads * longest
+        step = 4 * drafted + 24 * shape.hidden + 6 * shape.feed_forward + 3 * shape.n_heads * longest
         whole = step + self.steps * 5 * shape.hidden if recompute else self.steps * step
         return 4 * tokens * (whole + drafted + 2 * n_words)
 

@@ -51,10 +51,10 @@ class HeadRecipe(ABC):
     def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int, *, recompute: bool) -> int:
         """Return roughly what one step keeps for its gradients, for `tokens` tokens in sequences of `longest`.
 
-        `recompute` as of Learner. By default: logits, their softmax, the target's law and a gradient for every word,
+        `recompute` as of Learner. By default: logits, their softmax, the target's law and two gradients for every word,
         and a layer's states.
         """
-        return 4 * tokens * (4 * n_words + 24 * shape.hidden + 6 * shape.feed_forward)
+        return 4 * tokens * (5 * n_words + 24 * shape.hidden + 6 * shape.feed_forward)
 
     @abstractmethod
     def files(self, learner: Learner, shape: TargetShape, n_words: int) -> HeadFiles:

@@ -28,7 +28,7 @@ class LossPart:
 class ParameterGroup:
     """Parameters that share a learning rate.
 
-    `rate` multiplies the run's learning rate; `warmup_start` is the step at which these begin to learn.
+    `rate` multiplies the run's learning rate; `starts_at` is the step at which these begin to learn.
     """
 
     parameters: Sequence[nn.Parameter]

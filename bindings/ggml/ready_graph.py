@@ -38,15 +38,19 @@ class Graph:
         self.inputs: dict[str, Array] = {}
         self._context: int | None = context
         self._graph = graph
-        self._scheduler = device.new_scheduler(size)
-        if not call("ggml_backend_sched_alloc_graph")(self._scheduler, graph):
-            self.close()
-            raise OutOfMemoryError("there is no room for a head's graph on the compute device")
+        self._scheduler: int | None = None
         self._compute = call("ggml_backend_sched_graph_compute")
-        ends = {name: _End(one) for name, one in inputs.items()}
-        self.inputs = {name: one.array for name, one in ends.items()}
-        self._copied_in = [one for one in ends.values() if not one.is_mapped]
-        self._outputs = {name: _End(one) for name, one in outputs.items()}
+        try:
+            self._scheduler = device.new_scheduler(size)
+            if not call("ggml_backend_sched_alloc_graph")(self._scheduler, graph):
+                raise OutOfMemoryError("there is no room for a head's graph on the compute device")
+            ends = {name: _End(one) for name, one in inputs.items()}
+            self.inputs = {name: one.array for name, one in ends.items()}
+            self._copied_in = [one for one in ends.values() if not one.is_mapped]
+            self._outputs = {name: _End(one) for name, one in outputs.items()}
+        except BaseException:
+            self.close()
+            raise
 
     def compute(self) -> None:
         """Compute with what `inputs` hold."""
@@ -85,7 +89,8 @@ class Graph:
         """Free the graph and its memory."""
         self.inputs = {}
         if self._context is not None:
-            call("ggml_backend_sched_free")(self._scheduler)
+            if self._scheduler is not None:
+                call("ggml_backend_sched_free")(self._scheduler)
             call("ggml_free")(self._context)
             self._context = None
 

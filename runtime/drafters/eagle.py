@@ -79,6 +79,8 @@ class EagleDrafter(Drafter):
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; none where the hidden state before the last token is not known."""
+        if request.max_depth < 1 or request.max_nodes < 1:
+            return DraftTree()
         ranks = self._sampling == "argmax" or request.params.is_greedy
         if ranks and self._is_whole_chain:
             chain = self._state.chain(request.tokens, min(self.max_nodes, request.max_depth, request.max_nodes))
@@ -86,7 +88,7 @@ class EagleDrafter(Drafter):
                 return DraftTree.chain(chain.words)
         row = self._state.root(request.tokens)
         max_nodes = min(request.max_nodes, self._state.room())
-        if row is None or request.max_depth < 1 or max_nodes < 1:
+        if row is None or max_nodes < 1:
             return DraftTree()
         laws = _HeadLaws(self._state, row, request, ranks=ranks)
         if isinstance(self._shape, DynamicShape):

@@ -81,8 +81,11 @@ class EagleState:
         self._nodes: DraftNodes | None = None
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Keep the pairs that hold for a text; the pair of position j knows the tokens up to j + 1."""
-        self._text = self._text[: common_prefix(self._text, tokens)]
+        """Keep the pairs that hold for a text, short of the last one; the pair of position j knows the tokens to j + 1.
+
+        The last one's state is shown again: what follows from it is what the first draft begins with.
+        """
+        self._text = self._text[: max(0, min(common_prefix(self._text, tokens), len(tokens) - 1))]
         holds = max(0, len(self._text) - 1 - self._base)
         self._pending.keep(max(0, holds - self._count))
         self._count = min(self._count, holds)
@@ -101,9 +104,10 @@ class EagleState:
         of the text, which costs acceptance and nothing else.
         """
         known = self.length - 1
-        if start > known or start < self._base:
+        if not self._base <= start <= known or len(self._text) < known:
             self._base, self._count, known = start, 0, start
             self._pending.keep(0)
+            self._text = list(tokens[:start])
         elif start < known:
             features = features[known - start :]
         n = min(len(features), self._head.n_cells - (known - self._base))

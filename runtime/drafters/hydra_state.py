@@ -66,8 +66,11 @@ class HydraState:
         return len(self._text) - self._base - len(self._pending)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Keep what holds for a text as well, short of its last token: its state is still to come."""
-        shared = min(common_prefix(self._text, tokens), len(tokens) - 1)
+        """Keep what holds for a text as well, short of its last two tokens.
+
+        The last one's state is still to come, and that of the one before is shown again: the first draft needs it.
+        """
+        shared = max(0, min(common_prefix(self._text, tokens), len(tokens) - 2))
         if shared < len(self._text):
             count = self._count
             del self._text[shared:]

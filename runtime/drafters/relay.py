@@ -80,7 +80,7 @@ class RelayDrafter(MembersDrafter):
             own, places = self._trees[index], self._places[index]
             guessed = outcome.tree.path_to(places[ROOT])
             agreed = common_prefix(guessed, outcome.path)
-            if agreed == len(guessed):
+            if agreed == len(guessed) and len(own):
                 member.observe(outcome_for(outcome, own, places))
             else:
                 member.rewind(start + agreed)

@@ -239,8 +239,18 @@ class PairHead(ABC):
         fused = real and bool(self.taps)  # without taps one graph serves both
         graph = self._graphs.get((fused, width, length))
         if graph is None:
+            self._close_graphs_but(length)
             graph = self._graphs[fused, width, length] = self._build(width, length, fused=fused)
         return graph
+
+    def _close_graphs_but(self, length: int) -> None:
+        """Close all graphs but those of this length and the newest other one, which a round may need beside it.
+
+        Each has memory of its own: those of all lengths of a long text would be gigabytes.
+        """
+        newest = next((key[2] for key in reversed(self._graphs) if key[2] != length), length)
+        for key in [key for key in self._graphs if key[2] not in (length, newest)]:
+            self._graphs.pop(key).close()
 
     def _build(self, n: int, length: int, *, fused: bool) -> Graph:
         builder = GraphBuilder(self._device)

@@ -198,7 +198,12 @@ def test_the_cache_is_true_after_any_rounds(
 
 @pytest.mark.parametrize(
     "expression",
-    ["relay({0}@2, prompt-lookup@2)", "ensemble({0}, prompt-lookup)", "auto({0}, prompt-lookup, none)"],
+    [
+        "relay({0}@2, prompt-lookup@2)",
+        "relay(prompt-lookup@2, {0}@2)",
+        "ensemble({0}, prompt-lookup)",
+        "auto({0}, prompt-lookup, none)",
+    ],
 )
 def test_combinators_let_the_head_see_layer_inputs(tiny_deep_model: Path, trained: Path, expression: str) -> None:
     drafter = expression.format(f"eagle3({quoted(str(trained))}, n=3)")

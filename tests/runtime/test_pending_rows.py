@@ -132,6 +132,33 @@ def test_pairs_hold_after_any_rounds_whenever_they_are_evaluated(kind: type[Summ
     assert drafted > 10
 
 
+@pytest.mark.parametrize("missing", [1, 2, 5])
+def test_pairs_after_a_gap_have_their_own_words(missing: int) -> None:
+    """The pairs before it are given up; those after it are what a head says that saw no more."""
+    text = np.random.default_rng(missing).integers(0, WORDS, 30).tolist()
+    state = EagleState(SummingHead())
+    state.learn(0, features(text, 0, 9), text[:10])
+    start = 9 + missing
+    state.learn(start, features(text, start, len(text) - 1 - start), text)
+    chain = state.chain(text, 3)
+    assert chain is not None
+    assert chain.words[0] == fresh(text, start).words[-1, 0]
+    assert fresh(text, start).words[-1, 0] != fresh(text).words[-1, 0]
+
+
+def test_a_prompt_that_comes_again_is_drafted_from_at_once() -> None:
+    """The session shows the state before its last word once more."""
+    text = np.random.default_rng(3).integers(0, WORDS, 12).tolist()
+    state = EagleState(SummingHead())
+    state.learn(0, features(text, 0, 11), text)
+    assert state.chain(text, 3) is not None
+    state.begin(text)
+    state.learn(10, features(text, 10, 1), text)
+    chain = state.chain(text, 3)
+    assert chain is not None
+    assert chain.words[0] == fresh(text).words[-1, 0]
+
+
 def test_a_chain_is_not_longer_than_the_cells() -> None:
     head = SummingHead()
     state = EagleState(head)
