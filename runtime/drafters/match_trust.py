@@ -13,9 +13,10 @@ Everything depends on counts alone, so that the same text gives the same drafts.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import IntEnum
+
+from specrun.runtime.planning.recent_odds import RecentOdds
 
 __all__ = ["LONGEST_MATCH", "RANKS", "Evidence", "MatchTrust", "Standing"]
 
@@ -55,7 +56,6 @@ _SHARES = (0.6, 0.25, 0.15)  # of what disagrees, the share of each rank
 _RUNNERS_UP = (0.25, 0.1)  # of what the first one leaves, where there is no disagreement among the longest
 _PRIOR_WEIGHT = 5.0  # ... and that belief weighs as much as so many observations
 _MEMORY = 48.0  # observations after which the older ones count half: texts change
-_STEP, _FADING, _FURTHEST = 0.25, 0.95, 2.5  # of the shared log-odds: for one surprise, per observation, at most
 
 
 class MatchTrust:
@@ -64,7 +64,7 @@ class MatchTrust:
     def __init__(self) -> None:
         self._seen = [[[0.0] * RANKS for _ in range(LONGEST_MATCH + 1)] for _ in Evidence]
         self._right = [[[0.0] * RANKS for _ in range(LONGEST_MATCH + 1)] for _ in Evidence]
-        self._shift = 0.0
+        self._lately = RecentOdds()
 
     def expected(self, standing: Standing, rank: int = 0) -> float:
         """Return the probability that the next token is the known continuation of this rank."""
@@ -72,14 +72,11 @@ class MatchTrust:
         prior = _PRIOR[standing.evidence][length][rank]
         seen = self._seen[standing.evidence][length][rank]
         known = (self._right[standing.evidence][length][rank] + _PRIOR_WEIGHT * prior) / (seen + _PRIOR_WEIGHT)
-        if not self._shift or not known:
-            return known
-        return 1.0 / (1.0 + (1.0 / known - 1.0) * math.exp(-self._shift))
+        return self._lately.applied(known)
 
     def learn(self, standing: Standing, n_known: int, rank: int | None) -> None:
         """Count one observation: of `n_known` continuations the one of this rank came, or none."""
-        surprise = (rank == 0) - self.expected(standing)
-        self._shift = max(-_FURTHEST, min(_FURTHEST, _FADING * self._shift + _STEP * surprise))
+        self._lately.observe(self.expected(standing), rank == 0)
         length = min(standing.length, LONGEST_MATCH)
         seen, right = self._seen[standing.evidence][length], self._right[standing.evidence][length]
         for one in range(min(n_known, RANKS)):

@@ -6,7 +6,6 @@ the next head reads, inside the graph.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +15,8 @@ import numpy.typing as npt
 from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.functions import F32, I32
 from specrun.bindings.ggml.graph import Graph, GraphBuilder, Tensor
-from specrun.runtime.heads.chain_words import ChainTable, ChainWords, chain_width
+from specrun.runtime.heads.chain_graphs import ChainGraphs
+from specrun.runtime.heads.chain_words import ChainWords, chain_width
 from specrun.runtime.heads.prefix_layer import PrefixLayer
 
 __all__ = ["HydraChains", "HydraGraphParts"]
@@ -41,13 +41,10 @@ class HydraChains:
     """The graphs of chains. Close them before the prefix layer and the weights."""
 
     def __init__(self, device: ComputeDevice, prefix: PrefixLayer | None, parts: HydraGraphParts) -> None:
-        self.native_seconds = 0.0
         self._device = device
         self._prefix = prefix
         self._parts = parts
-        self._table = ChainTable(device)
-        self._graphs: dict[tuple[int, int, bool], Graph] = {}
-        self._length = 0  # of all graphs: a text that has outgrown one does not come back to it soon
+        self._graphs = ChainGraphs(device, self._build)
 
     def run(
         self, states: npt.NDArray[np.float32], position: int, count: int, token: int, n: int, *, probabilities: bool
@@ -59,39 +56,27 @@ class HydraChains:
         """
         m = len(states)
         if self._prefix is None:
-            graph = self._graph(1, n, 0, probabilities=probabilities)
+            graph = self._graphs.get(1, n, 0, probabilities=probabilities)
             graph.inputs["states"][0] = states[-1]
         else:
-            graph = self._graph(chain_width(m), n, self._prefix.length(count + m), probabilities=probabilities)
+            graph = self._graphs.get(chain_width(m), n, self._prefix.length(count + m), probabilities=probabilities)
             self._prefix.fill(graph.inputs, states, position, count)
             if "last" in graph.inputs:
                 graph.inputs["last"][...] = m - 1
         if "token" in graph.inputs:
             graph.inputs["token"][...] = token
-        started = time.perf_counter()
-        graph.compute()
-        self.native_seconds += time.perf_counter() - started
-        return ChainTable.read(graph, probabilities=probabilities)
+        return self._graphs.run(graph, probabilities=probabilities)
+
+    @property
+    def native_seconds(self) -> float:
+        """The time spent in ggml so far."""
+        return self._graphs.native_seconds
 
     def close(self) -> None:
         """Free graphs and table."""
-        self._close_graphs()
-        self._table.close()
+        self._graphs.close()
 
-    def _close_graphs(self) -> None:
-        while self._graphs:
-            self._graphs.popitem()[1].close()
-
-    def _graph(self, width: int, n: int, length: int, *, probabilities: bool) -> Graph:
-        if length != self._length:
-            self._close_graphs()
-            self._length = length
-        graph = self._graphs.get((width, n, probabilities))
-        if graph is None:
-            graph = self._graphs[width, n, probabilities] = self._build(width, n, length, probabilities=probabilities)
-        return graph
-
-    def _build(self, width: int, n: int, length: int, *, probabilities: bool) -> Graph:
+    def _build(self, width: int, n: int, length: int, probabilities: bool) -> Graph:
         parts = self._parts
         per_head = _HEAD_OPERATIONS + _BLOCK_OPERATIONS * parts.n_blocks
         builder = GraphBuilder(self._device, _PREFIX_OPERATIONS + n * per_head)
@@ -107,9 +92,11 @@ class HydraChains:
                 if parts.embedding is not None and word is not None:
                     x = builder.concat(x, builder.get_rows(parts.embedding, word))
                 word = builder.reshape(
-                    self._table.add(builder, parts.logits(builder, head, x), head, probabilities=probabilities), 1, 1
+                    self._graphs.table.add(builder, parts.logits(builder, head, x), head, probabilities=probabilities),
+                    1,
+                    1,
                 )
-            self._table.output(builder, n, probabilities=probabilities)
+            self._graphs.table.output(builder, n, probabilities=probabilities)
             return builder.build()
         finally:
             builder.close()

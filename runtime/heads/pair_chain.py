@@ -7,7 +7,6 @@ and value into the cell after the last one and reads the cache from that write o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +17,8 @@ from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.functions import F32, I32
 from specrun.bindings.ggml.graph import Graph, GraphBuilder, Tensor
 from specrun.runtime.heads.cached_attention import KeyValueCache, Places, fill_chain_places
-from specrun.runtime.heads.chain_words import ChainTable, ChainWords, chain_width
+from specrun.runtime.heads.chain_graphs import ChainGraphs
+from specrun.runtime.heads.chain_words import ChainWords, chain_width
 
 __all__ = ["PairChains", "PairGraphParts"]
 
@@ -44,13 +44,10 @@ class PairChains:
     """The graphs of a head's chains. Close them before the head's cache and weights."""
 
     def __init__(self, device: ComputeDevice, cache: KeyValueCache, parts: PairGraphParts) -> None:
-        self.native_seconds = 0.0
         self._device = device
         self._cache = cache
         self._parts = parts
-        self._table = ChainTable(device)
-        self._graphs: dict[tuple[int, int, bool], Graph] = {}
-        self._length = 0  # of all graphs: a text that has outgrown one does not come back to it soon
+        self._graphs = ChainGraphs(device, self._build)
 
     def run(
         self,
@@ -68,7 +65,7 @@ class PairChains:
         """
         m = len(tokens)
         width, length = chain_width(m), self._cache.length(count + m + n - 1)
-        graph = self._graph(width, n, length, probabilities=probabilities)
+        graph = self._graphs.get(width, n, length, probabilities=probabilities)
         inputs = graph.inputs
         fill_chain_places(inputs, position, count, m, self._cache.spare, n - 1)
         inputs["features"][:m], inputs["tokens"][0, :m] = features, tokens
@@ -76,30 +73,18 @@ class PairChains:
             inputs["features"][m:], inputs["tokens"][0, m:] = 0.0, 0
         if width > 1:
             inputs["last"][...] = m - 1
-        started = time.perf_counter()
-        graph.compute()
-        self.native_seconds += time.perf_counter() - started
-        return ChainTable.read(graph, probabilities=probabilities)
+        return self._graphs.run(graph, probabilities=probabilities)
+
+    @property
+    def native_seconds(self) -> float:
+        """The time spent in ggml so far."""
+        return self._graphs.native_seconds
 
     def close(self) -> None:
         """Free graphs and table."""
-        self._close_graphs()
-        self._table.close()
+        self._graphs.close()
 
-    def _close_graphs(self) -> None:
-        while self._graphs:
-            self._graphs.popitem()[1].close()
-
-    def _graph(self, width: int, n: int, length: int, *, probabilities: bool) -> Graph:
-        if length != self._length:
-            self._close_graphs()
-            self._length = length
-        graph = self._graphs.get((width, n, probabilities))
-        if graph is None:
-            graph = self._graphs[width, n, probabilities] = self._build(width, n, length, probabilities=probabilities)
-        return graph
-
-    def _build(self, width: int, n: int, length: int, *, probabilities: bool) -> Graph:
+    def _build(self, width: int, n: int, length: int, probabilities: bool) -> Graph:
         parts, builder = self._parts, GraphBuilder(self._device, _OPERATIONS * (n + 1))
         try:
             places = self._cache.places(builder, width + n - 1, length)
@@ -112,12 +97,12 @@ class PairChains:
                 read = state if same else builder.get_rows(read, last)
             for depth in range(n):
                 logits = builder.mul_mat(parts.output, read)
-                word = self._table.add(builder, logits, depth, ids=parts.word_ids, probabilities=probabilities)
+                word = self._graphs.table.add(builder, logits, depth, ids=parts.word_ids, probabilities=probabilities)
                 if depth < n - 1:
                     embedded = builder.get_rows(parts.embedding, builder.reshape(word, 1, 1))
                     place = places.part(builder, width + depth, 1)
                     state, read = parts.predicted(builder, embedded, state, place)
-            self._table.output(builder, n, probabilities=probabilities)
+            self._graphs.table.output(builder, n, probabilities=probabilities)
             return builder.build()
         finally:
             builder.close()

@@ -9,8 +9,9 @@ has changed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+
+from specrun.runtime.planning.recent_odds import RecentOdds
 
 __all__ = ["MatchAcceptance"]
 
@@ -19,7 +20,6 @@ _BY_MATCH = (0.1, 0.25, 0.35, 0.4, 0.45, 0.65, 0.8)
 _BY_RANK = (1.0, 0.3, 0.15, 0.1)
 _WEIGHT = 4.0  # how many observations the first estimate counts for
 _MEMORY = 48.0  # observations after which older ones begin to fade
-_STEP, _FADING, _FURTHEST = 0.25, 0.95, 2.5  # of the shared log-odds: for one surprise, per observation, at most
 
 
 class MatchAcceptance:
@@ -30,22 +30,18 @@ class MatchAcceptance:
     def __init__(self) -> None:
         self._hits = [[_WEIGHT * match * rank for rank in _BY_RANK] for match in _BY_MATCH]
         self._trials = [[_WEIGHT] * len(_BY_RANK) for _ in _BY_MATCH]
-        self._shift = 0.0
+        self._lately = RecentOdds()
 
     def probability(self, matched: int, rank: int) -> float:
         """Return the estimate for a continuation of this rank after so many matched tokens (1 or more)."""
         row = min(matched, len(_BY_MATCH)) - 1
-        known = self._hits[row][rank] / self._trials[row][rank]
-        if not 0.0 < known < 1.0:
-            return known
-        return 1.0 / (1.0 + (1.0 / known - 1.0) * math.exp(-self._shift))
+        return self._lately.applied(self._hits[row][rank] / self._trials[row][rank])
 
     def count(self, continuations: Sequence[tuple[int, int]], token: int) -> None:
         """Count which of the continuations (token, matched length), by rank, the next token was."""
         if continuations:
             guess, matched = continuations[0]
-            surprise = (guess == token) - self.probability(matched, 0)
-            self._shift = max(-_FURTHEST, min(_FURTHEST, _FADING * self._shift + _STEP * surprise))
+            self._lately.observe(self.probability(matched, 0), guess == token)
         for rank, (guess, matched) in enumerate(continuations[: self.ranks]):
             row = min(matched, len(_BY_MATCH)) - 1
             if self._trials[row][rank] >= _MEMORY:
