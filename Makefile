@@ -1,4 +1,4 @@
-# Two commands: `make chat` talks to the embedded pair, `make test` runs every test.
+# Two commands: `make chat` talks to the embedded pair, `make test` runs every test. What follows is given every time.
 #   CUDA=1      builds llama.cpp for NVIDIA GPUs (needs the CUDA toolkit)
 #   WHEEL=FILE  uses a prebuilt llama-cpp-python wheel instead of building one
 #   PYTHON=...  the Python (3.11 or newer) to make the environment with
@@ -39,12 +39,12 @@ $(VENV)/bin/python:
 $(VENV)/.env-$(KIND): $(INPUTS) | $(VENV)/bin/python
 	@echo "== llama.cpp"
 	@wheel=$$($(FIND_WHEEL)) && echo "installing $$wheel" && $(PIP) install -q --force-reinstall --no-deps "$$wheel"
-	@echo "== specrun and what a chat needs"
-	@$(PIP) install -q -c constraints.txt -e .
+	@echo "== specrun, to chat and to convert"
+	@$(PIP) install -q -c constraints.txt -e ".[convert]"
 	@rm -f $(VENV)/.env-* && touch $@
 
 $(VENV)/.dev-$(KIND): $(VENV)/.env-$(KIND)
-	@echo "== what the tests, the converter and the training need (torch among them: a large download)"
+	@echo "== what training and the tests need (torch among them: a large download)"
 	@$(PIP) install -q -c constraints.txt -e ".[dev]"
 	@rm -f $(VENV)/.dev-* && touch $@
 

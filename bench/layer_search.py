@@ -20,7 +20,7 @@ from typing import Any
 
 from specrun.bench.layer_judge import CutJudge, LayerTrial, prepare_judge
 from specrun.bindings.context import ContextOptions
-from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.bindings.errors import MissingPackageError, OptionError
 from specrun.bindings.model import Model
 from specrun.convert.cut import LayeredModel
 from specrun.runtime.planning.offload import LayerCount
@@ -164,6 +164,6 @@ def _optuna() -> Any:  # noqa: ANN401 - a module that may be absent
     try:
         import optuna
     except ModuleNotFoundError as error:
-        raise SpecrunError("the search needs the package optuna: run pip install 'specrun[tune]'") from error
+        raise MissingPackageError("the search", "optuna", "tune") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bench.drafters import DrafterResult
-from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.bindings.errors import MissingPackageError, OptionError
 from specrun.runtime.atomic import atomic_path
 
 __all__ = ["check_plot_file", "plot_drafters"]
@@ -27,7 +27,7 @@ def check_plot_file(path: Path) -> None:
     try:
         import matplotlib as _  # noqa: F401
     except ImportError as error:
-        raise SpecrunError("pictures need matplotlib: pip install 'specrun[bench]'") from error
+        raise MissingPackageError("a picture", "matplotlib", "bench") from error
 
 
 def plot_drafters(results: Sequence[DrafterResult], path: Path) -> None:

@@ -17,6 +17,7 @@ SpecrunError                    anything specrun raises on purpose (exit code 1)
 │   ├── InvalidBatchError       the batch was refused (-1)
 │   ├── DecodeMemoryError       an allocation failed while decoding (-2)
 │   └── DecodeFailedError       the backend failed (-3 and below)
+├── MissingPackageError         an optional package is not installed (1)
 ├── StaleViewError              logits or features were read after the next evaluation
 ├── ClosedError                 a closed object was used
 └── BusyError                   a second call while an answer is being streamed
@@ -35,6 +36,7 @@ __all__ = [
     "FileMissingError",
     "InvalidBatchError",
     "MalformedFileError",
+    "MissingPackageError",
     "ModelError",
     "ModelLoadError",
     "NoCacheSlotError",
@@ -46,6 +48,7 @@ __all__ = [
     "TemplateError",
     "UnsupportedModelError",
     "decode_error",
+    "extra_command",
 ]
 
 
@@ -137,6 +140,18 @@ class DecodeMemoryError(DecodeError):
 
 class DecodeFailedError(DecodeError):
     """The backend failed (llama_decode returned -3 or an unknown code)."""
+
+
+class MissingPackageError(SpecrunError):
+    """`what` needs a package that is not installed; the extra of pyproject.toml named `extra` brings it."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(f"{what} needs the package {package}: {extra_command(extra)}")
+
+
+def extra_command(extra: str) -> str:
+    """Return what to do so that the packages of an extra are there."""
+    return f"run pip install -c constraints.txt -e '.[{extra}]' in specrun's folder"
 
 
 class StaleViewError(SpecrunError):

@@ -83,7 +83,7 @@ drafter_choice_options = option_group(
         section=_DRAFTERS,
         type=ExistingFile(),
         multiple=True,
-        help='A draft model: short for --drafter draft("FILE"); repeatable.',
+        help='A draft model or heads: short for --drafter KIND("FILE"); repeatable.',
     ),
     option(
         "--drafter",

@@ -42,7 +42,8 @@ The target writes answers to the prompts (or -f names a text, best one that it w
 is asked along them: how often is its first, second, ... guess the word that came, where the guesses
 before it were right? The tree of guesses is made from these shares, and sized by what evaluations cost
 on this machine, which is measured too. They are written into the heads' own file, which is replaced
-whole or not at all, or with -o into a CSV beside it. Do not use the machine meanwhile.
+whole or not at all, or with -o into a CSV beside it. EAGLE's heads read them as eagle(FILE, tree=sequoia)
+alone. Do not use the machine meanwhile.
 """
 
 

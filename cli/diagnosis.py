@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
+from specrun.bindings.errors import extra_command
 from specrun.cli.versions import specrun_version
 from specrun.runtime.demo import demo_target
 
@@ -71,8 +72,7 @@ def diagnose() -> Diagnosis:
 
 def _kernel_checks() -> list[Check]:
     if find_spec("gguf") is None:
-        reason = 'needs the convert extra: pip install "specrun[convert]"'
-        return [Check("quantized kernels", "skipped", reason)]
+        return [Check("quantized kernels", "skipped", f"needs the package gguf: {extra_command('convert')}")]
     return [_renamed(_ask("kernels", file_type)[1], f"{file_type} kernels") for file_type in KERNEL_TYPES]
 
 

@@ -55,7 +55,9 @@ def _check_hash(_context: click.Context, _option: click.Parameter, value: str | 
 @click.command(cls=_InspectCommand, epilog=_EPILOG)
 @click.argument("file", type=ExistingFile())
 @click.argument("other", type=ExistingFile(), required=False)
-@option("-md", "--model-draft", "--draft-model", section="Model", type=ExistingFile(), help="Check a draft model.")
+@option(
+    "-md", "--model-draft", "--draft-model", section="Model", type=ExistingFile(), help="Check a draft model or heads."
+)
 @option(
     "--sha256",
     section="Model",

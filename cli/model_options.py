@@ -211,7 +211,7 @@ load_options = option_group(
         show_default=True,
         help="Map model files into memory instead of reading them.",
     ),
-    option("--mlock", section=_EVALUATION, is_flag=True, help="Keep the models in RAM."),
+    option("--mlock", section=_EVALUATION, is_flag=True, help="Keep the target in RAM (not with --no-mmap)."),
 )
 
 
@@ -229,7 +229,8 @@ draft_options = option_group(
         "--draft-model",
         section=_DRAFTING,
         type=ExistingFile(),
-        help='The draft model: short for --drafter draft("FILE").',
+        help="What drafts: a draft model, heads (Medusa, Hydra, EAGLE) or NextN blocks; short for --drafter "
+        'KIND("FILE").',
     ),
     option(
         "--drafter",
@@ -251,7 +252,8 @@ draft_options = option_group(
         section=_DRAFTING,
         type=click.IntRange(1, 1024),
         metavar="N",
-        help="The most tokens drafted in a round.  [default: the drafter's own: 5, where text is retrieved 15]",
+        help="The most tokens drafted in a round.  "
+        "[default: the drafter's own: draft model 5, mtp 3, prompt-lookup 15]",
     ),
     option(
         "--spec-draft-p-min",

@@ -45,7 +45,7 @@ Examples:
 Measures how long the target and the draft model take for 1 to 64 tokens, and how often drafted tokens
 are accepted, rank by rank, in texts that the target writes; then picks the tree of drafts that should
 give the most tokens a second, or none where plain decoding is faster. chat and generate use the plan
-for this pair on this machine. Do not use the machine meanwhile.
+for this pair, -m and -md, on this machine (not with --demo). Do not use the machine meanwhile.
 
 \b
 Without a draft model only the target's times are measured: prompt-lookup, lookahead and rest draft as

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specrun.bindings.errors import SpecrunError
+from specrun.bindings.errors import MissingPackageError
 
 try:
     from specrun.convert.conversion import ConversionPlan, ConversionReport, convert_checkpoint, plan_conversion
@@ -18,7 +18,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "gguf":
         raise
-    raise SpecrunError("this needs the package gguf: run pip install 'specrun[convert]'") from error
+    raise MissingPackageError("this", "gguf", "convert") from error
 
 __all__ = [
     "ConversionPlan",

@@ -16,7 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.errors import FileMissingError, MalformedFileError, SpecrunError, UnsupportedModelError
+from specrun.bindings.errors import (
+    FileMissingError,
+    MalformedFileError,
+    MissingPackageError,
+    SpecrunError,
+    UnsupportedModelError,
+)
 from specrun.convert.source_tensor import NUMBER_TYPES, SourceTensor
 
 __all__ = ["PICKLE_ENDINGS", "PickledTensor", "read_pickle"]
@@ -64,7 +70,7 @@ def _load(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
     try:
         import torch
     except ModuleNotFoundError as error:
-        raise SpecrunError(f"opening {path} needs torch: run pip install 'specrun[train]'") from error
+        raise MissingPackageError(f"opening {path}", "torch", "train") from error
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < _SAFE_TORCH:
         raise SpecrunError(f"torch {torch.__version__} cannot open {path} safely: install torch 2.6 or later")

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.errors import MalformedFileError, OptionError, SpecrunError, UnsupportedModelError
+from specrun.bindings.errors import MalformedFileError, MissingPackageError, OptionError, UnsupportedModelError
 from specrun.convert.json_file import JsonObject
 from specrun.convert.names import nearest
 from specrun.convert.pre_tokenizer_names import NAME_BY_HASH, NAMES, PROBE
@@ -37,12 +37,12 @@ _SHAPES: dict[tuple[tuple[str, str], ...], str] = {
 def probe_hash(path: Path) -> str:
     """Return the hash by which llama.cpp knows the tokenizer.json at `path`.
 
-    Raises MalformedFileError if the file is no tokenizer, SpecrunError if the package tokenizers is missing.
+    Raises MalformedFileError if the file is no tokenizer, MissingPackageError without the package tokenizers.
     """
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError as error:
-        raise SpecrunError("this needs the package tokenizers: run pip install 'specrun[convert]'") from error
+        raise MissingPackageError("this", "tokenizers", "convert") from error
     try:
         tokens = Tokenizer.from_file(str(path)).encode(PROBE).ids
     except Exception as error:  # what the package raises has no class of its own

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specrun.bindings.errors import MalformedFileError, ModelError, OutOfMemoryError, SpecrunError
+from specrun.bindings.errors import MalformedFileError, MissingPackageError, ModelError, OutOfMemoryError
 from specrun.train.target_words import require_folder
 
 __all__ = ["HFModel", "load_hf_model", "read_config"]
@@ -85,7 +85,7 @@ def load_hf_model(folder: Path, device: torch.device, dtype: torch.dtype = torch
     try:
         import transformers
     except ImportError as error:
-        raise SpecrunError("training needs transformers: pip install 'specrun[train]'") from error
+        raise MissingPackageError("training", "transformers", "train") from error
     auto: Any = transformers.AutoModelForCausalLM
     quiet: Any = transformers.utils.logging
     level, bar = quiet.get_verbosity(), quiet.is_progress_bar_enabled()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.errors import FileMissingError, ModelError, SpecrunError, TemplateError
+from specrun.bindings.errors import FileMissingError, MissingPackageError, ModelError, TemplateError
 from specrun.runtime.chat_template import ChatTemplate, Message
 from specrun.train.data_file import Answered, Chat, Document, PlainText
 
@@ -157,7 +157,7 @@ def _load_tokenizer(folder: Path) -> Any:  # noqa: ANN401 - transformers is unty
     try:
         import transformers
     except ImportError as error:
-        raise SpecrunError("training needs transformers: pip install 'specrun[train]'") from error
+        raise MissingPackageError("training", "transformers", "train") from error
     auto: Any = transformers.AutoTokenizer
     try:
         tokenizer = auto.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
