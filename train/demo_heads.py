@@ -49,17 +49,17 @@ from specrun.train.training_progress import TrainingStatus
 logger = logging.getLogger("specrun.train.demo_heads")  # not "__main__", which `main` would not show
 
 SEED = 0
-TOKENS_PER_BATCH = 4096
-RATES = {"medusa": 1.5e-2, "eagle": 4e-3, "eagle3": 4e-3, "drafter": 1e-3}
+TOKENS_PER_BATCH = 1024
+RATES = {"medusa": 1e-2, "eagle": 4e-3, "eagle3": 4e-3, "drafter": 1e-3}
 """Learning rates that suit a width of 256; the usual ones, made for wide models, are four to ten times too slow."""
 
 MOST_BYTES = 25_000_000
 """What the embedded family may weigh in all."""
 
 RECIPES: dict[str, HeadRecipe] = {
-    "medusa": MedusaRecipe(heads=4),
+    "medusa": MedusaRecipe(heads=4, layers=2),
     "eagle": EagleRecipe(steps=3),
-    "eagle3": Eagle3Recipe(steps=4, draft_words=4096),
+    "eagle3": Eagle3Recipe(steps=3, draft_words=4096),
 }
 DRAFTER = "drafter"
 KINDS = (*RECIPES, DRAFTER)

@@ -9,13 +9,14 @@ Reference: SafeAILab/EAGLE, eagle/traineagle3/cnets.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.agreement import Agreement, best_words, shifted
 from specrun.train.draft_marks import choosing, draft_marks
 from specrun.train.eagle import MEASURED_DEPTH, llama_config
@@ -30,9 +31,10 @@ from specrun.train.target_shape import TargetShape
 from specrun.train.token_corpus import TokenBatch, TokenCorpus
 from specrun.train.training_run import TrainingDefaults
 
-__all__ = ["Eagle3Learner", "Eagle3Recipe", "draft_vocabulary"]
+__all__ = ["Eagle3Learner", "Eagle3Recipe", "draft_vocabulary", "tap_scale"]
 
 _PAPER_WIDTH, _PAPER_RATE = 4096, 5e-5
+_SCALE_TEXTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +85,13 @@ class Eagle3Recipe(HeadRecipe):
     ) -> Learner:
         """Return a head whose output matrix starts as the target's rows."""
         words = draft_vocabulary(corpus, target.output.shape[0], self.draft_words)
-        return Eagle3Learner(self, shape, target, source, words)
+        scale = 1.0 if target.output.is_meta else tap_scale(source, corpus, target.output.device)
+        return Eagle3Learner(self, shape, target, source, words, scale)
 
     def files(self, learner: Learner, shape: TargetShape, n_words: int) -> HeadFiles:
         """Return upstream's layout; the taps stand in the config."""
-        tensors = dict(learner.module.state_dict())
+        assert isinstance(learner, Eagle3Learner)
+        tensors = learner.head.upstream_tensors()
         layers = list(self.taps(shape))
         config = {
             **llama_config(shape, n_words),
@@ -117,8 +121,25 @@ def draft_vocabulary(corpus: TokenCorpus, n_words: int, most: int) -> Tensor:
     return order[:most].sort().values
 
 
+def tap_scale(source: FeatureSource, corpus: TokenCorpus, device: torch.device) -> float:
+    """Return the usual size of the tapped layers' inputs in the first training texts.
+
+    That is the median over positions of their root mean square: the first position of a text may have states a
+    thousand times larger (attention sinks), and the layer adds to the others, too.
+    """
+    sizes = []
+    for number in corpus.training[:_SCALE_TEXTS]:  # one by one: all together may be more than a batch
+        taps = source.features(corpus.batch([number]).to(device)).taps
+        assert taps is not None
+        sizes.append(taps.float().square().mean(-1).sqrt().flatten())
+    size = float(torch.cat(sizes).median())
+    if not 0 < size < math.inf:
+        raise ModelError(f"the inputs of layers {source.taps} have a usual size of {size}: no head can learn from them")
+    return size
+
+
 class Eagle3Learner(Learner):
-    """A head over given taps; the token embedding is the target's and stays as it is."""
+    """A head over given taps, which are of the size `scale`; the token embedding is the target's and stays as it is."""
 
     def __init__(
         self,
@@ -127,10 +148,11 @@ class Eagle3Learner(Learner):
         target: TargetMatrices,
         source: FeatureSource,
         draft_words: Tensor,
+        scale: float = 1.0,
     ) -> None:
         self.recipe = recipe
         self.device = target.output.device
-        self.head = Eagle3Head(shape, draft_words, target.output).to(self.device)
+        self.head = Eagle3Head(shape, draft_words, target.output, scale).to(self.device)
         self.module = self.head
         self._target, self._source = target, source
 

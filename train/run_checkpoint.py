@@ -16,7 +16,7 @@ from specrun.train.training_progress import Curves
 
 __all__ = ["Place", "check_checkpoint", "load_run", "save_run"]
 
-_FORMAT = 2  # raised where a run would go on differently: 2 counts the first words of answers
+_FORMAT = 3  # raised where a run would go on differently: 2 counts answers' first words, 3 knows the size of taps
 
 
 @dataclass(frozen=True, slots=True)

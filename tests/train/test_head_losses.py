@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.agreement import Agreement, best_words, shifted
 from specrun.train.draft_marks import choosing, draft_marks
 from specrun.train.eagle import EagleLearner, EagleRecipe
-from specrun.train.eagle3 import Eagle3Learner, Eagle3Recipe, draft_vocabulary
+from specrun.train.eagle3 import Eagle3Learner, Eagle3Recipe, draft_vocabulary, tap_scale
 from specrun.train.features import Features, TargetMatrices
 from specrun.train.heads.attention import Attention
 from specrun.train.heads.unrolled import chain_states
@@ -333,6 +334,79 @@ def test_offsets_and_marks_name_the_same_words(target: TargetMatrices) -> None:
     assert head.t2d.nonzero().flatten().tolist() == drafted.tolist()
     assert head.draft_words.tolist() == drafted.tolist()
     torch.testing.assert_close(head.lm_head.weight, target.output[drafted])
+
+
+# -- the size of what EAGLE-3 reads ------------------------------------------------------------------------------------
+
+
+class SizedStates(FixedStates):
+    """The same states with taps of another size."""
+
+    def __init__(self, count: int, length: int, size: float) -> None:
+        super().__init__(count, length, taps=3)
+        self.tapped = size * self.tapped
+
+
+def learnt_from(target: TargetMatrices, size: float, scale: float) -> tuple[Eagle3Learner, list[float]]:
+    """Return a head after a few steps on taps of `size`, and its losses."""
+    torch.manual_seed(6)
+    words = torch.arange(WORDS)
+    learner = Eagle3Learner(Eagle3Recipe(steps=3), SHAPE, target, SizedStates(2, 8, size), words, scale)
+    optimizer = torch.optim.AdamW(learner.module.parameters(), lr=1e-2, weight_decay=0.0)
+    losses = []
+    for step in range(12):
+        optimizer.zero_grad()
+        part = next(learner.losses(batch_of(8), noise(), step))
+        part.value.backward()
+        optimizer.step()
+        losses.append(part.value.item())
+    return learner, losses
+
+
+def test_eagle3_learns_alike_whatever_the_size_of_the_targets_states(target: TargetMatrices) -> None:
+    """Norms' epsilons aside; a head that does not know the size (the last line) learns otherwise."""
+    _, plain = learnt_from(target, 1.0, 1.0)
+    assert learnt_from(target, 1000.0, 1000.0)[1] == pytest.approx(plain, rel=1e-3)
+    assert learnt_from(target, 0.125, 0.125)[1] == pytest.approx(plain, rel=1e-3)
+    assert learnt_from(target, 1000.0, 1.0)[1] != pytest.approx(plain, rel=0.05)
+
+
+def test_upstreams_tensors_need_no_scale(target: TargetMatrices) -> None:
+    learner, _ = learnt_from(target, 300.0, 300.0)
+    tensors = learner.head.upstream_tensors()
+    assert set(tensors) == set(learner.head.state_dict()) - {"midlayer.scale"}
+    states = SizedStates(2, 8, 300.0)
+    theirs = Eagle3Learner(Eagle3Recipe(), SHAPE, target, states, torch.arange(WORDS)).head
+    theirs.load_state_dict({**tensors, "midlayer.scale": torch.tensor(1.0)})
+    ids, read = batch_of(8).ids, states.tapped[:, :-1]
+    with torch.no_grad():
+        chains = [chain_states(head, target.embedding, ids, head.fc(read), 3) for head in (learner.head, theirs)]
+        for ours, upstreams in zip(*chains, strict=True):
+            torch.testing.assert_close(upstreams / 300, ours / 300, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(theirs.logits(upstreams), learner.head.logits(ours), rtol=1e-4, atol=1e-4)
+
+
+def test_the_size_of_taps_is_that_of_the_usual_position() -> None:
+    states = FixedStates(2, 8, taps=3)
+    text = TokenSequence(np.arange(8, dtype=np.int32), np.ones(8, np.bool_))
+    corpus = TokenCorpus((text, text), (0, 1), (0,), measured_on_training=True)
+    by_text = SimpleNamespace(
+        taps=(0, 1, 2),
+        features=lambda batch: Features(states.final, states.tapped[list(batch.numbers)]),
+    )
+    sizes = states.tapped.square().mean(-1).sqrt().flatten().sort().values
+    found = tap_scale(by_text, corpus, torch.device("cpu"))
+    assert found == pytest.approx(float(sizes[7]))
+    states.tapped[:, 0] *= 1000.0  # the first word, on which attention rests
+    assert tap_scale(by_text, corpus, torch.device("cpu")) == pytest.approx(found, rel=0.2)
+
+
+def test_taps_of_no_size_are_refused() -> None:
+    states = SizedStates(1, 8, 0.0)
+    text = TokenSequence(np.arange(8, dtype=np.int32), np.ones(8, np.bool_))
+    corpus = TokenCorpus((text,), (0,), (0,), measured_on_training=True)
+    with pytest.raises(ModelError, match=r"inputs of layers \(0, 1, 2\) have a usual size of 0\.0"):
+        tap_scale(states, corpus, torch.device("cpu"))
 
 
 # -- Hydra ------------------------------------------------------------------------------------------------------------
