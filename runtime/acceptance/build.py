@@ -8,6 +8,7 @@ from specrun.runtime.acceptance.block import BlockRule
 from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.acceptance.kseq import KSeqRule
 from specrun.runtime.acceptance.rule import AcceptanceRule
+from specrun.runtime.acceptance.spec_cascade import CASCADES, SpecCascadeRule
 from specrun.runtime.acceptance.typical import TypicalRule
 from specrun.runtime.drafters.expression import Expression, parse_expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
@@ -22,7 +23,7 @@ def rule_names() -> list[str]:
 
 
 def build_rule(text: str) -> AcceptanceRule:
-    """Return the rule that an `--accept` value names, such as "exact", "block" or "typical(eps=0.09, delta=0.3)".
+    """Return the rule that an `--accept` value names, such as "exact", "block" or "cascade-opt(alpha=0.1)".
 
     Raises `OptionError` for an unknown rule or option and for values that make no sense.
     """
@@ -44,5 +45,13 @@ def _build_typical(expression: Expression) -> AcceptanceRule:
     return TypicalRule(options.number("eps", 0.09), options.number("delta", 0.3))
 
 
+def _build_cascade(expression: Expression) -> AcceptanceRule:
+    """Build `cascade-opt(alpha=0.1)` and the others of speculative cascades."""
+    return SpecCascadeRule(expression.atom, ExpressionOptions(expression, ["alpha"], 0).number("alpha", 0.1))
+
+
 _RULES: dict[str, type[AcceptanceRule]] = {"exact": ExactRule, "block": BlockRule, "kseq": KSeqRule}
-_RULES_WITH_OPTIONS: dict[str, Callable[[Expression], AcceptanceRule]] = {"typical": _build_typical}
+_RULES_WITH_OPTIONS: dict[str, Callable[[Expression], AcceptanceRule]] = {
+    "typical": _build_typical,
+    **dict.fromkeys(CASCADES, _build_cascade),
+}

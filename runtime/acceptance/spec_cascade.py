@@ -1,0 +1,110 @@
+"""Speculative cascades: the drafter's law where it is good enough, the target's elsewhere. NOT exact, a stated trade.
+
+Narasimhan et al. 2024 (arXiv 2405.19261, algorithm 5). A cascade lets the large model decide where the small one is
+not good enough. With Q the drafter's law at a place, P the target's, and a rule delta(Q, P) in {0, 1} that defers,
+
+    pi = (1 - delta) Q + delta P
+
+and drafts are verified by rejection sampling against pi instead of P (algorithm 4): accepted with min(1, pi(x) / Q(x)),
+else replaced by a draw from norm(max(0, pi - Q)). What comes out is exactly pi, so that more is accepted the more pi
+is Q. The rules, with m(L) the largest probability of a law and TV the total variation:
+
+    chow    delta = 1  where  m(Q) < 1 - alpha                   (section 3.1)
+    diff    delta = 1  where  m(Q) < m(P) - alpha                (section 4.2)
+    opt     delta = 1  where  m(Q) < m(P) - alpha TV(P, Q)       (section 4.3, equation of r_OPT)
+    token   pi(v) = Q(v) (1 - r(v)) + P(v) sum_u r(u) Q(u),  r(v) = 1 where  P(v) < (1 - alpha) m(P)   (section 5, V3)
+
+Where this differs from the paper: the laws are those that tokens are drawn from, temperature, truncations and
+penalties included, where the authors compare the laws of temperature 1. So at temperature 0, where both models are
+sure of a word, nothing can be traded: the target's stays. Where nothing was drawn there is no Q: point masses (trees
+of favourites, text that was looked up) are verified exactly, and the token after a whole draft is the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.acceptance.exact import ExactRule
+from specrun.runtime.acceptance.rule import Acceptance, LawAt
+from specrun.runtime.law import Law
+from specrun.runtime.noise import NoiseSource
+from specrun.runtime.tree import DraftTree
+
+__all__ = ["CASCADES", "SpecCascadeRule", "chow", "diff", "opt", "token_specific"]
+
+TargetLaw = Callable[[Law, Law, float], Law]
+"""From the drafter's law Q, the target's P and alpha to the law pi that drafts are verified against."""
+
+
+def chow(draft: Law, target: Law, alpha: float) -> Law:
+    """Return P where Q is sure of nothing, m(Q) < 1 - alpha; else Q."""
+    return target if _largest(draft) < 1.0 - alpha else draft
+
+
+def diff(draft: Law, target: Law, alpha: float) -> Law:
+    """Return P where it is surer than Q by more than alpha; else Q."""
+    return target if _largest(draft) < _largest(target) - alpha else draft
+
+
+def opt(draft: Law, target: Law, alpha: float) -> Law:
+    """Return P where it is surer than Q by more than alpha times the share of drafts it would reject; else Q."""
+    distance = float(np.maximum(0.0, target.probs - draft.aligned_to(target)).sum())  # TV(P, Q)
+    return target if _largest(draft) < _largest(target) - alpha * distance else draft
+
+
+def token_specific(draft: Law, target: Law, alpha: float) -> Law:
+    """Return Q on the words that P finds nearly as good as its best, and P, scaled by the rest of Q, everywhere."""
+    ids = _joint_support(draft, target)
+    q, p = draft.aligned_to(Law(ids, ids)), target.aligned_to(Law(ids, ids))
+    deferred = p < (1.0 - alpha) * p.max()
+    return Law.normalised(np.where(deferred, 0.0, q) + p * q[deferred].sum(), ids)
+
+
+CASCADES: dict[str, TargetLaw] = {
+    "cascade-chow": chow,
+    "cascade-diff": diff,
+    "cascade-opt": opt,
+    "cascade-token": token_specific,
+}
+"""The rules by the name they have in `--accept`."""
+
+
+class SpecCascadeRule:
+    """Verifies drafts against the cascade's law; `exact` is False. `alpha` in [0, 1]: the larger, the less is deferred.
+
+    `kind` is a name of CASCADES.
+    """
+
+    exact = False
+
+    def __init__(self, kind: str, alpha: float = 0.1) -> None:
+        if not 0.0 <= alpha <= 1.0:
+            raise OptionError(f"{kind}: alpha is {alpha:g}: give 0 to 1")
+        self.alpha = alpha
+        self.name = f"{kind}(alpha={alpha:g})"
+        self._target_law = CASCADES[kind]
+
+    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+        """Walk down as the exact rule does, with pi for the target's law."""
+        return ExactRule().accept(tree, lambda node: self._law(tree, node, law_at(node)), noise, position)
+
+    def _law(self, tree: DraftTree, node: int, target: Law) -> Law:
+        """Return pi below a node. Of several draws the first is from Q itself, later ones from what is left of it."""
+        draft = next((draw.law for draw in tree.draws.get(node, ()) if draw.law is not None), None)
+        if draft is None or len(target.probs) == 1:
+            return target
+        return self._target_law(draft, target, self.alpha)
+
+
+def _largest(law: Law) -> float:
+    return float(law.probs.max())
+
+
+def _joint_support(one: Law, other: Law) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    """Return the ids of all tokens of either law, rising."""
+    first, second = (np.arange(len(law.probs)) if law.ids is None else law.ids for law in (one, other))
+    found: np.ndarray[tuple[int], np.dtype[np.intp]] = np.union1d(first, second)
+    return found
