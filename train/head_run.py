@@ -11,6 +11,7 @@ from specrun.train.data_file import read_documents
 from specrun.train.head_folder import open_output
 from specrun.train.own_answers import AnswerSettings, answer_prompts, runnable_target
 from specrun.train.run_listener import RunListener
+from specrun.train.source_identity import source_identity
 from specrun.train.target_words import TargetWords
 from specrun.train.token_corpus import TokenCorpus, corpus_of, encode_corpus
 from specrun.train.training_progress import TrainingResult
@@ -76,15 +77,15 @@ def _read_texts(run: HeadRun, words: TargetWords, holds: str, listener: RunListe
     open_output(run.output, resume=run.resume, force=run.force, holds=holds)
     folder = run.state_path.parent
     folder.mkdir(exist_ok=True)
-    with runnable_target(run.target, run.teacher, folder, listener.note) as target:
-        answered = answer_prompts(
-            target,
-            words,
-            documents,
-            folder / "answers.jsonl",
-            run.own_answers,
-            max_length=run.max_length,
-            n_threads=run.n_threads,
-            progress=lambda done, total: listener.stage("the target answers", done, total),
-        )
+    answered = answer_prompts(
+        runnable_target(run.target, run.teacher, folder, listener.note),
+        words,
+        documents,
+        folder / "answers.jsonl",
+        run.own_answers,
+        identity=source_identity(run.teacher or run.target),
+        max_length=run.max_length,
+        n_threads=run.n_threads,
+        progress=lambda done, total: listener.stage("the target answers", done, total),
+    )
     return corpus_of(answered, held_out=run.held_out, seed=run.seed)

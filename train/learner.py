@@ -51,6 +51,13 @@ class Learner(ABC):
         """Return what is trained: by default all of `module` that wants gradients."""
         return [ParameterGroup([one for one in self.module.parameters() if one.requires_grad])]
 
+    def learning(self, on: bool) -> None:
+        """Switch to learning, or to being measured: by default what torch calls training, with dropout.
+
+        Dropout draws from torch's own source: who has some decides what it draws, or stays in evaluation mode.
+        """
+        self.module.train(on)
+
     @abstractmethod
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the summands of the loss.

@@ -87,6 +87,10 @@ class Medusa2Learner(Learner):
             ),
         ]
 
+    def learning(self, on: bool) -> None:
+        """Leave the model in evaluation mode: dropout, where its configuration has some, would not resume exactly."""
+        self.module.eval()
+
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the loss of model and heads together: they share the model's states."""
         joint = step >= self.first_joint_step

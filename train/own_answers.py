@@ -7,10 +7,11 @@ Answers are kept as JSON Lines, one prompt a line, and written as they come: an 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,47 +37,56 @@ class AnswerSettings:
 
 
 def answer_prompts(
-    target: Path,
+    target: AbstractContextManager[Path],
     words: TargetWords,
     documents: Sequence[Document],
     store: Path,
     settings: AnswerSettings,
     *,
+    identity: Mapping[str, Any],
     max_length: int,
     n_threads: int = 0,
     progress: Progress | None = None,
 ) -> list[TokenSequence]:
-    """Return each prompt of the documents with the answer of `target`, a GGUF file; the answer is what is learnt.
+    """Return each prompt of the documents with the target's answer; the answer is what is learnt.
 
-    Texts that ask nothing, and prompts that leave no room for an answer within `max_length` tokens, are left out.
-    Raises ModelError where none is left, MalformedFileError for a damaged `store`.
+    `target` yields the GGUF file that answers, and is entered only where an answer is missing in `store`. `identity`
+    names its weights: others are asked again. Texts that ask nothing, and prompts that leave no room for an answer
+    within `max_length` tokens, are left out. Raises ModelError where none is left, MalformedFileError for a damaged
+    `store`.
     """
     prompts = [prompt for prompt in map(words.prompt, documents) if prompt and len(prompt) < max_length - 1]
     if not prompts:
-        raise ModelError(f"the data ask nothing that {target.name} could answer: give prompts or chats")
+        raise ModelError(f"the data ask nothing that {words.folder.name} could answer: give prompts or chats")
     known = _read(store)
-    identity = [words.folder.name, target.stat().st_size, settings.temperature, settings.seed]
-    found: list[TokenSequence] = []
-    with (
-        Runtime(
-            target, drafter=settings.drafter, n_ctx=max_length, n_threads=n_threads, n_threads_batch=n_threads
-        ) as runtime,
-        store.open("a", encoding="utf-8") as file,
-    ):
-        for number, prompt in enumerate(prompts):
-            room = min(settings.longest, max_length - len(prompt))
-            key = json.dumps([*identity, room, prompt])
-            answer = known.get(key)
-            if answer is None:
-                result = runtime.generate(prompt, _params(settings, number), max_tokens=room)
-                answer = result.token_ids
-                file.write(json.dumps({"key": key, "answer": answer, "text": result.text}) + "\n")
+    rooms = [min(settings.longest, max_length - len(prompt)) for prompt in prompts]
+    # The number, for a prompt that is asked twice is answered twice, with noise of its own.
+    keys = [
+        json.dumps([identity, settings.temperature, settings.seed, number, room, prompt], sort_keys=True)
+        for number, (room, prompt) in enumerate(zip(rooms, prompts, strict=True))
+    ]
+    missing = [number for number, key in enumerate(keys) if key not in known]
+    if missing:
+        options = {"n_ctx": max_length, "n_threads": n_threads, "n_threads_batch": n_threads}
+        with (
+            target as path,
+            Runtime(path, drafter=settings.drafter, **options) as runtime,
+            store.open("a", encoding="utf-8") as file,
+        ):
+            for done, number in enumerate(missing, len(keys) - len(missing) + 1):
+                result = runtime.generate(prompts[number], _params(settings, number), max_tokens=rooms[number])
+                known[keys[number]] = result.token_ids
+                record = {"key": keys[number], "answer": result.token_ids, "text": result.text}
+                file.write(json.dumps(record) + "\n")
                 file.flush()
-            ids = np.asarray([*prompt, *answer], np.int32)
-            found.append(TokenSequence(ids, np.arange(len(ids)) >= len(prompt)))
-            if progress is not None:
-                progress(number + 1, len(prompts))
-    return found
+                if progress is not None:
+                    progress(done, len(keys))
+    return [_sequence(prompt, known[key]) for prompt, key in zip(prompts, keys, strict=True)]
+
+
+def _sequence(prompt: Sequence[int], answer: Sequence[int]) -> TokenSequence:
+    ids = np.asarray([*prompt, *answer], np.int32)
+    return TokenSequence(ids, np.arange(len(ids)) >= len(prompt))
 
 
 @contextmanager

@@ -46,13 +46,15 @@ class TokenCorpus:
     """All sequences, and the numbers of those to train on and of those held out.
 
     Where there are too few sequences to hold one out, `held_out` are some of the training sequences themselves, and
-    `measured_on_training` says so.
+    `measured_on_training` says so. `widths`, where there are some, say how long each sequence may become in a step that
+    writes its answer anew: batches are planned by them.
     """
 
     sequences: tuple[TokenSequence, ...]
     training: tuple[int, ...]
     held_out: tuple[int, ...]
     measured_on_training: bool
+    widths: tuple[int, ...] = ()
 
     @property
     def n_tokens(self) -> int:
@@ -86,7 +88,8 @@ class TokenCorpus:
 
     def training_batches(self, epoch: int, seed: int, tokens_per_batch: int) -> list[tuple[int, ...]]:
         """Return the batches of one epoch as sequence numbers, in order."""
-        lengths = {number: len(self.sequences[number]) for number in self.training}
+        widths = self.widths or tuple(len(one) for one in self.sequences)
+        lengths = {number: widths[number] for number in self.training}
         return plan_batches(lengths, random.Random(f"{seed}/{epoch}"), tokens_per_batch)
 
     def held_out_batches(self, tokens_per_batch: int) -> list[tuple[int, ...]]:

@@ -6,22 +6,24 @@ so that a run continued from a checkpoint repeats the losses of one that was nev
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from specrun.bindings.errors import SpecrunError
+from specrun.bindings.errors import OutOfMemoryError
+from specrun.train.held_interrupt import held_interrupt
 from specrun.train.learner import Learner
+from specrun.train.optimizer_step import OptimizerStep, PartValues
 from specrun.train.run_checkpoint import Place, check_checkpoint, load_run, save_run
 from specrun.train.token_corpus import TokenBatch, TokenCorpus
 from specrun.train.trainer_settings import TrainerSettings
+from specrun.train.training_faults import is_allocation_failure, too_little_memory
 from specrun.train.training_progress import Curves, TrainingResult, TrainingStatus
 
 __all__ = ["train_learner"]
@@ -47,7 +49,8 @@ def train_learner(
 
     With a `state_path` the state is saved there every `save_seconds`, on Ctrl-C and at the end; `resume` continues
     from it. `identity` names what else must be the same then (data, target, kind of head), in plain values. Raises
-    SpecrunError where the loss or a gradient is not a number: the last checkpoint is kept.
+    SpecrunError where the loss or a gradient is not a number: the last checkpoint is kept; and OutOfMemoryError where
+    a step or a measure finds no memory: the steps before it are saved.
     """
     run = _Run(learner, corpus, settings, state_path, {**settings.identity, **(identity or {})}, report)
     if state_path is not None:
@@ -67,19 +70,10 @@ class _Run:
     ) -> None:
         self._learner, self._corpus, self._settings = learner, corpus, settings
         self._state_path, self._identity, self._report = state_path, identity, report
-        groups = learner.groups()
-        self._starts = [one.starts_at for one in groups]
-        self._rates = [one.rate for one in groups]
-        self._parameters = [parameter for one in groups for parameter in one.parameters]
-        self._optimizer = torch.optim.AdamW(
-            [{"params": list(one.parameters)} for one in groups],
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-        )
+        self._optimizer = OptimizerStep(learner, settings, self._kept)
         self._place = Place()
         self._curves = Curves()
-        self._saved_step: int | None = None
+        self._saved: tuple[int, int] | None = None  # steps and measures of the checkpoint
         self._smooth: float | None = None
         self._whole = True  # whether parameters, optimizer and place belong to the same step
 
@@ -89,36 +83,45 @@ class _Run:
         check_checkpoint(self._state_path, resume=resume)
         if not resume:
             return
-        self._place, self._curves = load_run(self._state_path, self._identity, self._learner, self._optimizer)
-        self._saved_step = self._place.step
+        self._place, self._curves = load_run(self._state_path, self._identity, self._learner, self._optimizer.optimizer)
+        self._saved = (self._place.step, len(self._curves.measures))
         for loss in self._curves.losses:
             self._smooth = _smoothed(self._smooth, loss)
         logger.info("continuing from step %d", self._place.step)
 
     def train(self) -> TrainingResult:
-        settings = self._settings
         resumed_at = self._place.step
-        saved_at = time.monotonic()
-        self._learner.module.train()
         try:
-            for numbers in self._batches():
-                self._step(self._corpus.batch(numbers))
-                step = self._place.step
-                if settings.measure_every and step % settings.measure_every == 0 and step < settings.steps:
-                    self._measure()
+            self._take_steps()
+            self._save()  # before the last measure, which may be long
+            if self._measure_is_due():
+                self._measure()
                 self._tell()
-                if time.monotonic() - saved_at > settings.save_seconds:
-                    self._save()
-                    saved_at = time.monotonic()
+            self._save()
         except KeyboardInterrupt:
             self._save()
             raise
-        if not self._curves.measures or self._curves.measures[-1][0] != self._place.step:
-            self._measure()
-            self._tell()
-            self._saved_step = None
-        self._save()
+        except (MemoryError, RuntimeError) as error:
+            if not is_allocation_failure(error):
+                raise
+            raise self._out_of_memory() from error
         return TrainingResult(self._curves, self._place.tokens, self._place.seconds, resumed_at)
+
+    def _take_steps(self) -> None:
+        """Make the steps that are left, with measures and checkpoints in between."""
+        settings = self._settings
+        saved_at = time.monotonic()
+        self._learner.learning(True)
+        for numbers in self._batches():
+            if self._measure_is_due():  # of a run that was stopped while it measured
+                self._measure()
+            self._step(self._corpus.batch(numbers))
+            if self._place.step < settings.steps and self._measure_is_due():
+                self._measure()
+            self._tell()
+            if time.monotonic() - saved_at > settings.save_seconds:
+                self._save()
+                saved_at = time.monotonic()
 
     def _batches(self) -> Iterator[tuple[int, ...]]:
         """Yield the batches that are left; the place moves on after each."""
@@ -133,63 +136,32 @@ class _Run:
     def _step(self, batch: TokenBatch) -> None:
         """Make one step: gradients of all parts of the loss, an update, and the place after it."""
         started = time.monotonic()
-        settings, place = self._settings, self._place
-        values = self._gradients(batch.to(self._learner.device), place.step)
-        norm = float(nn.utils.clip_grad_norm_(self._parameters, settings.clip_norm))
-        if not math.isfinite(norm):
-            self._fail("gradient", norm)
-        factor = settings.rate_factor(place.step)
-        for group, rate, start in zip(self._optimizer.param_groups, self._rates, self._starts, strict=True):
-            group["lr"] = settings.learning_rate * rate * factor * (place.step >= start)
-        self._whole = False
-        self._optimizer.step()
+        place = self._place
+        values = self._optimizer.gradients(batch, place.step)
+        after = dataclasses.replace(
+            place, step=place.step + 1, index=place.index + 1, tokens=place.tokens + batch.n_tokens
+        )
+        with held_interrupt():  # a checkpoint can be made before or after, not in between
+            self._whole = False
+            self._optimizer.update(place.step)
+            self._note(values)
+            self._place = dataclasses.replace(after, seconds=place.seconds + time.monotonic() - started)
+            self._whole = True
+
+    def _note(self, values: PartValues) -> None:
         total = sum(value for value, _ in values.values())
         self._curves.losses.append(total)
         for name, (_, plain) in values.items():
             self._curves.parts.setdefault(name, []).append(plain)
         self._smooth = _smoothed(self._smooth, total)
-        self._place = Place(
-            step=place.step + 1,
-            epoch=place.epoch,
-            index=place.index + 1,
-            tokens=place.tokens + batch.n_tokens,
-            seconds=place.seconds + time.monotonic() - started,
-        )
-        self._whole = True
 
-    def _gradients(self, batch: TokenBatch, step: int) -> dict[str, tuple[float, float]]:
-        """Add up the gradients of all parts; return the parts' values, with and without their weights."""
-        device, precision = self._learner.device, self._settings.precision
-        noise = torch.Generator(device=device)
-        noise.manual_seed(self._settings.seed * 1_000_003 + step)
-        self._optimizer.zero_grad(set_to_none=True)
-        values: dict[str, tuple[float, float]] = {}
-        parts = self._learner.losses(batch, noise, step)
-        while True:
-            with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-                part = next(parts, None)
-            if part is None:
-                return values
-            value = float(part.value.detach())
-            if not math.isfinite(value):
-                self._fail("loss", value)
-            part.value.backward()  # type: ignore[no-untyped-call]
-            values[part.name] = (value, part.plain)
-
-    def _fail(self, what: str, value: float) -> None:
-        step = self._place.step + 1
-        kept = (
-            f"{self._state_path} keeps step {self._saved_step}"
-            if self._saved_step is not None
-            else "no checkpoint was made before it"
-        )
-        raise SpecrunError(
-            f"the {what} at step {step} is {value}, not a number to learn from: training stopped and {kept}; "
-            "use a lower --learning-rate"
-        )
+    def _measure_is_due(self) -> bool:
+        step, every = self._place.step, self._settings.measure_every
+        measured = self._curves.measures[-1][0] if self._curves.measures else 0
+        return step > measured and (step == self._settings.steps or (every > 0 and step % every == 0))
 
     def _measure(self) -> None:
-        self._learner.module.eval()
+        self._learner.learning(False)
         batches: Sequence[TokenBatch] = [
             self._corpus.batch(numbers).to(self._learner.device)
             for numbers in self._corpus.held_out_batches(self._settings.tokens_per_batch)
@@ -197,7 +169,7 @@ class _Run:
         with torch.no_grad():
             found = self._learner.measure(batches)
         self._curves.measures.append((self._place.step, found))
-        self._learner.module.train()
+        self._learner.learning(True)
         logger.info("step %d: %s", self._place.step, ", ".join(f"{k} {v:.3f}" for k, v in found.items()))
 
     def _tell(self) -> None:
@@ -217,10 +189,25 @@ class _Run:
         )
 
     def _save(self) -> None:
-        if self._state_path is None or self._saved_step == self._place.step or not self._whole or not self._place.step:
+        now = (self._place.step, len(self._curves.measures))
+        if self._state_path is None or self._saved == now or not self._whole or not self._place.step:
             return
-        save_run(self._state_path, self._identity, self._learner, self._optimizer, self._place, self._curves)
-        self._saved_step = self._place.step
+        save_run(self._state_path, self._identity, self._learner, self._optimizer.optimizer, self._place, self._curves)
+        self._saved = now
+
+    def _kept(self) -> str:
+        return (
+            "no checkpoint was made before it"
+            if self._saved is None
+            else f"{self._state_path} keeps step {self._saved[0]}"
+        )
+
+    def _out_of_memory(self) -> OutOfMemoryError:
+        """Save what is whole, if there is memory for that, and return the error to raise."""
+        self._optimizer.drop_gradients()
+        with contextlib.suppress(MemoryError, RuntimeError, OSError):
+            self._save()
+        return too_little_memory(self._place.step, self._learner.device, self._kept())
 
 
 def _smoothed(before: float | None, loss: float) -> float:

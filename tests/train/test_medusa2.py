@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,6 +133,17 @@ def test_a_resumed_joint_run_is_an_uninterrupted_one(taught, tmp_path: Path, mon
     rest = train_medusa2(RECIPE, replace(run, resume=True))
     assert rest.result.resumed_at == 4
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
+
+
+def test_dropout_of_a_models_configuration_is_left_out(taught, tmp_path: Path) -> None:
+    """It would draw from torch's own source, and no resumed run would be the one that was stopped."""
+    shutil.copytree(taught.folder, tmp_path / "dropping")
+    config = json.loads((tmp_path / "dropping" / "config.json").read_text())
+    (tmp_path / "dropping" / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.5}))
+    run = run_of(taught, tmp_path / "plain", steps=4)
+    plain = train_medusa2(RECIPE, run)
+    found = train_medusa2(RECIPE, replace(run, target=tmp_path / "dropping", output=tmp_path / "out"))
+    assert found.result.curves.losses == plain.result.curves.losses
 
 
 def test_tied_models_keep_one_matrix(taught, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +127,18 @@ def test_batches_hold_every_sequence_once_within_the_limit(lengths: list[int], l
         padded = len(group) * max(given_lengths[number] for number in group)
         assert padded <= limit or len(group) == 1
     assert groups == plan_batches(given_lengths, random.Random(seed), limit)
+
+
+def test_batches_have_room_for_what_texts_become() -> None:
+    """Twenty texts of 4 words that may become 30, and one that becomes 50: 128 tokens hold four of them, or two."""
+    one = TokenSequence(np.zeros(4, np.int32), np.ones(4, np.bool_))
+    corpus = corpus_of([one] * 21, held_out=0.0)
+    assert len(corpus.training_batches(0, 0, 128)) == 1
+    wide = replace(corpus, widths=(50, *[30] * 20))
+    groups = wide.training_batches(0, 0, 128)
+    assert sorted(number for group in groups for number in group) == list(range(21))
+    assert sorted(len(group) for group in groups if 0 not in group)[-1] == 4
+    assert all(len(group) * (50 if 0 in group else 30) <= 128 for group in groups)
 
 
 @pytest.mark.parametrize(("count", "share", "aside"), [(1, 0.05, 0), (2, 0.05, 1), (100, 0.1, 10), (9000, 0.1, 256)])

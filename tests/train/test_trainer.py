@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError, SpecrunError
+from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError, OutOfMemoryError, SpecrunError
+from specrun.train.checkpoint import load_state
 from specrun.train.learner import Learner, LossPart, ParameterGroup
 from specrun.train.target_words import TokenSequence
 from specrun.train.token_corpus import TokenBatch, TokenCorpus
@@ -93,6 +95,112 @@ def test_a_resumed_run_is_an_uninterrupted_one(tmp_path: Path) -> None:
     assert (again.resumed_at, again.curves.losses) == (24, rest.curves.losses)
 
 
+def test_a_run_stopped_within_any_measure_loses_no_step(tmp_path: Path, monkeypatch) -> None:
+    """Also in the last one, with no checkpoint before: the measures are made up for when it goes on."""
+    settings = replace(SETTINGS, save_seconds=1e9)
+    whole = train_learner(Bigrams(), corpus(), settings)
+    measure = Bigrams.measure
+    path = tmp_path / "state.pt"
+    for number, (stopped_at, measures_before) in enumerate(((5, 0), (24, 4))):
+        made: list[int] = []
+
+        def stops(learner, batches, made=made, last=measures_before):
+            if len(made) == last:
+                raise KeyboardInterrupt
+            made.append(0)
+            return measure(learner, batches)
+
+        monkeypatch.setattr(Bigrams, "measure", stops)
+        with pytest.raises(KeyboardInterrupt):
+            train_learner(Bigrams(seed=number), corpus(), settings, path, resume=number > 0)
+        assert load_state(path)["place"]["step"] == stopped_at
+    monkeypatch.setattr(Bigrams, "measure", measure)
+    rest = train_learner(Bigrams(seed=9), corpus(), settings, path, resume=True)
+    assert rest.resumed_at == 24
+    assert rest.curves.measures == whole.curves.measures
+    assert rest.curves.losses == pytest.approx(whole.curves.losses, abs=1e-6)
+
+
+def test_steps_are_saved_before_the_last_measure(tmp_path: Path, monkeypatch) -> None:
+    """What no handler hears, such as a kill, loses the measure alone."""
+    path = tmp_path / "state.pt"
+    seen = []
+    monkeypatch.setattr(Bigrams, "measure", lambda learner, batches: seen.append(path.exists()) or {"right": 0.0})
+    train_learner(Bigrams(), corpus(), replace(SETTINGS, save_seconds=1e9), path)
+    assert seen == [False] * 4 + [True]
+    assert [step for step, _ in load_state(path)["curves"]["measures"]] == [5, 10, 15, 20, 24]
+
+
+def test_ctrl_c_within_an_update_is_heard_after_it(tmp_path: Path, monkeypatch) -> None:
+    """Half of the parameters changed is no state to save: the step is finished, saved, and then the run ends."""
+    path = tmp_path / "state.pt"
+    update = torch.optim.AdamW.step
+    updates = []
+
+    def interrupted(optimizer):
+        updates.append(optimizer)
+        if len(updates) == 7:
+            signal.raise_signal(signal.SIGINT)
+        update(optimizer)
+
+    handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(torch.optim.AdamW, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train_learner(Bigrams(), corpus(), replace(SETTINGS, save_seconds=1e9), path)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert (len(updates), load_state(path)["place"]["step"]) == (7, 7)
+    rest = train_learner(Bigrams(seed=3), corpus(), SETTINGS, path, resume=True)
+    assert rest.curves.losses == pytest.approx(train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6)
+
+
+def test_training_needs_no_main_thread() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(train_learner, Bigrams(), corpus(), replace(SETTINGS, steps=3)).result()
+    assert len(found.curves.losses) == 3
+
+
+@pytest.mark.parametrize(
+    "shortage",
+    [
+        lambda: torch.empty(1 << 60, dtype=torch.uint8),  # what the CPU's allocator says
+        lambda: np.zeros(1 << 48),  # a MemoryError
+        lambda: throw(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+        lambda: throw(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")),
+    ],
+    ids=["torch", "numpy", "cuda", "cublas"],
+)
+def test_a_step_without_memory_saves_those_before_it(tmp_path: Path, shortage) -> None:
+    path = tmp_path / "state.pt"
+    settings = replace(SETTINGS, save_seconds=1e9)
+    short = Bigrams(hook=lambda step: shortage() if step == 10 else None)
+    with pytest.raises(
+        OutOfMemoryError, match=r"RAM .* after step 10.* keeps step 10; .*--force .*--batch-tokens"
+    ) as e:
+        train_learner(short, corpus(), settings, path)
+    assert e.value.exit_code == 5
+    rest = train_learner(Bigrams(seed=3), corpus(), settings, path, resume=True)
+    assert rest.resumed_at == 10
+    assert rest.curves.losses == pytest.approx(train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6)
+
+
+def test_an_update_without_memory_saves_nothing_that_is_not_whole(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "state.pt"
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda optimizer: throw(MemoryError()))
+    with pytest.raises(OutOfMemoryError, match="no checkpoint was made"):
+        train_learner(Bigrams(), corpus(), SETTINGS, path)
+    assert not path.exists()
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(tmp_path: Path) -> None:
+    wrong = Bigrams(hook=lambda step: torch.zeros(2) @ torch.zeros(3))
+    with pytest.raises(RuntimeError, match="size"):
+        train_learner(wrong, corpus(), SETTINGS, tmp_path / "state.pt")
+
+
+def throw(error: Exception) -> None:
+    raise error
+
+
 def test_another_seed_is_another_run() -> None:
     one, other = (train_learner(Bigrams(), corpus(), replace(SETTINGS, seed=seed)) for seed in (0, 1))
     assert one.curves.losses != pytest.approx(other.curves.losses, abs=1e-3)
@@ -116,6 +224,8 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(tmp_path: 
     spoilt = Bigrams(hook=lambda step: value if step == 10 else None)
     with pytest.raises(SpecrunError, match=r"the loss at step 11 is (nan|inf).*keeps step 10"):
         train_learner(spoilt, corpus(), SETTINGS, path)
+    with pytest.raises(SpecrunError, match=r"train anew, with --force or into another folder, .*--learning-rate"):
+        train_learner(spoilt, corpus(), SETTINGS, path, resume=True)
     rest = train_learner(Bigrams(), corpus(), SETTINGS, path, resume=True)
     assert rest.curves.losses == pytest.approx(train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6)
     with pytest.raises(SpecrunError, match="no checkpoint was made"):

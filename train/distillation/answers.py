@@ -8,6 +8,8 @@ generalised knowledge distillation (Agarwal et al. 2023, algorithm 1), here draw
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +23,7 @@ from specrun.train.hf_model import HFModel
 from specrun.train.target_words import TokenSequence
 from specrun.train.token_corpus import TokenBatch, TokenCorpus
 
-__all__ = ["AnswerSettings", "answer_anew", "collate", "end_words", "first_to_answer"]
+__all__ = ["AnswerSettings", "answer_anew", "collate", "end_words", "first_to_answer", "with_room_for_answers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,23 @@ def first_to_answer(learnt: Sequence[bool], uniform: float) -> int:
         return start
     half = max(1, int(ends[chosen]) // 2)
     return 1 + int((scaled - chosen) * half)
+
+
+def with_room_for_answers(corpus: TokenCorpus, settings: AnswerSettings, on_policy: float) -> TokenCorpus:
+    """Return the corpus with batches planned for texts of which a share `on_policy` is answered anew in each step."""
+    if on_policy == 0.0:
+        return corpus
+    anew = (_longest_anew(text, settings) for text in corpus.sequences)
+    given = (0 if on_policy == 1.0 else len(text) for text in corpus.sequences)
+    return dataclasses.replace(corpus, widths=tuple(map(max, anew, given)))
+
+
+def _longest_anew(text: TokenSequence, settings: AnswerSettings) -> int:
+    """Return how long a text can be after `answer_anew`."""
+    last = first_to_answer([bool(one) for one in text.learnt], math.nextafter(1.0, 0.0))
+    if last < settings.max_length:
+        return min(settings.max_length, last + settings.n_longest)
+    return len(text)
 
 
 def answer_anew(

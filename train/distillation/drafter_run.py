@@ -79,12 +79,15 @@ class DrafterReport:
 
 def run_identity(run: DrafterRun, corpus: TokenCorpus) -> dict[str, Any]:
     """Return what a resumed run must have in common with the one it goes on with, beside the trainer's settings."""
+    # Answers that the drafter writes are cut there; of other texts the data's digest says it.
+    cut = {"max length": run.max_length} if run.loss.on_policy else {}
     sources = {"target": (run.target,), "drafter": (run.draft,), "covered by": run.not_covered_by}
     return {
         "kind": "drafter",
         "data": corpus.digest[:16],
         "answers": run.answers,
         "longest answer": run.longest_answer,
+        **cut,
         **{f"loss {name}": value for name, value in dataclasses.asdict(run.loss).items()},
         **{name: [_digest(path) for path in paths] for name, paths in sources.items()},
     }

@@ -84,6 +84,10 @@ class DistillationLearner(Learner):
         # What other drafters say along texts that do not change, by the texts' numbers.
         self._tops: dict[int, Any] = {}
 
+    def learning(self, on: bool) -> None:
+        """Leave the drafter in evaluation mode: dropout, where its configuration has some, would not resume exactly."""
+        self.module.eval()
+
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the divergence of the drafter's laws from the target's over the batch's answers."""
         batch, fresh = self._with_own_answers(batch, noise)

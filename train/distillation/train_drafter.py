@@ -15,7 +15,7 @@ import torch
 from specrun.bindings.errors import OptionError
 from specrun.train.data_file import read_documents
 from specrun.train.distillation.acceptance import acceptance_gain
-from specrun.train.distillation.answers import AnswerSettings, end_words
+from specrun.train.distillation.answers import AnswerSettings, end_words, with_room_for_answers
 from specrun.train.distillation.coverage import ExistingDrafters
 from specrun.train.distillation.drafter_card import drafter_card
 from specrun.train.distillation.drafter_folder import write_drafter_folder
@@ -76,6 +76,9 @@ def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> Draft
             n_words=n_shared,
         )
         corpus = _ask_target(run, corpus, target, answers, listener)
+        corpus = with_room_for_answers(corpus, answers, run.loss.on_policy)
+        # Again, for the texts as they will be learnt: their lengths decide how many batches an epoch has.
+        settings = run.trainer_settings(DEFAULTS, corpus, settings.precision)
         learner = DistillationLearner(
             target,
             draft,

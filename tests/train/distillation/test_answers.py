@@ -14,10 +14,12 @@ from specrun.train.distillation.answers import (
     end_words,
     first_to_answer,
     texts_of,
+    with_room_for_answers,
 )
 from specrun.train.distillation.sampling import uniform_numbers
 from specrun.train.distillation.target_answers import answered_by_target
 from specrun.train.target_words import TokenSequence
+from specrun.train.token_corpus import TokenCorpus
 
 SETTINGS = AnswerSettings(temperature=1.0, n_longest=10, max_length=64, end_ids=(0,), n_words=300)
 
@@ -47,6 +49,21 @@ def test_answers_begin_where_one_began(picture, starts):
 def test_all_places_are_equally_likely():
     found = [first_to_answer(marks("..aa..aaa..a"), uniform) for uniform in np.linspace(0.0, 1.0, 300, endpoint=False)]
     assert [found.count(start) for start in (2, 6, 11)] == [100, 100, 100]
+
+
+@pytest.mark.parametrize("picture", ["...aaa", "..aa..aaa", "..aa..aaa..", "aaaaaaaa", "aaa...", "a", "....", "." * 64])
+@pytest.mark.parametrize("max_length", [8, 64])
+def test_batches_are_planned_for_the_longest_text_that_can_come(draft, picture, max_length):
+    """No answer ends early here, and every place at which one may begin is drawn."""
+    picture = picture[:max_length]
+    settings = replace(SETTINGS, n_longest=5, max_length=max_length, end_ids=())
+    text = TokenSequence(np.arange(5, 5 + len(picture), dtype=np.int32), np.array(marks(picture)))
+    corpus = TokenCorpus((text,), (0,), (), False)
+    uniforms = torch.linspace(0.0, 1.0 - 2**-53, 12, dtype=torch.float64)[:, None].repeat(1, 6)
+    longest = max(len(found) for found in answer_anew(draft, [text] * 12, uniforms, settings))
+    assert with_room_for_answers(corpus, settings, 1.0).widths == (longest,)
+    assert with_room_for_answers(corpus, settings, 0.5).widths == (max(longest, len(text)),)
+    assert with_room_for_answers(corpus, settings, 0.0) is corpus
 
 
 def test_a_new_answer_replaces_the_rest_of_the_text(draft):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from specrun.convert import convert_checkpoint
 from specrun.runtime import Runtime, SamplingParams
 from specrun.train.distillation import train_drafter as module
 from specrun.train.distillation.divergences import forward_kl
-from specrun.train.distillation.learner import DistillationLoss
+from specrun.train.distillation.learner import DistillationLearner, DistillationLoss
 from specrun.train.distillation.memory_need import drafter_memory
 from specrun.train.distillation.train_drafter import DrafterRun, train_drafter
 from specrun.train.hf_model import load_hf_model
@@ -125,6 +126,75 @@ def test_a_resumed_run_is_one_that_was_never_stopped(family, tmp_path, loss):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 
+@pytest.fixture
+def batches(monkeypatch):
+    """The batches that were learnt from, as the drafter's own answers left them."""
+    found = []
+    written = DistillationLearner._with_own_answers
+
+    def noted(learner, batch, noise):
+        batch, own = written(learner, batch, noise)
+        found.append(batch)
+        return batch, own
+
+    monkeypatch.setattr(DistillationLearner, "_with_own_answers", noted)
+    return found
+
+
+def prompts_of(family, path, copies):
+    questions = sorted({json.loads(line)["question"] for line in family.data.read_text().splitlines()})
+    path.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in questions * copies))
+    return dataclasses.replace(family, data=path)
+
+
+def test_epochs_are_of_the_texts_that_are_learnt(family, tmp_path, batches):
+    """Prompts of ten words become three times as long when they are answered: their epochs have more batches."""
+    asked = prompts_of(family, tmp_path / "prompts.jsonl", 8)
+    settings = {"answers": "target", "steps": None, "epochs": 2, "tokens_per_batch": 100}
+    found = train_drafter(run_for(asked, tmp_path / "out", **settings))
+    seen = Counter(number for batch in batches for number in batch.numbers)
+    assert len(batches) == len(found.result.curves.losses)
+    assert len(seen) == found.n_sequences
+    assert set(seen.values()) == {2}
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_batches_with_the_drafters_own_answers_are_as_large_as_asked(family, tmp_path, batches, share):
+    """40 words, for hardly anything ends an answer early: prompts of ten words become 5 times as long."""
+    asked = prompts_of(family, tmp_path / "prompts.jsonl", 4)
+    draft = load_hf_model(family.draft, torch.device("cpu"))
+    with torch.no_grad():  # the last row is of the word that ends an answer
+        draft.output[draft.model.config.eos_token_id] = 0.0
+    silent = tmp_path / "silent"
+    shutil.copytree(family.draft, silent)
+    draft.module.save_pretrained(silent)
+    loss = DistillationLoss(on_policy=share)
+    answers = "given" if share == 1.0 else "target"
+    settings = {"answers": answers, "loss": loss, "steps": None, "tokens_per_batch": 200, "longest_answer": 40}
+    train_drafter(run_for(dataclasses.replace(asked, draft=silent), tmp_path / "out", learning_rate=1e-9, **settings))
+    assert max(batch.ids.shape[1] for batch in batches) > 40
+    assert all(batch.ids.numel() <= 200 for batch in batches)
+
+
+def test_dropout_of_a_drafters_configuration_is_left_out(family, tmp_path):
+    """It would draw from torch's own source, and no resumed run would be the one that was stopped."""
+    dropping = tmp_path / "dropping"
+    shutil.copytree(family.draft, dropping)
+    config = json.loads((dropping / "config.json").read_text())
+    (dropping / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.5}))
+    settings = {"steps": 4, "measured_on": "given", "measures": 4}
+    plain = train_drafter(run_for(family, tmp_path / "plain", **settings))
+    found = train_drafter(run_for(dataclasses.replace(family, draft=dropping), tmp_path / "out", **settings))
+    assert found.result.curves.losses == plain.result.curves.losses
+
+
+def test_on_policy_runs_are_not_resumed_with_another_length(family, tmp_path):
+    run = run_for(family, tmp_path / "out", steps=2, loss=DistillationLoss(on_policy=1.0), measured_on="given")
+    train_drafter(run)
+    with pytest.raises(OptionError, match="max length 64 and --resume asks for 60"):
+        train_drafter(dataclasses.replace(run, resume=True, max_length=60))
+
+
 def test_a_run_is_not_resumed_as_another(family, tmp_path):
     run = run_for(family, tmp_path / "out", steps=2)
     train_drafter(run)
@@ -168,10 +238,7 @@ def test_boosted_drafters_cover_more_together(family, tmp_path):
 
 
 def test_prompts_alone_will_do_where_models_answer(family, tmp_path):
-    prompts = tmp_path / "prompts.jsonl"
-    questions = sorted({json.loads(line)["question"] for line in family.data.read_text().splitlines()})
-    prompts.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in questions * 5))
-    asked = dataclasses.replace(family, data=prompts)
+    asked = prompts_of(family, tmp_path / "prompts.jsonl", 5)
     for loss, answers in ((DistillationLoss(on_policy=1.0), "given"), (DistillationLoss(), "target")):
         found = train_drafter(
             run_for(asked, tmp_path / answers, loss=loss, answers=answers, longest_answer=12, steps=25)
