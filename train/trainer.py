@@ -219,7 +219,8 @@ class _Run:
     def _save(self) -> None:
         if self._state_path is None or self._saved_step == self._place.step or not self._whole or not self._place.step:
             return
-        save_run(self._state_path, self._identity, self._learner, self._optimizer, self._place, self._curves)
+        run = (self._identity, self._learner, self._optimizer, self._place, self._curves)
+        save_run(self._state_path, *run, precision=self._settings.precision)
         self._saved_step = self._place.step
 
 
