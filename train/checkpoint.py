@@ -28,6 +28,12 @@ def load_state(path: Path) -> dict[str, Any]:
     return state
 
 
+def peek_state(path: Path) -> dict[str, Any]:
+    """Read a training state without its tensors' numbers, which are only mapped."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return state
+
+
 def hf_config(shape: LlamaShape, end_id: int) -> dict[str, Any]:
     """The config.json of a LlamaForCausalLM of this shape."""
     return {

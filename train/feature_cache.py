@@ -1,14 +1,18 @@
 """The target's hidden states on disk, computed once: chunks of whole sequences in float16.
 
-A folder holds `manifest.json` and `features-NNNNN.safetensors`, each chunk written whole or not at all, so that an
-interrupted computation goes on where it was. A chunk that float16 cannot hold is kept in float32.
+Whatever states depend on (corpus, layers, weights, precision) is their manifest. A folder of caches holds one folder
+for each manifest, named by its hash, so that heads which read other states leave one another's alone. In it are
+`manifest.json` and `features-NNNNN.safetensors`, each chunk written whole or not at all, so that an interrupted
+computation goes on where it was. A chunk that float16 cannot hold is kept in float32.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +26,12 @@ from specrun.runtime.atomic import atomic_path
 from specrun.train.features import Features, FeatureSource
 from specrun.train.token_corpus import TokenBatch, TokenCorpus
 
-__all__ = ["CachedFeatures", "cache_bytes", "check_cache_space", "fill_cache"]
+__all__ = ["CachePlace", "CachedFeatures", "cache_bytes", "check_cache_space", "fill_cache", "remove_caches"]
 
-_FORMAT = 1
+_FORMAT = 2
 _CHUNK_TOKENS = 16384
+_MANIFEST, _CHUNKS = "manifest.json", "features-*.safetensors"
+_NAME_LENGTH = 12
 _LARGEST = float(torch.finfo(torch.float16).max)
 Progress = Callable[[int, int], None]
 
@@ -33,6 +39,42 @@ Progress = Callable[[int, int], None]
 def cache_bytes(corpus: TokenCorpus, hidden: int, n_taps: int) -> int:
     """Return how many bytes a cache of a corpus takes: two for each number."""
     return 2 * hidden * (1 + n_taps) * sum(len(one) for one in corpus.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlace:
+    """Where the states of `corpus`, and the inputs of the layers `taps`, belong within the folder of caches `root`.
+
+    Another value of anything in `manifest` makes other states.
+    """
+
+    root: Path
+    corpus: TokenCorpus
+    taps: tuple[int, ...]
+    manifest: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, root: Path, corpus: TokenCorpus, taps: tuple[int, ...], *, precision: str, identity: Mapping[str, Any]
+    ) -> CachePlace:
+        """Return the place of states that were computed in `precision` from the weights that `identity` names."""
+        about = {"corpus": corpus.digest, "taps": list(taps), "precision": precision}
+        return cls(root, corpus, taps, {"format": _FORMAT, **about, **identity})
+
+    @property
+    def folder(self) -> Path:
+        """The folder of these states alone."""
+        text = json.dumps(dict(self.manifest), sort_keys=True)
+        return self.root / hashlib.sha256(text.encode()).hexdigest()[:_NAME_LENGTH]
+
+    def missing_bytes(self, hidden: int) -> int:
+        """Return how many bytes of states of width `hidden` are still to be written."""
+        if _read_manifest(self.folder / _MANIFEST) != self.manifest:
+            return cache_bytes(self.corpus, hidden, len(self.taps))
+        cache = CachedFeatures(self.folder, self.corpus, self.taps)
+        missing = [numbers for chunk, numbers in enumerate(cache.chunks) if not cache.path(chunk).exists()]
+        tokens = sum(len(self.corpus.sequences[number]) for first, last in missing for number in range(first, last))
+        return 2 * hidden * (1 + len(self.taps)) * tokens
 
 
 def check_cache_space(folder: Path, n_bytes: int) -> None:
@@ -49,27 +91,25 @@ def check_cache_space(folder: Path, n_bytes: int) -> None:
 
 
 def fill_cache(
-    folder: Path,
-    corpus: TokenCorpus,
-    source: FeatureSource,
-    device: torch.device,
-    identity: dict[str, Any],
-    progress: Progress | None = None,
+    place: CachePlace, source: FeatureSource, device: torch.device, progress: Progress | None = None
 ) -> CachedFeatures:
-    """Compute what is missing in `folder` and return the cache.
+    """Compute what is missing in `place` and return the cache; other states beside it stay as they are.
 
-    `identity` says what the states belong to; chunks of anything else are thrown away. `progress` is called with
-    the sequences done and all.
+    `progress` is called with the sequences done and all. Raises SpecrunError where the folder cannot be made, or holds
+    states that its manifest does not tell of.
     """
-    manifest = {"format": _FORMAT, "corpus": corpus.digest, "taps": list(source.taps), **identity}
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "manifest.json"
-    if _read_manifest(path) != manifest:
-        for old in folder.glob("features-*.safetensors"):
-            old.unlink()
-        with atomic_path(path, force=True) as aside:
-            aside.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    cache = CachedFeatures(folder, corpus, source.taps)
+    folder, corpus = place.folder, place.corpus
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecrunError(f"{folder} cannot be made ({error.strerror}): name another with --features") from error
+    path = folder / _MANIFEST
+    if _read_manifest(path) != place.manifest:
+        if path.exists() or any(folder.glob(_CHUNKS)):
+            raise SpecrunError(f"{path} does not tell of the states in its folder: remove {folder}")
+        with atomic_path(path) as aside:
+            aside.write_text(json.dumps(dict(place.manifest), indent=2) + "\n", encoding="utf-8")
+    cache = CachedFeatures(folder, corpus, place.taps)
     for number, (first, last) in enumerate(cache.chunks):
         chunk = cache.path(number)
         if not chunk.exists():
@@ -77,6 +117,24 @@ def fill_cache(
         if progress is not None:
             progress(last, len(corpus.sequences))
     return cache
+
+
+def remove_caches(root: Path) -> None:
+    """Delete all states in a folder of caches, of whatever manifests; files that are none of a cache's stay."""
+    if not root.is_dir():
+        return
+    for folder in [*(one for one in root.iterdir() if _is_cache(one)), root]:
+        # Names of files that a killed process was writing begin with a dot.
+        names = (_MANIFEST, _CHUNKS, f".{_MANIFEST}.*.partial", f".{_CHUNKS}.*.partial")
+        for path in [path for name in names for path in folder.glob(name)]:
+            path.unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _is_cache(folder: Path) -> bool:
+    named = len(folder.name) == _NAME_LENGTH and not set(folder.name) - set("0123456789abcdef")
+    return named and folder.is_dir() and not folder.is_symlink()
 
 
 class CachedFeatures:
@@ -104,14 +162,9 @@ class CachedFeatures:
         final = self._padded("final", batch)
         return Features(final, self._padded("taps", batch) if self.taps else None)
 
-    def remove(self) -> None:
-        """Delete the cache, and its folder if nothing else is in it."""
+    def close(self) -> None:
+        """Let go of the files, so that they can be deleted everywhere; reading opens them again."""
         self._open.clear()
-        for number in range(len(self.chunks)):
-            self.path(number).unlink(missing_ok=True)
-        (self.folder / "manifest.json").unlink(missing_ok=True)
-        if not any(self.folder.iterdir()):
-            self.folder.rmdir()
 
     def _padded(self, name: str, batch: TokenBatch) -> Tensor:
         rows = [self._read(name, number) for number in batch.numbers]

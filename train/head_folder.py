@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -13,16 +14,28 @@ from specrun.train.head_recipe import HeadFiles
 
 __all__ = ["check_output", "open_output", "write_head"]
 
+_CONFIG, _CARD = "config.json", "README.md"
 
-def check_output(folder: Path, *, resume: bool, force: bool, holds: str) -> None:
+
+def check_output(folder: Path, *, resume: bool, force: bool, holds: str, reads: Iterable[Path] = ()) -> None:
     """Raise OptionError where the folder has something that a run would overwrite.
 
-    `holds` names the file that a finished run leaves.
+    `holds` names the file that a finished run leaves, `reads` the folders of the models that the run reads: none of
+    them is written into, whatever else is said.
     """
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"{folder} is a file; name a folder to write into")
-    if (folder / holds).exists() and not (resume or force):
+    if folder.exists() and any(one.exists() and folder.samefile(one) for one in reads):
+        raise OptionError(f"{folder} is the folder of a model that is read; name another folder to write")
+    if resume or force:
+        return
+    if (folder / holds).exists():
         raise OptionError(f"{folder} already holds {holds}; choose another folder, or overwrite it with --force")
+    strange = [name for name in (_CONFIG, _CARD) if (folder / name).exists()]
+    if strange and not (folder / "training" / "state.pt").exists():
+        raise OptionError(
+            f"{folder} holds {strange[0]} of something else; choose another folder, or overwrite it with --force"
+        )
 
 
 def open_output(folder: Path, *, resume: bool, force: bool, holds: str) -> None:
@@ -36,8 +49,8 @@ def open_output(folder: Path, *, resume: bool, force: bool, holds: str) -> None:
 
 def write_head(folder: Path, files: HeadFiles, weights_name: str, card: str) -> None:
     """Write all files of a head, each whole or not at all."""
-    _write_text(folder / "config.json", json.dumps(dict(files.config), indent=2) + "\n")
-    _write_text(folder / "README.md", card)
+    _write_text(folder / _CONFIG, json.dumps(dict(files.config), indent=2) + "\n")
+    _write_text(folder / _CARD, card)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in files.tensors.items()}
     with atomic_path(folder / weights_name, force=True) as aside:
         save_file(tensors, aside, metadata={"format": "pt"})

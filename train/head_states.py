@@ -11,83 +11,118 @@ import torch
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.model import Model
 from specrun.runtime.planning.offload import resolve_gpu_layers
-from specrun.train.feature_cache import cache_bytes, check_cache_space, fill_cache
+from specrun.train.feature_cache import (
+    CachedFeatures,
+    CachePlace,
+    cache_bytes,
+    check_cache_space,
+    fill_cache,
+    remove_caches,
+)
 from specrun.train.features import FeatureSource, ModelFeatures, TargetMatrices
 from specrun.train.head_run import HeadRun
 from specrun.train.hf_model import load_hf_model
+from specrun.train.run_checkpoint import EarlierRun
 from specrun.train.run_listener import RunListener
 from specrun.train.source_identity import source_identity
 from specrun.train.target_shape import TargetShape
-from specrun.train.target_words import TargetWords
-from specrun.train.teacher import TeacherFeatures, check_same_words, teacher_matrices
+from specrun.train.teacher import TeacherFeatures, teacher_matrices
 from specrun.train.token_corpus import TokenCorpus
 from specrun.train.trainer_settings import TrainerSettings
 
-__all__ = ["cache_folder", "opened_states", "wants_cache"]
+__all__ = ["CACHED", "opened_states", "remove_private_states", "room_for_states", "states_place", "wants_cache"]
+
+CACHED = "cached states"
+"""Of a run's identity: states from disk are rounded to float16, so that the losses of other runs are not the same."""
 
 
-def cache_folder(run: HeadRun) -> Path:
-    """Return where a run keeps states."""
-    return run.features or run.state_path.parent / "features"
+def states_place(run: HeadRun, corpus: TokenCorpus, taps: tuple[int, ...], precision: torch.dtype) -> CachePlace:
+    """Return where a run keeps states, which the target computes in `precision`, or a teacher as llama.cpp does."""
+    root = run.features or _private_folder(run)
+    computed_in = "llama.cpp" if run.teacher is not None else str(precision).removeprefix("torch.")
+    identity = source_identity(run.teacher or run.target)
+    return CachePlace.of(root, corpus, taps, precision=computed_in, identity=identity)
+
+
+def _private_folder(run: HeadRun) -> Path:
+    return run.state_path.parent / "features"
+
+
+def remove_private_states(run: HeadRun, source: FeatureSource | None) -> None:
+    """Delete the states that a run kept for itself alone, and those its earlier attempts left; a named folder stays."""
+    if run.features is not None:
+        return
+    if isinstance(source, CachedFeatures):
+        source.close()
+    remove_caches(_private_folder(run))
+
+
+def room_for_states(place: CachePlace, shape: TargetShape) -> str:
+    """Return in words how much is kept; raise SpecrunError unless there is room for what is not there yet."""
+    size, missing = cache_bytes(place.corpus, shape.hidden, len(place.taps)), place.missing_bytes(shape.hidden)
+    check_cache_space(place.folder, missing)
+    there = "" if missing == size else f", of which {(size - missing) / 2**20:,.1f} are there"
+    return f"{size / 2**20:,.1f} MiB in {place.root}{there}"
 
 
 def wants_cache(
     run: HeadRun,
     settings: TrainerSettings,
-    corpus: TokenCorpus,
     shape: TargetShape,
-    n_taps: int,
+    place: CachePlace,
+    earlier: EarlierRun,
     listener: RunListener,
 ) -> bool:
-    """Return whether states are kept on disk: where asked for or needed, and where each is read more than once."""
-    size = cache_bytes(corpus, shape.hidden, n_taps)
-    folder = cache_folder(run)
-    read = settings.steps * settings.tokens_per_batch / max(1, corpus.n_tokens)
-    must = run.teacher is not None or run.cache == "yes" or run.features is not None
-    if run.cache == "no" or (not must and read <= 1.5):
+    """Return whether states are kept on disk: where asked for or needed, and where each is read more than once.
+
+    A resumed run that is left the choice does as before, whatever the disk has room for now.
+    """
+    before = earlier.identity.get(CACHED)
+    asked = run.teacher is not None or run.cache == "yes" or run.features is not None
+    must = asked or before is True
+    read = settings.steps * settings.tokens_per_batch / max(1, place.corpus.n_tokens)
+    if run.cache == "no" or (not must and (read <= 1.5 or before is False)):
         return False
     try:
-        check_cache_space(folder, size)
+        kept = room_for_states(place, shape)
     except SpecrunError:
         if must:
             raise
+        size = cache_bytes(place.corpus, shape.hidden, len(place.taps))
         listener.note(f"the target's states would take {size / 2**30:.2f} GiB on disk, too much: computed at each step")
         return False
-    listener.note(f"the target's states are computed once and kept on disk: {size / 2**20:,.1f} MiB in {folder}")
+    listener.note(f"the target's states are computed once and kept on disk: {kept}")
     return True
 
 
 @contextmanager
 def opened_states(
     run: HeadRun,
-    words: TargetWords,
-    n_words: int,
-    corpus: TokenCorpus,
-    taps: tuple[int, ...],
+    place: CachePlace,
     device: torch.device,
     precision: torch.dtype,
     cached: bool,
     listener: RunListener,
 ) -> Iterator[tuple[TargetMatrices, FeatureSource]]:
     """Yield the target's matrices and where its states come from; a teacher is closed before training begins."""
-    folder = cache_folder(run)
+    corpus, taps = place.corpus, place.taps
 
     def told(done: int, total: int) -> None:
         listener.stage("computing the target's states", done, total)
 
     if run.teacher is not None:
         layers = resolve_gpu_layers("auto", run.teacher)
-        with Model(run.teacher, n_gpu_layers=layers) as model:
-            check_same_words(model, words, n_words)
-            with TeacherFeatures(model, corpus.longest, taps, n_threads=run.n_threads) as teacher:
-                cpu = torch.device("cpu")
-                source: FeatureSource = fill_cache(folder, corpus, teacher, cpu, source_identity(run.teacher), told)
+        with (
+            Model(run.teacher, n_gpu_layers=layers) as model,
+            TeacherFeatures(model, corpus.longest, taps, n_threads=run.n_threads) as teacher,
+        ):
+            source: FeatureSource = fill_cache(place, teacher, torch.device("cpu"), told)
         yield teacher_matrices(run.teacher, device, precision), source
         return
     target = load_hf_model(run.target, device, precision)
     matrices = TargetMatrices(target.embedding.detach(), target.output.detach(), target.softcap)
     source = ModelFeatures(target, taps)
     if cached:
-        source = fill_cache(folder, corpus, source, device, source_identity(run.target), told)
+        source = fill_cache(place, source, device, told)
         del target  # only its matrices are still needed
     yield matrices, source

@@ -15,21 +15,21 @@ from typing import Any
 import torch
 
 from specrun.convert.checkpoint import open_checkpoint
-from specrun.train.feature_cache import CachedFeatures
 from specrun.train.features import TargetMatrices
 from specrun.train.head_folder import check_output, open_output, write_head
 from specrun.train.head_recipe import HeadRecipe
 from specrun.train.head_run import HeadReport, HeadRun, read_corpus
-from specrun.train.head_states import opened_states, wants_cache
+from specrun.train.head_states import CACHED, opened_states, remove_private_states, states_place, wants_cache
 from specrun.train.hf_model import read_config
 from specrun.train.learner import Learner
 from specrun.train.memory import MemoryNeed, free_memory, require_memory, trained_bytes
 from specrun.train.precision import usable_device, usable_precision
-from specrun.train.run_checkpoint import check_checkpoint
+from specrun.train.run_checkpoint import check_checkpoint, check_same_run, earlier_run
 from specrun.train.run_listener import NobodyListens, RunListener
 from specrun.train.source_identity import source_identity
 from specrun.train.target_shape import TargetShape, target_shape
 from specrun.train.target_words import TargetWords
+from specrun.train.teacher import check_teacher
 from specrun.train.token_corpus import TokenCorpus
 from specrun.train.trainer import train_learner
 from specrun.train.trainer_settings import TrainerSettings
@@ -47,18 +47,23 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     small for the cache, or the loss is not a number.
     """
     listener = listener or NobodyListens()
-    check_output(run.output, resume=run.resume, force=run.force, holds=recipe.files_name)
+    check_output(run.output, resume=run.resume, force=run.force, holds=recipe.files_name, reads=(run.target,))
     if not (run.force and not run.resume):
         check_checkpoint(run.state_path, resume=run.resume)
     if run.n_threads:
         torch.set_num_threads(run.n_threads)
     shape, words = target_shape(run.target), TargetWords(run.target)
     n_words = int(read_config(run.target).get("vocab_size", 0))
-    taps = recipe.taps(shape)
-    device = usable_device(run.device)
+    if run.teacher is not None:
+        check_teacher(run.teacher, words, n_words, shape)
+    device, earlier = usable_device(run.device), earlier_run(run.state_path, resume=run.resume)
+    precision = usable_precision(run.precision, device, earlier.precision)
     corpus = read_corpus(run, words, recipe.files_name, listener)
-    settings = run.trainer_settings(recipe.defaults(shape), corpus, usable_precision(run.precision, device))
-    cached = wants_cache(run, settings, corpus, shape, len(taps), listener)
+    settings = run.trainer_settings(recipe.defaults(shape), corpus, precision)
+    place = states_place(run, corpus, recipe.taps(shape), precision)
+    cached = wants_cache(run, settings, shape, place, earlier, listener)
+    identity = _identity(recipe, run, corpus, cached)
+    check_same_run(run.state_path, earlier, {**settings.identity, **identity})
     ample = _need(recipe, run, shape, n_words, corpus, settings, cached, recompute=False)
     recompute = ample.total > free_memory(device) / 2  # others may want some too
     need = _need(recipe, run, shape, n_words, corpus, settings, cached, recompute=True) if recompute else ample
@@ -68,10 +73,7 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     if run.force and not run.resume:
         run.state_path.unlink(missing_ok=True)
     torch.manual_seed(run.seed)
-    with opened_states(run, words, n_words, corpus, taps, device, settings.precision, cached, listener) as (
-        matrices,
-        source,
-    ):
+    with opened_states(run, place, device, precision, cached, listener) as (matrices, source):
         torch.manual_seed(run.seed)
         learner = recipe.learner(shape, matrices, source, corpus)
         learner.recompute = recompute
@@ -81,12 +83,11 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
             settings,
             run.state_path,
             resume=run.resume,
-            identity=_identity(recipe, run, corpus, cached),
+            identity=identity,
             report=listener.status,
         )
     report = _finish(recipe, run, shape, matrices, learner, corpus, settings, result)
-    if cached and run.features is None and isinstance(source, CachedFeatures):
-        source.remove()
+    remove_private_states(run, source)
     return report
 
 
@@ -138,7 +139,7 @@ def _identity(recipe: HeadRecipe, run: HeadRun, corpus: TokenCorpus, cached: boo
         **{f"{recipe.kind} {name}": value for name, value in fields.items()},
         "data": corpus.digest[:16],
         "target": hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16],
-        "cached states": cached,
+        CACHED: cached,
     }
 
 

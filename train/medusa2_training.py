@@ -17,16 +17,16 @@ from torch import Tensor
 from specrun.bindings.errors import OptionError
 from specrun.convert.checkpoint import open_checkpoint
 from specrun.runtime.atomic import atomic_path
-from specrun.train.feature_cache import CachedFeatures, cache_bytes, check_cache_space, fill_cache
+from specrun.train.feature_cache import CachedFeatures, CachePlace, fill_cache
 from specrun.train.features import ModelFeatures, TargetMatrices
 from specrun.train.head_folder import check_output, open_output
 from specrun.train.head_run import HeadReport, HeadRun, read_corpus
-from specrun.train.head_states import cache_folder
+from specrun.train.head_states import remove_private_states, room_for_states, states_place
 from specrun.train.hf_model import HFModel, load_hf_model, read_config
 from specrun.train.medusa2 import Medusa2Learner, Medusa2Recipe, medusa2_config
 from specrun.train.memory import MemoryNeed, require_memory
 from specrun.train.precision import usable_device, usable_precision
-from specrun.train.run_checkpoint import check_checkpoint
+from specrun.train.run_checkpoint import check_checkpoint, check_same_run, earlier_run
 from specrun.train.run_listener import NobodyListens, RunListener
 from specrun.train.source_identity import source_identity
 from specrun.train.target_shape import TargetShape, target_shape
@@ -51,16 +51,22 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
     if run.teacher is not None:
         raise OptionError("Medusa-2 trains the target itself: leave out --teacher")
     listener = listener or NobodyListens()
-    check_output(run.output, resume=run.resume, force=run.force, holds=WEIGHTS)
+    check_output(run.output, resume=run.resume, force=run.force, holds=WEIGHTS, reads=(run.target,))
     if not (run.force and not run.resume):
         check_checkpoint(run.state_path, resume=run.resume)
     if run.n_threads:
         torch.set_num_threads(run.n_threads)
     shape, words, device = target_shape(run.target), TargetWords(run.target), usable_device(run.device)
+    earlier = earlier_run(run.state_path, resume=run.resume)
+    chosen = usable_precision(run.precision, device, earlier.precision)
     corpus = read_corpus(run, words, WEIGHTS, listener)
-    settings = run.trainer_settings(recipe.defaults(), corpus, usable_precision(run.precision, device))
+    settings = run.trainer_settings(recipe.defaults(), corpus, chosen)
+    identity = _identity(recipe, run, corpus)
+    check_same_run(run.state_path, earlier, {**settings.identity, **identity})
+    place = states_place(run, corpus, (), torch.float32)  # what the model computes in before it is trained
     if recipe.heads.from_law:
-        check_cache_space(cache_folder(run), cache_bytes(corpus, shape.hidden, 0))
+        kept = room_for_states(place, shape)
+        listener.note(f"the model's states are kept on disk as they were: {kept}")
     need = _need(recipe, run, shape, corpus, settings)
     listener.note(f"memory: about {need}")
     require_memory(need, device)
@@ -68,16 +74,9 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
     if run.force and not run.resume:
         run.state_path.unlink(missing_ok=True)
     model = load_hf_model(run.target, device)
-    before = _states_before(recipe, run, corpus, model, device, listener)
+    before = _states_before(place, model, device, listener) if recipe.heads.from_law else ()
     torch.manual_seed(run.seed)
     learner = Medusa2Learner(recipe, shape, model, settings.steps, *before)
-    made_from = json.dumps(source_identity(run.target)["source"])
-    identity = {
-        "kind": "medusa-2",
-        **{f"medusa-2 {name}": value for name, value in json.loads(json.dumps(dataclasses.asdict(recipe))).items()},
-        "data": corpus.digest[:16],
-        "target": hashlib.sha256(made_from.encode()).hexdigest()[:16],
-    }
     result = train_learner(
         learner, corpus, settings, run.state_path, resume=run.resume, identity=identity, report=listener.status
     )
@@ -89,31 +88,29 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
     shown |= {"heads": recipe.heads.heads, "precision": precision, "seed": run.seed}
     facts = CardFacts("medusa-2", run.target.resolve(), None, run.data, device_name, shown, n_trained)
     _write_folder(run, recipe, learner, model, training_card(facts, corpus, result))
-    if before and run.features is None and isinstance(before[0], CachedFeatures):
-        before[0].remove()
+    remove_private_states(run, before[0] if before else None)
     held_out = 0 if corpus.measured_on_training else len(corpus.held_out)
     return HeadReport(run.output, result, n_trained, len(corpus.training), held_out, precision, device_name)
 
 
+def _identity(recipe: Medusa2Recipe, run: HeadRun, corpus: TokenCorpus) -> dict[str, Any]:
+    made_from = json.dumps(source_identity(run.target)["source"])
+    return {
+        "kind": "medusa-2",
+        **{f"medusa-2 {name}": value for name, value in json.loads(json.dumps(dataclasses.asdict(recipe))).items()},
+        "data": corpus.digest[:16],
+        "target": hashlib.sha256(made_from.encode()).hexdigest()[:16],
+    }
+
+
 def _states_before(
-    recipe: Medusa2Recipe,
-    run: HeadRun,
-    corpus: TokenCorpus,
-    model: HFModel,
-    device: torch.device,
-    listener: RunListener,
-) -> tuple[CachedFeatures, TargetMatrices] | tuple[()]:
-    """Return the states and matrices of the model as it was, where they are what is learnt; kept on disk."""
-    if not recipe.heads.from_law:
-        return ()
-    size = cache_bytes(corpus, int(model.output.shape[1]), 0)
-    listener.note(f"the model's states are kept on disk as they were: {size / 2**20:,.1f} MiB in {cache_folder(run)}")
+    place: CachePlace, model: HFModel, device: torch.device, listener: RunListener
+) -> tuple[CachedFeatures, TargetMatrices]:
+    """Return the states and matrices of the model as it was, which are what is learnt; states are kept on disk."""
     states = fill_cache(
-        cache_folder(run),
-        corpus,
+        place,
         ModelFeatures(model),
         device,
-        source_identity(run.target),
         lambda done, total: listener.stage("computing the target's states", done, total),
     )
     embedding = model.embedding.detach()  # never read here: only the output matrix makes laws

@@ -6,15 +6,17 @@ process of its own.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import torch
 
 from specrun.bindings.errors import OptionError
 
-__all__ = ["PRECISIONS", "runs_faster_in_bfloat16", "usable_device", "usable_precision"]
+__all__ = ["PRECISIONS", "TrialSize", "runs_faster_in_bfloat16", "trial_size", "usable_device", "usable_precision"]
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 _SECONDS = 60
@@ -24,30 +26,54 @@ _WORTHWHILE = 1.2  # times the speed of float32
 _TRIAL = """
 import sys, time, torch
 device = torch.device(sys.argv[1])
-torch.set_num_threads(int(sys.argv[2]))
+threads, n_rows, width, repeats = map(int, sys.argv[2:])
+torch.set_num_threads(threads)
+def wait():
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 def seconds(dtype):
-    weight = torch.randn(1024, 1024, device=device, requires_grad=True)
-    rows = torch.randn(512, 1024, device=device)
+    weight = torch.randn(width, width, device=device, requires_grad=True)
+    rows = torch.randn(n_rows, width, device=device)
     best = 1e9
     for _ in range(6):
+        wait()
         started = time.perf_counter()
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            loss = torch.nn.functional.silu(rows @ weight).float().square().mean()
-        loss.backward()
+        for _ in range(repeats):
+            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+                loss = torch.nn.functional.silu(rows @ weight).float().square().mean()
+            loss.backward()
         if not bool(torch.isfinite(weight.grad).all()):
             sys.exit(1)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait()
         best = min(best, time.perf_counter() - started)
     return best
 print(seconds(torch.float32) / seconds(torch.bfloat16))
 """
 
 
+@dataclass(frozen=True, slots=True)
+class TrialSize:
+    """What is timed: `repeats` products [rows, width] x [width, width], each forward and for its weights backward."""
+
+    rows: int
+    width: int
+    repeats: int
+
+
+def trial_size(device_type: str) -> TrialSize:
+    """Return products that a device computes for longer than it takes to launch and to cast them.
+
+    On a CPU two billion operations are tens of milliseconds; a GPU has done them before its next kernel is launched,
+    and would seem as fast in float32 as in bfloat16.
+    """
+    return TrialSize(512, 1024, 1) if device_type == "cpu" else TrialSize(4096, 4096, 4)
+
+
 @functools.cache
 def bfloat16_gain(device: str, n_threads: int) -> float | None:
     """Return how many times faster bfloat16 products are on a device, None where they fail or take too long."""
-    command = [sys.executable, "-c", _TRIAL, device, str(n_threads)]
+    size = dataclasses.astuple(trial_size(torch.device(device).type))
+    command = [sys.executable, "-c", _TRIAL, device, str(n_threads), *map(str, size)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
         return float(done.stdout) if done.returncode == 0 else None
@@ -61,11 +87,15 @@ def runs_faster_in_bfloat16(device: torch.device) -> bool:
     return gain is not None and gain >= _WORTHWHILE
 
 
-def usable_precision(wanted: str, device: torch.device) -> torch.dtype:
+def usable_precision(wanted: str, device: torch.device, earlier: str | None = None) -> torch.dtype:
     """Return the precision of products: "auto" is bfloat16 where that works and is faster, else float32.
 
-    Raises OptionError if bfloat16 is asked for and fails on this machine.
+    A resumed run goes on in its `earlier` one if it is left the choice: a second trial on a busy machine may fall
+    differently, and the losses would part. Raises OptionError if bfloat16 is asked for, or was computed in before, and
+    fails on this machine.
     """
+    if wanted == "auto" and earlier in PRECISIONS:
+        wanted = earlier
     if wanted == "float32":
         return torch.float32
     if wanted == "bfloat16":

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError
-from specrun.train.checkpoint import load_state, save_state
+from specrun.train.checkpoint import load_state, peek_state, save_state
 from specrun.train.learner import Learner
 from specrun.train.training_progress import Curves
 
-__all__ = ["Place", "check_checkpoint", "load_run", "save_run"]
+__all__ = ["EarlierRun", "Place", "check_checkpoint", "check_same_run", "earlier_run", "load_run", "save_run"]
 
 _FORMAT = 3  # raised where a run would go on differently: 2 counts answers' first words, 3 knows the size of taps
 
@@ -30,12 +31,40 @@ class Place:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierRun:
+    """What a resumed run must be like, before it is loaded: `identity`, and the precision that it last computed in.
+
+    Empty where nothing is resumed; `precision` is None where a checkpoint does not tell.
+    """
+
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    precision: str | None = None
+
+
 def check_checkpoint(path: Path, *, resume: bool) -> None:
     """Raise FileMissingError where there is no checkpoint to resume, OptionError where one would be overwritten."""
     if resume and not path.exists():
         raise FileMissingError(f"there is no {path} to resume: leave out --resume to begin")
     if not resume and path.exists():
         raise OptionError(f"{path} holds an earlier run: go on with --resume, or choose another folder")
+
+
+def earlier_run(path: Path, *, resume: bool) -> EarlierRun:
+    """Return what the checkpoint says of its run where `resume` is given; no weights are read.
+
+    Raises MalformedFileError where it is damaged or of another version.
+    """
+    if not resume:
+        return EarlierRun()
+    state = _checked(path, peek_state)
+    return EarlierRun(dict(state["identity"]), state.get("precision"))
+
+
+def check_same_run(path: Path, earlier: EarlierRun, identity: Mapping[str, Any]) -> None:
+    """Raise OptionError where a resumed run differs from its checkpoint: before long work, not after it."""
+    if earlier.identity:
+        _check_same(earlier.identity, identity, path)
 
 
 def save_run(
@@ -45,11 +74,17 @@ def save_run(
     optimizer: torch.optim.Optimizer,
     place: Place,
     curves: Curves,
+    *,
+    precision: torch.dtype = torch.float32,
 ) -> None:
-    """Replace the checkpoint; `identity` names what a resumed run must have in common with this one."""
+    """Replace the checkpoint; `identity` names what a resumed run must have in common with this one.
+
+    `precision` need not be the same, but a run that is left the choice goes on in it.
+    """
     state = {
         "format": _FORMAT,
         "identity": identity,
+        "precision": str(precision).removeprefix("torch."),
         "learner": learner.state(),
         "optimizer": optimizer.state_dict(),
         "place": dataclasses.asdict(place),
@@ -65,13 +100,7 @@ def load_run(
 
     Raises MalformedFileError where it is damaged or of another version, OptionError where `identity` differs.
     """
-    try:
-        state = load_state(path)
-        found = state["format"] == _FORMAT
-    except Exception as error:  # torch raises many kinds for a damaged file
-        raise MalformedFileError(f"{path} is not a checkpoint of specrun: begin anew without --resume") from error
-    if not found:
-        raise MalformedFileError(f"{path} is a checkpoint of another version of specrun: begin anew")
+    state = _checked(path, load_state)
     _check_same(state["identity"], identity, path)
     learner.load_state(state["learner"])
     optimizer.load_state_dict(state["optimizer"])
@@ -81,7 +110,18 @@ def load_run(
     return Place(**state["place"]), curves
 
 
-def _check_same(stored: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:
+def _checked(path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        state = read(path)
+        found = state["format"] == _FORMAT
+    except Exception as error:  # torch raises many kinds for a damaged file
+        raise MalformedFileError(f"{path} is not a checkpoint of specrun: begin anew without --resume") from error
+    if not found:
+        raise MalformedFileError(f"{path} is a checkpoint of another version of specrun: begin anew")
+    return state
+
+
+def _check_same(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
     for name in sorted(stored.keys() | wanted.keys()):
         before, now = stored.get(name), wanted.get(name)
         if before != now:

@@ -19,15 +19,17 @@ from torch import Tensor
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
+from specrun.bindings.gguf_header import GGUFHeader, read_header
 from specrun.bindings.gguf_types import TENSOR_TYPES, stored_bytes
 from specrun.bindings.model import Model
 from specrun.convert.array_file import read_array
 from specrun.convert.gguf_source import GGUFSource
 from specrun.train.features import Features, TargetMatrices
+from specrun.train.target_shape import TargetShape
 from specrun.train.target_words import TargetWords
 from specrun.train.token_corpus import TokenBatch
 
-__all__ = ["TeacherFeatures", "check_same_words", "teacher_matrices"]
+__all__ = ["TeacherFeatures", "check_same_words", "check_teacher", "teacher_matrices"]
 
 _OUTPUT, _EMBEDDING = "output.weight", "token_embd.weight"
 _PROBE = "The quick brown fox jumps over 13 lazy dogs.\n\tdef f(x):  # Zwölf Boxkämpfer, 東京"
@@ -62,6 +64,29 @@ def _matrix(source: GGUFSource, name: str) -> Tensor:
     except (KeyError, NotImplementedError) as error:
         raise UnsupportedModelError(f"{source.path} stores {name} as {info.type_name}, which cannot be read") from error
     return torch.from_numpy(np.ascontiguousarray(found, np.float32))
+
+
+def check_teacher(path: Path, words: TargetWords, n_words: int, shape: TargetShape) -> None:
+    """Raise PairError unless the GGUF file has the words and the sizes of the folder; no weights are read."""
+    header = read_header(path)
+    pair = f"{path} is not {words.folder} in GGUF"
+    sizes = {name: _size(header, path, key) for name, key in (("width", "embedding_length"), ("layers", "block_count"))}
+    nextn = header.metadata.get(f"{header.architecture}.nextn_predict_layers")
+    if isinstance(nextn, int):  # blocks behind the layers, which a folder's num_hidden_layers leaves out
+        sizes["layers"] -= nextn
+    if sizes["width"] != shape.hidden:
+        raise PairError(f"{pair}: its states have {sizes['width']} numbers, and the folder's {shape.hidden}")
+    if sizes["layers"] != shape.n_layers:
+        raise PairError(f"{pair}: it has {sizes['layers']} layers, and the folder {shape.n_layers}")
+    with Model(path, vocab_only=True) as model:
+        check_same_words(model, words, n_words)
+
+
+def _size(header: GGUFHeader, path: Path, key: str) -> int:
+    value = header.metadata.get(f"{header.architecture}.{key}")
+    if not isinstance(value, int):
+        raise MalformedFileError(f"{path} has no {header.architecture}.{key}: it is no target")
+    return value
 
 
 def check_same_words(model: Model, words: TargetWords, n_words: int) -> None:

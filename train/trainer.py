@@ -192,7 +192,8 @@ class _Run:
         now = (self._place.step, len(self._curves.measures))
         if self._state_path is None or self._saved == now or not self._whole or not self._place.step:
             return
-        save_run(self._state_path, self._identity, self._learner, self._optimizer.optimizer, self._place, self._curves)
+        run = (self._identity, self._learner, self._optimizer.optimizer, self._place, self._curves)
+        save_run(self._state_path, *run, precision=self._settings.precision)
         self._saved = now
 
     def _kept(self) -> str:

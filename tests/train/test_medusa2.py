@@ -6,16 +6,18 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_targets import HIDDEN, write_untaught
 
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.convert import convert_checkpoint
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Runtime, SamplingParams
+from specrun.train import feature_cache
 from specrun.train.data_file import read_documents
 from specrun.train.features import ModelFeatures, TargetMatrices
 from specrun.train.head_run import HeadRun
@@ -23,6 +25,7 @@ from specrun.train.hf_model import load_hf_model
 from specrun.train.medusa import MedusaRecipe
 from specrun.train.medusa2 import Medusa2Learner, Medusa2Recipe
 from specrun.train.medusa2_training import train_medusa2
+from specrun.train.run_listener import NobodyListens
 from specrun.train.target_shape import target_shape
 from specrun.train.target_words import TargetWords
 from specrun.train.token_corpus import TokenCorpus, encode_corpus
@@ -144,6 +147,38 @@ def test_dropout_of_a_models_configuration_is_left_out(taught, tmp_path: Path) -
     plain = train_medusa2(RECIPE, run)
     found = train_medusa2(RECIPE, replace(run, target=tmp_path / "dropping", output=tmp_path / "out"))
     assert found.result.curves.losses == plain.result.curves.losses
+
+
+def test_the_targets_own_folder_is_not_written_into(taught, tmp_path: Path) -> None:
+    write_untaught(tmp_path / "target")
+    (tmp_path / "target" / "model.safetensors").rename(tmp_path / "target" / "model-00001-of-00001.safetensors")
+    before = {path: path.read_bytes() for path in (tmp_path / "target").iterdir()}
+    (tmp_path / "link").symlink_to(tmp_path / "target", target_is_directory=True)
+    for output in (tmp_path / "target", tmp_path / "link"):
+        with pytest.raises(OptionError, match="is the folder of a model that is read"):
+            train_medusa2(RECIPE, replace(run_of(taught, output, force=True), target=tmp_path / "target"))
+    assert {path: path.read_bytes() for path in (tmp_path / "target").iterdir()} == before
+    with pytest.raises(OptionError, match=r"holds config\.json of something else"):
+        train_medusa2(RECIPE, run_of(taught, tmp_path / "target"))
+
+
+def test_states_that_are_there_need_no_room(taught, tmp_path: Path, monkeypatch) -> None:
+    recipe = replace(RECIPE, heads=MedusaRecipe(heads=2, from_law=True))
+    run = run_of(taught, tmp_path / "both", steps=4)
+
+    class Stops(NobodyListens):
+        def status(self, status) -> None:
+            if status.step == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_medusa2(recipe, run, Stops())
+    full = SimpleNamespace(disk_usage=lambda place: SimpleNamespace(free=0))
+    monkeypatch.setattr(feature_cache, "shutil", full)
+    assert train_medusa2(recipe, replace(run, resume=True)).result.resumed_at == 2
+    assert not (run.output / "training" / "features").exists()
+    with pytest.raises(SpecrunError, match=r"needs 0\.00 GiB in .* and 0\.00 GiB are free"):
+        train_medusa2(recipe, run_of(taught, tmp_path / "others", steps=4))
 
 
 def test_tied_models_keep_one_matrix(taught, tmp_path: Path) -> None:

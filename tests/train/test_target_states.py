@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,19 +10,34 @@ import pytest
 import torch
 from tiny_targets import HIDDEN, write_untaught
 
-from specrun.bindings.errors import ModelError, OptionError, OutOfMemoryError, PairError, SpecrunError
+from specrun.bindings.errors import (
+    MalformedFileError,
+    ModelError,
+    OptionError,
+    OutOfMemoryError,
+    PairError,
+    SpecrunError,
+)
+from specrun.bindings.gguf_header import read_header
 from specrun.bindings.model import Model
-from specrun.convert import quantize_model
-from specrun.train import feature_cache, precision
+from specrun.convert import convert_checkpoint, quantize_model
+from specrun.train import feature_cache, precision, teacher
 from specrun.train.data_file import read_documents
-from specrun.train.feature_cache import CachedFeatures, cache_bytes, check_cache_space, fill_cache
+from specrun.train.feature_cache import (
+    CachedFeatures,
+    CachePlace,
+    cache_bytes,
+    check_cache_space,
+    fill_cache,
+    remove_caches,
+)
 from specrun.train.features import Features, ModelFeatures
 from specrun.train.hf_model import HFModel, load_hf_model
 from specrun.train.memory import MemoryNeed, free_memory, require_memory, trained_bytes
-from specrun.train.precision import usable_device, usable_precision
+from specrun.train.precision import trial_size, usable_device, usable_precision
 from specrun.train.target_shape import target_shape
 from specrun.train.target_words import TargetWords
-from specrun.train.teacher import TeacherFeatures, check_same_words, teacher_matrices
+from specrun.train.teacher import TeacherFeatures, check_same_words, check_teacher, teacher_matrices
 from specrun.train.token_corpus import TokenCorpus, encode_corpus
 
 CPU = torch.device("cpu")
@@ -67,8 +83,8 @@ def test_llama_cpps_states_are_transformers(taught, model: HFModel, corpus: Toke
     batch = corpus.batch(range(4))
     with Model(taught.gguf) as file:
         check_same_words(file, TargetWords(taught.folder), model.output.shape[0])
-        with TeacherFeatures(file, corpus.longest, taps, n_threads=1) as teacher:
-            ours, theirs = teacher.features(batch), ModelFeatures(model, taps).features(batch)
+        with TeacherFeatures(file, corpus.longest, taps, n_threads=1) as shown:
+            ours, theirs = shown.features(batch), ModelFeatures(model, taps).features(batch)
     for one, other in ((ours.final, theirs.final), (ours.taps, theirs.taps)):
         assert float((one - other).abs()[batch.valid].max()) < 1e-2 * max(1.0, float(other.abs().max()))
         assert float((one[:, 1:] - other[:, :-1]).abs()[batch.valid[:, 1:]].max()) > 0.5
@@ -78,10 +94,10 @@ def test_long_sequences_are_evaluated_in_pieces(taught, model: HFModel, monkeypa
     words = TargetWords(taught.folder)
     text = [*read_documents([taught.data])]
     whole = encode_corpus(text, words, max_length=64, held_out=0.0)
-    with Model(taught.gguf) as file, TeacherFeatures(file, 64, n_threads=1) as teacher:
-        wanted = teacher.features(whole.batch([0])).final
-        monkeypatch.setattr(teacher._batch, "capacity", 7)
-        torch.testing.assert_close(teacher.features(whole.batch([0])).final, wanted, atol=1e-3, rtol=0)
+    with Model(taught.gguf) as file, TeacherFeatures(file, 64, n_threads=1) as shown:
+        wanted = shown.features(whole.batch([0])).final
+        monkeypatch.setattr(shown._batch, "capacity", 7)
+        torch.testing.assert_close(shown.features(whole.batch([0])).final, wanted, atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["f32", "q8_0"])
@@ -106,6 +122,42 @@ def test_a_teacher_must_be_the_same_model(taught, tmp_path: Path) -> None:
             check_same_words(file, TargetWords(tmp_path / "other"), 400)
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"hidden_size": 32}, r"its states have 32 numbers, and the folder's 64$"),
+        ({"num_hidden_layers": 2}, r"it has 2 layers, and the folder 4$"),
+    ],
+)
+def test_a_teacher_of_the_same_words_must_have_the_same_sizes(taught, tmp_path: Path, changes, problem: str) -> None:
+    """As a sibling of another size is: by its words it would pass."""
+    write_untaught(tmp_path / "sibling", **changes)
+    convert_checkpoint(tmp_path / "sibling", tmp_path / "sibling.gguf", outtype="f16", verify=False)
+    words, shape = TargetWords(taught.folder), target_shape(taught.folder)
+    with Model(tmp_path / "sibling.gguf", vocab_only=True) as file:
+        check_same_words(file, words, 400)
+    with pytest.raises(PairError, match=problem):
+        check_teacher(tmp_path / "sibling.gguf", words, 400, shape)
+    check_teacher(taught.gguf, words, 400, shape)
+    with pytest.raises(PairError, match="400 words, and the folder 401"):
+        check_teacher(taught.gguf, words, 401, shape)
+
+
+def test_blocks_behind_a_teachers_layers_are_not_counted(taught, monkeypatch) -> None:
+    """A file with a NextN block says 5 blocks where the folder says 4 layers, and a file of 5 layers is another."""
+    words, shape = TargetWords(taught.folder), target_shape(taught.folder)
+    real = read_header(taught.gguf)
+    more = {**real.metadata, "llama.block_count": 5, "llama.nextn_predict_layers": 1}
+    monkeypatch.setattr(teacher, "read_header", lambda path: dataclasses.replace(real, metadata=more))
+    check_teacher(taught.gguf, words, 400, shape)
+    del more["llama.nextn_predict_layers"]
+    with pytest.raises(PairError, match="it has 5 layers"):
+        check_teacher(taught.gguf, words, 400, shape)
+    del more["llama.block_count"]
+    with pytest.raises(MalformedFileError, match=r"has no llama\.block_count: it is no target"):
+        check_teacher(taught.gguf, words, 400, shape)
+
+
 # -- the cache --------------------------------------------------------------------------------------------------------
 
 
@@ -121,11 +173,16 @@ class Counting:
         return Features(found.final * self.factor, None if found.taps is None else found.taps * self.factor)
 
 
+def place_of(root: Path, corpus: TokenCorpus, taps=(), precision: str = "float32", weights: int = 1) -> CachePlace:
+    return CachePlace.of(root, corpus, taps, precision=precision, identity={"source": weights})
+
+
 def test_cached_states_are_the_computed_ones(model: HFModel, corpus: TokenCorpus, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(feature_cache, "_CHUNK_TOKENS", 60)
     source = Counting(ModelFeatures(model, (1, 2, 3)))
     told = []
-    cache = fill_cache(tmp_path / "f", corpus, source, CPU, {"source": 1}, lambda *step: told.append(step))
+    place = place_of(tmp_path / "f", corpus, (1, 2, 3))
+    cache = fill_cache(place, source, CPU, lambda *step: told.append(step))
     assert len(cache.chunks) > 2
     assert told[-1] == (len(corpus.sequences), len(corpus.sequences))
     batch = corpus.batch([4, 0, 2])
@@ -133,42 +190,97 @@ def test_cached_states_are_the_computed_ones(model: HFModel, corpus: TokenCorpus
     assert float((found.final - wanted.final).abs()[batch.valid].max()) < 2e-3 * float(wanted.final.abs().max())
     assert float((found.taps - wanted.taps).abs()[batch.valid].max()) < 2e-3 * float(wanted.taps.abs().max())
     assert not found.final[~batch.valid].any()
-    size = sum(path.stat().st_size for path in (tmp_path / "f").glob("*.safetensors"))
+    size = sum(path.stat().st_size for path in (tmp_path / "f").glob("*/*.safetensors"))
     assert cache_bytes(corpus, HIDDEN, 3) <= size < cache_bytes(corpus, HIDDEN, 3) + 1000 * len(cache.chunks)
-    cache.remove()
+    cache.close()
+    remove_caches(tmp_path / "f")
     assert not (tmp_path / "f").exists()
 
 
-def test_an_interrupted_cache_goes_on_and_a_foreign_one_is_replaced(
+def test_an_interrupted_cache_goes_on_and_needs_room_for_the_rest(
     model: HFModel, corpus: TokenCorpus, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(feature_cache, "_CHUNK_TOKENS", 60)
-    first = Counting(ModelFeatures(model))
-    fill_cache(tmp_path, corpus, first, CPU, {"source": 1})
-    removed = sorted(tmp_path.glob("*.safetensors"))[-1]
+    place, first = place_of(tmp_path, corpus), Counting(ModelFeatures(model))
+    assert place.missing_bytes(HIDDEN) == cache_bytes(corpus, HIDDEN, 0)
+    cache = fill_cache(place, first, CPU)
+    assert place.missing_bytes(HIDDEN) == 0
+    removed, (start, end) = cache.path(1), cache.chunks[1]
     removed.unlink()
+    assert place.missing_bytes(HIDDEN) == 2 * HIDDEN * sum(len(one) for one in corpus.sequences[start:end])
     second = Counting(ModelFeatures(model))
-    fill_cache(tmp_path, corpus, second, CPU, {"source": 1})
-    assert 0 < second.calls < first.calls
+    fill_cache(place, second, CPU)
+    assert second.calls == end - start < first.calls
     assert removed.exists()
+
+
+@pytest.mark.parametrize("changes", [{"taps": (1,)}, {"precision": "bfloat16"}, {"weights": 2}], ids=str)
+def test_states_of_another_kind_lie_beside_and_nothing_is_deleted(
+    model: HFModel, corpus: TokenCorpus, tmp_path: Path, changes: dict
+) -> None:
+    foreign = tmp_path / "features-00000.safetensors"
+    foreign.write_text("somebody else's")
+    place, other = place_of(tmp_path, corpus), place_of(tmp_path, corpus, **changes)
+    source = ModelFeatures(model, changes.get("taps", ()))
+    fill_cache(place, ModelFeatures(model), CPU)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
+    assert len(before) == 3
+    assert other.missing_bytes(HIDDEN) == cache_bytes(corpus, HIDDEN, len(other.taps))
+    second = Counting(source)
+    fill_cache(other, second, CPU)
+    assert second.calls == len(corpus.sequences)
+    assert other.folder != place.folder
+    assert {path: path.stat().st_mtime_ns for path in before} == before
     third = Counting(ModelFeatures(model))
-    fill_cache(tmp_path, corpus, third, CPU, {"source": 2})
-    assert third.calls == first.calls
-    assert json.loads((tmp_path / "manifest.json").read_text())["source"] == 2
+    fill_cache(place, third, CPU)
+    assert third.calls == 0
+
+
+def test_a_manifest_that_tells_of_other_states_is_not_overwritten(
+    model: HFModel, corpus: TokenCorpus, tmp_path: Path
+) -> None:
+    place = place_of(tmp_path, corpus)
+    cache = fill_cache(place, ModelFeatures(model), CPU)
+    for spoil in (lambda path: path.write_text("{"), lambda path: path.unlink()):
+        spoil(place.folder / "manifest.json")
+        with pytest.raises(SpecrunError, match=r"manifest\.json does not tell of the states in its folder: remove"):
+            fill_cache(place, ModelFeatures(model), CPU)
+        assert cache.path(0).exists()
+
+
+def test_removing_caches_leaves_other_files(model: HFModel, corpus: TokenCorpus, tmp_path: Path) -> None:
+    places = place_of(tmp_path, corpus), place_of(tmp_path, corpus, precision="bfloat16")
+    for place in places:
+        fill_cache(place, ModelFeatures(model), CPU)
+    (places[0].folder / ".features-00001.safetensors.0123456789abcdef.partial").touch()  # as a killed process leaves it
+    (places[1].folder / "notes.txt").touch()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "features-00000.safetensors").touch()
+    remove_caches(tmp_path)
+    left = set(tmp_path.rglob("*.*"))
+    assert left == {tmp_path / "mine" / "features-00000.safetensors", places[1].folder / "notes.txt"}
+    assert not places[0].folder.exists()
+    remove_caches(tmp_path / "absent")
+
+
+def test_a_cache_that_cannot_be_made_is_one_sentence(model: HFModel, corpus: TokenCorpus, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecrunError, match=r"cannot be made .*: name another with --features"):
+        fill_cache(place_of(tmp_path / "file", corpus), ModelFeatures(model), CPU)
 
 
 def test_states_beyond_float16_are_kept(model: HFModel, corpus: TokenCorpus, tmp_path: Path) -> None:
     source = Counting(ModelFeatures(model), factor=1e5)
-    cache = fill_cache(tmp_path, corpus, source, CPU, {})
+    cache = fill_cache(place_of(tmp_path, corpus), source, CPU)
     batch = corpus.batch([0])
     torch.testing.assert_close(cache.features(batch).final, source.features(batch).final)
 
 
 def test_a_damaged_cache_is_named(model: HFModel, corpus: TokenCorpus, tmp_path: Path) -> None:
-    cache = fill_cache(tmp_path, corpus, Counting(ModelFeatures(model)), CPU, {})
+    cache = fill_cache(place_of(tmp_path, corpus), Counting(ModelFeatures(model)), CPU)
     cache.path(0).write_bytes(b"no tensors")
     with pytest.raises(SpecrunError, match=r"features-00000\.safetensors cannot be read"):
-        CachedFeatures(tmp_path, corpus, ()).features(corpus.batch([0]))
+        CachedFeatures(cache.folder, corpus, ()).features(corpus.batch([0]))
 
 
 def test_no_room_for_the_cache_is_said_with_both_numbers(tmp_path: Path) -> None:
@@ -209,6 +321,46 @@ def test_bfloat16_is_chosen_where_it_works_and_pays(monkeypatch, gain: float | N
         assert usable_precision("bfloat16", CPU) == torch.bfloat16
     with pytest.raises(OptionError, match="precision 'half'"):
         usable_precision("half", CPU)
+
+
+@pytest.mark.parametrize("earlier", ["float32", "bfloat16"])
+def test_a_resumed_run_does_not_choose_again(monkeypatch, earlier: str) -> None:
+    """Whatever a second trial would say; and what is asked for is done."""
+    for gain in (0.4, 2.5):
+        monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads, gain=gain: gain)
+        assert usable_precision("auto", CPU, earlier) == getattr(torch, earlier)
+        assert usable_precision("float32", CPU, earlier) == torch.float32
+        assert usable_precision("bfloat16", CPU, earlier) == torch.bfloat16
+    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: None)
+    if earlier == "bfloat16":  # a machine without it
+        with pytest.raises(OptionError, match="use --precision float32"):
+            usable_precision("auto", CPU, earlier)
+
+
+def test_a_trial_times_products_and_not_launches() -> None:
+    """A GPU of 1000 TFLOP/s launches in 5 us and casts at 3 TB/s: products must take ten times that."""
+    gpu, cpu = trial_size("cuda"), trial_size("cpu")
+    seconds = 2 * gpu.rows * gpu.width**2 / 1e15
+    assert seconds > 10 * 5e-6
+    assert gpu.repeats > 1
+    assert 2 * cpu.rows * cpu.width**2 * cpu.repeats < 2e9  # tens of milliseconds of one core
+
+
+def test_a_trial_of_equals_is_a_draw(monkeypatch) -> None:
+    """The script itself runs: float32 against float32 is about as fast, whatever this machine has."""
+    monkeypatch.setattr(precision, "_TRIAL", precision._TRIAL.replace("torch.bfloat16", "torch.float32"))
+    precision.bfloat16_gain.cache_clear()
+    gain = precision.bfloat16_gain("cpu", 1)
+    precision.bfloat16_gain.cache_clear()
+    assert gain is not None
+    assert 0.05 < gain < 20
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_bfloat16_pays_on_gpus_that_have_it() -> None:
+    gain = precision.bfloat16_gain("cuda", 1)
+    assert gain is not None
+    assert (gain > 1.2) == (torch.cuda.get_device_capability() >= (8, 0))
 
 
 def test_a_trial_that_dies_is_no_precision(monkeypatch) -> None:

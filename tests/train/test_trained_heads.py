@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_targets import ANSWERS, HIDDEN, LAYERS
+from tiny_targets import ANSWERS, HIDDEN, LAYERS, write_untaught
 
-from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
+from specrun.bindings.errors import OptionError, OutOfMemoryError, PairError, SpecrunError
+from specrun.convert import convert_checkpoint
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Runtime, SamplingParams
-from specrun.train import head_states, head_training, memory
+from specrun.train import feature_cache, head_states, head_training, memory, precision
 from specrun.train.data_file import read_documents
 from specrun.train.eagle import EagleRecipe
 from specrun.train.eagle3 import Eagle3Recipe
@@ -25,9 +28,12 @@ from specrun.train.head_run import HeadReport, HeadRun
 from specrun.train.head_training import train_head
 from specrun.train.hydra import HydraRecipe
 from specrun.train.medusa import MedusaRecipe
+from specrun.train.run_checkpoint import earlier_run
+from specrun.train.run_listener import NobodyListens
 from specrun.train.target_shape import TargetShape, target_shape
 from specrun.train.target_words import TargetWords, TokenSequence
 from specrun.train.token_corpus import TokenCorpus, encode_corpus
+from specrun.train.training_progress import TrainingStatus
 
 MEDUSA, EAGLE = MedusaRecipe(heads=3), EagleRecipe()
 
@@ -214,12 +220,97 @@ def test_cached_states_train_the_same_head(taught, medusa: HeadReport, tmp_path:
 
 
 def test_a_named_folder_of_states_stays_and_serves_the_next_head(taught, tmp_path: Path, monkeypatch) -> None:
+    """Of other states, as EAGLE-3 reads them, there is a second cache beside the first."""
     states = tmp_path / "states"
     train_head(MEDUSA, run_of(taught, tmp_path / "a", steps=2, features=states))
-    chunk = next(states.glob("*.safetensors"))
+    (chunk,) = states.glob("*/*.safetensors")
     before = chunk.stat().st_mtime_ns
     train_head(EAGLE, run_of(taught, tmp_path / "b", steps=2, features=states))
+    assert list(states.glob("*/*.safetensors")) == [chunk]
+    train_head(Eagle3Recipe(steps=2), run_of(taught, tmp_path / "c", steps=2, features=states))
+    assert len(list(states.glob("*/*.safetensors"))) == 2
     assert chunk.stat().st_mtime_ns == before
+
+
+def test_states_of_earlier_attempts_go_with_the_runs_own(taught, tmp_path: Path) -> None:
+    stale = tmp_path / "heads" / "training" / "features" / "0123456789ab"
+    stale.mkdir(parents=True)
+    for name in ("manifest.json", "features-00000.safetensors"):
+        (stale / name).write_text("{}")
+    run = run_of(taught, tmp_path / "heads", steps=2)
+    train_head(MEDUSA, run)
+    assert [one.name for one in run.state_path.parent.iterdir()] == ["state.pt"]
+
+
+# -- a resumed run does as before -------------------------------------------------------------------------------------
+
+
+class Stops(NobodyListens):
+    """Ctrl-C after two steps; remembers what was said."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def status(self, status: TrainingStatus) -> None:
+        if status.step == 2:
+            raise KeyboardInterrupt
+
+
+def interrupted(recipe: HeadRecipe, run: HeadRun) -> HeadRun:
+    with pytest.raises(KeyboardInterrupt):
+        train_head(recipe, run, Stops())
+    return replace(run, resume=True)
+
+
+def disk_with(monkeypatch, free: int) -> None:
+    monkeypatch.setattr(feature_cache, "shutil", SimpleNamespace(disk_usage=lambda place: SimpleNamespace(free=free)))
+
+
+@pytest.mark.parametrize("cache", ["auto", "yes"])
+def test_states_that_are_there_need_no_room(taught, tmp_path: Path, monkeypatch, cache: str) -> None:
+    """The disk is full once they are written: a resumed run neither refuses nor computes them at each step."""
+    whole = train_head(MEDUSA, run_of(taught, tmp_path / "whole", steps=4))
+    run = interrupted(MEDUSA, run_of(taught, tmp_path / "parts", steps=4, cache=cache))
+    disk_with(monkeypatch, free=0)
+    heard = Stops()
+    rest = train_head(MEDUSA, run, heard)
+    assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
+    assert any(re.search(r"kept on disk: (\S+) MiB in \S+, of which \1 are there", one) for one in heard.notes)
+
+
+def test_a_run_without_room_for_states_goes_on_without_them(taught, tmp_path: Path, monkeypatch) -> None:
+    """Though the disk has room when it is resumed: the numbers would not be the same."""
+    whole = train_head(MEDUSA, run_of(taught, tmp_path / "whole", steps=4, cache="no"))
+    with monkeypatch.context() as full:
+        disk_with(full, free=0)
+        run = interrupted(MEDUSA, run_of(taught, tmp_path / "parts", steps=4))
+    rest = train_head(MEDUSA, run)
+    assert rest.result.resumed_at == 2
+    assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
+    with pytest.raises(OptionError, match="made with cached states False and --resume asks for True"):
+        train_head(MEDUSA, replace(run, cache="yes"))
+
+
+def test_a_resumed_run_goes_on_in_its_precision(taught, tmp_path: Path, monkeypatch) -> None:
+    """A second trial that falls differently, as on a busy machine, decides nothing."""
+    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: 1.0)
+    run = interrupted(MEDUSA, run_of(taught, tmp_path / "heads", steps=4, precision="auto"))
+    assert earlier_run(run.state_path, resume=True).precision == "float32"
+    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: 9.0)
+    assert train_head(MEDUSA, run).precision == "float32"
+
+
+def test_another_run_is_refused_before_states_are_computed(taught, tmp_path: Path, monkeypatch) -> None:
+    run = interrupted(MEDUSA, run_of(taught, tmp_path / "heads", steps=4))
+    kept = sorted(run.output.rglob("features-*"))
+    assert kept
+    monkeypatch.setattr(head_training, "opened_states", None)
+    with pytest.raises(OptionError, match=r"learning rate 0\.001 and --resume asks for 0\.002"):
+        train_head(MEDUSA, replace(run, learning_rate=2e-3))
+    assert sorted(run.output.rglob("features-*")) == kept
 
 
 # -- what cannot be ---------------------------------------------------------------------------------------------------
@@ -235,6 +326,50 @@ def test_an_earlier_run_is_not_overwritten(taught, medusa: HeadReport, tmp_path:
     shutil.copytree(medusa.output, output)
     forced = train_head(MEDUSA, run_of(taught, output, steps=2, force=True))
     assert len(forced.result.curves.losses) == 2
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("recipe", [MEDUSA, EAGLE, Eagle3Recipe(), HydraRecipe()], ids=lambda one: one.kind)
+@pytest.mark.parametrize("changes", [{}, {"force": True}, {"resume": True}], ids=str)
+def test_the_targets_own_folder_is_not_written_into(taught, tmp_path: Path, monkeypatch, recipe, changes) -> None:
+    """Nor under another name; with weights in several files no file of a head's name is there to notice."""
+    target = tmp_path / "target"
+    shutil.copytree(taught.folder, target)
+    (target / "model.safetensors").rename(target / "model-00001-of-00001.safetensors")
+    before = contents(target)
+    (tmp_path / "link").symlink_to(target, target_is_directory=True)
+    monkeypatch.setattr(head_training, "TargetWords", None)
+    for output in (target, tmp_path / "link", target / ".." / "target"):
+        with pytest.raises(OptionError, match="is the folder of a model that is read; name another folder"):
+            train_head(recipe, replace(run_of(taught, output, **changes), target=target))
+    assert contents(target) == before
+
+
+@pytest.mark.parametrize("name", ["config.json", "README.md"])
+def test_somebody_elses_folder_is_written_into_only_by_force(taught, tmp_path: Path, monkeypatch, name: str) -> None:
+    output = tmp_path / "other"
+    output.mkdir()
+    (output / name).write_text("{}")
+    run = run_of(taught, output, steps=2)
+    with monkeypatch.context() as early, pytest.raises(OptionError, match=rf"holds {name} of something else.*--force"):
+        early.setattr(head_training, "TargetWords", None)
+        train_head(MEDUSA, run)
+    assert contents(output) == {name: b"{}"}
+    train_head(MEDUSA, replace(run, force=True))
+    assert (output / name).read_text() != "{}"
+
+
+def test_a_sibling_as_teacher_is_refused_before_any_work(taught, tmp_path: Path, monkeypatch) -> None:
+    """It has the target's words, and other sizes."""
+    write_untaught(tmp_path / "sibling", hidden_size=32)
+    convert_checkpoint(tmp_path / "sibling", tmp_path / "sibling.gguf", outtype="f16", verify=False)
+    monkeypatch.setattr(head_training, "read_corpus", None)
+    with pytest.raises(PairError, match="its states have 32 numbers"):
+        train_head(MEDUSA, run_of(taught, tmp_path / "heads", teacher=tmp_path / "sibling.gguf"))
+    assert not (tmp_path / "heads").exists()
 
 
 def test_too_little_memory_is_found_before_anything_is_loaded(taught, tmp_path: Path, monkeypatch) -> None:

@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError, OutOfMemoryError, SpecrunError
-from specrun.train.checkpoint import load_state
+from specrun.train.checkpoint import load_state, save_state
 from specrun.train.learner import Learner, LossPart, ParameterGroup
+from specrun.train.run_checkpoint import check_same_run, earlier_run
 from specrun.train.target_words import TokenSequence
 from specrun.train.token_corpus import TokenBatch, TokenCorpus
 from specrun.train.trainer import train_learner
@@ -252,6 +253,28 @@ def test_checkpoints_are_not_overwritten_or_mixed_up(tmp_path: Path) -> None:
     path.write_text("hello")
     with pytest.raises(MalformedFileError, match="not a checkpoint"):
         train_learner(Bigrams(), corpus(), SETTINGS, path, resume=True)
+
+
+def test_a_checkpoint_tells_of_its_run_before_it_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    identity = {"data": "a"}
+    train_learner(Bigrams(), corpus(), replace(SETTINGS, precision=torch.bfloat16), path, identity=identity)
+    found = earlier_run(path, resume=True)
+    assert (found.precision, found.identity["data"]) == ("bfloat16", "a")
+    # Another precision is no other run.
+    check_same_run(path, found, {**SETTINGS.identity, "data": "a"})
+    train_learner(Bigrams(), corpus(), SETTINGS, path, resume=True, identity=identity)
+    with pytest.raises(OptionError, match="data a and --resume asks for b"):
+        check_same_run(path, found, {**SETTINGS.identity, "data": "b"})
+    check_same_run(path, earlier_run(path, resume=False), {"data": "b"})
+    state = load_state(path)
+    del state["precision"]  # as checkpoints were written before
+    save_state(path, state)
+    assert earlier_run(path, resume=True).precision is None
+    assert earlier_run(path, resume=False).precision is None
+    path.write_text("hello")
+    with pytest.raises(MalformedFileError, match="not a checkpoint"):
+        earlier_run(path, resume=True)
 
 
 KILLED = """

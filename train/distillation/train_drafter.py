@@ -34,7 +34,7 @@ from specrun.train.head_folder import check_output, open_output
 from specrun.train.hf_model import HFModel, load_hf_model
 from specrun.train.memory import require_memory
 from specrun.train.precision import usable_device, usable_precision
-from specrun.train.run_checkpoint import check_checkpoint
+from specrun.train.run_checkpoint import check_checkpoint, earlier_run
 from specrun.train.run_listener import NobodyListens, RunListener
 from specrun.train.source_identity import source_identity
 from specrun.train.target_words import TargetWords
@@ -60,7 +60,8 @@ def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> Draft
     words = TargetWords(run.target)
     corpus = _read_corpus(run, words, listener)
     device = usable_device(run.device)
-    settings = run.trainer_settings(DEFAULTS, corpus, usable_precision(run.precision, device))
+    earlier = earlier_run(run.state_path, resume=run.resume)
+    settings = run.trainer_settings(DEFAULTS, corpus, usable_precision(run.precision, device, earlier.precision))
     _require_memory(run, corpus, settings, device, listener)
     # Before anything is written: their words may not be the target's.
     with ExistingDrafters(run.not_covered_by, target_words, n_ctx=run.max_length, n_threads=run.n_threads) as drafters:

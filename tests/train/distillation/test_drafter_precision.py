@@ -1,0 +1,44 @@
+"""In which precision a drafter's run goes on, and what folder it does not write into."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from specrun.bindings.errors import OptionError
+from specrun.train import precision
+from specrun.train.distillation.train_drafter import DrafterRun, train_drafter
+from specrun.train.run_listener import NobodyListens
+
+
+def run_for(family, output) -> DrafterRun:
+    return DrafterRun(
+        family.target, (family.data,), output, steps=3, tokens_per_batch=400, max_length=64, held_out=0.1, device="cpu",
+        n_threads=1, draft=family.draft, measured_on="given",
+    )  # fmt: skip
+
+
+class Stops(NobodyListens):
+    def status(self, status) -> None:
+        if status.step == 2:
+            raise KeyboardInterrupt
+
+
+def test_a_resumed_run_goes_on_in_its_precision(family, tmp_path, monkeypatch) -> None:
+    """A second trial that falls differently, as on a busy machine, decides nothing."""
+    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: 1.0)
+    run = run_for(family, tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        train_drafter(run, Stops())
+    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: 9.0)
+    assert train_drafter(dataclasses.replace(run, resume=True)).precision == "float32"
+
+
+def test_somebody_elses_folder_is_written_into_only_by_force(family, tmp_path) -> None:
+    output = tmp_path / "other"
+    output.mkdir()
+    (output / "config.json").write_text("{}")
+    with pytest.raises(OptionError, match=r"holds config\.json of something else; .* --force"):
+        train_drafter(run_for(family, output))
+    assert (output / "config.json").read_text() == "{}"
