@@ -23,12 +23,22 @@ from specrun.train.teacher import TeacherFeatures, check_same_words, teacher_mat
 from specrun.train.token_corpus import TokenCorpus
 from specrun.train.trainer_settings import TrainerSettings
 
-__all__ = ["cache_folder", "opened_states", "wants_cache"]
+__all__ = ["cache_folder", "may_cache", "opened_states", "wants_cache"]
 
 
 def cache_folder(run: HeadRun) -> Path:
     """Return where a run keeps states."""
     return run.features or run.state_path.parent / "features"
+
+
+def may_cache(run: HeadRun, settings: TrainerSettings, corpus: TokenCorpus) -> bool:
+    """Return whether states are to be kept on disk where there is room: each is read more than once, or must be."""
+    read = settings.steps * settings.tokens_per_batch / max(1, corpus.n_tokens)
+    return _must_cache(run) or (run.cache != "no" and read > 1.5)
+
+
+def _must_cache(run: HeadRun) -> bool:
+    return run.teacher is not None or run.cache == "yes" or run.features is not None
 
 
 def wants_cache(
@@ -42,14 +52,12 @@ def wants_cache(
     """Return whether states are kept on disk: where asked for or needed, and where each is read more than once."""
     size = cache_bytes(corpus, shape.hidden, n_taps)
     folder = cache_folder(run)
-    read = settings.steps * settings.tokens_per_batch / max(1, corpus.n_tokens)
-    must = run.teacher is not None or run.cache == "yes" or run.features is not None
-    if run.cache == "no" or (not must and read <= 1.5):
+    if not may_cache(run, settings, corpus):
         return False
     try:
         check_cache_space(folder, size)
     except SpecrunError:
-        if must:
+        if _must_cache(run):
             raise
         listener.note(f"the target's states would take {size / 2**30:.2f} GiB on disk, too much: computed at each step")
         return False

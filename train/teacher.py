@@ -19,6 +19,7 @@ from torch import Tensor
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
+from specrun.bindings.gguf_header import read_header
 from specrun.bindings.gguf_types import TENSOR_TYPES, stored_bytes
 from specrun.bindings.model import Model
 from specrun.convert.array_file import read_array
@@ -27,14 +28,29 @@ from specrun.train.features import Features, TargetMatrices
 from specrun.train.target_words import TargetWords
 from specrun.train.token_corpus import TokenBatch
 
-__all__ = ["TeacherFeatures", "check_same_words", "teacher_matrices"]
+__all__ = ["TeacherFeatures", "check_same_words", "check_teacher", "teacher_matrices"]
 
-_OUTPUT, _EMBEDDING = "output.weight", "token_embd.weight"
+_OUTPUT, _OUTPUT_BIAS, _EMBEDDING = "output.weight", "output.bias", "token_embd.weight"
 _PROBE = "The quick brown fox jumps over 13 lazy dogs.\n\tdef f(x):  # Zwölf Boxkämpfer, 東京"
 
 
+def check_teacher(path: Path) -> None:
+    """Raise UnsupportedModelError unless the file's logits are its output matrix (and a soft cap) times its states."""
+    header = read_header(path)
+    scale = header.metadata.get(f"{header.architecture}.logit_scale", 1.0)
+    changed = f"multiplies or divides its logits by {scale}" if scale != 1.0 else None
+    if any(tensor.name == _OUTPUT_BIAS for tensor in header.tensors):
+        changed = f"adds {_OUTPUT_BIAS} to its logits"
+    if changed is not None:
+        raise UnsupportedModelError(
+            f"{path} is a {header.architecture} model that {changed}, which training does not know how to do: "
+            "use a target of another family"
+        )
+
+
 def teacher_matrices(path: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> TargetMatrices:
-    """Return the file's embedding and output matrix, dequantized; tied ones are one tensor."""
+    """Return the file's embedding and output matrix, dequantized, tied ones are one tensor. See `check_teacher`."""
+    check_teacher(path)
     source = GGUFSource(path)
     cap = source.header.metadata.get(f"{source.header.architecture}.final_logit_softcapping")
     softcap = float(cap) if isinstance(cap, int | float) and cap > 0 else None
