@@ -80,7 +80,7 @@ class HydraRecipe(HeadRecipe):
         read = sum(range(self.heads + 2 - together, self.heads + 2)) * copies
         inside = together * (2 + copies + (self.layers - 1) * (1 + copies) + copies)
         passing = 3 * (self.heads + 1)
-        layer = 24 * shape.hidden + 6 * shape.feed_forward
+        layer = 24 * shape.hidden + 6 * shape.feed_forward if self.prefix else 0
         return 4 * tokens * ((together * kept + 3) * n_words + (read + inside + passing) * shape.hidden + layer)
 
     @property
