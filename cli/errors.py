@@ -45,7 +45,7 @@ def reported_errors(context: click.Context) -> Iterator[None]:
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except SpecrunError as error:
-        raise ReportedError(str(error), error.exit_code) from error
+        raise ReportedError(_noted(str(error), error), error.exit_code) from error
     except KeyboardInterrupt as error:
         raise ReportedError("interrupted", INTERRUPTED) from error
     except BrokenPipeError as error:
@@ -53,21 +53,26 @@ def reported_errors(context: click.Context) -> Iterator[None]:
         raise click.exceptions.Exit(0) from error
     except MemoryError as error:
         message = "out of memory: use a smaller model or a smaller context (-c)"
-        raise ReportedError(message, _OUT_OF_MEMORY) from error
+        raise ReportedError(_noted(message, error), _OUT_OF_MEMORY) from error
     except OSError as error:
-        raise ReportedError(_sentence(error), 1) from error
+        raise ReportedError(_noted(_sentence(error), error), 1) from error
     except Exception as error:
         if context.meta.get(_VERBOSITY_KEY, 0) >= 2:
             traceback.print_exc()
             hint = "this is a mistake in specrun"
         else:
             hint = "this is a mistake in specrun; run with -vv for the traceback"
-        raise ReportedError(f"{type(error).__name__}: {error} ({hint})", 1) from error
+        raise ReportedError(_noted(f"{type(error).__name__}: {error} ({hint})", error), 1) from error
 
 
 def _sentence(error: OSError) -> str:
     reason = os.strerror(error.errno) if error.errno else str(error)
     return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def _noted(message: str, error: BaseException) -> str:
+    """Return the message and, a line each, what was noted on the error on its way (`add_note`)."""
+    return "\n".join([message, *getattr(error, "__notes__", ())])
 
 
 def _forget_streams() -> None:

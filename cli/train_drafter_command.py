@@ -167,11 +167,14 @@ def drafter(
     source: TrainSource, distillation: Distillation, run: TrainRun, result: TrainResult, terminal: Terminal
 ) -> None:
     """Train a small model to draft for a target."""
+    from specrun.convert import plan_conversion
     from specrun.train.distillation.learner import DistillationLoss
     from specrun.train.distillation.train_drafter import DrafterRun, train_drafter
 
     plot = plot_file(result)
     check_gguf(result)
+    if result.gguf is not None:
+        plan_conversion(distillation.draft.expanduser(), outtype=result.outtype)  # what is trained has its layout
     wanted = DrafterRun(
         **run_settings(source, run, result),
         draft=distillation.draft.expanduser(),

@@ -67,6 +67,8 @@ def train_and_report(
         cache=states.cache,
         features=states.features,
     )
+    if result.gguf is not None:
+        _check_drafted_for(states.teacher or wanted.target)
     with shown_run(terminal) as shown:
         report = train(wanted, shown)
     if plot is not None:
@@ -100,12 +102,21 @@ def plot_file(result: TrainResult) -> Path | None:
 
 
 def check_gguf(result: TrainResult) -> None:
-    """Raise before the training what converting would raise after it."""
+    """Raise before the training what converting would raise after it of the file's place and type."""
+    from specrun.convert.conversion import known_type
     from specrun.convert.quantize_head import HEAD_TYPE as _  # noqa: F401 - the extra that converting needs
     from specrun.runtime.atomic import check_target
 
+    known_type(result.outtype)
     if result.gguf is not None:
         check_target(result.gguf, force=result.force)
+
+
+def _check_drafted_for(target: Path) -> None:
+    """Raise before the training what converting a head would raise after it of the model it drafts for."""
+    from specrun.convert.heads.target_facts import target_facts
+
+    target_facts(target)
 
 
 def _convert(folder: Path, kind: str, result: TrainResult, target: Path) -> Path:

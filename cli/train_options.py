@@ -84,7 +84,7 @@ train_source_options = option_group(
         type=ExistingFile(),
         multiple=True,
         required=True,
-        help="A text, or JSON Lines of texts, prompts with answers, or chats; repeatable.",
+        help="A text, or JSON Lines or an array of texts, prompts with answers, or chats; repeatable.",
     ),
     option(
         "--max-length",

@@ -1,17 +1,20 @@
-"""Training data: plain text, or JSON Lines of texts, of prompts with answers, or of chats."""
+"""Training data: plain text, or JSON Lines or an array of texts, of prompts with answers, or of chats."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, ModelError
+from specrun.train.json_array import array_elements, begins_array_of_objects
 
 __all__ = ["Answered", "Chat", "Document", "PlainText", "read_documents"]
 
+_START = 1 << 16  # characters that show what kind of file it is
 _PROMPT_KEYS = ("prompt", "question", "instruction")
 _ANSWER_KEYS = ("answer", "completion", "response", "output")
 _CHAT_KEYS = ("messages", "conversations")
@@ -20,14 +23,21 @@ _KINDS = '{"text"}, {"prompt", "answer"} or {"messages": [{"role", "content"}]}'
 
 
 @dataclass(frozen=True, slots=True)
-class PlainText:
+class _FromFile:
+    """Where a document was read, such as "line 3 of chats.jsonl": for messages, and no part of what it is."""
+
+    origin: str = field(default="", compare=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainText(_FromFile):
     """A text that is learnt from its first to its last token."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(_FromFile):
     """A prompt and its answer; only the answer is learnt. `answer` is None where it is still to be written."""
 
     prompt: str
@@ -35,7 +45,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class Chat(_FromFile):
     """Messages of a role and a content each; only the assistant's are learnt."""
 
     messages: tuple[Mapping[str, str], ...]
@@ -47,8 +57,9 @@ Document = PlainText | Answered | Chat
 def read_documents(paths: Sequence[Path], *, need_answers: bool = True) -> list[Document]:
     """Return the documents of all files in order.
 
-    A file whose first character is `{` is read as JSON Lines, any other as one text. `need_answers` False also takes
-    prompts without answers. Raises MalformedFileError naming file and line, ModelError if there is nothing to learn.
+    A file that begins with `{` is read as JSON Lines, one that begins as an array of objects as their array (ShareGPT),
+    any other as one text. `need_answers` False also takes prompts without answers. Raises MalformedFileError naming
+    file and line or element, ModelError if there is nothing to learn.
     """
     documents: list[Document] = []
     for path in paths:
@@ -61,43 +72,89 @@ def read_documents(paths: Sequence[Path], *, need_answers: bool = True) -> list[
 
 def _read_file(path: Path, *, need_answers: bool) -> Iterator[Document]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig") as file:
+            try:
+                yield from _documents(file, path.name, need_answers=need_answers)
+            except UnicodeDecodeError as error:
+                where = _bad_byte(file, error)
+                raise MalformedFileError(f"{path} is not UTF-8 text{where}; convert it first") from error
     except FileNotFoundError as error:
         raise FileMissingError(f"there is no file {path} to train on") from error
-    except UnicodeDecodeError as error:
-        raise MalformedFileError(f"{path} is not UTF-8 text (byte {error.start + 1}); convert it first") from error
     except OSError as error:
         raise FileMissingError(f"{path} cannot be read ({error.strerror}); check the path") from error
-    if not text.lstrip().startswith("{"):
+
+
+def _documents(file: TextIO, name: str, *, need_answers: bool) -> Iterator[Document]:
+    start = file.read(_START)
+    while start and not start.strip() and (more := file.read(_START)):
+        start += more
+    if start.lstrip().startswith("["):
+        start += file.read(_START)
+    if start.lstrip().startswith("{"):
+        records = _lines(start + file.readline(), file, name)
+    elif begins_array_of_objects(start):
+        records = _elements(start, file, name)
+    else:
+        text = start + file.read()
         if text.strip():
-            yield PlainText(text)
+            yield PlainText(text, origin=name)
         return
-    for number, line in enumerate(text.split("\n"), 1):
+    for where, record in records:
+        document = _parse_record(record, where, need_answers=need_answers)
+        if document is not None:
+            yield document
+
+
+def _lines(start: str, rest: TextIO, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the value of each line that is not empty, and what the line is called."""
+    for number, line in enumerate(chain(start.removesuffix("\n").split("\n"), rest), 1):
         if line.strip():
-            document = _parse_line(line, f"line {number} of {path.name}", need_answers=need_answers)
-            if document is not None:
-                yield document
+            where = f"line {number} of {name}"
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise MalformedFileError(
+                    f"{where} is not JSON ({error}): each line must be one object, {_KINDS}"
+                ) from error
+            yield where, record
 
 
-def _parse_line(line: str, where: str, *, need_answers: bool) -> Document | None:
-    """Return the document of a line, None where its texts are empty."""
+def _elements(start: str, rest: TextIO, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield each element of an array, and what it is called."""
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise MalformedFileError(f"{where} is not JSON ({error}): each line must be one object, {_KINDS}") from error
+        for number, record in enumerate(array_elements(start, rest), 1):
+            yield f"element {number} of {name}", record
+    except UnicodeDecodeError:  # a ValueError, too
+        raise
+    except ValueError as error:
+        raise MalformedFileError(f"the array in {name} is damaged, {error}: each element must be {_KINDS}") from error
+
+
+def _bad_byte(file: TextIO, error: UnicodeDecodeError) -> str:
+    """Return which byte of the file is none of UTF-8, where that is known: of a pipe it is not."""
+    try:
+        end = file.buffer.tell()  # what failed are the last bytes that were read
+    except OSError:
+        return ""
+    return f" (byte {end - len(error.object) + error.start + 1})"
+
+
+def _parse_record(record: Any, where: str, *, need_answers: bool) -> Document | None:  # noqa: ANN401 - any JSON value
+    """Return the document of a line or element, None where its texts are empty."""
     if not isinstance(record, dict):
-        raise MalformedFileError(f"{where} is not a JSON object: each line must be {_KINDS}")
+        raise MalformedFileError(f"{where} is not a JSON object: each must be {_KINDS}")
     for key in _CHAT_KEYS:
         if key in record:
-            return _chat(record[key], f"{key!r} in {where}", need_answers=need_answers)
+            return _chat(record[key], key, where, need_answers=need_answers)
     prompt, answer = _first(record, _PROMPT_KEYS, where), _first(record, _ANSWER_KEYS, where)
     if prompt is not None and (answer is not None or not need_answers):
-        return Answered(prompt, answer or None) if prompt.strip() and (answer or not need_answers) else None
+        usable = prompt.strip() and (answer or not need_answers)
+        return Answered(prompt, answer or None, origin=where) if usable else None
     text = _first(record, ("text",), where)
     if text is None:
         keys = ", ".join(map(repr, list(record)[:6])) or "nothing"
         raise MalformedFileError(f"{where} has {keys}, and {_KINDS} is needed")
-    return PlainText(text) if text.strip() else None
+    return PlainText(text, origin=where) if text.strip() else None
 
 
 def _first(record: dict[str, Any], keys: Sequence[str], where: str) -> str | None:
@@ -109,16 +166,19 @@ def _first(record: dict[str, Any], keys: Sequence[str], where: str) -> str | Non
     return None
 
 
-def _chat(messages: object, where: str, *, need_answers: bool) -> Chat | None:
+def _chat(messages: object, key: str, where: str, *, need_answers: bool) -> Chat | None:
     if not isinstance(messages, list):
-        raise MalformedFileError(f"{where} is not a list of messages")
+        raise MalformedFileError(f"{key!r} in {where} is not a list of messages")
     found: list[Mapping[str, str]] = []
     for message in messages:
         role = message.get("role", message.get("from")) if isinstance(message, dict) else None
         content = message.get("content", message.get("value")) if isinstance(message, dict) else None
         if not isinstance(role, str) or not isinstance(content, str):
-            raise MalformedFileError(f"{where} has a message without a role and a content that are texts")
-        found.append({"role": _ROLES.get(role, role), "content": content})
+            raise MalformedFileError(f"{key!r} in {where} has a message without a role and a content that are texts")
+        role = _ROLES.get(role, role)
+        # What answers nothing: many of ShareGPT's chats begin so, and many templates refuse them.
+        if role != "assistant" or any(one["role"] != "system" for one in found):
+            found.append({"role": role, "content": content})
     answered = any(one["role"] == "assistant" and one["content"].strip() for one in found)
     asked = any(one["role"] == "user" for one in found)
-    return Chat(tuple(found)) if answered or (asked and not need_answers) else None
+    return Chat(tuple(found), origin=where) if answered or (asked and not need_answers) else None

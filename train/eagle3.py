@@ -80,6 +80,11 @@ class Eagle3Recipe(HeadRecipe):
         whole = step + self.steps * 5 * shape.hidden if recompute else self.steps * step
         return 4 * tokens * (whole + drafted + 2 * n_words)
 
+    @property
+    def smaller(self) -> str:
+        """A smaller output matrix."""
+        return "use fewer --draft-words, or a smaller target"
+
     def learner(
         self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
     ) -> Learner:

@@ -56,6 +56,11 @@ class HeadRecipe(ABC):
         """
         return 4 * tokens * (5 * n_words + 24 * shape.hidden + 6 * shape.feed_forward)
 
+    @property
+    def smaller(self) -> str:
+        """What makes the head itself smaller, for users whose memory is too small for it."""
+        return "use a smaller target"
+
     @abstractmethod
     def files(self, learner: Learner, shape: TargetShape, n_words: int) -> HeadFiles:
         """Return the trained head's files."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from specrun.bindings.errors import OptionError
-from specrun.train.data_file import read_documents
+from specrun.train.data_file import PlainText, read_documents
 from specrun.train.head_folder import open_output
 from specrun.train.own_answers import AnswerSettings, answer_prompts, runnable_target
 from specrun.train.run_listener import RunListener
 from specrun.train.source_identity import source_identity
-from specrun.train.target_words import TargetWords
+from specrun.train.target_words import TargetWords, TokenSequence
 from specrun.train.token_corpus import TokenCorpus, corpus_of, encode_corpus
 from specrun.train.training_progress import TrainingResult
 from specrun.train.training_run import TrainingRun
@@ -57,12 +60,20 @@ class HeadReport:
     device: str
 
 
-def read_corpus(run: HeadRun, words: TargetWords, holds: str, listener: RunListener) -> TokenCorpus:
+def read_corpus(
+    run: HeadRun,
+    words: TargetWords,
+    holds: str,
+    listener: RunListener,
+    check_before_answers: Callable[[TokenCorpus], None],
+) -> TokenCorpus:
     """Return the data's texts, or, for self-distillation, the data's prompts with the target's own answers.
 
-    `holds` is the file that a finished run leaves, as of `open_output`.
+    `holds` is the file that a finished run leaves, as of `open_output`. As answers may take hours,
+    `check_before_answers` sees texts first that are as long as theirs may become, and raises where they cannot be
+    learnt.
     """
-    corpus = _read_texts(run, words, holds, listener)
+    corpus = _read_texts(run, words, holds, listener, check_before_answers)
     aside = f"{len(corpus.held_out):,} held out"
     if corpus.measured_on_training:
         aside = "none held out: measures are of the training texts"
@@ -70,10 +81,19 @@ def read_corpus(run: HeadRun, words: TargetWords, holds: str, listener: RunListe
     return corpus
 
 
-def _read_texts(run: HeadRun, words: TargetWords, holds: str, listener: RunListener) -> TokenCorpus:
+def _read_texts(
+    run: HeadRun,
+    words: TargetWords,
+    holds: str,
+    listener: RunListener,
+    check_before_answers: Callable[[TokenCorpus], None],
+) -> TokenCorpus:
     documents = read_documents(run.data, need_answers=not run.own_answers)
     if run.own_answers is None:
         return encode_corpus(documents, words, max_length=run.max_length, held_out=run.held_out, seed=run.seed)
+    asking = sum(not isinstance(document, PlainText) for document in documents)
+    longest = TokenSequence(np.zeros(run.max_length, np.int32), np.ones(run.max_length, np.bool_))
+    check_before_answers(corpus_of([longest] * max(1, asking), held_out=run.held_out, seed=run.seed))
     open_output(run.output, resume=run.resume, force=run.force, holds=holds)
     folder = run.state_path.parent
     folder.mkdir(exist_ok=True)

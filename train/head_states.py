@@ -30,7 +30,15 @@ from specrun.train.teacher import TeacherFeatures, teacher_matrices
 from specrun.train.token_corpus import TokenCorpus
 from specrun.train.trainer_settings import TrainerSettings
 
-__all__ = ["CACHED", "opened_states", "remove_private_states", "room_for_states", "states_place", "wants_cache"]
+__all__ = [
+    "CACHED",
+    "may_cache",
+    "opened_states",
+    "remove_private_states",
+    "room_for_states",
+    "states_place",
+    "wants_cache",
+]
 
 CACHED = "cached states"
 """Of a run's identity: states from disk are rounded to float16, so that the losses of other runs are not the same."""
@@ -65,6 +73,16 @@ def room_for_states(place: CachePlace, shape: TargetShape) -> str:
     return f"{size / 2**20:,.1f} MiB in {place.root}{there}"
 
 
+def may_cache(run: HeadRun, settings: TrainerSettings, corpus: TokenCorpus) -> bool:
+    """Return whether states are to be kept on disk where there is room: each is read more than once, or must be."""
+    read = settings.steps * settings.tokens_per_batch / max(1, corpus.n_tokens)
+    return _must_cache(run) or (run.cache != "no" and read > 1.5)
+
+
+def _must_cache(run: HeadRun) -> bool:
+    return run.teacher is not None or run.cache == "yes" or run.features is not None
+
+
 def wants_cache(
     run: HeadRun,
     settings: TrainerSettings,
@@ -78,10 +96,8 @@ def wants_cache(
     A resumed run that is left the choice does as before, whatever the disk has room for now.
     """
     before = earlier.identity.get(CACHED)
-    asked = run.teacher is not None or run.cache == "yes" or run.features is not None
-    must = asked or before is True
-    read = settings.steps * settings.tokens_per_batch / max(1, place.corpus.n_tokens)
-    if run.cache == "no" or (not must and (read <= 1.5 or before is False)):
+    must = _must_cache(run) or before is True
+    if run.cache == "no" or not (must or (before is None and may_cache(run, settings, place.corpus))):
         return False
     try:
         kept = room_for_states(place, shape)

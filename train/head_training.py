@@ -15,11 +15,19 @@ from typing import Any
 import torch
 
 from specrun.convert.checkpoint import open_checkpoint
+from specrun.train.device_name import device_name
 from specrun.train.features import TargetMatrices
 from specrun.train.head_folder import check_output, open_output, write_head
 from specrun.train.head_recipe import HeadRecipe
 from specrun.train.head_run import HeadReport, HeadRun, read_corpus
-from specrun.train.head_states import CACHED, opened_states, remove_private_states, states_place, wants_cache
+from specrun.train.head_states import (
+    CACHED,
+    may_cache,
+    opened_states,
+    remove_private_states,
+    states_place,
+    wants_cache,
+)
 from specrun.train.hf_model import read_config
 from specrun.train.learner import Learner
 from specrun.train.memory import MemoryNeed, free_memory, require_memory, trained_bytes
@@ -58,15 +66,24 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
         check_teacher(run.teacher, words, n_words, shape)
     device, earlier = usable_device(run.device), earlier_run(run.state_path, resume=run.resume)
     precision = usable_precision(run.precision, device, earlier.precision)
-    corpus = read_corpus(run, words, recipe.files_name, listener)
-    settings = run.trainer_settings(recipe.defaults(shape), corpus, precision)
+
+    def settings_for(texts: TokenCorpus) -> TrainerSettings:
+        return run.trainer_settings(recipe.defaults(shape), texts, precision)
+
+    def check_before_answers(texts: TokenCorpus) -> None:
+        settings = settings_for(texts)
+        cached = may_cache(run, settings, texts)  # for how much disk there must be room nobody knows yet
+        need, _ = _fitting_need(recipe, run, shape, n_words, texts, settings, cached, device)
+        listener.note(f"memory: about {need}, with answers as long as they may be")
+        require_memory(need, device)
+
+    corpus = read_corpus(run, words, recipe.files_name, listener, check_before_answers)
+    settings = settings_for(corpus)
     place = states_place(run, corpus, recipe.taps(shape), precision)
     cached = wants_cache(run, settings, shape, place, earlier, listener)
     identity = _identity(recipe, run, corpus, cached)
     check_same_run(run.state_path, earlier, {**settings.identity, **identity})
-    ample = _need(recipe, run, shape, n_words, corpus, settings, cached, recompute=False)
-    recompute = ample.total > free_memory(device) / 2  # others may want some too
-    need = _need(recipe, run, shape, n_words, corpus, settings, cached, recompute=True) if recompute else ample
+    need, recompute = _fitting_need(recipe, run, shape, n_words, corpus, settings, cached, device)
     listener.note(f"memory: about {need}")
     require_memory(need, device)
     open_output(run.output, resume=run.resume, force=run.force, holds=recipe.files_name)
@@ -89,6 +106,23 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     report = _finish(recipe, run, shape, matrices, learner, corpus, settings, result)
     remove_private_states(run, source)
     return report
+
+
+def _fitting_need(
+    recipe: HeadRecipe,
+    run: HeadRun,
+    shape: TargetShape,
+    n_words: int,
+    corpus: TokenCorpus,
+    settings: TrainerSettings,
+    cached: bool,
+    device: torch.device,
+) -> tuple[MemoryNeed, bool]:
+    """Return what the run will take, and whether it computes again what it cannot keep."""
+    ample = _need(recipe, run, shape, n_words, corpus, settings, cached, recompute=False)
+    if ample.total <= free_memory(device) / 2:  # others may want some too
+        return ample, False
+    return _need(recipe, run, shape, n_words, corpus, settings, cached, recompute=True), True
 
 
 def _need(
@@ -118,7 +152,14 @@ def _need(
         "head": trained_bytes(head.module),
         "a step": recipe.activation_bytes(shape, n_words, tokens, corpus.longest, recompute=recompute),
     }
-    return max(MemoryNeed(training), MemoryNeed({"target": target}), key=lambda need: need.total)
+    remedies = {
+        "target": "use a --teacher (a quantized GGUF file of the target) or a smaller target",
+        "target's matrices": "use a smaller target",
+        "head": recipe.smaller,
+        "a step": "lower --batch-tokens or --max-length",
+    }
+    alone = MemoryNeed({"target": target}, remedies)
+    return max(MemoryNeed(training, remedies), alone, key=lambda need: need.total)
 
 
 class _NoFeatures:
@@ -155,7 +196,7 @@ def _finish(
 ) -> HeadReport:
     n_trained = sum(one.numel() for one in learner.module.parameters() if one.requires_grad)
     precision = str(settings.precision).removeprefix("torch.")
-    device = torch.cuda.get_device_name() if learner.device.type == "cuda" else "CPU"
+    device = device_name(learner.device)
     shown = {
         **dataclasses.asdict(recipe),
         "learning rate": settings.learning_rate,

@@ -14,6 +14,9 @@ from specrun.train.target_words import require_folder
 
 __all__ = ["HFModel", "load_hf_model", "read_config"]
 
+_PROBE_TOKENS = 8
+_SUMMING = 1e-4  # of the largest logit: what the order of a sum may change
+
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Return config.json of a model folder; of a model with several parts, that of its text model."""
@@ -80,7 +83,11 @@ class HFModel:
 
 
 def load_hf_model(folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> HFModel:
-    """Return the model of a folder, frozen. Raises ModelError where transformers cannot read it."""
+    """Return the model of a folder, frozen.
+
+    Raises ModelError where transformers cannot read it, and where its logits are not its output matrix (and a soft
+    cap) times its final states; OutOfMemoryError.
+    """
     config = read_config(folder)
     try:
         import transformers
@@ -101,11 +108,52 @@ def load_hf_model(folder: Path, device: torch.device, dtype: torch.dtype = torch
             f"no memory on {device} to load {folder}: use a smaller target or a --teacher"
         ) from error
     except Exception as error:  # whatever its code for this one architecture may raise
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ModelError(f"transformers cannot read the model in {folder}: {reason[:200]}") from error
+        raise ModelError(f"transformers cannot read the model in {folder}: {_first_line(error)}") from error
     finally:
         quiet.set_verbosity(level)
         if bar:
             quiet.enable_progress_bar()
     model.requires_grad_(False)
-    return HFModel(model, config)
+    found = HFModel(model, config)
+    _check_logits(found, folder)
+    return found
+
+
+@torch.no_grad()
+def _check_logits(found: HFModel, folder: Path) -> None:
+    """Raise ModelError unless the model's own logits are those that `HFModel.logits` makes of its final states.
+
+    Everything that is learnt rests on that, and some families scale their logits (Granite, Cohere), scale what they
+    are made of (MiniCPM), or have a bias (Phi-2).
+    """
+    n_words = found.output.shape[0]
+    ids = torch.linspace(0, n_words - 1, _PROBE_TOKENS).long().to(found.device)[None]
+    states: list[Tensor] = []
+    hook = found.model.base_model.register_forward_hook(
+        lambda _module, _given, made: states.append(made.last_hidden_state)
+    )
+    try:
+        own = found.model(input_ids=ids, use_cache=False).logits.float()
+        ours = found.logits(states[-1])
+    except Exception as error:  # whatever its code for this one architecture may raise
+        raise ModelError(f"{_kind(found, folder)} cannot be computed on words alone: {_first_line(error)}") from error
+    finally:
+        hook.remove()
+    finite = own[own.isfinite()].abs()
+    if not finite.numel():  # nothing to compare; the first loss will say so
+        return
+    # The same product of the same states: they differ by what is done in the precision of the weights afterwards.
+    rounding, summing = 4 * torch.finfo(found.output.dtype).eps, _SUMMING * float(finite.max())
+    if own.shape != ours.shape or not own.isclose(ours, rtol=rounding, atol=summing, equal_nan=True).all():
+        raise ModelError(
+            f"{_kind(found, folder)} changes its logits after its output matrix (by a factor or a bias), which "
+            "training does not know how to do: use a target of another family"
+        )
+
+
+def _kind(found: HFModel, folder: Path) -> str:
+    return f"{folder} is a model of the type {found.config.get('model_type')!r}, which"
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]

@@ -67,6 +67,27 @@ class HydraRecipe(HeadRecipe):
         decay = 0.1 if self.prefix else 0.0
         return TrainingDefaults(learning_rate=5e-4, betas=(0.9, 0.999), clip_norm=1.0, weight_decay=decay)
 
+    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int, *, recompute: bool) -> int:
+        """Return what one head keeps until its gradient is taken, or, of Hydra++, all heads together.
+
+        Of words: the target's law and the logarithm of the head's own for the one loss, the latter for the other. In
+        passing the logits and two gradients.
+        """
+        together = self.heads if self.prefix else 1
+        kept = 2 * (self.teacher_weight > 0) + (self.word_weight > 0)
+        # What a head reads is kept, and once more where dropout chose of it; so is what goes in and out of a block.
+        copies = 2 if self.dropout else 1
+        read = sum(range(self.heads + 2 - together, self.heads + 2)) * copies
+        inside = together * (2 + copies + (self.layers - 1) * (1 + copies) + copies)
+        passing = 3 * (self.heads + 1)
+        layer = 24 * shape.hidden + 6 * shape.feed_forward if self.prefix else 0
+        return 4 * tokens * ((together * kept + 3) * n_words + (read + inside + passing) * shape.hidden + layer)
+
+    @property
+    def smaller(self) -> str:
+        """Fewer of them, or shallower ones."""
+        return "use fewer --heads or --layers"
+
     def learner(
         self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
     ) -> Learner:

@@ -64,6 +64,11 @@ class MedusaRecipe(HeadRecipe):
         """Return heads that start as the target's own output."""
         return MedusaLearner(self, shape, target, source)
 
+    @property
+    def smaller(self) -> str:
+        """Without an output matrix of its own a head is a hundredth; else there is only fewer of them."""
+        return "use --shared-output or fewer --heads" if self.own_output else "use fewer --heads or --layers"
+
     def files(self, learner: Learner, shape: TargetShape, n_words: int) -> HeadFiles:
         """Return upstream's layout: medusa_lm_head and a config."""
         config: dict[str, Any] = {

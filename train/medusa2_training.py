@@ -17,6 +17,7 @@ from torch import Tensor
 from specrun.bindings.errors import OptionError
 from specrun.convert.checkpoint import open_checkpoint
 from specrun.runtime.atomic import atomic_path
+from specrun.train.device_name import device_name
 from specrun.train.feature_cache import CachedFeatures, CachePlace, fill_cache
 from specrun.train.features import ModelFeatures, TargetMatrices
 from specrun.train.head_folder import check_output, open_output
@@ -33,7 +34,6 @@ from specrun.train.target_shape import TargetShape, target_shape
 from specrun.train.target_words import TargetWords
 from specrun.train.token_corpus import TokenCorpus
 from specrun.train.trainer import train_learner
-from specrun.train.trainer_settings import TrainerSettings
 from specrun.train.training_card import CardFacts, training_card
 
 __all__ = ["WEIGHTS", "train_medusa2"]
@@ -59,7 +59,13 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
     shape, words, device = target_shape(run.target), TargetWords(run.target), usable_device(run.device)
     earlier = earlier_run(run.state_path, resume=run.resume)
     chosen = usable_precision(run.precision, device, earlier.precision)
-    corpus = read_corpus(run, words, WEIGHTS, listener)
+
+    def check_before_answers(texts: TokenCorpus) -> None:
+        need = _need(recipe, run, shape, texts)
+        listener.note(f"memory: about {need}, with answers as long as they may be")
+        require_memory(need, device)
+
+    corpus = read_corpus(run, words, WEIGHTS, listener, check_before_answers)
     settings = run.trainer_settings(recipe.defaults(), corpus, chosen)
     identity = _identity(recipe, run, corpus)
     check_same_run(run.state_path, earlier, {**settings.identity, **identity})
@@ -67,7 +73,7 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
     if recipe.heads.from_law:
         kept = room_for_states(place, shape)
         listener.note(f"the model's states are kept on disk as they were: {kept}")
-    need = _need(recipe, run, shape, corpus, settings)
+    need = _need(recipe, run, shape, corpus)
     listener.note(f"memory: about {need}")
     require_memory(need, device)
     open_output(run.output, resume=run.resume, force=run.force, holds=WEIGHTS)
@@ -81,16 +87,15 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
         learner, corpus, settings, run.state_path, resume=run.resume, identity=identity, report=listener.status
     )
     n_trained = sum(one.numel() for one in learner.module.parameters())
-    device_name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     precision = str(settings.precision).removeprefix("torch.")
     shown = {**dataclasses.asdict(recipe.heads), **dataclasses.asdict(recipe), "learning rate": settings.learning_rate}
     del shown["heads"]
     shown |= {"heads": recipe.heads.heads, "precision": precision, "seed": run.seed}
-    facts = CardFacts("medusa-2", run.target.resolve(), None, run.data, device_name, shown, n_trained)
+    facts = CardFacts("medusa-2", run.target.resolve(), None, run.data, device_name(device), shown, n_trained)
     _write_folder(run, recipe, learner, model, training_card(facts, corpus, result))
     remove_private_states(run, before[0] if before else None)
     held_out = 0 if corpus.measured_on_training else len(corpus.held_out)
-    return HeadReport(run.output, result, n_trained, len(corpus.training), held_out, precision, device_name)
+    return HeadReport(run.output, result, n_trained, len(corpus.training), held_out, precision, device_name(device))
 
 
 def _identity(recipe: Medusa2Recipe, run: HeadRun, corpus: TokenCorpus) -> dict[str, Any]:
@@ -117,20 +122,23 @@ def _states_before(
     return states, TargetMatrices(embedding, model.output.detach().clone(), model.softcap)
 
 
-def _need(
-    recipe: Medusa2Recipe, run: HeadRun, shape: TargetShape, corpus: TokenCorpus, settings: TrainerSettings
-) -> MemoryNeed:
+def _need(recipe: Medusa2Recipe, run: HeadRun, shape: TargetShape, corpus: TokenCorpus) -> MemoryNeed:
     tensors = open_checkpoint(run.target).tensors.values()
     n_words = int(read_config(run.target).get("vocab_size", 0))
     head = shape.hidden * (n_words + recipe.heads.layers * (shape.hidden + 1))
-    tokens = min(max(settings.tokens_per_batch, corpus.longest), corpus.n_tokens)
+    tokens = min(max(run.tokens_per_batch, corpus.longest), corpus.n_tokens)
     layer = 4 * tokens * (24 * shape.hidden + 6 * shape.feed_forward)
     return MemoryNeed(
         {
             "target": 16 * sum(math.prod(tensor.shape) for tensor in tensors),
             "heads": 16 * recipe.heads.heads * head,
             "a step": shape.n_layers * layer + 4 * tokens * 3 * n_words * (1 + recipe.heads.heads),
-        }
+        },
+        {
+            "target": "use a smaller target, or leave out --joint",
+            "heads": "use fewer --heads",
+            "a step": "lower --batch-tokens or --max-length",
+        },
     )
 
 

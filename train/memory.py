@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,19 +16,30 @@ __all__ = ["MemoryNeed", "free_memory", "require_memory", "trained_bytes"]
 
 _GIB = 2**30
 _SLACK = 1.15  # what allocators lose
-_ADVICE = "lower --batch-tokens or --max-length, or use a smaller target or a --teacher"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes that will be needed, by what for."""
+    """Bytes that will be needed, by what for; `remedies` say by the same names what makes a part smaller."""
 
     parts: Mapping[str, int]
+    remedies: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
         """All bytes, with what allocators lose."""
         return int(sum(self.parts.values()) * _SLACK)
+
+    def remedy(self, free: int) -> str:
+        """Return what to do about the largest parts, as many of them as it takes for the others to fit into `free`."""
+        found: list[str] = []
+        left = self.total
+        for name, size in sorted(self.parts.items(), key=lambda part: -part[1]):
+            if left <= free:
+                break
+            left -= int(size * _SLACK)
+            found += [self.remedies[name]] if name in self.remedies and size else []
+        return "; ".join(dict.fromkeys(found))
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in self.parts.items() if size)
@@ -54,9 +65,13 @@ def free_memory(device: torch.device) -> int:
             return 1 << 62
 
 
-def require_memory(need: MemoryNeed, device: torch.device, free: int | None = None, *, advice: str = _ADVICE) -> None:
-    """Raise OutOfMemoryError with both numbers, and what to do, unless `need` fits into what is free."""
+def require_memory(need: MemoryNeed, device: torch.device, free: int | None = None, *, advice: str = "") -> None:
+    """Raise OutOfMemoryError with both numbers, and what to do, unless `need` fits into what is free.
+
+    `advice` is for needs that name no remedies.
+    """
     free = free_memory(device) if free is None else free
     if need.total > free:
         where = f"on {device}" if device.type != "cpu" else "of RAM"
-        raise OutOfMemoryError(f"training needs about {need} {where} and {free / _GIB:.2f} GiB are free: {advice}")
+        what = need.remedy(free) or advice or "use a smaller model"
+        raise OutOfMemoryError(f"training needs about {need} {where} and {free / _GIB:.2f} GiB are free: {what}")

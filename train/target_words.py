@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,14 @@ class TargetWords:
         return self.template is not None
 
     def encode(self, document: Document) -> TokenSequence:
-        """Return the tokens of a document as the runtime would see them, uncut."""
+        """Return the tokens of a document as the runtime would see them, uncut.
+
+        Raises TemplateError, naming the document's place in its file, where the chat template refuses it.
+        """
+        with _told_where(document):
+            return self._encode(document)
+
+    def _encode(self, document: Document) -> TokenSequence:
         if isinstance(document, PlainText):
             ids = self.tokenize(document.text)
             return _sequence(ids, [True] * len(ids))
@@ -77,8 +85,12 @@ class TargetWords:
     def prompt(self, document: Document) -> list[int] | None:
         """Return the tokens after which the model would answer, None for texts that ask nothing.
 
-        Of a chat it is everything before the last answer.
+        Of a chat it is everything before the last answer. Raises as `encode`.
         """
+        with _told_where(document):
+            return self._prompt(document)
+
+    def _prompt(self, document: Document) -> list[int] | None:
         if isinstance(document, Answered) and not self.has_template:
             return self.tokenize(document.prompt)
         if isinstance(document, Answered):
@@ -126,6 +138,15 @@ class TargetWords:
     def _adds_bos(self) -> bool:
         bos = self._tokenizer.bos_token_id
         return bos is not None and list(self._tokenizer("a")["input_ids"])[:1] == [bos]
+
+
+@contextmanager
+def _told_where(document: Document) -> Iterator[None]:
+    """Name the document in what a template says of it."""
+    try:
+        yield
+    except TemplateError as error:
+        raise TemplateError(f"{document.origin}: {error}" if document.origin else str(error)) from error
 
 
 def _sequence(ids: list[int], learnt: list[bool]) -> TokenSequence:

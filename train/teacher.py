@@ -31,13 +31,14 @@ from specrun.train.token_corpus import TokenBatch
 
 __all__ = ["TeacherFeatures", "check_same_words", "check_teacher", "teacher_matrices"]
 
-_OUTPUT, _EMBEDDING = "output.weight", "token_embd.weight"
+_OUTPUT, _OUTPUT_BIAS, _EMBEDDING = "output.weight", "output.bias", "token_embd.weight"
 _PROBE = "The quick brown fox jumps over 13 lazy dogs.\n\tdef f(x):  # Zwölf Boxkämpfer, 東京"
 
 
 def teacher_matrices(path: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> TargetMatrices:
-    """Return the file's embedding and output matrix, dequantized; tied ones are one tensor."""
+    """Return the embedding and output matrix of a file, dequantized, tied ones as one; raises as `check_teacher`."""
     source = GGUFSource(path)
+    _check_logits(path, source.header)
     cap = source.header.metadata.get(f"{source.header.architecture}.final_logit_softcapping")
     softcap = float(cap) if isinstance(cap, int | float) and cap > 0 else None
     embedding = _matrix(source, _EMBEDDING).to(device, dtype)
@@ -67,8 +68,12 @@ def _matrix(source: GGUFSource, name: str) -> Tensor:
 
 
 def check_teacher(path: Path, words: TargetWords, n_words: int, shape: TargetShape) -> None:
-    """Raise PairError unless the GGUF file has the words and the sizes of the folder; no weights are read."""
+    """Raise PairError unless the GGUF file has the words and the sizes of the folder; no weights are read.
+
+    Raises UnsupportedModelError where its logits are not its output matrix (and a soft cap) times its states.
+    """
     header = read_header(path)
+    _check_logits(path, header)
     pair = f"{path} is not {words.folder} in GGUF"
     sizes = {name: _size(header, path, key) for name, key in (("width", "embedding_length"), ("layers", "block_count"))}
     nextn = header.metadata.get(f"{header.architecture}.nextn_predict_layers")
@@ -80,6 +85,18 @@ def check_teacher(path: Path, words: TargetWords, n_words: int, shape: TargetSha
         raise PairError(f"{pair}: it has {sizes['layers']} layers, and the folder {shape.n_layers}")
     with Model(path, vocab_only=True) as model:
         check_same_words(model, words, n_words)
+
+
+def _check_logits(path: Path, header: GGUFHeader) -> None:
+    scale = header.metadata.get(f"{header.architecture}.logit_scale", 1.0)
+    changed = f"multiplies or divides its logits by {scale}" if scale != 1.0 else None
+    if any(tensor.name == _OUTPUT_BIAS for tensor in header.tensors):
+        changed = f"adds {_OUTPUT_BIAS} to its logits"
+    if changed is not None:
+        raise UnsupportedModelError(
+            f"{path} is a {header.architecture} model that {changed}, which training does not know how to do: "
+            "use a target of another family"
+        )
 
 
 def _size(header: GGUFHeader, path: Path, key: str) -> int:

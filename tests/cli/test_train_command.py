@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from specrun.bindings.errors import SpecrunError
 from specrun.bindings.gguf_header import read_header
+from specrun.convert.heads import head_conversion
 
 from .conftest import Run
 
@@ -117,6 +120,47 @@ def test_a_gguf_that_exists_is_found_before_training(run: Run, folder: Path, tmp
     assert result.exit_code == 2
     assert "already exists" in result.stderr
     assert not (tmp_path / "heads").exists()
+
+
+@pytest.mark.parametrize("kind", ["medusa", "drafter"])
+def test_a_type_that_cannot_be_made_is_found_before_training(run: Run, folder: Path, tmp_path: Path, kind: str) -> None:
+    arguments = ["--target", folder / "target", "--data", folder / "chats.jsonl", *COMMON, "-o", tmp_path / "out"]
+    arguments += ["--draft", folder / "target"] if kind == "drafter" else []
+    result = run("train", kind, *arguments, "--gguf", tmp_path / "h.gguf", "--outtype", "q8")
+    assert result.exit_code == 2
+    assert "outtype is 'q8'" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["medusa", "drafter"])
+def test_a_model_that_cannot_be_converted_for_is_found_before_training(
+    run: Run, folder: Path, tmp_path: Path, kind: str
+) -> None:
+    strange = tmp_path / "strange"
+    shutil.copytree(folder / "target", strange)
+    config = json.loads((strange / "config.json").read_text())
+    (strange / "config.json").write_text(json.dumps({**config, "architectures": ["StrangeForCausalLM"]}))
+    models = ["--target", strange] if kind == "medusa" else ["--target", folder / "target", "--draft", strange]
+    arguments = [*models, "--data", folder / "chats.jsonl", *COMMON, "-o", tmp_path / "out"]
+    result = run("train", kind, *arguments, "--gguf", tmp_path / "h.gguf")
+    assert result.exit_code == 3
+    assert "'StrangeForCausalLM', and these can be converted" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_whole_is_said_where_only_converting_failed(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_given: object, **_options: object) -> None:
+        raise SpecrunError("the disk is full")
+
+    monkeypatch.setattr(head_conversion, "convert_head", failing)
+    arguments = ["--target", folder / "target", "--data", folder / "chats.jsonl", *COMMON, "-o", tmp_path / "out"]
+    result = run("train", "medusa", *arguments, "--heads", "1", "--steps", "1", "--gguf", tmp_path / "h.gguf")
+    assert result.exit_code == 1
+    said = result.stderr.splitlines()[-2:]
+    assert said == ["Error: the disk is full", "the trained head is whole: convert it with specrun convert"]
+    assert (tmp_path / "out" / "medusa_lm_head.safetensors").is_file()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs Ctrl-C as a signal")

@@ -6,8 +6,10 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import transformers
 from tiny_targets import HIDDEN, write_untaught
 
 from specrun.bindings.errors import (
@@ -17,10 +19,13 @@ from specrun.bindings.errors import (
     OutOfMemoryError,
     PairError,
     SpecrunError,
+    UnsupportedModelError,
 )
 from specrun.bindings.gguf_header import read_header
 from specrun.bindings.model import Model
 from specrun.convert import convert_checkpoint, quantize_model
+from specrun.convert.metadata import Metadata
+from specrun.convert.writer import PlannedTensor, write_gguf
 from specrun.train import feature_cache, precision, teacher
 from specrun.train.data_file import read_documents
 from specrun.train.feature_cache import (
@@ -32,8 +37,12 @@ from specrun.train.feature_cache import (
     remove_caches,
 )
 from specrun.train.features import Features, ModelFeatures
+from specrun.train.head_run import HeadRun
+from specrun.train.head_training import train_head
 from specrun.train.hf_model import HFModel, load_hf_model
+from specrun.train.medusa import MedusaRecipe
 from specrun.train.memory import MemoryNeed, free_memory, require_memory, trained_bytes
+from specrun.train.own_answers import AnswerSettings
 from specrun.train.precision import trial_size, usable_device, usable_precision
 from specrun.train.target_shape import target_shape
 from specrun.train.target_words import TargetWords
@@ -60,6 +69,39 @@ def test_final_states_make_the_models_own_logits(model: HFModel, corpus: TokenCo
         whole = model.model(input_ids=batch.ids).logits
     torch.testing.assert_close(model.logits(final), whole)
     assert not any(one.requires_grad for one in model.module.parameters())
+
+
+FACTORS = {
+    "granite": ("GraniteForCausalLM", {"logits_scaling": 8.0}, {"logits_scaling": 1.0}),
+    "cohere": ("CohereForCausalLM", {"logit_scale": 0.0625}, {"logit_scale": 1.0}),
+    "phi": ("PhiForCausalLM", {}, None),
+    "gemma2": ("Gemma2ForCausalLM", None, {"final_logit_softcapping": 2.0}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FACTORS)
+def test_models_that_change_their_logits_are_refused(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
+    """By a factor, or Phi's bias; the same families without are taken, and so is a soft cap, which is known."""
+    name, refused, taken = FACTORS[family]
+    shape = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "pad_token_id": 0}
+    for place, changes in {"refused": refused, "taken": taken}.items():
+        if changes is None:
+            continue
+        kind = getattr(transformers, name)
+        torch.manual_seed(0)
+        made = kind(kind.config_class(**shape, **heads, **changes))
+        with torch.no_grad():
+            for weight in made.parameters():
+                weight.copy_(torch.randn_like(weight) * 0.3)
+        made.save_pretrained(tmp_path / place)
+        if place == "taken":
+            found = load_hf_model(tmp_path / place, CPU, dtype)
+            assert found.softcap == changes.get("final_logit_softcapping")
+            continue
+        with pytest.raises(ModelError, match=rf"a model of the type '{family}', which changes its logits after"):
+            load_hf_model(tmp_path / place, CPU, dtype)
 
 
 @torch.no_grad()
@@ -111,6 +153,41 @@ def test_a_teachers_matrices_are_read_from_its_file(taught, model: HFModel, tmp_
     assert float((found.output - model.output).abs().max()) <= allowed
     assert float((found.embedding - model.embedding).abs().max()) <= 0.01 * float(model.embedding.abs().max())
     assert found.softcap is None
+
+
+@pytest.mark.parametrize(
+    ("scale", "biased", "problem"),
+    [
+        (0.0625, False, r"a command-r model that multiplies or divides its logits by 0\.0625"),
+        (1.0, False, None),
+        (None, False, None),
+        (None, True, r"a command-r model that adds output\.bias to its logits"),
+    ],
+)
+def test_a_teacher_that_changes_its_logits_is_refused(
+    taught, tmp_path: Path, scale: float | None, biased: bool, problem: str | None
+) -> None:
+    path = tmp_path / "other.gguf"
+    metadata = Metadata()
+    if scale is not None:
+        metadata.number("command-r.logit_scale", scale)
+    matrix = np.ones((8, 4), np.float32)
+    tensors = [PlannedTensor("token_embd.weight", matrix.shape, "F32", lambda: matrix)]
+    if biased:
+        tensors.append(PlannedTensor("output.bias", (8,), "F32", lambda: matrix[:, 0].copy()))
+    write_gguf(path, "command-r", metadata, tensors)
+    if problem is None:
+        assert teacher_matrices(path, CPU).output.shape == (8, 4)
+        return
+    with pytest.raises(UnsupportedModelError, match=problem):
+        teacher_matrices(path, CPU)
+    run = HeadRun(
+        taught.folder, (taught.data,), tmp_path / "heads",
+        teacher=path, own_answers=AnswerSettings(), device="cpu", precision="float32",
+    )  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match=problem):  # before hours of answers
+        train_head(MedusaRecipe(), run)
+    assert not (tmp_path / "heads").exists()
 
 
 def test_a_teacher_must_be_the_same_model(taught, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError, TemplateError
 from specrun.runtime import Runtime
-from specrun.train.data_file import Answered, Chat, PlainText
+from specrun.runtime.chat_template import ChatTemplate
+from specrun.train.data_file import Answered, Chat, PlainText, read_documents
 from specrun.train.target_words import TargetWords, TokenSequence
 from specrun.train.token_corpus import corpus_of, encode_corpus, plan_batches
 
@@ -108,6 +110,19 @@ def test_folders_that_are_no_model(tmp_path: Path) -> None:
         TargetWords(tmp_path)
 
 
+def test_a_document_that_the_template_refuses_is_named(words: TargetWords, monkeypatch, tmp_path: Path) -> None:
+    refusing = "{% if messages[0].role != 'user' %}{{ raise_exception('ask first') }}{% endif %}"
+    monkeypatch.setattr(words, "template", ChatTemplate(refusing))
+    chat = {"messages": [{"role": "system", "content": "a"}, *CHAT.messages]}
+    for name, text in {"d.jsonl": '{"text": "x"}\n%s', "d.json": '[{"text": "x"}, %s]'}.items():
+        (tmp_path / name).write_text(text % json.dumps(chat))
+        _, document = read_documents([tmp_path / name])
+        where = "line 2 of d.jsonl" if name.endswith("l") else "element 2 of d.json"
+        for encode in (words.encode, words.prompt):
+            with pytest.raises(TemplateError, match=rf"^{where}: .*ask first"):
+                encode(document)
+
+
 def test_chats_need_a_template(words: TargetWords, monkeypatch) -> None:
     monkeypatch.setattr(words, "template", None)
     with pytest.raises(TemplateError, match="no chat template"):
@@ -152,8 +167,6 @@ def test_a_share_is_held_out_but_not_too_much(count: int, share: float, aside: i
 
 
 def test_epochs_differ_and_repeat(words: TargetWords, taught) -> None:
-    from specrun.train.data_file import read_documents
-
     corpus = encode_corpus(read_documents([taught.data]) * 4, words, max_length=64)
     epochs = [corpus.training_batches(epoch, 0, 128) for epoch in range(3)]
     assert epochs[0] != epochs[1]

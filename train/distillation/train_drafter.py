@@ -14,6 +14,7 @@ import torch
 
 from specrun.bindings.errors import OptionError
 from specrun.train.data_file import read_documents
+from specrun.train.device_name import device_name
 from specrun.train.distillation.acceptance import acceptance_gain
 from specrun.train.distillation.answers import AnswerSettings, end_words, with_room_for_answers
 from specrun.train.distillation.coverage import ExistingDrafters
@@ -123,7 +124,7 @@ def _train(
         n_sequences=len(corpus.training),
         measured_on_training=corpus.measured_on_training,
         precision=str(settings.precision).removeprefix("torch."),
-        device=torch.cuda.get_device_name() if learner.device.type == "cuda" else "CPU",
+        device=device_name(learner.device),
     )
     write_drafter_folder(learner.draft, run.draft, run.output, drafter_card(run, report))
     return report
