@@ -12,6 +12,7 @@ from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import (
     ClosedError,
+    DecodeFailedError,
     InvalidBatchError,
     NoCacheSlotError,
     OptionError,
@@ -199,7 +200,7 @@ def test_what_a_failed_evaluation_left_behind_is_dropped_from_every_sequence(mod
             return -3
 
     monkeypatch.setattr(context, "_native", FailsAfterwards())
-    with pytest.raises(Exception, match="returned -3"):
+    with pytest.raises(DecodeFailedError, match="returned -3"):
         context.decode(batch)
     monkeypatch.undo()
     assert [context.memory.last_position(one) for one in range(3)] == [2, 2, 2]

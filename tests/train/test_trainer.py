@@ -190,10 +190,20 @@ def test_settings_that_cannot_be(wrong: dict) -> None:
         replace(SETTINGS, **wrong)
 
 
+class Weighed(Bigrams):
+    """Measures what no two steps have in common."""
+
+    def measure(self, batches) -> dict[str, float]:
+        return {"weight": float(self.module.weight.detach().norm())}
+
+
 def test_progress_is_told() -> None:
     heard = []
-    train_learner(Bigrams(), corpus(), SETTINGS, report=heard.append)
+    learner = Weighed()
+    train_learner(learner, corpus(), SETTINGS, report=heard.append)
     assert [one.step for one in heard if one.step <= 24][:24] == list(range(1, 25))
-    assert heard[-1].measures["right"] >= 0
+    assert heard[-1].measures == learner.measure([])
+    assert heard[3].measures == {}
+    assert len({one.measures["weight"] for one in heard[4:]}) == 5  # after steps 5, 10, 15, 20 and 24
     assert heard[-1].seconds_left == 0
     assert heard[3].seconds_left > 0
