@@ -237,10 +237,17 @@ def test_a_round_costs_what_its_parts_cost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "times"), [((), ()), ((2, 3), (1.0, 1.0)), ((1, 1), (1.0, 1.0)), ((1,), (0.0,)), ((1, 2), (1.0,))]
+    ("sizes", "times", "problem"),
+    [
+        ((), (), "at least one size"),
+        ((2, 3), (1.0, 1.0), "start at 1 and ascend"),
+        ((1, 1), (1.0, 1.0), "start at 1 and ascend"),
+        ((1,), (0.0,), "are positive"),
+        ((1, 2), (1.0,), "two times for each"),
+    ],
 )
-def test_curves_that_make_no_sense_are_refused(sizes: tuple[int, ...], times: tuple[float, ...]) -> None:
-    with pytest.raises(OptionError, match="a cost curve"):
+def test_curves_that_make_no_sense_are_refused(sizes: tuple[int, ...], times: tuple[float, ...], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
         CostCurve(sizes, times, times)
 
 

@@ -184,9 +184,16 @@ def test_the_rate_rises_then_falls_as_a_cosine() -> None:
     assert settings.rate_factor(110) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"learning_rate": 0.0}, {"tokens_per_batch": 0}])
-def test_settings_that_cannot_be(wrong: dict) -> None:
-    with pytest.raises(OptionError):
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"steps": 0}, "0 steps"),
+        ({"learning_rate": 0.0}, "a learning rate of 0"),
+        ({"tokens_per_batch": 0}, "0 tokens in a batch"),
+    ],
+)
+def test_settings_that_cannot_be(wrong: dict, problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
         replace(SETTINGS, **wrong)
 
 
