@@ -200,7 +200,7 @@ def fresh_row(context: Context, tokens: list[int]) -> np.ndarray:
 def check_cache(state: DraftTreeState) -> None:
     """Assert that the next row, and rows in every sequence, are those of a fresh evaluation."""
     tokens = [*state.cached, 7]
-    options = ContextOptions(n_threads=1, **{k: v for k, v in F32.items() if k != "n_threads"})  # type: ignore[arg-type]
+    options = ContextOptions(**F32)
     got = state.feed([7]).copy()
     width = state.context.options.n_sequences
     children = state.evaluate([ROOT] * width, list(range(10, 10 + width)))
@@ -216,7 +216,7 @@ def check_cache(state: DraftTreeState) -> None:
 @pytest.fixture
 def draft_context(pair: tuple[Path, Path]) -> Iterator[Context]:
     options = {**F32, "n_sequences": 8, "n_outputs": 8}
-    with Model(pair[1]) as model, Context(model, ContextOptions(**options)) as context:  # type: ignore[arg-type]
+    with Model(pair[1]) as model, Context(model, ContextOptions(**options)) as context:
         yield context
 
 
@@ -268,7 +268,7 @@ def test_an_outcome_of_another_drafters_making_is_followed(
     sequences, outputs = draft_size(shape)
     options = {**F32, "n_sequences": sequences, "n_outputs": outputs}
     model = Model(pair[1])
-    context = Context(model, ContextOptions(**options))  # type: ignore[arg-type]
+    context = Context(model, ContextOptions(**options))
     drafter = DraftTreeDrafter(context, target_vocab_size=400, shape=shape, sampling="argmax")
     tokens = list(PROMPT)
     drafter.begin(tokens)

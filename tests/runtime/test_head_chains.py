@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from head_chains import hydra_chain, pair_chain
+from tiny_models import F32
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.ggml.device import ComputeDevice
@@ -32,7 +33,6 @@ from tiny_hydra import random_hydra  # noqa: E402
 
 HIDDEN, WORDS, CELLS = 32, 320, 600
 KINDS = ["eagle", "eagle3", "eagle3 of all words", "hydra", "hydra++"]
-EXACT = {"n_ctx": 256, "n_threads": 1, "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
 
 Head = PairHead | HydraHead
 Chain = Callable[..., ChainWords | None]
@@ -239,7 +239,7 @@ def test_the_text_is_the_same_with_and_without_the_graph(
     expression = f"{kind.removesuffix('++')}({quoted(str(tmp_path / f'{kind}-F32.gguf'))}, n=4)"
 
     def answers(drafter: str) -> tuple[list[int], int, int]:
-        with Runtime(tiny_model, drafter=drafter, **EXACT) as runtime:
+        with Runtime(tiny_model, drafter=drafter, **F32) as runtime:
             first = runtime.generate([5, 6, 7, 8, 9], params, max_tokens=30)
             second = runtime.generate([5, 6, 7, 8, 9, *first.token_ids[:9], 3], params, max_tokens=30)
         counts = [one.stats.drafted for one in (first, second)], [one.stats.accepted for one in (first, second)]
