@@ -67,7 +67,16 @@ def test_only_bindings_touch_native_code(path):
 
 @pytest.mark.parametrize("path", [path for path in FILES if package_of(path) in ("bindings", "runtime")], ids=name_of)
 def test_bindings_and_runtime_never_import_torch(path):
-    assert not roots(path) & {"torch", "gguf", "safetensors", "tokenizers", "matplotlib", "click", "rich"}
+    assert not roots(path) & {"torch", "gguf", "safetensors", "tokenizers", "matplotlib"}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if package_of(path) != "cli"], ids=name_of)
+def test_only_the_command_line_imports_what_terminals_need(path):
+    assert not roots(path) & {"click", "rich", "prompt_toolkit"}
+
+
+def test_only_convert_writes_gguf_files():
+    assert {package_of(path) for path in FILES if "GGUFWriter" in path.read_text()} == {"convert"}
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if package_of(path) in ("convert", "cli")], ids=name_of)

@@ -27,7 +27,7 @@ def test_parameter_counts(text: str, count: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "M", "0", "-5M", "4T", "1e9", "400 000"])
 def test_bad_parameter_counts(text: str) -> None:
-    with pytest.raises(OptionError):
+    with pytest.raises(OptionError, match=f"^'{text}' (is not a number of )?parameters"):
         parse_parameters(text)
 
 
@@ -96,15 +96,30 @@ def test_padding_is_kept_where_asked(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"drafters": ()}, {"prompts": ()}, {"params": ()}, {"max_tokens": 0}, {"repetitions": 0}]
+    ("wrong", "problem"),
+    [
+        ({"drafters": ()}, "no drafters are given"),
+        ({"prompts": ()}, "no prompts are given"),
+        ({"params": ()}, "no params are given"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"repetitions": 0}, "repetitions is 0"),
+    ],
 )
-def test_nothing_to_measure_is_refused(wrong: dict[str, object]) -> None:
+def test_nothing_to_measure_is_refused(wrong: dict[str, object], problem: str) -> None:
     good: dict[str, object] = {"drafters": ("none",), "prompts": ("p",), "params": (SamplingParams(),)}
-    with pytest.raises(OptionError):
+    with pytest.raises(OptionError, match=problem):
         DrafterBench(Path("target.gguf"), **{**good, **wrong})
 
 
-@pytest.mark.parametrize("wrong", [{"n_ctx": 100}, {"rounds": 0}, {"vocab_sizes": ()}, {"vocab_sizes": (3,)}])
-def test_overhead_options_are_checked(wrong: dict[str, object]) -> None:
-    with pytest.raises(OptionError):
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"n_ctx": 100}, "a context of 100 is too short"),
+        ({"rounds": 0}, "rounds is 0"),
+        ({"vocab_sizes": ()}, "vocabularies of 128 words or more"),
+        ({"vocab_sizes": (3,)}, "vocabularies of 128 words or more"),
+    ],
+)
+def test_overhead_options_are_checked(wrong: dict[str, object], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
         OverheadOptions(**wrong)

@@ -170,8 +170,11 @@ def test_the_picture_is_written_and_overwritten(tmp_path: Path, name: str) -> No
 
 
 def test_pictures_that_cannot_be_drawn_are_refused_early(tmp_path: Path) -> None:
-    for path in (tmp_path / "p.txt", tmp_path / "none" / "p.png"):
-        with pytest.raises(OptionError):
+    for path, problem in (
+        (tmp_path / "p.txt", "is not a picture"),
+        (tmp_path / "none" / "p.png", "there is no folder"),
+    ):
+        with pytest.raises(OptionError, match=problem):
             check_plot_file(path)
-    with pytest.raises(OptionError):
+    with pytest.raises(OptionError, match="there is no drafter among the results"):
         plot_drafters([PLAIN], tmp_path / "p.png")

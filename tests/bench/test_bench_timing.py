@@ -41,10 +41,10 @@ def test_ratio_is_of_medians_and_its_spread_is_paired() -> None:
 
 @pytest.mark.parametrize(("values", "baseline"), [([], []), ([1.0], [1.0, 2.0])])
 def test_values_that_do_not_pair_are_refused(values: list[float], baseline: list[float]) -> None:
-    with pytest.raises(OptionError):
+    with pytest.raises(OptionError, match=f"{len(values)} values cannot be compared with {len(baseline)}"):
         ratio_of(values, baseline)
 
 
 def test_no_values_have_no_median() -> None:
-    with pytest.raises(OptionError):
+    with pytest.raises(OptionError, match="no median of no values"):
         spread_of([])

@@ -215,7 +215,7 @@ def test_texts_are_kept_and_read(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     write_texts(texts, path)
     assert read_texts(path) == texts
-    with pytest.raises(OptionError):
+    with pytest.raises(OptionError, match="already exists"):
         write_texts(texts, path)
     for wrong in ('{"prompt": [1], "answer": "x"}', "[]", "{", '{"prompt": [1], "answer": [true]}'):
         path.write_text(wrong)
@@ -233,8 +233,15 @@ def test_curves_are_named_or_listed(tiny_model: Path) -> None:
         assert curve_of("1:1,2:1.5", model.path, ContextOptions(), 0).seconds(2) == 1.5
         gpu, cpu = (curve_of(name, model.path, ContextOptions(), 0) for name in ("gpu", "cpu"))
         assert gpu.seconds(8) < cpu.seconds(8)
-        for wrong in ("fast", "1:1,1:2", "2:1", "1:-1", "1", ""):
-            with pytest.raises(OptionError):
+        for wrong, problem in (
+            ("fast", "'fast' is no cost curve"),
+            ("1:1,1:2", "start at 1 and ascend"),
+            ("2:1", "start at 1 and ascend"),
+            ("1:-1", "are positive"),
+            ("1", "'1' is no cost curve"),
+            ("", "'' is no cost curve"),
+        ):
+            with pytest.raises(OptionError, match=problem):
                 curve_of(wrong, model.path, ContextOptions(), 0)
 
 

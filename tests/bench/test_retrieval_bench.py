@@ -88,7 +88,7 @@ def test_lookups_are_timed_without_a_model() -> None:
     assert all(one.round_us.n == 20 and one.round_us.median > 0 for one in results)
     assert any(one.accepted_per_round > 0.1 for one in results)
     assert all(one.accepted_per_round <= one.drafted_per_round for one in results)
-    with pytest.raises(OptionError):
+    with pytest.raises(OptionError, match="contexts and rounds are 1 or more"):
         LookupOptions(contexts=(0,))
     with pytest.raises(MalformedFileError):
         list(measure_lookup(LookupOptions(store=demo_questions())))

@@ -12,6 +12,7 @@ from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import (
     ClosedError,
+    DecodeFailedError,
     InvalidBatchError,
     NoCacheSlotError,
     OptionError,
@@ -62,11 +63,19 @@ def test_a_batch_that_would_abort_the_process_is_refused(context, make, message)
         context.decode(make())
 
 
-@pytest.mark.parametrize(("token", "position", "sequence"), [(320, 0, 0), (-1, 0, 0), (1, -1, 0), (1, 0, 3)])
-def test_fill_one_is_checked_too(context, token, position, sequence):
+@pytest.mark.parametrize(
+    ("token", "position", "sequence", "problem"),
+    [
+        (320, 0, 0, "a token of the batch"),
+        (-1, 0, 0, "a token of the batch"),
+        (1, -1, 0, "position -1"),
+        (1, 0, 3, "a sequence id of the batch"),
+    ],
+)
+def test_fill_one_is_checked_too(context, token, position, sequence, problem):
     batch = Batch(1, 1)
     batch.fill_one(token, position, sequence)
-    with pytest.raises(OptionError):
+    with pytest.raises(OptionError, match=problem):
         context.decode(batch)
 
 
@@ -78,30 +87,30 @@ def test_hidden_states_count_every_token_as_a_row(model):
 
 
 BAD_MEMORY_CALLS = {
-    "branch from beyond": lambda memory: memory.branch(3, 0),
-    "branch to beyond": lambda memory: memory.branch(0, 3),
-    "branch from all": lambda memory: memory.branch(-1, 0),
-    "truncate beyond": lambda memory: memory.truncate(0, sequence=3),
-    "truncate below all": lambda memory: memory.truncate(0, sequence=-2),
-    "truncate from a negative position": lambda memory: memory.truncate(-1),
-    "keep beyond": lambda memory: memory.keep(3),
-    "keep all": lambda memory: memory.keep(-1),
-    "last position beyond": lambda memory: memory.last_position(3),
-    "first position beyond": lambda memory: memory.first_position(-1),
+    "branch from beyond": (lambda memory: memory.branch(3, 0), "sequence 3"),
+    "branch to beyond": (lambda memory: memory.branch(0, 3), "sequence 3"),
+    "branch from all": (lambda memory: memory.branch(-1, 0), "sequence -1"),
+    "truncate beyond": (lambda memory: memory.truncate(0, sequence=3), "sequence 3"),
+    "truncate below all": (lambda memory: memory.truncate(0, sequence=-2), "sequence -2"),
+    "truncate from a negative position": (lambda memory: memory.truncate(-1), "position -1"),
+    "keep beyond": (lambda memory: memory.keep(3), "sequence 3"),
+    "keep all": (lambda memory: memory.keep(-1), "sequence -1"),
+    "last position beyond": (lambda memory: memory.last_position(3), "sequence 3"),
+    "first position beyond": (lambda memory: memory.first_position(-1), "sequence -1"),
 }
 
 
-@pytest.mark.parametrize("call", BAD_MEMORY_CALLS.values(), ids=BAD_MEMORY_CALLS)
-def test_a_memory_call_that_would_abort_the_process_is_refused(context, call):
-    with pytest.raises(OptionError):
+@pytest.mark.parametrize(("call", "problem"), BAD_MEMORY_CALLS.values(), ids=BAD_MEMORY_CALLS)
+def test_a_memory_call_that_would_abort_the_process_is_refused(context, call, problem):
+    with pytest.raises(OptionError, match=problem):
         call(context.memory)
 
 
 @pytest.mark.parametrize("sequence", [-1, 3])
 def test_state_of_a_sequence_that_is_not_there_is_refused(context, sequence):
-    with pytest.raises(OptionError):
+    with pytest.raises(OptionError, match=f"sequence {sequence} is outside"):
         context.save_state(sequence)
-    with pytest.raises(OptionError):
+    with pytest.raises(OptionError, match=f"sequence {sequence} is outside"):
         context.restore_state(b"", sequence)
 
 
@@ -199,7 +208,7 @@ def test_what_a_failed_evaluation_left_behind_is_dropped_from_every_sequence(mod
             return -3
 
     monkeypatch.setattr(context, "_native", FailsAfterwards())
-    with pytest.raises(Exception, match="returned -3"):
+    with pytest.raises(DecodeFailedError, match="returned -3"):
         context.decode(batch)
     monkeypatch.undo()
     assert [context.memory.last_position(one) for one in range(3)] == [2, 2, 2]
@@ -228,7 +237,7 @@ def test_rows_are_stale_after_a_failed_evaluation(context):
 
 def test_rows_outlive_a_batch_that_was_refused_before_the_call(context):
     rows = context.decode(chain(PROMPT))
-    with pytest.raises(OptionError):
+    with pytest.raises(OptionError, match="outside the vocabulary"):
         context.decode(chain([320], start=3))
     assert rows.logits(0).shape == (320,)
 

@@ -187,6 +187,10 @@ def test_every_arm_is_tried_early_and_the_first_round_of_a_run_does_not_count_as
 
 
 def test_clocks_that_stand_still_are_survived() -> None:
-    chooser = ArmChooser(3, 2)
+    """Each arm is as quick as can be: all are tried, and their rates are numbers that others can be compared with."""
+    chooser, chosen = ArmChooser(3, 2), list[int]()
     for _ in range(100):
-        chooser.record(chooser.choose(), 1, 0.0, True)
+        chosen.append(chooser.choose())
+        chooser.record(chosen[-1], 1, 0.0, True)
+    assert set(chosen) == {0, 1, 2}
+    assert [arm.rate for arm in chooser.arms] == pytest.approx([1e9] * 3)

@@ -223,7 +223,11 @@ def test_what_it_reports_adds_up_and_closes() -> None:
     assert model.closed
 
 
-@pytest.mark.parametrize("options", [{"num_draft_tokens": 0}, {"p_min": 1.5}, {"max_rounds": -1}], ids=str)
-def test_options_that_make_no_sense_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(OptionError):
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [({"num_draft_tokens": 0}, "n is 0"), ({"p_min": 1.5}, r"p_min is 1\.5"), ({"max_rounds": -1}, "rounds is -1")],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, float], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
         CascadeDrafter(TableDraftModel(LawTable(3, 1)), NoDrafter(), **options)  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ from specrun.bindings.model import Model
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.datastore import build_store as building
 from specrun.runtime.datastore.build_store import build_store
+from specrun.runtime.datastore.context_index import ContextIndex
 from specrun.runtime.datastore.corpus_text import text_pieces
 from specrun.runtime.datastore.reference import read_reference
 from specrun.runtime.datastore.store_file import (
@@ -85,12 +86,27 @@ def test_the_header_says_what_the_store_holds(store: Path, words: Vocabulary):
 
 
 def test_texts_are_kept_apart(tmp_path: Path, words: Vocabulary):
-    for name, text in (("a", "one two"), ("b", ""), ("c", "three four")):
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    build_store([tmp_path / one for one in "abc"], words, tmp_path / "s", model="m")
-    index = open_store(tmp_path / "s", words)
-    found = index.nearest(words.tokenize("two", add_special=False), 9, 9, 2)
-    assert all(following == [] for match, following in found if match > 2)
+    """Nothing follows the end of a text, and no match reaches back over its beginning."""
+
+    def opened(name: str, *texts: str) -> ContextIndex:
+        files = [tmp_path / f"{name}{number}" for number in range(len(texts))]
+        for path, text in zip(files, texts, strict=True):
+            path.write_text(text, encoding="utf-8")
+        build_store(files, words, tmp_path / name, model="m")
+        return open_store(tmp_path / name, words)
+
+    def found(index: ContextIndex, query: str) -> list[tuple[int, str]]:
+        nearest = index.nearest(words.tokenize(query, add_special=False), 1, 5, 2)
+        return [(match, words.detokenize(following)) for match, following in nearest]
+
+    apart, joined = opened("apart", "one two", "", "three four"), opened("joined", "one twothree four")
+    for query, separate, together in (
+        ("one ", [(4, "two")], [(4, "twoth")]),
+        ("two", [], [(3, "three")]),
+        ("one twoth", [(2, "ree f")], [(9, "ree f")]),
+    ):
+        assert found(apart, query) == separate
+        assert found(joined, query) == together
 
 
 def test_the_same_corpus_gives_the_same_file(corpus: Path, store: Path, words: Vocabulary):

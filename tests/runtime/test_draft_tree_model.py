@@ -5,15 +5,14 @@ F32 weights and cache, flash attention off, so that batches round like single to
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
+from joint_law import ALPHA, REJECTED, WHOLE, KeepsTooMuch, Text, model_joint_law, p_value, sampled_texts
 from scripted import TableRows
+from tiny_models import F32
 
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context, ContextOptions
@@ -32,8 +31,6 @@ from specrun.runtime.tree import ROOT, DraftTree
 _EMPTY, _NO_ROWS = DraftTree(), TableRows([])
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
 LENGTH = 40
-WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-EXACT_CACHE = {"n_ctx": 256, "n_threads": 1, "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
 SAMPLED = ["draft(FILE, tree=4x2x2)", "draft(FILE, tree=3x1x1, sampling=with)", 'draft(FILE, tree="0 1 00 01 000")']
 POINTS = [
     "draft(FILE, tree=4x2x2, sampling=argmax)",
@@ -53,12 +50,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def plain(pair: tuple[Path, Path]) -> Iterator[Runtime]:
-    with Runtime(pair[0], **EXACT_CACHE) as runtime:
+    with Runtime(pair[0], **F32) as runtime:
         yield runtime
 
 
 def open_pair(pair: tuple[Path, Path], drafter: str, **options: object) -> Runtime:
-    return Runtime(pair[0], drafter=drafter.replace("FILE", quoted(str(pair[1]))), **{**EXACT_CACHE, **options})
+    return Runtime(pair[0], drafter=drafter.replace("FILE", quoted(str(pair[1]))), **{**F32, **options})
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------
@@ -161,57 +158,35 @@ def test_a_round_that_was_interrupted_leaves_the_drafter_usable(pair: tuple[Path
 
 # -- the joint law ----------------------------------------------------------------------------------------------------
 
-VOCABULARY = 8
+LAW_PROMPT = [3, 1, 4]
 SAMPLES = 3000
 
 
 @pytest.fixture(scope="module")
 def flat_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("law")
-    write_random_llama(folder / "target.gguf", RandomLlama(vocab_size=VOCABULARY, seed=1, scale=0.5))
-    write_random_llama(folder / "drafter.gguf", RandomLlama(vocab_size=VOCABULARY, seed=2, scale=0.8))
+    write_random_llama(folder / "target.gguf", RandomLlama(vocab_size=8, seed=1, scale=0.5))
+    write_random_llama(folder / "drafter.gguf", RandomLlama(vocab_size=8, seed=2, scale=0.8))
     return folder / "target.gguf", folder / "drafter.gguf"
 
 
+@pytest.fixture(scope="module")
+def joint(flat_pair: tuple[Path, Path]) -> dict[Text, float]:
+    return model_joint_law(flat_pair[0], LAW_PROMPT, 3)
+
+
 @pytest.mark.parametrize("drafter", ["draft(FILE, tree=2x2)", "draft(FILE, tree=3x1, sampling=with)"])
-def test_texts_of_a_sampled_tree_follow_the_targets_joint_law(flat_pair: tuple[Path, Path], drafter: str) -> None:
-    """A chi-square test over all texts of three tokens; seeds are fixed, so its outcome is too."""
-    prompt = [3, 1, 4]
+def test_texts_of_a_sampled_tree_follow_the_targets_joint_law(
+    flat_pair: tuple[Path, Path], joint: dict[Text, float], drafter: str
+) -> None:
+    """Hypothesis, test and false alarms are those of `joint_law`; a biased rule is rejected at the same size."""
     with open_pair(flat_pair, drafter) as runtime:
-        expected = joint_law(flat_pair[0], prompt, runtime.vocabulary.end_of_generation)
-        counts = Counter(
-            tuple(runtime.generate(prompt, WHOLE.replace(seed=seed), max_tokens=3).token_ids) for seed in range(SAMPLES)
-        )
-    big = [text for text, probability in expected.items() if SAMPLES * probability >= 5]
-    observed = [counts[text] for text in big]
-    wanted = [SAMPLES * expected[text] for text in big]
-    observed.append(SAMPLES - sum(observed))
-    wanted.append(SAMPLES - sum(wanted))
-    assert len(big) > 50
-    assert stats.chisquare(observed, wanted).pvalue > 1e-4
+        assert p_value(sampled_texts(runtime, LAW_PROMPT, 3, SAMPLES), joint) > ALPHA
+        runtime.session.rule = KeepsTooMuch()
+        assert p_value(sampled_texts(runtime, LAW_PROMPT, 3, SAMPLES), joint) < REJECTED
 
 
-def joint_law(path: Path, prompt: list[int], end: frozenset[int]) -> dict[tuple[int, ...], float]:
-    """Return the target's law of three tokens, every prefix evaluated; texts that end early are shorter."""
-    law: dict[tuple[int, ...], float] = {}
-    with Model(path) as model, Context(model, ContextOptions(n_ctx=256, n_threads=1)) as context:
-        known: dict[tuple[int, ...], np.ndarray] = {}
-
-        def next_law(tokens: tuple[int, ...]) -> np.ndarray:
-            if tokens not in known:
-                known[tokens] = softmax(fresh_row(context, [*prompt, *tokens]))
-            return known[tokens]
-
-        for text in itertools.product(range(VOCABULARY), repeat=3):
-            stop = next((i + 1 for i, token in enumerate(text) if token in end), 3)
-            probability = float(np.prod([next_law(text[:i])[text[i]] for i in range(3)]))
-            law[text[:stop]] = law.get(text[:stop], 0.0) + probability
-    return law
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    probs = np.exp(logits.astype(np.float64) - logits.max())
-    return probs / probs.sum()
+# -- the drafter's cache ----------------------------------------------------------------------------------------------
 
 
 def fresh_row(context: Context, tokens: list[int]) -> np.ndarray:
@@ -222,13 +197,10 @@ def fresh_row(context: Context, tokens: list[int]) -> np.ndarray:
     return context.decode(batch).logits(0).copy()
 
 
-# -- the drafter's cache ----------------------------------------------------------------------------------------------
-
-
 def check_cache(state: DraftTreeState) -> None:
     """Assert that the next row, and rows in every sequence, are those of a fresh evaluation."""
     tokens = [*state.cached, 7]
-    options = ContextOptions(n_threads=1, **{k: v for k, v in EXACT_CACHE.items() if k != "n_threads"})  # type: ignore[arg-type]
+    options = ContextOptions(**F32)
     got = state.feed([7]).copy()
     width = state.context.options.n_sequences
     children = state.evaluate([ROOT] * width, list(range(10, 10 + width)))
@@ -243,8 +215,8 @@ def check_cache(state: DraftTreeState) -> None:
 
 @pytest.fixture
 def draft_context(pair: tuple[Path, Path]) -> Iterator[Context]:
-    options = {**EXACT_CACHE, "n_sequences": 8, "n_outputs": 8}
-    with Model(pair[1]) as model, Context(model, ContextOptions(**options)) as context:  # type: ignore[arg-type]
+    options = {**F32, "n_sequences": 8, "n_outputs": 8}
+    with Model(pair[1]) as model, Context(model, ContextOptions(**options)) as context:
         yield context
 
 
@@ -294,9 +266,9 @@ def test_an_outcome_of_another_drafters_making_is_followed(
     pair: tuple[Path, Path], shape: Topology | DynamicShape
 ) -> None:
     sequences, outputs = draft_size(shape)
-    options = {**EXACT_CACHE, "n_sequences": sequences, "n_outputs": outputs}
+    options = {**F32, "n_sequences": sequences, "n_outputs": outputs}
     model = Model(pair[1])
-    context = Context(model, ContextOptions(**options))  # type: ignore[arg-type]
+    context = Context(model, ContextOptions(**options))
     drafter = DraftTreeDrafter(context, target_vocab_size=400, shape=shape, sampling="argmax")
     tokens = list(PROMPT)
     drafter.begin(tokens)

@@ -12,6 +12,7 @@ from head_chains import PairChainByDepth
 from scripted import LawTable
 from target_texts import final_states, greedy_answers
 from tiny_eagle import TinyEagle, random_eagle
+from tiny_models import F32
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
@@ -26,7 +27,6 @@ from specrun.runtime.heads.pair_head import EagleRows
 from specrun.runtime.tree import DraftTree
 
 HIDDEN, WORDS = 32, 320
-EXACT = {"n_ctx": 256, "n_threads": 1, "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
 PROMPT_IDS = [5, 6, 7, 8, 9]
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -173,7 +173,7 @@ def test_dynamic_trees_refuse_draws() -> None:
 
 @pytest.fixture(scope="module")
 def greedy_texts(tiny_model: Path) -> list[list[int]]:
-    return greedy_answers(tiny_model, EXACT)
+    return greedy_answers(tiny_model, F32)
 
 
 def matrices(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -193,7 +193,7 @@ def trained(tiny_model: Path, greedy_texts: list[list[int]], tmp_path_factory: p
     embedding, output = (torch.tensor(one) for one in matrices(tiny_model))
     pairs = []
     for text in greedy_texts:
-        states = torch.tensor(final_states(tiny_model, text, EXACT))
+        states = torch.tensor(final_states(tiny_model, text, F32))
         following = torch.tensor(text)
         pairs.append((embedding[following[1:-1]], states[:-2], states[1:-1], following[2:]))
     start = random_eagle(HIDDEN, n_heads=1, n_kv_heads=1)
@@ -231,7 +231,7 @@ def one_head_layer(torch, w, words, states):
 
 
 def answer(path: Path, drafter: str, params: SamplingParams, length: int = 40, prompt: Sequence[int] = PROMPT_IDS):
-    with Runtime(path, drafter=drafter, **EXACT) as runtime:
+    with Runtime(path, drafter=drafter, **F32) as runtime:
         return runtime.generate(list(prompt), params, max_tokens=length)
 
 
@@ -271,7 +271,7 @@ def test_the_cache_is_true_after_any_rounds(tiny_model: Path, trained: Path, opt
 
     reference = read_eagle(trained)
     embedding, _ = matrices(tiny_model)
-    with Runtime(tiny_model, drafter=f"eagle({quoted(str(trained))}, {options})", **EXACT) as runtime:
+    with Runtime(tiny_model, drafter=f"eagle({quoted(str(trained))}, {options})", **F32) as runtime:
         drafter = runtime.session.drafter
         assert isinstance(drafter, EagleDrafter)
         first = runtime.generate(PROMPT_IDS, SamplingParams(temperature=temperature, seed=1), max_tokens=30)
@@ -289,7 +289,7 @@ def test_the_cache_is_true_after_any_rounds(tiny_model: Path, trained: Path, opt
                 continue
             base = drafter._state._base
             assert base == 0  # no pair was given up where the cache had all but the new tokens
-            states = final_states(tiny_model, text, EXACT)[base:-1]
+            states = final_states(tiny_model, text, F32)[base:-1]
             n = len(states)
             wanted = reference.states(embedding[text[base + 1 :]], states, range(base, base + n), np.tri(n, dtype=bool))
             np.testing.assert_allclose(row.states[0], wanted[-1], rtol=1e-3, atol=1e-4)
@@ -310,4 +310,4 @@ def test_the_cache_is_true_after_any_rounds(tiny_model: Path, trained: Path, opt
 )
 def test_shapes_that_cannot_be_are_refused(tiny_model: Path, trained: Path, options: str, problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
-        Runtime(tiny_model, drafter=f"eagle({quoted(str(trained))}, {options})", **EXACT)
+        Runtime(tiny_model, drafter=f"eagle({quoted(str(trained))}, {options})", **F32)

@@ -13,6 +13,7 @@ import torch
 from renamed_models import as_architecture
 from target_texts import greedy_answers
 from tiny_eagle3 import TinyEagle3, Variant, random_eagle3
+from tiny_models import F32
 from tiny_nextn import write_tiny_qwen35
 
 from specrun.bindings.batch import Batch
@@ -24,7 +25,6 @@ from specrun.runtime.drafters.eagle import EagleDrafter
 from specrun.runtime.drafters.expression import quoted
 
 HIDDEN, WORDS, LAYERS, TAPS = 32, 320, 6, (1, 3, 5)
-EXACT = {"n_ctx": 256, "n_threads": 1, "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
 PROMPT_IDS = [5, 6, 7, 8, 9]
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -38,7 +38,7 @@ def matrices(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 def features(path: Path, text: list[int]) -> np.ndarray:
     """The target's taps at all positions, from one fresh evaluation."""
-    with Model(path) as model, Context(model, ContextOptions(**EXACT, layer_inputs=TAPS)) as context:
+    with Model(path) as model, Context(model, ContextOptions(**F32, layer_inputs=TAPS)) as context:
         batch = Batch(context.n_batch, 1)
         batch.fill_chain(text, 0, [0], 0)
         rows = context.decode(batch)
@@ -47,7 +47,7 @@ def features(path: Path, text: list[int]) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def greedy_texts(tiny_deep_model: Path) -> list[list[int]]:
-    return greedy_answers(tiny_deep_model, EXACT, count=6)
+    return greedy_answers(tiny_deep_model, F32, count=6)
 
 
 @pytest.fixture(scope="module")
@@ -102,15 +102,15 @@ def trained(head: TinyEagle3, tiny_deep_model: Path, tmp_path_factory: pytest.Te
 
 
 def answer(path: Path, drafter: str, params: SamplingParams, length: int = 40, prompt: Sequence[int] = PROMPT_IDS):
-    with Runtime(path, drafter=drafter, **EXACT) as runtime:
+    with Runtime(path, drafter=drafter, **F32) as runtime:
         return runtime.generate(list(prompt), params, max_tokens=length)
 
 
 @pytest.mark.parametrize("options", ["depth=4, topk=2, nodes=6", "n=3", "tree=2x2x1", "depth=3, topk=4, nodes=9"])
 def test_the_text_is_plain_decodings_own(tiny_deep_model: Path, trained: Path, options: str) -> None:
     with (
-        Runtime(tiny_deep_model, **EXACT) as plain,
-        Runtime(tiny_deep_model, f"eagle3({quoted(str(trained))}, {options})", **EXACT) as drafts,
+        Runtime(tiny_deep_model, **F32) as plain,
+        Runtime(tiny_deep_model, f"eagle3({quoted(str(trained))}, {options})", **F32) as drafts,
     ):
         for temperature in (0.0, 0.8, 1.0):
             params = SamplingParams(temperature=temperature, seed=3, repeat_penalty=1.1)
@@ -141,7 +141,7 @@ def test_sampled_trees_draw_words_of_the_draft_vocabulary_only(
 ) -> None:
     """Their laws are the head's own over the target's words, so acceptance is exact; and some are accepted."""
     with Runtime(
-        tiny_deep_model, drafter=f"eagle3({quoted(str(trained))}, tree=3x2, sampling={sampling})", **EXACT
+        tiny_deep_model, drafter=f"eagle3({quoted(str(trained))}, tree=3x2, sampling={sampling})", **F32
     ) as runtime:
         drafter, laws = runtime.session.drafter, []
         propose = drafter.propose
@@ -172,7 +172,7 @@ def test_the_cache_is_true_after_any_rounds(
     embedding, _ = matrices(tiny_deep_model)
     w = head.tensors()
     drafter_text = f"eagle3({quoted(str(trained))}, {options})"
-    with Runtime(tiny_deep_model, drafter=drafter_text, **EXACT, n_batch=n_batch, n_ubatch=8) as runtime:
+    with Runtime(tiny_deep_model, drafter=drafter_text, **F32, n_batch=n_batch, n_ubatch=8) as runtime:
         drafter = runtime.session.drafter
         assert isinstance(drafter, EagleDrafter)
         first = runtime.generate(PROMPT_IDS, SamplingParams(temperature=temperature, seed=1), max_tokens=30)
@@ -207,7 +207,7 @@ def test_the_cache_is_true_after_any_rounds(
 )
 def test_combinators_let_the_head_see_layer_inputs(tiny_deep_model: Path, trained: Path, expression: str) -> None:
     drafter = expression.format(f"eagle3({quoted(str(trained))}, n=3)")
-    with Runtime(tiny_deep_model, drafter=drafter, **EXACT) as runtime:
+    with Runtime(tiny_deep_model, drafter=drafter, **F32) as runtime:
         assert runtime.session.drafter.layer_inputs == TAPS
         drafted = runtime.generate(PROMPT_IDS, GREEDY, max_tokens=40)
     assert drafted.token_ids == answer(tiny_deep_model, "none", GREEDY).token_ids
@@ -218,7 +218,7 @@ def test_a_cascade_refuses_it_as_an_inner_drafter(tiny_deep_model: Path, trained
         Runtime(
             tiny_deep_model,
             drafter=f"cascade(draft({quoted(str(tiny_deep_model))}), eagle3({quoted(str(trained))}))",
-            **EXACT,
+            **F32,
         )
 
 
@@ -230,14 +230,14 @@ def test_hybrid_targets_take_chains(tmp_path: Path) -> None:
     assert drafted.token_ids == answer(target, "none", GREEDY, 20).token_ids
     assert drafted.stats.drafted > drafted.stats.accepted
     with pytest.raises(UnsupportedModelError, match="one chain of drafts"):
-        Runtime(target, drafter=f"eagle3({quoted(str(file))}, tree=2x2)", **EXACT)
+        Runtime(target, drafter=f"eagle3({quoted(str(file))}, tree=2x2)", **F32)
 
 
 def test_a_target_without_layer_inputs_is_refused(tiny_deep_model: Path, head: TinyEagle3, tmp_path: Path) -> None:
     path = as_architecture(tiny_deep_model, tmp_path / "other.gguf", "xverse")
     file = head.write(tmp_path / "head.gguf", path)
     with pytest.raises(UnsupportedModelError, match="layer inputs of xverse models"):
-        Runtime(path, drafter=f"eagle3({quoted(str(file))})", **EXACT)
+        Runtime(path, drafter=f"eagle3({quoted(str(file))})", **F32)
     assert len(answer(path, "none", GREEDY, 5).token_ids) == 5  # it runs without
 
 
@@ -247,4 +247,4 @@ def test_a_target_without_layer_inputs_is_refused(tiny_deep_model: Path, head: T
 )
 def test_shapes_that_cannot_be_are_refused(tiny_deep_model: Path, trained: Path, options: str, problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
-        Runtime(tiny_deep_model, drafter=f"eagle3({quoted(str(trained))}, {options})", **EXACT)
+        Runtime(tiny_deep_model, drafter=f"eagle3({quoted(str(trained))}, {options})", **F32)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tiny_eagle import random_eagle
 from tiny_heads import TinyMedusa, random_medusa
+from tiny_models import F32
 
 from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import OptionError, PairError, UnsupportedModelError
@@ -29,8 +30,7 @@ from specrun.runtime.planning.head_calibration import (
 from specrun.runtime.planning.rank_counts import RankCounts
 
 HIDDEN, WORDS, RANKS = 32, 320, 20
-EXACT = {"n_ctx": 256, "n_threads": 1, "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
-CONTEXT = ContextOptions(**EXACT)  # type: ignore[arg-type]
+CONTEXT = ContextOptions(**F32)
 GREEDY = SamplingParams(temperature=0.0)
 PROMPTS = [[5 + seed, 6, 7 + seed] for seed in range(8)]
 
@@ -59,7 +59,7 @@ def states_of(path: Path, text: Sequence[int]) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def texts(tiny_model: Path) -> list[list[int]]:
-    with Runtime(tiny_model, **EXACT) as runtime:
+    with Runtime(tiny_model, **F32) as runtime:
         return [[*one, *runtime.generate(one, GREEDY, max_tokens=40).token_ids] for one in PROMPTS]
 
 
@@ -206,7 +206,7 @@ def test_eagle3_is_counted_as_by_the_reference(tiny_deep_model: Path, tmp_path: 
     embedding = torch.tensor(tensors["token_embd.weight"], dtype=torch.float64)
     head = random_eagle3(embedding.shape[1], len(embedding))
     path = head.write(tmp_path / "eagle3.gguf", tiny_deep_model)
-    with Runtime(tiny_deep_model, **EXACT) as runtime:
+    with Runtime(tiny_deep_model, **F32) as runtime:
         text = [5, 6, 7, *runtime.generate([5, 6, 7], GREEDY, max_tokens=20).token_ids]
     result = calibrated(tiny_deep_model, path, text)
     options = dataclasses.replace(CONTEXT, n_outputs=64, layer_inputs=tuple(sorted(head.taps)))
@@ -249,7 +249,7 @@ def test_the_tree_yields_about_what_was_predicted(tiny_model: Path, fitted: Path
     path = fitted.with_name("kept.gguf")
     path.write_bytes(fitted.read_bytes())
     store_accuracy(path, result.accuracy, n_positions=result.n_positions)
-    with Runtime(tiny_model, drafter=f"medusa({quoted(str(path))})", **EXACT) as runtime:
+    with Runtime(tiny_model, drafter=f"medusa({quoted(str(path))})", **F32) as runtime:
         assert str(runtime.session.drafter._topology) == str(result.plan.topology)  # type: ignore[attr-defined]
         stats = [runtime.generate(one, GREEDY, max_tokens=40).stats for one in PROMPTS]
     # The first round of an answer drafts nothing.
@@ -277,11 +277,11 @@ def test_eagles_planned_trees_read_measured_accuracies(tiny_model: Path, tmp_pat
     assert len(tree_of(tiny_model, f"eagle({head}, tree=mc_sim_7b_63)").split()) == 25
     for options in ("nodes=8", "tree=sequoia, sampling=without"):
         with pytest.raises(OptionError, match="accuracy= is what tree=sequoia is made from"):
-            Runtime(tiny_model, drafter=f"eagle({head}, {options}, accuracy={quoted(str(deep))})", **EXACT)
+            Runtime(tiny_model, drafter=f"eagle({head}, {options}, accuracy={quoted(str(deep))})", **F32)
 
 
 def tree_of(target: Path, expression: str) -> str:
-    with Runtime(target, drafter=expression, **EXACT) as runtime:
+    with Runtime(target, drafter=expression, **F32) as runtime:
         return str(runtime.session.drafter._shape)  # type: ignore[attr-defined]
 
 

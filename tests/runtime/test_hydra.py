@@ -12,6 +12,7 @@ from head_chains import hydra_chain
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scripted import LawTable
+from tiny_models import F32
 
 from specrun.bindings.errors import MalformedFileError, OptionError, SpecrunError
 from specrun.runtime import Runtime, SamplingParams
@@ -33,7 +34,6 @@ from target_texts import final_states, greedy_answers  # noqa: E402
 from tiny_hydra import TinyHydra, log_probs, random_hydra, train  # noqa: E402
 
 HIDDEN, WORDS = 32, 320
-EXACT = {"n_ctx": 256, "n_threads": 1, "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
 PROMPT_IDS = [5, 6, 7, 8, 9]
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -206,7 +206,7 @@ def test_a_gap_or_a_full_cache_costs_drafts_and_nothing_else() -> None:
 
 @pytest.fixture(scope="module")
 def greedy_texts(tiny_model: Path) -> list[list[int]]:
-    return greedy_answers(tiny_model, EXACT)
+    return greedy_answers(tiny_model, F32)
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +226,7 @@ def trained(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[TinyHydra, Path]:
     """Heads trained for some seconds on greedy texts."""
-    states = [final_states(tiny_model, text, EXACT) for text in greedy_texts]
+    states = [final_states(tiny_model, text, F32) for text in greedy_texts]
     start = random_hydra(HIDDEN, WORDS, prefix=request.param)
     fitted = train(start, greedy_texts, states, *matrices)
     path = fitted.write(tmp_path_factory.mktemp("hydra") / "trained.gguf", WORDS)
@@ -234,7 +234,7 @@ def trained(
 
 
 def answer(path: Path, drafter: str, params: SamplingParams, length: int = 40, prompt: Sequence[int] = PROMPT_IDS):
-    with Runtime(path, drafter=drafter, **EXACT) as runtime:
+    with Runtime(path, drafter=drafter, **F32) as runtime:
         return runtime.generate(list(prompt), params, max_tokens=length)
 
 
@@ -276,7 +276,7 @@ def test_drafts_are_the_references_after_any_rounds(
     """After accepted and rejected rounds, the state and the words equal a fresh evaluation of the whole text."""
     fitted, path = trained
     checked = 0
-    with Runtime(tiny_model, drafter=f"hydra({quoted(str(path))}, {options})", **EXACT) as runtime:
+    with Runtime(tiny_model, drafter=f"hydra({quoted(str(path))}, {options})", **F32) as runtime:
         drafter = runtime.session.drafter
         assert isinstance(drafter, HydraDrafter)
         first = runtime.generate(PROMPT_IDS, SamplingParams(temperature=temperature, seed=1), max_tokens=30)
@@ -290,7 +290,7 @@ def test_drafts_are_the_references_after_any_rounds(
             checked += 1
             state = drafter._state.at_end(text)
             assert state is not None
-            states = torch.tensor(final_states(tiny_model, text, EXACT)[:-1], dtype=torch.float64)
+            states = torch.tensor(final_states(tiny_model, text, F32)[:-1], dtype=torch.float64)
             expected = fitted.double().read_states(states).numpy()
             np.testing.assert_allclose(state, expected[-1], rtol=1e-3, atol=1e-4)
             assert np.abs(state - expected[-2]).max() > 0.01  # the control: shifted by one
@@ -302,7 +302,7 @@ def test_drafts_are_the_references_after_any_rounds(
 
 def test_the_first_round_drafts_from_the_prompt(tiny_model: Path, trained: tuple[TinyHydra, Path]) -> None:
     """The prompt's states are learnt; of a prompt that is cached whole, all but the last are known already."""
-    with Runtime(tiny_model, drafter=f"hydra({quoted(str(trained[1]))}, n=2)", **EXACT) as runtime:
+    with Runtime(tiny_model, drafter=f"hydra({quoted(str(trained[1]))}, n=2)", **F32) as runtime:
         first = runtime.generate(PROMPT_IDS, GREEDY, max_tokens=3)
         assert first.stats.drafted >= 2
         assert first.token_ids == answer(tiny_model, "none", GREEDY, 3).token_ids
@@ -329,7 +329,7 @@ def test_combinators_let_heads_see_hidden_states(
 
 
 def shape_of(model: Path, heads: Path, options: str = "") -> Topology | DynamicShape:
-    with Runtime(model, drafter=f"hydra({quoted(str(heads))}{options})", **EXACT) as runtime:
+    with Runtime(model, drafter=f"hydra({quoted(str(heads))}{options})", **F32) as runtime:
         drafter = runtime.session.drafter
         assert isinstance(drafter, HydraDrafter)
         return drafter._shape
@@ -388,16 +388,16 @@ def test_dynamic_trees_are_no_deeper_than_the_heads_reach(tiny_model: Path, tmp_
 def test_shapes_that_cannot_be_are_refused(tiny_model: Path, tmp_path: Path, options: str, problem: str) -> None:
     path = random_hydra(HIDDEN, WORDS).write(tmp_path / "h.gguf", WORDS)
     with pytest.raises(OptionError, match=problem):
-        Runtime(tiny_model, drafter=f"hydra({quoted(str(path))}, {options})", **EXACT)
+        Runtime(tiny_model, drafter=f"hydra({quoted(str(path))}, {options})", **F32)
 
 
 def test_wrong_accuracies_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     path = random_hydra(HIDDEN, WORDS).write(tmp_path / "h.gguf", WORDS, accuracy=[0.5, 0.4])
     with pytest.raises(MalformedFileError, match="2 accuracies for 3 heads"):
-        Runtime(tiny_model, drafter=f"hydra({quoted(str(path))})", **EXACT)
+        Runtime(tiny_model, drafter=f"hydra({quoted(str(path))})", **F32)
 
 
 def test_heads_cannot_draft_for_a_draft_model(tiny_model: Path, tiny_drafter: Path, tmp_path: Path) -> None:
     path = random_hydra(HIDDEN, WORDS).write(tmp_path / "h.gguf", WORDS)
     with pytest.raises(SpecrunError, match="hidden states"):
-        Runtime(tiny_model, drafter=f"cascade(draft({quoted(str(tiny_drafter))}), hydra({quoted(str(path))}))", **EXACT)
+        Runtime(tiny_model, drafter=f"cascade(draft({quoted(str(tiny_drafter))}), hydra({quoted(str(path))}))", **F32)

@@ -45,7 +45,7 @@ def lookahead(
     guard: WindowGuard | None = None,
     learn_text: bool = True,
 ) -> LookaheadDrafter:
-    store = NgramStore(pool or NgramPool(ngram, per_key=4, max_keys=8))
+    store = NgramStore(NgramPool(ngram, per_key=4, max_keys=8) if pool is None else pool)
     branch = guesses or LatestGuesses(3, ngram)
     return LookaheadDrafter(
         ngram=ngram, width=width, guesses=branch, store=store, guard=guard, learn_text=learn_text, seed=7
@@ -238,15 +238,17 @@ def test_statistics_tell_window_and_drafts_apart() -> None:
     assert all(one.tree.candidate_depth <= 3 < one.tree.max_depth for one in last[:5])
 
 
-@pytest.mark.parametrize("arguments", [{"width": -1}, {"ngram": 1}], ids=str)
-def test_sizes_that_make_no_sense_are_refused(arguments: dict[str, int]) -> None:
-    with pytest.raises(OptionError):
+@pytest.mark.parametrize(("arguments", "problem"), [({"width": -1}, "window=-1"), ({"ngram": 1}, "ngram=1")], ids=str)
+def test_sizes_that_make_no_sense_are_refused(arguments: dict[str, int], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
         lookahead(**{"width": 2, "ngram": 3, "pool": NgramPool(3), **arguments})
 
 
-@pytest.mark.parametrize("make", [lambda: LatestGuesses(-1, 4), lambda: JacobiDrafter(n=0)])
-def test_counts_that_make_no_sense_are_refused(make: Callable[[], object]) -> None:
-    with pytest.raises(OptionError):
+@pytest.mark.parametrize(
+    ("make", "problem"), [(lambda: LatestGuesses(-1, 4), "guesses is -1"), (lambda: JacobiDrafter(n=0), "n is 0")]
+)
+def test_counts_that_make_no_sense_are_refused(make: Callable[[], object], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
         make()
 
 

@@ -40,9 +40,16 @@ def test_only_one_round_in_f_is_a_hit() -> None:
     assert step_compression(0.5, 3, 4, 4.0) == pytest.approx((3.0 + guessed_tokens(0.5, 3, 4)) / 4.0)
 
 
-@pytest.mark.parametrize("arguments", [(1.1, 2, 2, 2.0), (-0.1, 2, 2, 2.0), (0.5, 2, 2, 0.5)])
-def test_shares_that_are_none_are_refused(arguments: tuple[float, int, int, float]) -> None:
-    with pytest.raises(OptionError):
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((1.1, 2, 2, 2.0), r"acceptance is 1\.1"),
+        ((-0.1, 2, 2, 2.0), r"acceptance is -0\.1"),
+        ((0.5, 2, 2, 0.5), r"one good speculation in 0\.5 rounds"),
+    ],
+)
+def test_shares_that_are_none_are_refused(arguments: tuple[float, int, int, float], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
         step_compression(*arguments)
 
 

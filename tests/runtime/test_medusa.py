@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_heads import TinyMedusa, random_medusa
+from tiny_models import F32
 
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context, ContextOptions
@@ -22,7 +23,6 @@ from specrun.runtime.planning.medusa_tree import medusa_tree
 from specrun.runtime.tree import ROOT
 
 HIDDEN, WORDS, RANKS = 32, 320, 5
-EXACT = {"n_ctx": 256, "n_threads": 1, "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
 PROMPT = [5, 6, 7, 8, 9]
 
 
@@ -111,7 +111,7 @@ def test_a_tree_without_nodes_is_refused() -> None:
 def answer(
     path: Path, drafter: str, params: SamplingParams, length: int = 40, prompt: list[int] = PROMPT
 ) -> tuple[list[int], object]:
-    with Runtime(path, drafter=drafter, **EXACT) as runtime:
+    with Runtime(path, drafter=drafter, **F32) as runtime:
         result = runtime.generate(prompt, params, max_tokens=length)
         return result.token_ids, result.stats
 
@@ -120,7 +120,7 @@ def answer(
 def fitted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Heads trained for a second on greedy texts of the target."""
     texts, states = [], []
-    with Runtime(tiny_model, **EXACT) as runtime:
+    with Runtime(tiny_model, **F32) as runtime:
         for seed in range(12):
             prompt = [5 + seed, 6, 7 + seed]
             params = SamplingParams(temperature=0.0)
@@ -185,7 +185,7 @@ def test_fitted_heads_draft_far_better_than_chance(tiny_model: Path, fitted: Pat
 def test_the_first_round_drafts_from_the_prompts_state(tiny_model: Path, fitted: Path) -> None:
     """The state before the prompt's last token is evaluated, even where its keys and values are cached."""
     params = SamplingParams(temperature=0.0)
-    with Runtime(tiny_model, drafter=f"medusa({quoted(str(fitted))}, tree=1)", **EXACT) as runtime:
+    with Runtime(tiny_model, drafter=f"medusa({quoted(str(fitted))}, tree=1)", **F32) as runtime:
         first = runtime.generate(PROMPT, params, max_tokens=2)  # one draft fits beside the target's own token
         assert first.stats.drafted == 1
         cached = runtime.generate(PROMPT, params, max_tokens=2)
@@ -197,7 +197,7 @@ def test_the_first_round_drafts_from_the_prompts_state(tiny_model: Path, fitted:
 def test_the_prompts_state_is_the_one_before_its_last_token(tiny_model: Path, fitted: Path) -> None:
     """What is drafted after a prompt is drafted again where the same text is an answer's own."""
     params = SamplingParams(temperature=0.0)
-    with Runtime(tiny_model, drafter=f"medusa({quoted(str(fitted))}, tree=1x1x1)", **EXACT) as runtime:
+    with Runtime(tiny_model, drafter=f"medusa({quoted(str(fitted))}, tree=1x1x1)", **F32) as runtime:
         drafter = runtime.session.drafter
         text = [*PROMPT, *runtime.generate(PROMPT, params, max_tokens=12).token_ids]
         after_answer = drafter._features.copy()  # type: ignore[attr-defined]
@@ -229,7 +229,7 @@ def test_heads_that_do_not_fit_are_refused(
 ) -> None:
     path = random_medusa(HIDDEN, WORDS).write(tmp_path / "h.gguf", WORDS, **changes)
     with pytest.raises(kind, match=problem):
-        Runtime(tiny_model, drafter=f"medusa({quoted(str(path))})", **EXACT)
+        Runtime(tiny_model, drafter=f"medusa({quoted(str(path))})", **F32)
 
 
 def test_a_tensor_of_another_shape_is_named(tiny_model: Path, tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_tensor_of_another_shape_is_named(tiny_model: Path, tmp_path: Path) ->
     wide.blocks[1][0] = (np.zeros((HIDDEN, 2 * HIDDEN), np.float32), wide.blocks[1][0][1])  # type: ignore[index]
     path = wide.write(tmp_path / "h.gguf", WORDS)
     with pytest.raises(MalformedFileError, match=r"medusa\.1\.res\.0\.weight of shape \[64, 32\]"):
-        Runtime(tiny_model, drafter=f"medusa({quoted(str(path))})", **EXACT)
+        Runtime(tiny_model, drafter=f"medusa({quoted(str(path))})", **F32)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_tensor_of_another_shape_is_named(tiny_model: Path, tmp_path: Path) ->
 def test_trees_that_cannot_be_are_refused(tiny_model: Path, tmp_path: Path, options: str, problem: str) -> None:
     path = random_medusa(HIDDEN, WORDS).write(tmp_path / "h.gguf", WORDS)
     with pytest.raises(OptionError, match=problem):
-        Runtime(tiny_model, drafter=f"medusa({quoted(str(path))}, {options})", **EXACT)
+        Runtime(tiny_model, drafter=f"medusa({quoted(str(path))}, {options})", **F32)
 
 
 @pytest.mark.parametrize(
@@ -274,4 +274,4 @@ def test_combinators_let_heads_see_hidden_states(tiny_model: Path, fitted: Path,
 def test_heads_cannot_draft_for_a_draft_model(tiny_model: Path, tiny_drafter: Path, fitted: Path) -> None:
     expression = f"cascade(draft({quoted(str(tiny_drafter))}), medusa({quoted(str(fitted))}))"
     with pytest.raises(SpecrunError, match="hidden states"):
-        Runtime(tiny_model, drafter=expression, **EXACT)
+        Runtime(tiny_model, drafter=expression, **F32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
+from joint_law import ALPHA, REJECTED, KeepsTooMuch, joint_law, p_value, sampled_texts, softmax
 from tiny_models import F32
 from tiny_nextn import TinyNextN, variant, write_tiny_glm4moe
 
 from specrun.bindings.errors import OptionError, PairError, SpecrunError, UnsupportedModelError
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.acceptance.exact import ExactRule
-from specrun.runtime.acceptance.rule import Acceptance, LawAt
 from specrun.runtime.drafters.drafter import DraftRequest
 from specrun.runtime.drafters.expression import quoted
 from specrun.runtime.drafters.mtp import MtpDrafter
-from specrun.runtime.noise import NoiseSource, SeededNoise
+from specrun.runtime.noise import SeededNoise
 from specrun.runtime.results import GenerationResult
-from specrun.runtime.tree import DraftTree
 
 PROMPT = [5, 200, 7, 7, 31, 90, 2, 5]
 GREEDY = SamplingParams(temperature=0.0)
@@ -163,52 +160,17 @@ def test_draws_come_from_the_law_that_they_store(files: dict[str, Path]) -> None
     assert len(firsts) > 3  # point masses would be one word
 
 
-class _Eager:
-    """Accepts with 1.5 times the probability that it should."""
-
-    def __init__(self, noise: NoiseSource) -> None:
-        self.seek, self.choose, self.for_drafting = noise.seek, noise.choose, noise.for_drafting
-        self._accept = noise.accept
-
-    def accept(self, probability: float) -> bool:
-        return self._accept(1.5 * probability)
-
-
-class _KeepsTooMuch(ExactRule):
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
-        return super().accept(tree, law_at, _Eager(noise), position)
-
-
 def test_texts_of_drawn_drafts_follow_the_targets_joint_law(tmp_path: Path) -> None:
-    """Hypothesis: the first two tokens are draws from the joint law that the reference computes.
-
-    Chi-square over all 133 texts, 1,000 seeds that are fixed; a correct sampler fails with probability 1e-4, and a rule
-    that keeps too much is rejected at the same sample size.
-    """
+    """The law of two tokens is the reference's; hypothesis, test and its chance of a false alarm are `joint_law`'s."""
     spec = TinyNextN(words=12, scale=0.6, agreement=0.5, seed=4)
-    params = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-    prompt, samples = [3, 1, 4], 1000
-
-    def law_after(tokens: list[int]) -> np.ndarray:
-        logits = spec.trunk(tokens)[-1] @ spec.tensors()["output.weight"].T
-        return np.exp(logits - np.logaddexp.reduce(logits))
-
-    first = law_after(prompt)
-    expected = {(a, b): first[a] * law_after([*prompt, a])[b] for a in range(11) for b in range(12)}
-    expected[11,] = first[11]  # the end of a text
-    assert scipy.stats.entropy(list(expected.values())) > 4.0
-
-    def p_value(runtime: Runtime) -> float:
-        texts = (runtime.generate(prompt, params.replace(seed=seed), max_tokens=2).token_ids for seed in range(samples))
-        counts = Counter(map(tuple, texts))
-        found = scipy.stats.chisquare([counts[text] for text in expected], [samples * one for one in expected.values()])
-        return float(found.pvalue)
-
-    path = spec.write(tmp_path / "small.gguf")
-    with Runtime(path, drafter="mtp(n=2, sampling=with)", **F32) as runtime:
-        assert p_value(runtime) > 1e-4
-        runtime.session.rule = _KeepsTooMuch()
-        assert p_value(runtime) < 1e-6
+    prompt, length, samples = [3, 1, 4], 2, 1000
+    head = spec.tensors()["output.weight"].T
+    law = joint_law(lambda text: softmax(spec.trunk([*prompt, *text])[-1] @ head), length, frozenset({11}))
+    assert scipy.stats.entropy(list(law.values())) > 4.0
+    with Runtime(spec.write(tmp_path / "small.gguf"), drafter="mtp(n=2, sampling=with)", **F32) as runtime:
+        assert p_value(sampled_texts(runtime, prompt, length, samples), law) > ALPHA
+        runtime.session.rule = KeepsTooMuch()
+        assert p_value(sampled_texts(runtime, prompt, length, samples), law) < REJECTED
 
 
 def test_p_min_ends_a_chain_before_a_doubtful_word(files: dict[str, Path]) -> None:

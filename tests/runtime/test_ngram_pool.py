@@ -74,15 +74,25 @@ def test_a_text_is_every_ngram_that_ends_in_its_new_part():
     assert len(pool) == 0
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (65, 1, 1), (4, 0, 1), (4, 1, 0), (4, 1 << 12, 1 << 11)], ids=str)
-def test_bounds_that_make_no_sense_are_refused(sizes):
-    with pytest.raises(OptionError):
+@pytest.mark.parametrize(
+    ("sizes", "problem"),
+    [
+        ((1, 1, 1), "n-grams of 1 tokens"),
+        ((65, 1, 1), "n-grams of 65 tokens"),
+        ((4, 0, 1), "with 0 n-grams each"),
+        ((4, 1, 0), "a pool of 0 first tokens"),
+        ((4, 1 << 12, 1 << 11), "at most 4194304 together"),
+    ],
+    ids=str,
+)
+def test_bounds_that_make_no_sense_are_refused(sizes, problem):
+    with pytest.raises(OptionError, match=problem):
         NgramPool(sizes[0], per_key=sizes[1], max_keys=sizes[2])
 
 
 @pytest.mark.parametrize("ngram", [(1,), (1, 2, 3, 4)], ids=str)
 def test_ngrams_that_do_not_fit_are_refused(ngram):
-    with pytest.raises(OptionError):
+    with pytest.raises(OptionError, match=f"an n-gram of {len(ngram)} tokens in a pool for 2 to 3"):
         NgramPool(3).add(ngram)
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_heads import random_medusa
+from tiny_models import F32
 
 from specrun.bindings.context import ContextOptions
 from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError
@@ -24,7 +25,6 @@ from specrun.runtime.planning.medusa_tree import medusa_tree, plan_medusa_tree
 from specrun.runtime.planning.stored_curves import save_curve
 
 HIDDEN, WORDS = 32, 320
-EXACT = {"n_ctx": 256, "n_threads": 1, "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
 ACCURACY = ((0.6, 0.2), (0.5, 0.25), (0.4, 0.1))
 
 
@@ -169,7 +169,7 @@ def heads(tmp_path: Path) -> Path:
 
 
 def tree_of(target: Path, expression: str) -> str:
-    with Runtime(target, drafter=expression, **EXACT) as runtime:
+    with Runtime(target, drafter=expression, **F32) as runtime:
         return str(runtime.session.drafter._topology)  # type: ignore[attr-defined]
 
 
@@ -184,7 +184,7 @@ def test_the_size_follows_the_targets_measured_costs(
     tiny_model: Path, heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    context = ContextOptions(**EXACT)  # type: ignore[arg-type]
+    context = ContextOptions(**F32)
     expression = f"medusa({quoted(str(heads))})"
     save_curve(CostCurve((1, 2, 64), (1.0, 3.0, 90.0), (1.0, 3.0, 90.0)), tiny_model, context, 0)
     assert tree_of(tiny_model, expression) == "0"
@@ -202,13 +202,13 @@ def test_the_size_follows_the_targets_measured_costs(
 )
 def test_options_that_contradict_are_refused(tiny_model: Path, heads: Path, options: str, problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
-        Runtime(tiny_model, drafter=f"medusa({quoted(str(heads))}, {options})", **EXACT)
+        Runtime(tiny_model, drafter=f"medusa({quoted(str(heads))}, {options})", **F32)
 
 
 def test_a_bad_csv_is_refused_before_anything_runs(tiny_model: Path, heads: Path, tmp_path: Path) -> None:
     path = csv_file(tmp_path, "head,rank,accuracy\n0,0,2\n")
     with pytest.raises(MalformedFileError, match="line 2"):
-        Runtime(tiny_model, drafter=f"medusa({quoted(str(heads))}, accuracy={quoted(str(path))})", **EXACT)
+        Runtime(tiny_model, drafter=f"medusa({quoted(str(heads))}, accuracy={quoted(str(path))})", **F32)
 
 
 def test_published_trees_are_drafted(tiny_model: Path, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_published_trees_are_drafted(tiny_model: Path, tmp_path: Path) -> None:
     params = SamplingParams(temperature=0.8, seed=2)
     texts = []
     for drafter in (f"medusa({quoted(str(path))}, tree=mc_sim_7b_63)", "none"):
-        with Runtime(tiny_model, drafter=drafter, **EXACT) as runtime:
+        with Runtime(tiny_model, drafter=drafter, **F32) as runtime:
             result = runtime.generate([5, 6, 7], params, max_tokens=16)
             texts.append(result.token_ids)
             if drafter != "none":
@@ -231,11 +231,11 @@ def test_many_heads_and_blocks_fit_a_graph(tiny_model: Path, tmp_path: Path, blo
     many = random_medusa(HIDDEN, WORDS, heads=24, blocks=blocks, own_output=False)
     path = many.write(tmp_path / "many.gguf", WORDS)
     chain = "x".join(["1"] * 24)
-    with Runtime(tiny_model, drafter=f"medusa({quoted(str(path))}, tree={chain})", **EXACT) as runtime:
+    with Runtime(tiny_model, drafter=f"medusa({quoted(str(path))}, tree={chain})", **F32) as runtime:
         assert runtime.generate([5, 6, 7], SamplingParams(temperature=0.0), max_tokens=30).stats.drafted > 0
 
 
 def test_more_branches_than_words_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     path = random_medusa(HIDDEN, WORDS).write(tmp_path / "h.gguf", WORDS)
     with pytest.raises(OptionError, match="leaves"):
-        Runtime(tiny_model, drafter=f"medusa({quoted(str(path))}, tree=400)", **EXACT)
+        Runtime(tiny_model, drafter=f"medusa({quoted(str(path))}, tree=400)", **F32)

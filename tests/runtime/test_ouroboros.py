@@ -168,9 +168,9 @@ def test_phrases_that_never_pay_are_no_longer_evaluated() -> None:
     assert sum(0.25 * (size - 1) for size in sizes) < 8 + 0.02 * 120 + 1
 
 
-@pytest.mark.parametrize("options", [{"count": 0}, {"length": 0}], ids=str)
-def test_no_phrases_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(OptionError):
+@pytest.mark.parametrize(("options", "problem"), [({"count": 0}, "phrases=0"), ({"length": 0}, "length=0")], ids=str)
+def test_no_phrases_are_refused(options: dict[str, int], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
         OuroborosDrafter(ScriptedDrafter(lambda _: DraftTree()), NgramStore(NgramPool(3)), **options)
 
 

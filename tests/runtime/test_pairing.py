@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tiny_models import F32
 
 from specrun.bindings.errors import PairError, UnsupportedModelError
 from specrun.bindings.model import Model
@@ -18,7 +19,6 @@ from specrun.runtime.pairing import check_draftable, check_pair
 SIZE = 400
 END = SIZE - 1
 BASE = synthetic_vocabulary(SIZE)
-OPTIONS = {"n_threads": 1, "n_ctx": 256, "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
 PROMPT = list(b"the quick brown fox")
 WARM = SamplingParams(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0)
 
@@ -126,9 +126,9 @@ def test_a_pair_of_unequal_size_answers_as_plain_decoding(write, target, size, s
     greedy = SamplingParams(temperature=0.0, logit_bias={END: float("-inf"), 350: 30.0, 351: 30.0, 399 - 128: -5.0})
     # Words beyond the smaller vocabulary stand in the prompt and are favoured in the answer.
     prompt = [*PROMPT, 380, 390, *PROMPT, 398]
-    with Runtime(target, **OPTIONS) as runtime:
+    with Runtime(target, **F32) as runtime:
         plain = runtime.generate(prompt, greedy, max_tokens=40)
-    with Runtime(target, f"draft({quoted(str(drafter))}, n=4, sampling={sampling})", **OPTIONS) as runtime:
+    with Runtime(target, f"draft({quoted(str(drafter))}, n=4, sampling={sampling})", **F32) as runtime:
         result = runtime.generate(prompt, greedy, max_tokens=40)
         sampled = runtime.generate(
             prompt, SamplingParams(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0), max_tokens=60
@@ -141,7 +141,7 @@ def test_a_pair_of_unequal_size_answers_as_plain_decoding(write, target, size, s
 
 def test_a_larger_drafter_never_proposes_a_word_the_target_lacks(write, target, monkeypatch):
     drafter = write(f"size {SIZE + 128}", resized(SIZE + 128))
-    with Runtime(target, f"draft({quoted(str(drafter))}, n=4)", **OPTIONS) as runtime:
+    with Runtime(target, f"draft({quoted(str(drafter))}, n=4)", **F32) as runtime:
         proposals = []
         propose = runtime.session.drafter.propose
         monkeypatch.setattr(
@@ -159,21 +159,21 @@ def test_a_recurrent_or_hybrid_model_is_refused_for_drafting(write, target, monk
     rolls_back = {target: which != "target", drafter: which != "drafter"}
     monkeypatch.setattr(Model, "can_branch", property(lambda model: rolls_back[model.path]))
     with pytest.raises(UnsupportedModelError, match="recurrent or hybrid") as caught:
-        Runtime(target, f"draft({quoted(str(drafter))})", **OPTIONS)
+        Runtime(target, f"draft({quoted(str(drafter))})", **F32)
     assert caught.value.exit_code == 3
     assert str(target if which == "target" else drafter) in str(caught.value)
 
 
 @pytest.mark.parametrize("drafter", ["prompt-lookup", "none"])
 def test_a_recurrent_target_runs_without_a_drafter_only(target, monkeypatch, drafter):
-    with Runtime(target, **OPTIONS) as runtime:
+    with Runtime(target, **F32) as runtime:
         expected = [runtime.generate(prompt, max_tokens=8).token_ids for prompt in (PROMPT, PROMPT[:9], PROMPT)]
     monkeypatch.setattr(Model, "can_branch", property(lambda model: False))
     if drafter != "none":
         with pytest.raises(UnsupportedModelError, match="--drafter none"):
-            Runtime(target, drafter, **OPTIONS)
+            Runtime(target, drafter, **F32)
         return
-    with Runtime(target, drafter, **OPTIONS) as runtime:
+    with Runtime(target, drafter, **F32) as runtime:
         # Its memory cannot drop a part, so a departing prompt is evaluated from the start.
         assert [runtime.generate(prompt, max_tokens=8).token_ids for prompt in (PROMPT, PROMPT[:9], PROMPT)] == expected
 

@@ -134,20 +134,20 @@ def test_the_law_of_the_text_is_the_targets(seed, options, width):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "problem"),
     [
-        {"num_draft_tokens": 0},
-        {"num_draft_tokens": -1},
-        {"min_ngram": 0},
-        {"min_ngram": 17},
-        {"max_ngram": 1},
-        {"nodes": 0},
-        {"branches": 0},
-        {"branches": 1000},
-        {"nodes": 10**9},
+        ({"num_draft_tokens": 0}, "n is 0"),
+        ({"num_draft_tokens": -1}, "n is -1"),
+        ({"min_ngram": 0}, "n-gram sizes from 0 to 16"),
+        ({"min_ngram": 17}, "n-gram sizes from 17 to 16"),
+        ({"max_ngram": 1}, "n-gram sizes from 2 to 1:"),
+        ({"nodes": 0}, "a tree of 0 nodes"),
+        ({"branches": 0}, "branches is 0"),
+        ({"branches": 1000}, "branches is 1000"),
+        ({"nodes": 10**9}, "a tree of 1000000000 nodes"),
     ],
     ids=str,
 )
-def test_sizes_that_make_no_sense_are_refused(options):
-    with pytest.raises(OptionError):
+def test_sizes_that_make_no_sense_are_refused(options, problem):
+    with pytest.raises(OptionError, match=problem):
         PromptLookupDrafter(**options)

@@ -8,6 +8,7 @@ import pytest
 from enumeration import TOLERANCE
 from retrieval_laws import retrieval_bias
 from scripted import PLAIN, LawTable
+from tiny_models import F32
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError, PairError
 from specrun.bindings.model import Model
@@ -23,7 +24,6 @@ from specrun.runtime.noise import SeededNoise
 from specrun.runtime.planning.cost_curves import CostCurve
 
 FREE = CostCurve.flat([1.0] + [0.01] * 64)
-F32 = {"n_ctx": 256, "n_threads": 1, "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
 PENALTIES = {"repeat_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import fresh_logits
+from tiny_models import F32, fresh_logits
 
 import specrun.runtime
 from specrun.bindings.errors import (
@@ -21,7 +21,6 @@ from specrun.bindings.errors import (
 from specrun.runtime import GenerationResult, Runtime, RuntimeOptions, SamplingParams, TokenEvent
 from specrun.runtime.drafters.expression import quoted
 
-OPTIONS = {"n_threads": 1, "n_ctx": 256, "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
 NO_END = {319: -math.inf, 318: -math.inf, 317: -math.inf}
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logit_bias=NO_END)
 PROMPT = list(b"the quick brown fox, the quick")
@@ -38,13 +37,13 @@ def drafter(request, tiny_flat_twin) -> str:
 
 @pytest.fixture
 def runtime(tiny_model, drafter):
-    with Runtime(tiny_model, drafter, **OPTIONS) as opened:
+    with Runtime(tiny_model, drafter, **F32) as opened:
         yield opened
 
 
 @pytest.fixture
 def plain(tiny_model):
-    with Runtime(tiny_model, **OPTIONS) as opened:
+    with Runtime(tiny_model, **F32) as opened:
         yield opened
 
 
@@ -191,12 +190,12 @@ def test_the_same_seed_gives_the_same_answer(runtime, tiny_model, drafter):
     first = runtime.generate(PROMPT, WARM.replace(seed=5), max_tokens=20).token_ids
     assert runtime.generate(PROMPT, WARM.replace(seed=5), max_tokens=20).token_ids == first
     assert runtime.generate(PROMPT, WARM.replace(seed=6), max_tokens=20).token_ids != first
-    with Runtime(tiny_model, drafter, **OPTIONS, seed=5) as other:
+    with Runtime(tiny_model, drafter, **F32, seed=5) as other:
         assert other.generate(PROMPT, WARM, max_tokens=20).token_ids == first
 
 
 def test_without_a_seed_answers_differ_and_can_be_repeated(tiny_model):
-    with Runtime(tiny_model, **OPTIONS, seed=None) as runtime:
+    with Runtime(tiny_model, **F32, seed=None) as runtime:
         streams = [runtime.stream(PROMPT, WARM, max_tokens=20) for _ in range(2)]
         texts = [stream.drain().token_ids for stream in streams]
         assert texts[0] != texts[1]
@@ -224,7 +223,7 @@ def test_a_chat_reuses_its_history(runtime):
 
 def test_a_chat_without_a_template_says_what_to_do(tiny_small_vocab):
     with (
-        Runtime(tiny_small_vocab, **OPTIONS) as runtime,
+        Runtime(tiny_small_vocab, **F32) as runtime,
         pytest.raises(TemplateError, match="--chat-template-file") as caught,
     ):
         runtime.chat(MESSAGES)
@@ -233,7 +232,7 @@ def test_a_chat_without_a_template_says_what_to_do(tiny_small_vocab):
 
 def test_a_template_can_be_given(tiny_small_vocab):
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    with Runtime(tiny_small_vocab, **OPTIONS, chat_template=template) as runtime:
+    with Runtime(tiny_small_vocab, **F32, chat_template=template) as runtime:
         assert runtime.chat_prompt(MESSAGES) == runtime.vocabulary.tokenize("hi")
 
 
@@ -292,7 +291,7 @@ def test_a_bad_option_is_refused_and_nothing_stays_open(tiny_model, options, nam
 )
 def test_a_drafter_that_makes_no_sense_is_refused(tiny_model, expression, named):
     with pytest.raises(OptionError, match=named):
-        Runtime(tiny_model, expression, **OPTIONS)
+        Runtime(tiny_model, expression, **F32)
 
 
 @pytest.mark.parametrize("bad", ["n=0", "n=-3", "p_min=2", "p_min=nan"])
@@ -303,7 +302,7 @@ def test_a_bad_number_for_a_draft_model_is_refused_and_the_model_closed(tiny_mod
     close = Model.close
     monkeypatch.setattr(Model, "close", lambda model: (closed.append(model.path), close(model))[1])
     with pytest.raises(OptionError, match=bad.split("=")[0]):
-        Runtime(tiny_model, f"draft({quoted(str(tiny_drafter))}, {bad})", **OPTIONS)
+        Runtime(tiny_model, f"draft({quoted(str(tiny_drafter))}, {bad})", **F32)
     assert closed[:2] == [tiny_drafter, tiny_model]
 
 
@@ -312,20 +311,20 @@ def test_a_missing_file_is_named(tiny_model, tmp_path, which):
     missing = tmp_path / "nowhere.gguf"
     with pytest.raises(FileMissingError, match=r"nowhere\.gguf") as caught:
         if which == "target":
-            Runtime(missing, **OPTIONS)
+            Runtime(missing, **F32)
         else:
-            Runtime(tiny_model, f"draft({quoted(str(missing))})", **OPTIONS)
+            Runtime(tiny_model, f"draft({quoted(str(missing))})", **F32)
     assert caught.value.exit_code == 3
 
 
 def test_a_path_may_be_a_text(tiny_model):
-    with Runtime(str(tiny_model), **OPTIONS) as runtime:
+    with Runtime(str(tiny_model), **F32) as runtime:
         assert runtime.n_ctx == 256
 
 
 def test_a_folder_as_target(tmp_path):
     with pytest.raises(ModelError):
-        Runtime(tmp_path, **OPTIONS)
+        Runtime(tmp_path, **F32)
 
 
 def test_the_context_is_cut_to_the_trained_length(tiny_model):
@@ -350,7 +349,7 @@ CALLS = {
 @pytest.mark.parametrize("used_before", [False, True])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_closed_runtime_raises(tiny_model, call, used_before):
-    runtime = Runtime(tiny_model, **OPTIONS)
+    runtime = Runtime(tiny_model, **F32)
     if used_before:
         runtime.chat(MESSAGES, max_tokens=1)
     runtime.close()

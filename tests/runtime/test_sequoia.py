@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
+from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.topology import Topology, parse_topology
+from specrun.runtime.law import FloatArray
+from specrun.runtime.planning import tree_plan
 from specrun.runtime.planning.cost_curves import CostCurve, RoundCosts
 from specrun.runtime.planning.sequoia import SequoiaProgramme, best_tree, expected_tokens, typical_acceptance
 from specrun.runtime.planning.tree_plan import plan_tree, tokens_per_second
@@ -91,9 +94,29 @@ def test_nodes_that_are_never_accepted_are_left_out() -> None:
     assert best_tree([], 9, 3) == Topology(())
 
 
-def test_large_trees_are_planned_quickly_and_absurd_ones_refused() -> None:
-    tree = best_tree(typical_acceptance("without"), 128, 16)
-    assert len(tree) == 128
+def most_valuable(acceptance: Sequence[float], nodes: int, depth: int) -> float:
+    """Return F of the most valuable nodes: where acceptance falls with rank they are a tree, and none has more."""
+    total, open_nodes = 1.0, [(-acceptance[0], 1.0, 0, 1)]  # value, parent's value, rank, depth
+    for _ in range(nodes):
+        value, above, rank, level = heapq.heappop(open_nodes)
+        total -= value
+        if rank + 1 < len(acceptance):
+            heapq.heappush(open_nodes, (-above * acceptance[rank + 1], above, rank + 1, level))
+        if level < depth:
+            heapq.heappush(open_nodes, (value * acceptance[0], -value, 0, level + 1))
+    return total
+
+
+@pytest.mark.parametrize(("nodes", "depth"), [(128, 16), (256, 32), (100, 3)])
+def test_large_trees_are_of_the_most_valuable_nodes(nodes: int, depth: int) -> None:
+    acceptance = typical_acceptance("without")
+    tree = best_tree(acceptance, nodes, depth)
+    assert len(tree) == nodes
+    assert tree.max_depth <= depth
+    assert expected_tokens(tree, acceptance) == pytest.approx(most_valuable(acceptance, nodes, depth), rel=1e-12)
+
+
+def test_absurd_trees_are_refused() -> None:
     with pytest.raises(OptionError, match="0 to 256 nodes"):
         best_tree([0.5], 10**6, 3)
     with pytest.raises(OptionError, match="probabilities"):
@@ -214,16 +237,42 @@ def test_a_round_costs_what_its_parts_cost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "times"), [((), ()), ((2, 3), (1.0, 1.0)), ((1, 1), (1.0, 1.0)), ((1,), (0.0,)), ((1, 2), (1.0,))]
+    ("sizes", "times", "problem"),
+    [
+        ((), (), "at least one size"),
+        ((2, 3), (1.0, 1.0), "start at 1 and ascend"),
+        ((1, 1), (1.0, 1.0), "start at 1 and ascend"),
+        ((1,), (0.0,), "are positive"),
+        ((1, 2), (1.0,), "two times for each"),
+    ],
 )
-def test_curves_that_make_no_sense_are_refused(sizes: tuple[int, ...], times: tuple[float, ...]) -> None:
-    with pytest.raises(OptionError):
+def test_curves_that_make_no_sense_are_refused(sizes: tuple[int, ...], times: tuple[float, ...], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
         CostCurve(sizes, times, times)
 
 
-def test_planning_takes_no_time_to_speak_of() -> None:
-    """A flat curve, as a GPU's, leaves the search most to try."""
+def test_the_search_for_a_large_tree_is_bounded_and_beats_trees_that_ignore_widths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A flat curve, as a GPU's, leaves the search most to try: 11 widths at each of 7 depths."""
+    grow, grown = tree_plan._Beginning.grow, list[int]()
+
+    def counted(beginning: tree_plan._Beginning, acceptance: FloatArray) -> None:
+        grown.append(len(beginning.widths))
+        grow(beginning, acceptance)
+
+    monkeypatch.setattr(tree_plan._Beginning, "grow", counted)
+    acceptance, sizes, depths = typical_acceptance("without"), range(1, 64), range(1, 9)
     flat = RoundCosts(CostCurve((1, 64), (1.0, 1.1), (1.0, 1.1)), CostCurve((1, 64), (0.01, 0.1), (0.01, 0.1)))
-    plan = plan_tree(typical_acceptance("without"), flat)
+    plan = plan_tree(acceptance, flat)
     assert plan is not None
-    assert np.isclose(plan.tokens_per_second, tokens_per_second(plan.topology, typical_acceptance("without"), flat))
+    assert len(grown) <= 1 + 7 * 100 * 11  # from the best 100 of each depth
+    programme = SequoiaProgramme(acceptance, 63, 8)
+    ignoring_widths = [programme.tree(n, depth) for n, depth in itertools.product(sizes, depths)]
+    assert plan.tokens_per_second > max(tokens_per_second(tree, acceptance, flat) for tree in ignoring_widths)
+    # No tree of a size and depth has more tokens than the programme's, nor takes less than chains take.
+    bounds = [
+        programme.value(n, depth) / (flat.verify_seconds(n) + depth * flat.depth_seconds(1, 1))
+        for n, depth in itertools.product(sizes, depths)
+    ]
+    assert plan.tokens_per_second <= max(bounds)

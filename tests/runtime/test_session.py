@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tiny_models import fresh_logits
+from tiny_models import F32, fresh_logits
 
 from specrun.bindings.context import Context
 from specrun.bindings.errors import BusyError, ClosedError, ContextFullError, OptionError, StaleViewError
@@ -21,7 +21,6 @@ GREEDY = SamplingParams(temperature=0.0, logit_bias=NO_END)
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logit_bias=NO_END, seed=7)
 PROMPT = list(b"the quick brown fox, the quick")
 OTHER = list(b"a different question altogether")
-OPTIONS = {"n_threads": 1, "n_ctx": 256, "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
 DRAFTERS = ["none", "draft", "draft-argmax", "prompt-lookup"]
 
 
@@ -42,7 +41,7 @@ def open_runtime(tiny_model, expressions) -> Iterator:
     opened: list[Runtime] = []
 
     def build(drafter: str = "none", **options) -> Runtime:
-        opened.append(Runtime(tiny_model, expressions.get(drafter, drafter), **{**OPTIONS, **options}))
+        opened.append(Runtime(tiny_model, expressions.get(drafter, drafter), **{**F32, **options}))
         return opened[-1]
 
     yield build
@@ -300,7 +299,7 @@ def test_a_drafter_with_a_shorter_context_stops_drafting(open_runtime, tiny_fold
 
     path = tiny_folder / "short.gguf"
     write_random_llama(path, RandomLlama(**{**CHAT, "context": 256, "scale": 2.0}), force=True)
-    with Runtime(tiny_model, f"draft({quoted(str(path))}, n=4)", **{**OPTIONS, "n_ctx": 512}) as runtime:
+    with Runtime(tiny_model, f"draft({quoted(str(path))}, n=4)", **{**F32, "n_ctx": 512}) as runtime:
         result = answer(runtime, (PROMPT * 9)[:250], max_tokens=30)
         assert 0 < result.stats.drafted < 30
         expected = answer(open_runtime("none", n_ctx=512), (PROMPT * 9)[:250], max_tokens=30)

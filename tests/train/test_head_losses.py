@@ -508,26 +508,26 @@ def test_attention_shares_keys_among_heads() -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "problem"),
     [
-        lambda: MedusaRecipe(heads=0),
-        lambda: MedusaRecipe(layers=17),
-        lambda: MedusaRecipe(decay=0.0),
-        lambda: EagleRecipe(steps=0),
-        lambda: EagleRecipe(noise=-1.0),
-        lambda: EagleRecipe(step_decay=1.5),
-        lambda: Eagle3Recipe(steps=17),
-        lambda: Eagle3Recipe(draft_words=0),
-        lambda: Eagle3Recipe(layers=(1, 2)),
-        lambda: Eagle3Recipe(layers=(1, 2, 6)).taps(SHAPE),
-        lambda: HydraRecipe(heads=33),
-        lambda: HydraRecipe(layers=0),
-        lambda: HydraRecipe(word_weight=0.0),
-        lambda: HydraRecipe(dropout=1.0),
+        (lambda: MedusaRecipe(heads=0), "0 heads"),
+        (lambda: MedusaRecipe(layers=17), "17 residual blocks"),
+        (lambda: MedusaRecipe(decay=0.0), "a decay of 0"),
+        (lambda: EagleRecipe(steps=0), "0 steps"),
+        (lambda: EagleRecipe(noise=-1.0), "a weight or noise below 0"),
+        (lambda: EagleRecipe(step_decay=1.5), r"a step decay of 1\.5"),
+        (lambda: Eagle3Recipe(steps=17), "17 steps"),
+        (lambda: Eagle3Recipe(draft_words=0), "0 draft words"),
+        (lambda: Eagle3Recipe(layers=(1, 2)), "2 layers to read"),
+        (lambda: Eagle3Recipe(layers=(1, 2, 6)).taps(SHAPE), "layer 6 is to be read"),
+        (lambda: HydraRecipe(heads=33), "33 heads"),
+        (lambda: HydraRecipe(layers=0), "0 blocks a head"),
+        (lambda: HydraRecipe(word_weight=0.0), "the weights of the losses"),
+        (lambda: HydraRecipe(dropout=1.0), "a dropout of 1"),
     ],
 )
-def test_recipes_that_cannot_be(make) -> None:
-    with pytest.raises(OptionError):
+def test_recipes_that_cannot_be(make, problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
         make()
 
 

@@ -190,15 +190,15 @@ def test_tied_models_keep_one_matrix(taught, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "problem"),
     [
-        lambda: Medusa2Recipe(MedusaRecipe(own_output=False)),
-        lambda: Medusa2Recipe(MedusaRecipe(), head_weight=0.0),
-        lambda: Medusa2Recipe(MedusaRecipe(), heads_alone=1.0),
+        (lambda: Medusa2Recipe(MedusaRecipe(own_output=False)), "leave out --shared-output"),
+        (lambda: Medusa2Recipe(MedusaRecipe(), head_weight=0.0), "the weight of the heads"),
+        (lambda: Medusa2Recipe(MedusaRecipe(), heads_alone=1.0), "heads alone for 1 of the steps"),
     ],
 )
-def test_recipes_that_cannot_be(make) -> None:
-    with pytest.raises(OptionError):
+def test_recipes_that_cannot_be(make, problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
         make()
 
 

@@ -427,8 +427,14 @@ def test_a_head_for_7b_fits_24_gib_with_a_teacher(taught, tmp_path: Path, recipe
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"epochs": 0}, {"held_out": 1.0}, {"warmup": 1.0}, {"cache": "no", "teacher": Path("x")}]
+    ("wrong", "problem"),
+    [
+        ({"epochs": 0}, "0 epochs"),
+        ({"held_out": 1.0}, "a held-out share of 1"),
+        ({"warmup": 1.0}, "a warm-up of 1"),
+        ({"cache": "no", "teacher": Path("x")}, "it needs the cache"),
+    ],
 )
-def test_runs_that_cannot_be(taught, tmp_path: Path, wrong: dict) -> None:
-    with pytest.raises(OptionError):
+def test_runs_that_cannot_be(taught, tmp_path: Path, wrong: dict, problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
         run_of(taught, tmp_path, **wrong)

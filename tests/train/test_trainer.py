@@ -317,16 +317,33 @@ def test_the_rate_rises_then_falls_as_a_cosine() -> None:
     assert settings.rate_factor(110) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"learning_rate": 0.0}, {"tokens_per_batch": 0}])
-def test_settings_that_cannot_be(wrong: dict) -> None:
-    with pytest.raises(OptionError):
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"steps": 0}, "0 steps"),
+        ({"learning_rate": 0.0}, "a learning rate of 0"),
+        ({"tokens_per_batch": 0}, "0 tokens in a batch"),
+    ],
+)
+def test_settings_that_cannot_be(wrong: dict, problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
         replace(SETTINGS, **wrong)
+
+
+class Weighed(Bigrams):
+    """Measures what no two steps have in common."""
+
+    def measure(self, batches) -> dict[str, float]:
+        return {"weight": float(self.module.weight.detach().norm())}
 
 
 def test_progress_is_told() -> None:
     heard = []
-    train_learner(Bigrams(), corpus(), SETTINGS, report=heard.append)
+    learner = Weighed()
+    train_learner(learner, corpus(), SETTINGS, report=heard.append)
     assert [one.step for one in heard if one.step <= 24][:24] == list(range(1, 25))
-    assert heard[-1].measures["right"] >= 0
+    assert heard[-1].measures == learner.measure([])
+    assert heard[3].measures == {}
+    assert len({one.measures["weight"] for one in heard[4:]}) == 5  # after steps 5, 10, 15, 20 and 24
     assert heard[-1].seconds_left == 0
     assert heard[3].seconds_left > 0

@@ -78,11 +78,14 @@ def test_an_epoch_asks_everything_once_and_a_little_more():
 
 def test_questions_name_what_their_answers_are_about():
     by_sentence = {entry.sentence: entry for entry in ENTRIES}
+    named = set()
     for conversation in epoch_conversations(ENTRIES, random.Random(2)):
         for asked, answered in itertools.pairwise(conversation):
             entry = by_sentence.get(answered["content"])
             if entry is not None and asked["role"] == "user" and not asked["content"].startswith(AGAIN):
                 assert entry.name in asked["content"]
+                named.add(entry.name)
+    assert len(named) == len(ENTRIES)
 
 
 def test_the_canonical_question_is_asked_most():
