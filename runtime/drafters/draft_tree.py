@@ -81,8 +81,7 @@ class DraftTreeDrafter(ModelDrafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Keep the accepted tokens' cache, whoever drafted them, and drop the rest."""
-        base = len(outcome.tokens) - len(outcome.path) - (outcome.next_token is not None)
-        self._state.keep(outcome.tokens[base:])
+        self._state.keep(outcome.tokens[outcome.start :])
 
     def _ranking_params(self, params: SamplingParams) -> SamplingParams:
         if self._ranking is None or self._ranking[0] is not params:

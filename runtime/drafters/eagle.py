@@ -100,12 +100,9 @@ class EagleDrafter(Drafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Cache real pairs of the root and the accepted nodes."""
-        rows = [0, *(node + 1 for node in outcome.path)]
-        if outcome.next_token is None:
-            rows.pop()  # nothing follows the last one
-        n_before = len(outcome.tokens) - len(outcome.path) - (outcome.next_token is not None)
+        rows = outcome.path_rows[: outcome.n_new]  # after an end token nothing follows the last one
         if rows:
-            self._state.learn(n_before - 1, self._features(outcome.rows, rows), outcome.tokens)
+            self._state.learn(outcome.start - 1, self._features(outcome.rows, rows), outcome.tokens)
 
     def _features(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy of what the head reads of the target at these rows, [n, features]."""

@@ -93,9 +93,7 @@ class HydraDrafter(Drafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Take the states of the root and the accepted nodes."""
-        rows = [0, *(node + 1 for node in outcome.path)]
-        n_before = len(outcome.tokens) - len(outcome.path) - (outcome.next_token is not None)
-        self._learn(n_before - 1, outcome.rows, rows, outcome.tokens)
+        self._learn(outcome.start - 1, outcome.rows, outcome.path_rows, outcome.tokens)
 
     def _learn(self, start: int, rows: EvaluatedRows, wanted: Sequence[int], tokens: Sequence[int]) -> None:
         first = 0 if self._state.reads_all else len(wanted) - 1

@@ -115,8 +115,7 @@ class OuroborosDrafter(Drafter):
         self._n_phrases[1] += kept == len(chain) < len(outcome.path)
         if self._guard is not None:
             gained = len(outcome.path) - kept if kept == len(chain) else 0
-            produced = len(outcome.path) + (outcome.next_token is not None)
-            self._guard.count(len(proposal.tree) - len(proposal.phrases), len(proposal.phrases), gained, produced)
+            self._guard.count(len(proposal.tree) - len(proposal.phrases), len(proposal.phrases), gained, outcome.n_new)
         tail = [proposal.tree.tokens[node] for node in chain[kept:]]
         for phrase in matched_phrases(tail, chain[kept:], self._length + 1, outcome.rows):
             self._store.add(phrase)
