@@ -169,9 +169,6 @@ class LookaheadDrafter(Drafter):
         """Add the n-grams of the text that end after what was read before."""
         start = len(self._read)
         self._read.extend(tokens[start:])
-        if not self._learns_text:
-            return
-        for end in range(max(start + 1, self._ngram), len(tokens) + 1):
-            ngram = tuple(tokens[end - self._ngram : end])
-            self._store.add(ngram)
-            self._ahead.pop(ngram, None)
+        if self._learns_text:
+            for ngram in self._store.add_text(tokens, start, self._ngram):
+                self._ahead.pop(ngram, None)

@@ -126,10 +126,9 @@ class OuroborosDrafter(Drafter):
 
     def _learn_text(self, tokens: Sequence[int]) -> None:
         """Add the phrases of the text that end after what was read before."""
-        start, size = len(self._read), self._length + 1
+        start = len(self._read)
         self._read.extend(tokens[start:])
-        for end in range(max(start + 1, size), len(tokens) + 1):
-            self._store.add(tokens[end - size : end])
+        self._store.add_text(tokens, start, self._length + 1)
 
     def rewind(self, length: int) -> None:
         """Forget guesses; phrases that they made stay, as phrases may come from anywhere."""
