@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from specrun.bindings.ggml.device import ComputeDevice
@@ -17,7 +16,6 @@ class ChainGraphs:
     probabilities are returned; it writes what is drafted into `table`."""
 
     def __init__(self, device: ComputeDevice, build: Callable[[int, int, int, bool], Graph]) -> None:
-        self.native_seconds = 0.0
         self.table = ChainTable(device)
         self._build = build
         self._graphs: dict[tuple[int, int, bool], Graph] = {}
@@ -39,9 +37,7 @@ class ChainGraphs:
 
     def run(self, graph: Graph, *, probabilities: bool) -> ChainWords:
         """Compute a graph whose inputs are filled; return its words."""
-        started = time.perf_counter()
         graph.compute()
-        self.native_seconds += time.perf_counter() - started
         return ChainTable.read(graph, probabilities=probabilities)
 
     def close(self) -> None:

@@ -67,11 +67,6 @@ class HydraChains:
             graph.inputs["token"][...] = token
         return self._graphs.run(graph, probabilities=probabilities)
 
-    @property
-    def native_seconds(self) -> float:
-        """The time spent in ggml so far."""
-        return self._graphs.native_seconds
-
     def close(self) -> None:
         """Free graphs and table."""
         self._graphs.close()

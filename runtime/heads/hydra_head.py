@@ -18,7 +18,6 @@ Metadata: `hydra.embedding_length`, `.vocab_size`, `.head_count`, `.block_count`
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -95,7 +94,6 @@ class HydraHead:
         names += [] if prefix is None else prefix.names
         shared = sum(head.output is None for head in self._heads)
         self.evaluated_params = self.n_params + shared * self._hidden * self._words
-        self._seconds = 0.0
         self._ranks: tuple[int, ...] = ()
         self._graphs: dict[tuple[int, int, bool], Graph] = {}
         self._device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
@@ -118,8 +116,7 @@ class HydraHead:
     @property
     def native_seconds(self) -> float:
         """Time in the graphs of heads, chains and prefix layer."""
-        parts = (one for one in (self.prefix, self._chains) if one is not None)
-        return self._seconds + sum(one.native_seconds for one in parts)
+        return self._device.native_seconds
 
     def prepare(self, ranks: Sequence[int]) -> None:
         """Say how many words each head has to name; fewer entries than heads leave the last heads out."""
@@ -203,9 +200,7 @@ class HydraHead:
                 raise OptionError(f"a path with a token outside the {self._words} words of these Hydra heads")
             tokens = graph.inputs["tokens"].reshape(width, head + 1)
             tokens[:n], tokens[n:] = paths, 0
-        started = time.perf_counter()
         graph.compute()
-        self._seconds += time.perf_counter() - started
         return n, graph
 
     def _new_chains(self) -> HydraChains:

@@ -75,11 +75,6 @@ class PairChains:
             inputs["last"][...] = m - 1
         return self._graphs.run(graph, probabilities=probabilities)
 
-    @property
-    def native_seconds(self) -> float:
-        """The time spent in ggml so far."""
-        return self._graphs.native_seconds
-
     def close(self) -> None:
         """Free graphs and table."""
         self._graphs.close()

@@ -10,7 +10,6 @@ Tensors: `hydra.prefix.attn_norm.weight`, those of `decoder_layer` after `hydra.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +58,6 @@ class PrefixLayer:
     """
 
     def __init__(self, plan: PrefixPlan, weights: TensorStore, device: ComputeDevice, *, n_cells: int) -> None:
-        self.native_seconds = 0.0
         self._plan = plan
         self._weights = LayerWeights(weights, _PREFIX)
         self._device = device
@@ -79,9 +77,7 @@ class PrefixLayer:
             raise OptionError(f"a prefix layer with {self.n_cells} cells cannot hold {used} positions")
         graph = self._graph(filled_width(n), self._cache.length(used))
         self.fill(graph.inputs, states, position, count)
-        started = time.perf_counter()
         graph.compute()
-        self.native_seconds += time.perf_counter() - started
         return graph.read("output")[:n].astype(np.float32, copy=False)
 
     def length(self, used: int) -> int:
