@@ -65,7 +65,7 @@ class PairChains:
         """
         m = len(tokens)
         width, length = chain_width(m), self._cache.length(count + m + n - 1)
-        graph = self._graphs.get(width, n, length, probabilities=probabilities)
+        graph = self._graphs.get(length, width, n, probabilities)
         inputs = graph.inputs
         fill_chain_places(inputs, position, count, m, self._cache.spare, n - 1)
         inputs["features"][:m], inputs["tokens"][0, :m] = features, tokens
@@ -79,7 +79,7 @@ class PairChains:
         """Free graphs and table."""
         self._graphs.close()
 
-    def _build(self, width: int, n: int, length: int, probabilities: bool) -> Graph:
+    def _build(self, length: int, width: int, n: int, probabilities: bool) -> Graph:
         parts, builder = self._parts, GraphBuilder(self._device, _OPERATIONS * (n + 1))
         try:
             places = self._cache.places(builder, width + n - 1, length)

@@ -26,6 +26,7 @@ from specrun.runtime.heads.cached_attention import AttentionSizes, KeyValueCache
 from specrun.runtime.heads.decoder_layer import LayerWeights, decoder_layer, layer_attention, layer_tensor_names
 from specrun.runtime.heads.graph_sizes import filled_width
 from specrun.runtime.heads.head_file import HeadFile
+from specrun.runtime.heads.length_graphs import LengthGraphs
 
 __all__ = ["PrefixLayer", "PrefixPlan", "plan_prefix"]
 
@@ -61,8 +62,7 @@ class PrefixLayer:
         self._plan = plan
         self._weights = LayerWeights(weights, _PREFIX)
         self._device = device
-        self._graphs: dict[int, Graph] = {}
-        self._length = 0  # of all graphs: a text that has outgrown one does not come back to it soon
+        self._graphs = LengthGraphs(self._build)
         self._cache = KeyValueCache(device, plan.attention, n_cells)
         self.n_cells = self._cache.n_cells
         self.kv_size = plan.attention.kv_size
@@ -75,7 +75,7 @@ class PrefixLayer:
         n, used = len(states), count + len(states)
         if n < 1 or used > self.n_cells:
             raise OptionError(f"a prefix layer with {self.n_cells} cells cannot hold {used} positions")
-        graph = self._graph(filled_width(n), self._cache.length(used))
+        graph = self._graphs.get(self._cache.length(used), filled_width(n))
         self.fill(graph.inputs, states, position, count)
         graph.compute()
         return graph.read("output")[:n].astype(np.float32, copy=False)
@@ -108,23 +108,10 @@ class PrefixLayer:
 
     def close(self) -> None:
         """Free graphs and cache."""
-        self._close_graphs()
+        self._graphs.close()
         self._cache.close()
 
-    def _close_graphs(self) -> None:
-        while self._graphs:
-            self._graphs.popitem()[1].close()
-
-    def _graph(self, n: int, length: int) -> Graph:
-        if length != self._length:
-            self._close_graphs()
-            self._length = length
-        graph = self._graphs.get(n)
-        if graph is None:
-            graph = self._graphs[n] = self._build(n, length)
-        return graph
-
-    def _build(self, n: int, length: int) -> Graph:
+    def _build(self, length: int, n: int) -> Graph:
         builder = GraphBuilder(self._device)
         try:
             builder.output("output", self.add(builder, n, length))
