@@ -31,11 +31,12 @@ from specrun.bindings.ggml.graph import Graph, GraphBuilder, Tensor
 from specrun.bindings.ggml.target_tensors import TargetTensors
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.model import Model
-from specrun.runtime.heads.chain_words import MOST_CHAIN_ROWS, MOST_CHAIN_WORDS, ChainWords
+from specrun.runtime.heads.chain_words import ChainWords
 from specrun.runtime.heads.graph_sizes import filled_width
 from specrun.runtime.heads.head_file import HeadFile
 from specrun.runtime.heads.hydra_chain import HydraChains, HydraGraphParts
 from specrun.runtime.heads.node_accuracy import stored_accuracy
+from specrun.runtime.heads.possible_chains import PossibleChains
 from specrun.runtime.heads.prefix_layer import PrefixLayer, plan_prefix
 from specrun.runtime.heads.ranked_words import RankedWords, add_ranking, ranked_words, words_by_rank
 
@@ -99,8 +100,7 @@ class HydraHead:
         self._device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
         self._target = TargetTensors(target, self._device)
         self._weights: TensorStore | None = None
-        self._chains: HydraChains | None = None
-        self._no_chains = False
+        self._chains = PossibleChains(self._new_chains)
         try:
             self._weights = load_tensors(path, self._device, names)
             if prefix is not None:
@@ -159,22 +159,16 @@ class HydraHead:
             raise OptionError(
                 f"a prefix layer with {self.prefix.n_cells} cells cannot hold {count + len(states)} positions"
             )
-        if self._no_chains or n > MOST_CHAIN_WORDS or len(states) > MOST_CHAIN_ROWS:
-            return None
-        try:
-            if self._chains is None:
-                self._chains = self._new_chains()
-            return self._chains.run(states, position, count, token, n, probabilities=probabilities)
-        except UnsupportedModelError:
-            self._no_chains = True
-            return None
+
+        def run(chains: HydraChains) -> ChainWords:
+            return chains.run(states, position, count, token, n, probabilities=probabilities)
+
+        return self._chains.draft(len(states), n, run)
 
     def close(self) -> None:
         """Free graphs, prefix layer, weights and device."""
         self._close_graphs()
-        if self._chains is not None:
-            self._chains.close()
-            self._chains = None
+        self._chains.close()
         if self.prefix is not None:
             self.prefix.close()
         if self._weights is not None:
