@@ -59,8 +59,8 @@ class HydraDrafter(Drafter):
 
     def __init__(self, heads: PathHeads, shape: Topology | DynamicShape, *, name: str = "hydra") -> None:
         self.name = name
-        self.max_nodes = shape.max_nodes if isinstance(shape, DynamicShape) else len(shape)
-        self.max_leaves = shape.max_leaves if isinstance(shape, DynamicShape) else shape.n_leaves
+        self.max_nodes = shape.max_nodes
+        self.max_leaves = shape.max_leaves
         self._heads = heads
         self._shape = shape
         self._state = HydraState(heads.prefix)
