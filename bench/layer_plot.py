@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from specrun.bench.layer_search import LayerSearchResult
+from specrun.bench.picture import COLORS, GREY, save_picture
 from specrun.bench.plot import check_plot_file
-from specrun.runtime.atomic import atomic_path
 
 __all__ = ["plot_layer_search"]
 
-_BLUE, _ORANGE, _GREY = "#0072B2", "#E69F00", "#666666"  # Okabe and Ito's colours
+_BLUE, _ORANGE = COLORS[:2]
 
 
 def plot_layer_search(result: LayerSearchResult, path: Path, title: str) -> None:
@@ -28,7 +28,7 @@ def plot_layer_search(result: LayerSearchResult, path: Path, title: str) -> None
     above, below = figure.subplots(2, 1, sharex=True)
     above.plot(numbers, gains, "o", color=_BLUE, markersize=4, label="a set of layers")
     above.step(numbers, list(accumulate(gains, max)), where="post", color=_ORANGE, label="best so far")
-    above.axhline(1.0, color=_GREY, linewidth=1, linestyle="--", label="plain decoding")
+    above.axhline(1.0, color=GREY, linewidth=1, linestyle="--", label="plain decoding")
     above.set_ylabel("predicted speed-up")
     above.legend(frameon=False, fontsize=8)
     kept = np.array([[layer in trial.kept for trial in result.trials] for layer in range(result.n_layers)])
@@ -37,6 +37,4 @@ def plot_layer_search(result: LayerSearchResult, path: Path, title: str) -> None
     below.imshow(kept, aspect="auto", extent=extent, cmap=colors, vmin=0, vmax=1, interpolation="none")
     below.set_xlabel("evaluation")
     below.set_ylabel("layer (blue: kept)")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-    with atomic_path(path, force=True) as aside:
-        figure.savefig(aside, format=path.suffix.lower()[1:], dpi=160)
+    save_picture(figure, title, path)

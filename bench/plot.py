@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bench.drafters import DrafterResult
+from specrun.bench.picture import COLORS, GREY, save_picture
 from specrun.bindings.errors import MissingPackageError, OptionError
-from specrun.runtime.atomic import atomic_path
 
 __all__ = ["check_plot_file", "plot_drafters"]
 
 _FORMATS = (".png", ".svg", ".pdf")
-# Okabe and Ito's colours, which differ for the colour-blind too.
-_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
-_GREY = "#666666"
 
 
 def check_plot_file(path: Path) -> None:
@@ -43,14 +40,12 @@ def plot_drafters(results: Sequence[DrafterResult], path: Path) -> None:
     colors = _colors(drafted)
     _speed_ups(left, drafted, colors)
     _acceptance(right, drafted, colors)
-    figure.suptitle(_title(results[0]), x=0.01, ha="left", fontsize=12, fontweight="bold")
-    with atomic_path(path, force=True) as aside:
-        figure.savefig(aside, format=path.suffix.lower()[1:], dpi=160)
+    save_picture(figure, _title(results[0]), path)
 
 
 def _colors(drafted: Sequence[DrafterResult]) -> dict[str, str]:
     names = dict.fromkeys(one.label for one in drafted)
-    return {name: _COLORS[index % len(_COLORS)] for index, name in enumerate(names)}
+    return {name: COLORS[index % len(COLORS)] for index, name in enumerate(names)}
 
 
 def _title(first: DrafterResult) -> str:
@@ -75,7 +70,7 @@ def _speed_ups(axes: Any, drafted: Sequence[DrafterResult], colors: dict[str, st
             va="center",
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )
-    axes.axvline(1.0, color=_GREY, linestyle="--", linewidth=1)
+    axes.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
     axes.set_yticks(range(len(drafted)), [f"{one.label}\ntemp {one.temperature:g}" for one in drafted])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.18 * max(1.0, *(max(one.speed_up.value, one.speed_up.high) for one in drafted if one.speed_up)))

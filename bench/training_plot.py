@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from specrun.bench.picture import COLORS, save_picture
 from specrun.bench.plot import check_plot_file
 from specrun.bindings.errors import OptionError
-from specrun.runtime.atomic import atomic_path
 from specrun.train.training_progress import Curves
 
 __all__ = ["plot_training"]
 
-# Okabe and Ito's colours, which differ for the colour-blind too.
-_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
 _GREY = "#bbbbbb"
 
 
@@ -28,9 +26,7 @@ def plot_training(curves: Curves, path: Path, title: str) -> None:
     left, right = figure.subplots(1, 2)
     _losses(left, curves)
     _measures(right, curves)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-    with atomic_path(path, force=True) as aside:
-        figure.savefig(aside, format=path.suffix.lower()[1:], dpi=160)
+    save_picture(figure, title, path)
 
 
 def _losses(axes: Any, curves: Curves) -> None:  # noqa: ANN401 - matplotlib has no type for it without importing it
@@ -38,7 +34,7 @@ def _losses(axes: Any, curves: Curves) -> None:  # noqa: ANN401 - matplotlib has
     axes.plot(steps, curves.losses, color=_GREY, linewidth=0.8, label="loss")
     axes.plot(steps, _averaged(curves.losses), color="black", linewidth=1.4, label="averaged")
     if len(curves.parts) > 1:
-        for color, (name, values) in zip(_COLORS, curves.parts.items(), strict=False):
+        for color, (name, values) in zip(COLORS, curves.parts.items(), strict=False):
             axes.plot(range(1, len(values) + 1), _averaged(values), color=color, linewidth=1, label=name)
     if min(curves.losses) > 0:
         axes.set_yscale("log")
@@ -50,13 +46,13 @@ def _losses(axes: Any, curves: Curves) -> None:  # noqa: ANN401 - matplotlib has
 def _measures(axes: Any, curves: Curves) -> None:  # noqa: ANN401 - see above
     names = [name for name in (curves.measures[-1][1] if curves.measures else {}) if name.endswith("top-1")]
     for index, name in enumerate(names):
-        color = _COLORS[index % len(_COLORS)]
+        color = COLORS[index % len(COLORS)]
         for kind, style in ((name, "-"), (name[:-1] + "5", ":")):
             found = [(step, values[kind]) for step, values in curves.measures if kind in values]
             label = name.removesuffix(" top-1") if kind == name else None
             axes.plot(*zip(*found, strict=True), style, color=color, marker="o", markersize=3, label=label)
     if not names:
-        for color, name in zip(_COLORS, curves.measures[-1][1] if curves.measures else (), strict=False):
+        for color, name in zip(COLORS, curves.measures[-1][1] if curves.measures else (), strict=False):
             found = [(step, values[name]) for step, values in curves.measures if name in values]
             axes.plot(*zip(*found, strict=True), color=color, marker="o", markersize=3, label=name)
     else:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from specrun.bench.picture import COLORS, GREY, save_picture
 from specrun.bench.plot import check_plot_file
-from specrun.runtime.atomic import atomic_path
 from specrun.runtime.planning.tune_result import TuneResult
 
 __all__ = ["plot_tuning"]
 
-_TARGET, _DRAFT, _GREY = "#0072B2", "#E69F00", "#666666"  # Okabe and Ito's colours
+_TARGET, _DRAFT = COLORS[:2]
 
 
 def plot_tuning(result: TuneResult, path: Path, title: str) -> None:
@@ -24,9 +24,7 @@ def plot_tuning(result: TuneResult, path: Path, title: str) -> None:
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))
     _curves(left, result)
     _plans(right, result)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-    with atomic_path(path, force=True) as aside:
-        figure.savefig(aside, format=path.suffix.lower()[1:], dpi=160)
+    save_picture(figure, title, path)
 
 
 def _curves(axes: Any, result: TuneResult) -> None:  # noqa: ANN401 - matplotlib's
@@ -40,7 +38,7 @@ def _curves(axes: Any, result: TuneResult) -> None:  # noqa: ANN401 - matplotlib
             color=color,
             label=f"{name}: {1e3 * single:.3g} ms for one",
         )
-    axes.axhline(1.0, color=_GREY, linestyle="--", linewidth=1)
+    axes.axhline(1.0, color=GREY, linestyle="--", linewidth=1)
     axes.set_xlabel("tokens in one evaluation")
     axes.set_ylabel("times the cost of one token")
     axes.set_ylim(bottom=0)

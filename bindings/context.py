@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from types import TracebackType
 from typing import Any
@@ -225,28 +224,3 @@ class Context:
                 self.memory.truncate(start, sequence=int(sequence))
             else:
                 self.memory.clear()
-
-    # -- state -------------------------------------------------------------------------------------------
-
-    def save_state(self, sequence: int = 0) -> bytes:
-        """Return the cached state of one sequence; it loads into any context of the same model."""
-        self.memory._check_sequence(sequence)
-        size = int(self._native.llama_state_seq_get_size(self.handle, sequence))
-        buffer = (ctypes.c_uint8 * size)()
-        written = int(self._native.llama_state_seq_get_data(self.handle, buffer, size, sequence))
-        if written == 0:
-            raise OutOfMemoryError("llama.cpp could not write the state of the sequence")
-        return bytes(memoryview(buffer)[:written])
-
-    def restore_state(self, state: bytes, sequence: int = 0) -> None:
-        """Replace one sequence's cache by a saved state; on failure the sequence is left empty."""
-        self.memory._check_sequence(sequence)
-        self._buffers.generation += 1
-        self.memory.truncate(0, sequence=sequence)
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        read = int(self._native.llama_state_seq_set_data(self.handle, buffer, len(state), sequence))
-        if read == 0:
-            self.memory.truncate(0, sequence=sequence)
-            raise OptionError(
-                "the state does not fit this context: it was saved from another model or a larger context"
-            )

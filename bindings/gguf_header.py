@@ -83,6 +83,11 @@ class GGUFHeader:
         return sum(tensor.n_elements for tensor in self.tensors)
 
     @property
+    def bits_per_weight(self) -> float:
+        """How many bits a number takes on average; 0 where the file holds none."""
+        return 8 * sum(tensor.n_bytes for tensor in self.tensors) / max(1, self.n_parameters)
+
+    @property
     def file_type_name(self) -> str | None:
         """The quantization the file was made with, such as "Q4_K_M"; None where the file does not say."""
         value = self.metadata.get("general.file_type")

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 __all__ = [
     "ARRAY_CODE",
+    "BLOCK_SIZES",
     "FILE_TYPE_NAMES",
     "REMOVED_TENSOR_TYPES",
     "SCALAR_TYPES",
@@ -115,6 +116,7 @@ TENSOR_TYPES: Mapping[int, TensorType] = MappingProxyType(
 )
 
 _BY_NAME = {kind.name: kind for kind in TENSOR_TYPES.values()}
+BLOCK_SIZES: Mapping[str, int] = MappingProxyType({name: kind.block_size for name, kind in _BY_NAME.items()})
 
 
 def stored_bytes(shape: Sequence[int], type_name: str) -> int:

@@ -189,11 +189,6 @@ class Model:
         return int(self._native.llama_model_size(self.handle))
 
     @property
-    def n_swa(self) -> int:
-        """The sliding-window size, 0 for none."""
-        return int(self._native.llama_model_n_swa(self.handle))
-
-    @property
     def can_branch(self) -> bool:
         """Whether the memory can drop and share positions: recurrent and hybrid models cannot."""
         native, handle = self._native, self.handle

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from specrun.bindings.devices import available_cores
 from specrun.bindings.errors import MalformedFileError, OptionError
-from specrun.bindings.gguf_types import TENSOR_TYPES, stored_bytes
+from specrun.bindings.gguf_types import BLOCK_SIZES, stored_bytes
 from specrun.bindings.library import native_function
 from specrun.bindings.quantize_types import TENSOR_NUMBERS
 
@@ -19,7 +19,6 @@ __all__ = ["dequantize_rows", "quantize_rows"]
 
 _CHUNK = 1 << 18  # numbers that one call quantizes
 _ONLY_WITH_IMPORTANCE = {"IQ1_S", "IQ2_XXS", "IQ2_XS"}  # ggml_quantize_requires_imatrix: an assertion
-_BLOCK_SIZES = {kind.name: kind.block_size for kind in TENSOR_TYPES.values()}
 
 
 class _TypeTraits(ctypes.Structure):
@@ -49,7 +48,7 @@ def quantize_rows(
     numbers cannot be stored (they are not finite, or too large).
     """
     n, width = rows.shape
-    if type_name not in TENSOR_NUMBERS or width % _BLOCK_SIZES[type_name]:
+    if type_name not in TENSOR_NUMBERS or width % BLOCK_SIZES[type_name]:
         raise OptionError(f"rows of {width} numbers cannot be stored as {type_name}")
     if type_name in _ONLY_WITH_IMPORTANCE and importance is None:
         raise OptionError(f"{type_name} needs an importance matrix")

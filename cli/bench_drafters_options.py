@@ -11,6 +11,7 @@ import click
 from specrun.cli.bench_lists import CountListType, ParametersType
 from specrun.cli.option_group import option, option_group
 from specrun.cli.option_types import ExistingFile
+from specrun.cli.prompt_options import no_template_option
 from specrun.cli.temperature_grid import TRUNCATION_OPTIONS, temperatures_option
 
 __all__ = [
@@ -162,12 +163,7 @@ prompt_choice_options = option_group(
         help="What a `rest` without a file retrieves from: the documentation the questions are about (it holds the "
         "answers), or only that without the answers.",
     ),
-    option(
-        "--no-chat-template",
-        section=_PROMPTS,
-        is_flag=True,
-        help="Continue the prompts as text, even if the model has a chat template.",
-    ),
+    no_template_option(_PROMPTS),
 )
 
 sampling_grid_options = option_group(

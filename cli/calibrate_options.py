@@ -9,6 +9,7 @@ import click
 
 from specrun.cli.option_group import option, option_group
 from specrun.cli.option_types import ExistingFile
+from specrun.cli.prompt_options import no_template_option
 
 __all__ = ["CalibrationOutput", "CalibrationSource", "calibration_output_options", "calibration_source_options"]
 
@@ -57,12 +58,7 @@ calibration_source_options = option_group(
         help="A text to ask the heads along, as it stands; otherwise the target writes one.",
     ),
     option("-p", "--prompt", section=_TEXTS, multiple=True, metavar="TEXT", help="A prompt to answer; repeatable."),
-    option(
-        "--no-chat-template",
-        section=_TEXTS,
-        is_flag=True,
-        help="Continue the prompts as text, even if the model has a chat template.",
-    ),
+    no_template_option(_TEXTS),
     option(
         *("-n", "--predict", "--max-tokens"),
         section=_TEXTS,

@@ -19,7 +19,6 @@ _TOKENIZER = "tokenizer.ggml."
 
 def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
     """Return the facts as a mapping, ready for JSON; None where the file does not say."""
-    n_bytes = sum(tensor.n_bytes for tensor in header.tensors)
     nextn = read_nextn(path, header)
     return {
         "file": str(path),
@@ -29,7 +28,7 @@ def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
         "name": _plain(header.metadata.get("general.name")),
         "parameters": header.n_parameters,
         "file_type": header.file_type_name,
-        "bits_per_weight": round(8 * n_bytes / header.n_parameters, 3) if header.n_parameters else None,
+        "bits_per_weight": round(header.bits_per_weight, 3) if header.n_parameters else None,
         "context_length": _own(header, "context_length"),
         "layers": _own(header, "block_count"),
         "nextn_blocks": nextn.count,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from specrun.cli.quantities import duration_text
 from specrun.cli.terminal import Terminal
 
 __all__ = ["ProgressLine"]
@@ -24,14 +25,8 @@ class ProgressLine:
         full = round(_WIDTH * share)
         left = (time.monotonic() - self._started) * (1 - share) / share if share > 0 else 0.0
         bar = "=" * full + " " * (_WIDTH - full)
-        self._terminal.passing(f"{self._what} [{bar}] {100 * share:.0f} %, {_duration(left)} left")
+        self._terminal.passing(f"{self._what} [{bar}] {100 * share:.0f} %, {duration_text(left)} left")
 
     def close(self) -> None:
         """Take the line away."""
         self._terminal.passing("")
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from specrun.cli.option_group import option, option_group
+from specrun.cli.option_group import Decorator, option, option_group
 from specrun.cli.option_types import ExistingFile
 from specrun.cli.paths import MAX_TEXT_BYTES, decode_text, read_text
 
-__all__ = ["PromptSettings", "prompt_options", "read_prompt", "system_prompt_options"]
+__all__ = ["PromptSettings", "no_template_option", "prompt_options", "read_prompt", "system_prompt_options"]
 
 _PROMPT, _CHAT = "Prompt", "Chat template"
 
@@ -31,6 +31,16 @@ prompt_options = option_group(
     option("-p", "--prompt", section=_PROMPT, metavar="TEXT", help="The prompt; -: read it from stdin."),
     option("-f", "--file", section=_PROMPT, type=ExistingFile(), help="Read the prompt from a file."),
 )
+
+
+def no_template_option(section: str) -> Decorator:
+    """Return --no-chat-template of commands that have prompts answered to measure something."""
+    return option(
+        "--no-chat-template",
+        section=section,
+        is_flag=True,
+        help="Continue the prompts as text, even if the model has a chat template.",
+    )
 
 
 def _read_system_prompt(system_prompt: str | None, system_prompt_file: Path | None) -> str | None:

@@ -1,8 +1,8 @@
-"""Large numbers as people read them."""
+"""Large numbers and durations as people read them."""
 
 from __future__ import annotations
 
-__all__ = ["bytes_text", "count_text"]
+__all__ = ["bytes_text", "count_text", "duration_text"]
 
 
 def count_text(count: int) -> str:
@@ -21,3 +21,10 @@ def bytes_text(n_bytes: int) -> str:
             return f"{amount:.3g} {unit}"
         amount /= 1024
     return f"{amount:,.2f} TiB"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration to the second: 0:07, 12:30, 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from specrun.cli.quantities import duration_text
 from specrun.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class ShownRun:
             self._measured = status.measures
             self.note(f"step {status.step:,}: loss {status.loss:.3f}, {measures_text(status.measures)}")
         if self._bar is not None and self._task is not None:
-            speed = f"{status.tokens_per_second:,.0f} tok/s, {_duration(status.seconds_left)} left"
+            speed = f"{status.tokens_per_second:,.0f} tok/s, {duration_text(status.seconds_left)} left"
             text = f"step {status.step:,}/{status.steps:,} loss {status.loss:.3f}, {speed}"
             self._bar.update(self._task, description=text, completed=status.step, total=status.steps)
 
@@ -75,9 +76,3 @@ def measures_text(measures: Mapping[str, float]) -> str:
         elif not name.endswith(" top-5"):
             parts.append(f"{name} {value:.3g}")
     return ", ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

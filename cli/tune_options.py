@@ -9,6 +9,7 @@ import click
 
 from specrun.cli.option_group import option, option_group
 from specrun.cli.option_types import ExistingFile
+from specrun.cli.prompt_options import no_template_option
 from specrun.cli.temperature_grid import TRUNCATION_OPTIONS, temperatures_option
 
 __all__ = [
@@ -78,12 +79,7 @@ tune_text_options = option_group(
     ),
     option("-p", "--prompt", section=_TEXTS, multiple=True, metavar="TEXT", help="A prompt; repeatable."),
     option("-f", "--file", section=_TEXTS, type=ExistingFile(), help="A file that is one prompt."),
-    option(
-        "--no-chat-template",
-        section=_TEXTS,
-        is_flag=True,
-        help="Continue the prompts as text, even if the model has a chat template.",
-    ),
+    no_template_option(_TEXTS),
     option(
         *("-n", "--predict", "--max-tokens"),
         section=_TEXTS,

@@ -268,7 +268,7 @@ def conversion_report(plan: ConversionPlan, target: Path, sha256: str, logits: L
         source_bytes=plan.source_bytes,
         source_types=plan.source_types,
         tensor_types=header.tensor_type_counts,
-        bits_per_weight=8 * sum(tensor.n_bytes for tensor in header.tensors) / header.n_parameters,
+        bits_per_weight=header.bits_per_weight,
         source_sha256=sha256,
         logits=logits,
     )

@@ -39,12 +39,11 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 
 @dataclass(frozen=True, slots=True)
 class CutReport:
-    """What a cut wrote: the layers kept, of `source_layers`, and the parameters before and after."""
+    """What a cut wrote: the layers kept, of `source_layers`, and the parameters that are left."""
 
     output: Path
     layers: tuple[int, ...]
     source_layers: int
-    source_parameters: int
     n_parameters: int
     n_bytes: int
 
@@ -156,9 +155,8 @@ class LayeredModel:
         self._sign(metadata, kept)
         tensors = list(self._plan(kept))
         n_bytes = write_gguf(target, self._facts.architecture, metadata, tensors, force=force, progress=progress)
-        before = self._source.header.n_parameters
-        after = sum(prod(tensor.shape) for tensor in tensors)
-        return CutReport(target, tuple(kept), self.n_layers, before, after, n_bytes)
+        n_parameters = sum(prod(tensor.shape) for tensor in tensors)
+        return CutReport(target, tuple(kept), self.n_layers, n_parameters, n_bytes)
 
     # -- what may be kept --------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specrun.bindings.errors import MalformedFileError, ModelError, OptionError, SpecrunError, UnsupportedModelError
 from specrun.bindings.gguf_header import GGUFHeader, read_header
-from specrun.bindings.gguf_types import TENSOR_TYPES
+from specrun.bindings.gguf_types import BLOCK_SIZES
 from specrun.bindings.quantize_types import COPY, FILE_TYPE_ALIASES, FILE_TYPES, TENSOR_NUMBERS
 from specrun.bindings.quantizer import QuantizeOptions
 from specrun.bindings.quantizer_process import QuantizerProcess
@@ -29,7 +29,6 @@ _KEPT = {"F64", "I8", "I16", "I32", "I64"}
 _BLOCK = 32  # the smallest block of numbers that shares a scale
 _BUFFER_BYTES = 32 << 20  # enough rows to keep every thread busy; a whole tensor at a time would be no faster
 _HEADER_ROOM = 1 << 20  # a header may grow by the keys that name the importance matrix
-_BLOCK_SIZES = {kind.name: kind.block_size for kind in TENSOR_TYPES.values()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +184,7 @@ def _check_overrides(path: Path, header: GGUFHeader, options: QuantizeOptions) -
         ("token_embd.weight", options.token_embedding_type or options.output_tensor_type),
     ):
         row = next((tensor.shape[0] for tensor in header.tensors if tensor.name == name), 0)
-        if kind is not None and row % _BLOCK_SIZES[kind]:
+        if kind is not None and row % BLOCK_SIZES[kind]:
             raise OptionError(f"{path} has rows of {row} numbers in {name}, which do not divide into {kind}'s blocks")
 
 
@@ -239,7 +238,7 @@ def _follow(log: Iterable[str], header: GGUFHeader, progress: Progress | None) -
 def _report(
     target: Path, name: str, source: GGUFHeader, written: GGUFHeader, n_without_importance: int
 ) -> QuantizationReport:
-    block = 1 if name == COPY else _BLOCK_SIZES[FILE_TYPES[name].base_type]
+    block = 1 if name == COPY else BLOCK_SIZES[FILE_TYPES[name].base_type]
     matrices = [tensor for tensor in written.tensors if len(tensor.shape) > 1 and "weight" in tensor.name]
     return QuantizationReport(
         output=target,
@@ -247,7 +246,7 @@ def _report(
         source_bytes=source.file_size,
         n_bytes=written.file_size,
         n_parameters=written.n_parameters,
-        bits_per_weight=8 * sum(tensor.n_bytes for tensor in written.tensors) / written.n_parameters,
+        bits_per_weight=written.bits_per_weight,
         tensor_types=written.tensor_type_counts,
         shares=share_types(written),
         n_substituted=sum(tensor.shape[0] % block != 0 for tensor in matrices),

@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.gguf_header import GGUFHeader, TensorInfo, read_header
-from specrun.bindings.gguf_types import TENSOR_TYPES, stored_bytes
+from specrun.bindings.gguf_types import BLOCK_SIZES, stored_bytes
 from specrun.bindings.quantize_types import COPY, FILE_TYPES
 from specrun.bindings.row_quantizer import dequantize_rows, quantize_rows
 from specrun.convert.array_file import read_array
+from specrun.convert.bfloat16 import widened
 from specrun.convert.gguf_source import GGUFSource
 from specrun.convert.number_types import stored_as
 from specrun.convert.quantize import QuantizationReport, known_file_type, known_tensor_type, share_types
@@ -39,7 +40,6 @@ HEAD_TYPE = "Q8_0"
 _PLAIN = ("F32", "F16", "BF16")
 _WHOLE = ("I8", "I16", "I32", "I64")
 _NORM = re.compile(r"norm")
-_BLOCK_SIZES = {kind.name: kind.block_size for kind in TENSOR_TYPES.values()}
 # What llama.cpp falls back to where rows do not divide into blocks of 256 (tensor_type_fallback).
 _NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ3_S": "IQ4_NL"}
 _NARROWER |= {"IQ4_XS": "IQ4_NL", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0", "Q2_0": "Q4_0"}
@@ -99,10 +99,10 @@ def quantize_head(
         source_bytes=header.file_size,
         n_bytes=n_bytes,
         n_parameters=written.n_parameters,
-        bits_per_weight=8 * sum(tensor.n_bytes for tensor in written.tensors) / written.n_parameters,
+        bits_per_weight=written.bits_per_weight,
         tensor_types=written.tensor_type_counts,
         shares=share_types(written),
-        n_substituted=0 if name == COPY else sum(bool(one.shape[0] % _BLOCK_SIZES[base]) for one in _matrices(header)),
+        n_substituted=0 if name == COPY else sum(bool(one.shape[0] % BLOCK_SIZES[base]) for one in _matrices(header)),
     )
 
 
@@ -127,7 +127,7 @@ def _plan(
         if tensor.name in matrices and name != COPY and not (leave_output and is_output):
             chosen = next((kind for pattern, kind in overrides if pattern.search(tensor.name)), None)
             kind = chosen or fitting_type(FILE_TYPES[name].base_type, tensor.shape[0])
-            if tensor.shape[0] % _BLOCK_SIZES[kind]:
+            if tensor.shape[0] % BLOCK_SIZES[kind]:
                 raise OptionError(f"{tensor.name} has rows of {tensor.shape[0]} numbers, which {kind} cannot hold")
             if tensor.type_name not in _PLAIN and kind != tensor.type_name and not allow_requantize:
                 raise OptionError(
@@ -142,9 +142,9 @@ def _plan(
 
 def fitting_type(kind: str, width: int) -> str:
     """Return the tensor type `kind`, or the next wider one whose blocks divide rows of `width` numbers."""
-    if width % _BLOCK_SIZES[kind]:
+    if width % BLOCK_SIZES[kind]:
         kind = _NARROWER.get(kind, kind)
-    return "F16" if width % _BLOCK_SIZES[kind] else kind
+    return "F16" if width % BLOCK_SIZES[kind] else kind
 
 
 def _load(head: GGUFSource, tensor: TensorInfo, kind: str, n_threads: int) -> npt.NDArray[Any]:
@@ -156,7 +156,7 @@ def _load(head: GGUFSource, tensor: TensorInfo, kind: str, n_threads: int) -> np
     if kind == tensor.type_name:
         return array
     if tensor.type_name == "BF16":
-        wide = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        wide = widened(array)
     elif plain:
         wide = array.astype(np.float32)
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from specrun.runtime.atomic import atomic_path
@@ -68,21 +68,3 @@ def save_folder(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     with atomic_path(folder / "model.safetensors", force=True) as aside:
         save_file(weights, aside, metadata={"format": "pt"})
-
-
-def load_folder(folder: Path) -> Llama:
-    """Read a model back from what `save_folder` wrote."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    shape = LlamaShape(
-        vocab_size=config["vocab_size"],
-        hidden_size=config["hidden_size"],
-        num_layers=config["num_hidden_layers"],
-        intermediate_size=config["intermediate_size"],
-        num_heads=config["num_attention_heads"],
-        rope_theta=config["rope_theta"],
-        rms_eps=config["rms_norm_eps"],
-        max_positions=config["max_position_embeddings"],
-    )
-    model = Llama(shape)
-    model.load_state_dict(load_file(folder / "model.safetensors"))
-    return model

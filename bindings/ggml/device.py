@@ -21,6 +21,8 @@ class ComputeDevice:
     """
 
     def __init__(self, *, gpu: bool = False, n_threads: int = 0) -> None:
+        self.native_seconds = 0.0
+        """The time that its graphs have taken so far."""
         self._backends: list[int] = []
         if gpu:
             device = call("ggml_backend_dev_by_type")(_GPU) or call("ggml_backend_dev_by_type")(_INTEGRATED_GPU)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -36,6 +37,7 @@ class Graph:
         outputs: Mapping[str, Tensor],
     ) -> None:
         self.inputs: dict[str, Array] = {}
+        self._device = device
         self._context: int | None = context
         self._graph = graph
         self._scheduler: int | None = None
@@ -53,14 +55,16 @@ class Graph:
             raise
 
     def compute(self) -> None:
-        """Compute with what `inputs` hold."""
+        """Compute with what `inputs` hold; the device counts the time."""
         if self._context is None:
             raise ClosedError("the graph is closed")
+        started = time.perf_counter()
         for one in self._copied_in:
             one.write()
         status = self._compute(self._scheduler, self._graph)
         if status != 0:
             raise DecodeFailedError(f"ggml could not compute a head's graph (status {status})", status)
+        self._device.native_seconds += time.perf_counter() - started
 
     def read(self, name: str) -> Array:
         """Return a copy of an output of the last `compute`."""

@@ -93,15 +93,14 @@ class AutoDrafter(MembersDrafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Tell the member that was asked what became of its tree, the others what the text is now."""
-        n_new = len(outcome.path) + (outcome.next_token is not None)
         for index, member in enumerate(self._members):
             member.observe(outcome if index == self._chosen else outcome_for_idle(outcome))
         self._known += outcome.tokens[len(self._known) :]
         if self._chosen is None:
             return
         seconds = self._clock() - self._started
-        self._chooser.record(self._chosen, n_new, seconds, len(outcome.tree) > 0)
-        self._log.add(self._chosen, n_new, seconds)
+        self._chooser.record(self._chosen, outcome.n_new, seconds, len(outcome.tree) > 0)
+        self._log.add(self._chosen, outcome.n_new, seconds)
         self._chosen = None
 
     def _start(self, request: DraftRequest) -> None:

@@ -24,7 +24,6 @@ from specrun.runtime.heads.head_file import HeadFile
 from specrun.runtime.heads.node_accuracy import stored_accuracy
 from specrun.runtime.planning.medusa_tree import medusa_tree, plan_medusa_tree
 from specrun.runtime.planning.sequoia import MAX_PLANNED_DEPTH, best_tree, typical_acceptance
-from specrun.runtime.tree import ROOT
 
 __all__ = ["build_eagle", "build_eagle3"]
 
@@ -56,17 +55,16 @@ def _build(expression: Expression, environment: DraftEnvironment, kind: type[Eag
     sampling = schemes[options.choice("sampling", list(schemes), "argmax")]
     path = file_of(expression, environment)
     shape = _shape(tree, environment.context.n_batch, _planner(expression, options, tree, sampling, path, environment))
-    leaves = shape.max_leaves if isinstance(shape, DynamicShape) else shape.n_leaves
+    leaves = shape.max_leaves
     if leaves > MAX_SEQUENCES:
         raise OptionError(f"{expression}: {leaves} leaves need as many sequences, and llama.cpp allows {MAX_SEQUENCES}")
     # Dynamic trees evaluate more nodes than they keep.
     evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
-    widest = shape.topk if isinstance(shape, DynamicShape) else shape.max_width
     head = kind(
         path,
         environment.target,
         n_cells=(environment.context.n_ctx or environment.target.n_ctx_train) + evaluated,
-        ranks=widest,
+        ranks=shape.max_width,
         whole_rows=sampling != "argmax",
         n_threads=environment.context.n_threads,
     )
@@ -116,7 +114,7 @@ def _shape(tree: TreeOptions, n_batch: int, plan: Callable[[int, int], Topology]
             raise OptionError(
                 f"n is {tree.n}: give 1 to {n_batch - 1} tokens, as many as a batch holds beside the last one"
             )
-        return Topology(tuple(range(ROOT, tree.n - 1)))
+        return Topology.chain(tree.n)
     if not tree.asks_for_tree:
         return _DEFAULT
     return tree.shape(n_batch, plan)

@@ -16,7 +16,6 @@ from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.drafters.tree_options import TreeOptions
 from specrun.runtime.heads.hydra_head import HydraHead
 from specrun.runtime.planning.medusa_tree import TYPICAL_PATH_ACCURACY
-from specrun.runtime.tree import ROOT
 
 __all__ = ["build_hydra"]
 
@@ -56,7 +55,7 @@ def _shape(
     if tree.n is not None and not tree.asks_for_tree:
         if not 1 <= tree.n <= head.n_heads:
             raise OptionError(f"n is {tree.n}: these Hydra heads draft 1 to {head.n_heads} tokens")
-        return Topology(tuple(range(ROOT, tree.n - 1)))
+        return Topology.chain(tree.n)
     if tree.n is tree.depth is tree.topk is None:
         return head_tree(
             expression,

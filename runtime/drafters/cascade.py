@@ -168,7 +168,7 @@ class CascadeDrafter(Drafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Take back what was rejected, from the model's cache and the inner drafter; the rest stays evaluated."""
-        start = len(outcome.tokens) - len(outcome.path) - (outcome.next_token is not None)
+        start = outcome.start
         self.rewind(start + common_prefix(self._tokens[start:], outcome.tokens[start:]))
 
     def rewind(self, length: int) -> None:

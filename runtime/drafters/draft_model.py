@@ -111,7 +111,7 @@ class DraftModelDrafter(ModelDrafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Drop the cache of rejected tokens, the accepted ones stay evaluated; learn when to stop."""
-        base = len(outcome.tokens) - len(outcome.path) - (outcome.next_token is not None)
+        base = outcome.start
         if self._exit is not None:
             # In an ensemble the path may be another drafter's.
             accepted = common_prefix(self._drafted, outcome.tokens[base : base + len(outcome.path)])

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specrun.bindings.context import Context
-from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.draft_tree_state import DraftTreeState
 from specrun.runtime.drafters.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.model_drafter import RANKED_WORDS, ModelDrafter, ranking_params
-from specrun.runtime.drafters.path_probability import DynamicShape, grow_by_path_probability
+from specrun.runtime.drafters.path_probability import DynamicShape, check_sampling, grow_by_path_probability
 from specrun.runtime.drafters.proposals import TreeSampling, proposal_scheme
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.drafters.tree_growth import LawSource, grow_tree
@@ -43,18 +42,14 @@ class DraftTreeDrafter(ModelDrafter):
         p_min: float = 0.0,
         name: str = "draft",
     ) -> None:
-        if isinstance(shape, DynamicShape) and sampling != "argmax":
-            raise OptionError(
-                f"sampling={sampling} with a dynamic tree would choose drawn tokens by their own probability, which "
-                "biases the text: use sampling=argmax, or a fixed tree=..."
-            )
+        check_sampling(shape, sampling)
         self._state = DraftTreeState(context, target_vocab_size=target_vocab_size)
         super().__init__(self._state, p_min=p_min, name=name)
-        self.max_nodes = shape.max_nodes if isinstance(shape, DynamicShape) else len(shape)
-        self.max_leaves = shape.max_leaves if isinstance(shape, DynamicShape) else shape.n_leaves
+        self.max_nodes = shape.max_nodes
+        self.max_leaves = shape.max_leaves
         # A fixed shape only needs the order of its words; path probabilities and p_min need the law.
-        ranked = shape.max_width if isinstance(shape, Topology) and p_min == 0.0 else RANKED_WORDS
-        self._ranked = max(ranked, shape.topk if isinstance(shape, DynamicShape) else shape.max_width)
+        only_order = isinstance(shape, Topology) and p_min == 0.0
+        self._ranked = shape.max_width if only_order else max(RANKED_WORDS, shape.max_width)
         self._shape = shape
         self._sampling = sampling
         self._ranking: tuple[SamplingParams, SamplingParams] | None = None
@@ -81,8 +76,7 @@ class DraftTreeDrafter(ModelDrafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Keep the accepted tokens' cache, whoever drafted them, and drop the rest."""
-        base = len(outcome.tokens) - len(outcome.path) - (outcome.next_token is not None)
-        self._state.keep(outcome.tokens[base:])
+        self._state.keep(outcome.tokens[outcome.start :])
 
     def _ranking_params(self, params: SamplingParams) -> SamplingParams:
         if self._ranking is None or self._ranking[0] is not params:

@@ -47,6 +47,21 @@ class RoundOutcome:
     next_token: int | None
     rows: EvaluatedRows
 
+    @property
+    def n_new(self) -> int:
+        """How many tokens it committed: those of the path and the target's own."""
+        return len(self.path) + (self.next_token is not None)
+
+    @property
+    def start(self) -> int:
+        """The position of the first token that it committed; the one before is its root."""
+        return len(self.tokens) - self.n_new
+
+    @property
+    def path_rows(self) -> list[int]:
+        """The rows of the root and of the accepted nodes, those from whose logits its tokens came."""
+        return [0, *(node + 1 for node in self.path)]
+
 
 class Drafter(ABC):
     """Proposes draft trees. Owns its native memory: `close()` it before the target's model."""

@@ -13,7 +13,7 @@ import numpy as np
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.eagle_state import EagleState
-from specrun.runtime.drafters.path_probability import DynamicShape, grow_by_path_probability
+from specrun.runtime.drafters.path_probability import DynamicShape, check_sampling, grow_by_path_probability
 from specrun.runtime.drafters.pending_rows import copied_rows
 from specrun.runtime.drafters.proposals import TreeSampling, proposal_scheme
 from specrun.runtime.drafters.topology import Topology
@@ -47,18 +47,14 @@ class EagleDrafter(Drafter):
         p_min: float = 0.0,
         name: str = "eagle",
     ) -> None:
-        if isinstance(shape, DynamicShape) and sampling != "argmax":
-            raise OptionError(
-                f"sampling={sampling} with a dynamic tree would choose drawn tokens by their own probability, which "
-                "biases the text: use sampling=argmax, or a fixed tree=..."
-            )
+        check_sampling(shape, sampling)
         if not 0.0 <= p_min <= 1.0:
             raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")
         self.name = name
         self.needs_hidden_states = not head.taps
         self.layer_inputs = tuple(sorted(set(head.taps)))
-        self.max_nodes = shape.max_nodes if isinstance(shape, DynamicShape) else len(shape)
-        self.max_leaves = shape.max_leaves if isinstance(shape, DynamicShape) else shape.n_leaves
+        self.max_nodes = shape.max_nodes
+        self.max_leaves = shape.max_leaves
         self._head = head
         self._shape = shape
         self._sampling = sampling
@@ -100,12 +96,9 @@ class EagleDrafter(Drafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Cache real pairs of the root and the accepted nodes."""
-        rows = [0, *(node + 1 for node in outcome.path)]
-        if outcome.next_token is None:
-            rows.pop()  # nothing follows the last one
-        n_before = len(outcome.tokens) - len(outcome.path) - (outcome.next_token is not None)
+        rows = outcome.path_rows[: outcome.n_new]  # after an end token nothing follows the last one
         if rows:
-            self._state.learn(n_before - 1, self._features(outcome.rows, rows), outcome.tokens)
+            self._state.learn(outcome.start - 1, self._features(outcome.rows, rows), outcome.tokens)
 
     def _features(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy of what the head reads of the target at these rows, [n, features]."""

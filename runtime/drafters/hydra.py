@@ -59,8 +59,8 @@ class HydraDrafter(Drafter):
 
     def __init__(self, heads: PathHeads, shape: Topology | DynamicShape, *, name: str = "hydra") -> None:
         self.name = name
-        self.max_nodes = shape.max_nodes if isinstance(shape, DynamicShape) else len(shape)
-        self.max_leaves = shape.max_leaves if isinstance(shape, DynamicShape) else shape.n_leaves
+        self.max_nodes = shape.max_nodes
+        self.max_leaves = shape.max_leaves
         self._heads = heads
         self._shape = shape
         self._state = HydraState(heads.prefix)
@@ -93,9 +93,7 @@ class HydraDrafter(Drafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Take the states of the root and the accepted nodes."""
-        rows = [0, *(node + 1 for node in outcome.path)]
-        n_before = len(outcome.tokens) - len(outcome.path) - (outcome.next_token is not None)
-        self._learn(n_before - 1, outcome.rows, rows, outcome.tokens)
+        self._learn(outcome.start - 1, outcome.rows, outcome.path_rows, outcome.tokens)
 
     def _learn(self, start: int, rows: EvaluatedRows, wanted: Sequence[int], tokens: Sequence[int]) -> None:
         first = 0 if self._state.reads_all else len(wanted) - 1

@@ -151,9 +151,8 @@ class LookaheadDrafter(Drafter):
         if self._guard is None:
             return
         n_window = self._window.n_nodes if self._window else 0
-        n_tokens = len(outcome.path) + (outcome.next_token is not None)
         gained = self._gained(proposal.root, [outcome.tree.tokens[node] for node in outcome.path])
-        self._guard.count(len(proposal.tree) - n_window, n_window, gained, n_tokens)
+        self._guard.count(len(proposal.tree) - n_window, n_window, gained, outcome.n_new)
 
     def _gained(self, root: int, accepted: Sequence[int]) -> int:
         """Return how many of the accepted tokens only the window's n-grams knew."""
@@ -170,9 +169,6 @@ class LookaheadDrafter(Drafter):
         """Add the n-grams of the text that end after what was read before."""
         start = len(self._read)
         self._read.extend(tokens[start:])
-        if not self._learns_text:
-            return
-        for end in range(max(start + 1, self._ngram), len(tokens) + 1):
-            ngram = tuple(tokens[end - self._ngram : end])
-            self._store.add(ngram)
-            self._ahead.pop(ngram, None)
+        if self._learns_text:
+            for ngram in self._store.add_text(tokens, start, self._ngram):
+                self._ahead.pop(ngram, None)

@@ -19,8 +19,11 @@ __all__ = ["MedusaDrafter", "WordHeads"]
 class WordHeads(Protocol):
     """Heads that name the likely words at the next places; `heads.medusa_head.MedusaHead` is one."""
 
-    native_seconds: float
     n_params: int
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in their graph."""
 
     def best_words(self, features: npt.NDArray[np.float32]) -> list[list[int]]:
         """Return each head's words for a final hidden state [hidden], the most likely first."""

@@ -96,9 +96,7 @@ class MtpDrafter(Drafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Pair the target's states of the last token and the accepted drafts with what came after them."""
-        n_before = len(outcome.tokens) - len(outcome.path) - (outcome.next_token is not None)
-        rows = [0, *(node + 1 for node in outcome.path)]
-        self._state.learn(n_before - 1, _states(outcome.rows, rows), outcome.tokens)
+        self._state.learn(outcome.start - 1, _states(outcome.rows, outcome.path_rows), outcome.tokens)
 
     def rewind(self, length: int) -> None:
         """Forget tokens that were only guesses."""

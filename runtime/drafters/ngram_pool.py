@@ -69,11 +69,6 @@ class NgramPool:
             del rests[next(iter(rests))]
         rests[rest] = None
 
-    def add_text(self, tokens: Sequence[int], start: int = 0) -> None:
-        """Add every n-gram of n tokens of a text that ends at position `start` or later, in order."""
-        for end in range(max(start + 1, self.n), len(tokens) + 1):
-            self.add(tokens[end - self.n : end])
-
     def guesses(self, first: int, limit: int | None = None) -> list[tuple[int, ...]]:
         """Return what followed a token, without it: at most `limit`, the most recently used first."""
         rests = self._rests.get(first)
@@ -89,7 +84,3 @@ class NgramPool:
         other = NgramPool(self.n, per_key=self.per_key, max_keys=self.max_keys)
         other._rests = {first: rests.copy() for first, rests in self._rests.items()}
         return other
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._rests.clear()

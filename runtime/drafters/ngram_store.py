@@ -30,6 +30,13 @@ class NgramStore:
         self.pool.add(ngram)
         self._is_new = True
 
+    def add_text(self, tokens: Sequence[int], start: int, size: int) -> list[tuple[int, ...]]:
+        """Add every n-gram of `size` tokens of a text that ends at position `start` or later; return them in order."""
+        ngrams = [tuple(tokens[end - size : end]) for end in range(max(start + 1, size), len(tokens) + 1)]
+        for ngram in ngrams:
+            self.add(ngram)
+        return ngrams
+
     def forget(self) -> None:
         """Return to how the pool began; what was learned since is still saved."""
         if self._save is not None and self._is_new:

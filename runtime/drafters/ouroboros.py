@@ -115,8 +115,7 @@ class OuroborosDrafter(Drafter):
         self._n_phrases[1] += kept == len(chain) < len(outcome.path)
         if self._guard is not None:
             gained = len(outcome.path) - kept if kept == len(chain) else 0
-            produced = len(outcome.path) + (outcome.next_token is not None)
-            self._guard.count(len(proposal.tree) - len(proposal.phrases), len(proposal.phrases), gained, produced)
+            self._guard.count(len(proposal.tree) - len(proposal.phrases), len(proposal.phrases), gained, outcome.n_new)
         tail = [proposal.tree.tokens[node] for node in chain[kept:]]
         for phrase in matched_phrases(tail, chain[kept:], self._length + 1, outcome.rows):
             self._store.add(phrase)
@@ -127,10 +126,9 @@ class OuroborosDrafter(Drafter):
 
     def _learn_text(self, tokens: Sequence[int]) -> None:
         """Add the phrases of the text that end after what was read before."""
-        start, size = len(self._read), self._length + 1
+        start = len(self._read)
         self._read.extend(tokens[start:])
-        for end in range(max(start + 1, size), len(tokens) + 1):
-            self._store.add(tokens[end - size : end])
+        self._store.add_text(tokens, start, self._length + 1)
 
     def rewind(self, length: int) -> None:
         """Forget guesses; phrases that they made stay, as phrases may come from anywhere."""

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 
 from specrun.bindings.context import MAX_SEQUENCES
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.proposals import most_likely
-from specrun.runtime.drafters.topology import MAX_NODES
+from specrun.runtime.drafters.proposals import TreeSampling, most_likely
+from specrun.runtime.drafters.topology import MAX_NODES, Topology
 from specrun.runtime.drafters.tree_growth import LawSource
 from specrun.runtime.law import Law
 from specrun.runtime.tree import ROOT, DraftTree
 
-__all__ = ["DynamicShape", "GrownTree", "expand_by_path_probability", "grow_by_path_probability"]
+__all__ = ["DynamicShape", "GrownTree", "check_sampling", "expand_by_path_probability", "grow_by_path_probability"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,23 @@ class DynamicShape:
         return min(self.max_nodes, self.max_nodes + 1 - -(-self.max_nodes // self.topk))
 
     @property
+    def max_width(self) -> int:
+        """The most children that a node has."""
+        return self.topk
+
+    @property
     def n_draft_sequences(self) -> int:
         """The most sequences that the evaluated nodes need: each depth branches off at most topk - 1."""
         return 1 + (self.topk - 1) * (self.depth - 1)
+
+
+def check_sampling(shape: Topology | DynamicShape, sampling: TreeSampling) -> None:
+    """Refuse draws in a dynamic tree, which chooses its nodes by their values."""
+    if isinstance(shape, DynamicShape) and sampling != "argmax":
+        raise OptionError(
+            f"sampling={sampling} with a dynamic tree would choose drawn tokens by their own probability, which "
+            "biases the text: use sampling=argmax, or a fixed tree=..."
+        )
 
 
 @dataclass(slots=True)

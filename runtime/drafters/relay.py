@@ -72,7 +72,6 @@ class RelayDrafter(MembersDrafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Take rejected guesses back from each member, and tell it what became of its own tree."""
-        start = len(outcome.tokens) - len(outcome.path) - (outcome.next_token is not None)
         for index, member in enumerate(self._members):
             if index >= len(self._trees):
                 member.observe(outcome_for_idle(outcome))
@@ -83,6 +82,6 @@ class RelayDrafter(MembersDrafter):
             if agreed == len(guessed) and len(own):
                 member.observe(outcome_for(outcome, own, places))
             else:
-                member.rewind(start + agreed)
+                member.rewind(outcome.start + agreed)
                 member.observe(outcome_for_idle(outcome))
         self._trees, self._places = [], []

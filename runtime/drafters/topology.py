@@ -48,6 +48,11 @@ class Topology:
         if any(a > b for a, b in itertools.pairwise(depths)):
             raise OptionError("a tree lists its nodes depth by depth")
 
+    @classmethod
+    def chain(cls, n: int) -> Topology:
+        """Return a chain of n nodes."""
+        return cls(tuple(range(ROOT, n - 1)))
+
     def __len__(self) -> int:
         return len(self.parents)
 
@@ -77,6 +82,16 @@ class Topology:
     def max_depth(self) -> int:
         """The depth of the deepest node, 0 for no nodes."""
         return self.depths[-1] if self.parents else 0
+
+    @property
+    def max_nodes(self) -> int:
+        """How many nodes the tree has: the most that a draft of this shape has."""
+        return len(self.parents)
+
+    @property
+    def max_leaves(self) -> int:
+        """How many paths the tree has: the most that a draft of this shape has."""
+        return self.n_leaves
 
     @property
     def max_width(self) -> int:

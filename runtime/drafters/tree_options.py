@@ -55,8 +55,7 @@ class TreeOptions:
             shape = self._planned(plan)
         else:
             shape = parse_topology(self.tree)
-        size = shape.max_nodes if isinstance(shape, DynamicShape) else len(shape)
-        leaves = shape.max_leaves if isinstance(shape, DynamicShape) else shape.n_leaves
+        size, leaves = shape.max_nodes, shape.max_leaves
         if leaves > MAX_SEQUENCES:
             raise OptionError(
                 f"a tree of {size} nodes may have {leaves} leaves: llama.cpp evaluates at most {MAX_SEQUENCES} "

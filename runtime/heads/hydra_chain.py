@@ -56,10 +56,10 @@ class HydraChains:
         """
         m = len(states)
         if self._prefix is None:
-            graph = self._graphs.get(1, n, 0, probabilities=probabilities)
+            graph = self._graphs.get(0, 1, n, probabilities)
             graph.inputs["states"][0] = states[-1]
         else:
-            graph = self._graphs.get(chain_width(m), n, self._prefix.length(count + m), probabilities=probabilities)
+            graph = self._graphs.get(self._prefix.length(count + m), chain_width(m), n, probabilities)
             self._prefix.fill(graph.inputs, states, position, count)
             if "last" in graph.inputs:
                 graph.inputs["last"][...] = m - 1
@@ -67,16 +67,11 @@ class HydraChains:
             graph.inputs["token"][...] = token
         return self._graphs.run(graph, probabilities=probabilities)
 
-    @property
-    def native_seconds(self) -> float:
-        """The time spent in ggml so far."""
-        return self._graphs.native_seconds
-
     def close(self) -> None:
         """Free graphs and table."""
         self._graphs.close()
 
-    def _build(self, width: int, n: int, length: int, probabilities: bool) -> Graph:
+    def _build(self, length: int, width: int, n: int, probabilities: bool) -> Graph:
         parts = self._parts
         per_head = _HEAD_OPERATIONS + _BLOCK_OPERATIONS * parts.n_blocks
         builder = GraphBuilder(self._device, _PREFIX_OPERATIONS + n * per_head)

@@ -18,7 +18,6 @@ Metadata: `hydra.embedding_length`, `.vocab_size`, `.head_count`, `.block_count`
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,11 +31,12 @@ from specrun.bindings.ggml.graph import Graph, GraphBuilder, Tensor
 from specrun.bindings.ggml.target_tensors import TargetTensors
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.model import Model
-from specrun.runtime.heads.chain_words import MOST_CHAIN_ROWS, MOST_CHAIN_WORDS, ChainWords
+from specrun.runtime.heads.chain_words import ChainWords
 from specrun.runtime.heads.graph_sizes import filled_width
 from specrun.runtime.heads.head_file import HeadFile
 from specrun.runtime.heads.hydra_chain import HydraChains, HydraGraphParts
 from specrun.runtime.heads.node_accuracy import stored_accuracy
+from specrun.runtime.heads.possible_chains import PossibleChains
 from specrun.runtime.heads.prefix_layer import PrefixLayer, plan_prefix
 from specrun.runtime.heads.ranked_words import RankedWords, add_ranking, ranked_words, words_by_rank
 
@@ -95,14 +95,12 @@ class HydraHead:
         names += [] if prefix is None else prefix.names
         shared = sum(head.output is None for head in self._heads)
         self.evaluated_params = self.n_params + shared * self._hidden * self._words
-        self._seconds = 0.0
         self._ranks: tuple[int, ...] = ()
         self._graphs: dict[tuple[int, int, bool], Graph] = {}
         self._device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
         self._target = TargetTensors(target, self._device)
         self._weights: TensorStore | None = None
-        self._chains: HydraChains | None = None
-        self._no_chains = False
+        self._chains = PossibleChains(self._new_chains)
         try:
             self._weights = load_tensors(path, self._device, names)
             if prefix is not None:
@@ -118,8 +116,7 @@ class HydraHead:
     @property
     def native_seconds(self) -> float:
         """Time in the graphs of heads, chains and prefix layer."""
-        parts = (one for one in (self.prefix, self._chains) if one is not None)
-        return self._seconds + sum(one.native_seconds for one in parts)
+        return self._device.native_seconds
 
     def prepare(self, ranks: Sequence[int]) -> None:
         """Say how many words each head has to name; fewer entries than heads leave the last heads out."""
@@ -162,22 +159,16 @@ class HydraHead:
             raise OptionError(
                 f"a prefix layer with {self.prefix.n_cells} cells cannot hold {count + len(states)} positions"
             )
-        if self._no_chains or n > MOST_CHAIN_WORDS or len(states) > MOST_CHAIN_ROWS:
-            return None
-        try:
-            if self._chains is None:
-                self._chains = self._new_chains()
-            return self._chains.run(states, position, count, token, n, probabilities=probabilities)
-        except UnsupportedModelError:
-            self._no_chains = True
-            return None
+
+        def run(chains: HydraChains) -> ChainWords:
+            return chains.run(states, position, count, token, n, probabilities=probabilities)
+
+        return self._chains.draft(len(states), n, run)
 
     def close(self) -> None:
         """Free graphs, prefix layer, weights and device."""
         self._close_graphs()
-        if self._chains is not None:
-            self._chains.close()
-            self._chains = None
+        self._chains.close()
         if self.prefix is not None:
             self.prefix.close()
         if self._weights is not None:
@@ -203,9 +194,7 @@ class HydraHead:
                 raise OptionError(f"a path with a token outside the {self._words} words of these Hydra heads")
             tokens = graph.inputs["tokens"].reshape(width, head + 1)
             tokens[:n], tokens[n:] = paths, 0
-        started = time.perf_counter()
         graph.compute()
-        self._seconds += time.perf_counter() - started
         return n, graph
 
     def _new_chains(self) -> HydraChains:

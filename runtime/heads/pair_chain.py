@@ -65,7 +65,7 @@ class PairChains:
         """
         m = len(tokens)
         width, length = chain_width(m), self._cache.length(count + m + n - 1)
-        graph = self._graphs.get(width, n, length, probabilities=probabilities)
+        graph = self._graphs.get(length, width, n, probabilities)
         inputs = graph.inputs
         fill_chain_places(inputs, position, count, m, self._cache.spare, n - 1)
         inputs["features"][:m], inputs["tokens"][0, :m] = features, tokens
@@ -75,16 +75,11 @@ class PairChains:
             inputs["last"][...] = m - 1
         return self._graphs.run(graph, probabilities=probabilities)
 
-    @property
-    def native_seconds(self) -> float:
-        """The time spent in ggml so far."""
-        return self._graphs.native_seconds
-
     def close(self) -> None:
         """Free graphs and table."""
         self._graphs.close()
 
-    def _build(self, width: int, n: int, length: int, probabilities: bool) -> Graph:
+    def _build(self, length: int, width: int, n: int, probabilities: bool) -> Graph:
         parts, builder = self._parts, GraphBuilder(self._device, _OPERATIONS * (n + 1))
         try:
             places = self._cache.places(builder, width + n - 1, length)

@@ -7,7 +7,6 @@ itself its own predictions, one pair for each node of the draft tree.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -22,12 +21,13 @@ from specrun.bindings.ggml.target_tensors import TargetTensors
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.model import Model
 from specrun.runtime.heads.cached_attention import KeyValueCache, Places, fill_places
-from specrun.runtime.heads.chain_words import MOST_CHAIN_ROWS, MOST_CHAIN_WORDS, ChainWords
+from specrun.runtime.heads.chain_words import ChainWords
 from specrun.runtime.heads.decoder_layer import LayerWeights, decoder_layer
 from specrun.runtime.heads.graph_sizes import filled_width
 from specrun.runtime.heads.head_file import HeadFile
 from specrun.runtime.heads.pair_chain import PairChains, PairGraphParts
 from specrun.runtime.heads.pair_rows import EagleRows, FloatRows, PairSizes
+from specrun.runtime.heads.possible_chains import PossibleChains
 from specrun.runtime.heads.ranked_words import add_ranking, ranked_words
 
 __all__ = ["EagleRows", "FloatRows", "PairHead", "PairSizes"]
@@ -60,7 +60,6 @@ class PairHead(ABC):
         n_threads: int,
     ) -> None:
         self.sizes = sizes
-        self._seconds = 0.0
         self.n_params = file.header.n_parameters
         self._prefix = prefix
         self._ranks = min(ranks, sizes.words)
@@ -69,8 +68,7 @@ class PairHead(ABC):
         self._target = TargetTensors(target, self._device)
         self._stores: list[TensorStore | KeyValueCache] = []
         self._graphs: dict[tuple[bool, int, int], Graph] = {}
-        self._chains: PairChains | None = None
-        self._no_chains = False
+        self._chains = PossibleChains(self._new_chains)
         self._word_ids: npt.NDArray[np.int32] | None = None  # the target's words by the head's, where these differ
         try:
             self._weights = load_tensors(file.path, self._device, names)
@@ -88,7 +86,7 @@ class PairHead(ABC):
     @property
     def native_seconds(self) -> float:
         """Time in the graphs."""
-        return self._seconds + (self._chains.native_seconds if self._chains is not None else 0.0)
+        return self._device.native_seconds
 
     def evaluate(
         self,
@@ -132,21 +130,16 @@ class PairHead(ABC):
         `count`, those of the first n - 1 words after them; each sees all cells before its own. None where the backends
         cannot compute it in one graph, or the numbers are too large for one.
         """
-        if self._no_chains or n > MOST_CHAIN_WORDS or len(tokens) > MOST_CHAIN_ROWS:
-            return None
-        self._check(tokens, count + len(tokens) + n - 1)
-        try:
-            if self._chains is None:
-                self._chains = self._new_chains()
-            return self._chains.run(tokens, features, position, count, n, probabilities=probabilities)
-        except UnsupportedModelError:
-            self._no_chains = True
-            return None
+
+        def run(chains: PairChains) -> ChainWords:
+            self._check(tokens, count + len(tokens) + n - 1)
+            return chains.run(tokens, features, position, count, n, probabilities=probabilities)
+
+        return self._chains.draft(len(tokens), n, run)
 
     def close(self) -> None:
         """Free graphs, cache, weights and device."""
-        if self._chains is not None:
-            self._chains.close()
+        self._chains.close()
         while self._graphs:
             self._graphs.popitem()[1].close()
         while self._stores:
@@ -202,9 +195,7 @@ class PairHead(ABC):
         fill_places(inputs, positions, cells, sees, self._cache.spare)
         inputs["tokens"][0, :n], inputs["tokens"][0, n:] = tokens, 0
         inputs["states"][:n], inputs["states"][n:] = states, 0.0
-        started = time.perf_counter()
         graph.compute()
-        self._seconds += time.perf_counter() - started
         best = ranked_words(graph, n)
         return EagleRows(
             _floats(graph.read("states"))[:n],

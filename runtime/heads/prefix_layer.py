@@ -10,7 +10,6 @@ Tensors: `hydra.prefix.attn_norm.weight`, those of `decoder_layer` after `hydra.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +26,7 @@ from specrun.runtime.heads.cached_attention import AttentionSizes, KeyValueCache
 from specrun.runtime.heads.decoder_layer import LayerWeights, decoder_layer, layer_attention, layer_tensor_names
 from specrun.runtime.heads.graph_sizes import filled_width
 from specrun.runtime.heads.head_file import HeadFile
+from specrun.runtime.heads.length_graphs import LengthGraphs
 
 __all__ = ["PrefixLayer", "PrefixPlan", "plan_prefix"]
 
@@ -59,12 +59,10 @@ class PrefixLayer:
     """
 
     def __init__(self, plan: PrefixPlan, weights: TensorStore, device: ComputeDevice, *, n_cells: int) -> None:
-        self.native_seconds = 0.0
         self._plan = plan
         self._weights = LayerWeights(weights, _PREFIX)
         self._device = device
-        self._graphs: dict[int, Graph] = {}
-        self._length = 0  # of all graphs: a text that has outgrown one does not come back to it soon
+        self._graphs = LengthGraphs(self._build)
         self._cache = KeyValueCache(device, plan.attention, n_cells)
         self.n_cells = self._cache.n_cells
         self.kv_size = plan.attention.kv_size
@@ -77,11 +75,9 @@ class PrefixLayer:
         n, used = len(states), count + len(states)
         if n < 1 or used > self.n_cells:
             raise OptionError(f"a prefix layer with {self.n_cells} cells cannot hold {used} positions")
-        graph = self._graph(filled_width(n), self._cache.length(used))
+        graph = self._graphs.get(self._cache.length(used), filled_width(n))
         self.fill(graph.inputs, states, position, count)
-        started = time.perf_counter()
         graph.compute()
-        self.native_seconds += time.perf_counter() - started
         return graph.read("output")[:n].astype(np.float32, copy=False)
 
     def length(self, used: int) -> int:
@@ -112,23 +108,10 @@ class PrefixLayer:
 
     def close(self) -> None:
         """Free graphs and cache."""
-        self._close_graphs()
+        self._graphs.close()
         self._cache.close()
 
-    def _close_graphs(self) -> None:
-        while self._graphs:
-            self._graphs.popitem()[1].close()
-
-    def _graph(self, n: int, length: int) -> Graph:
-        if length != self._length:
-            self._close_graphs()
-            self._length = length
-        graph = self._graphs.get(n)
-        if graph is None:
-            graph = self._graphs[n] = self._build(n, length)
-        return graph
-
-    def _build(self, n: int, length: int) -> Graph:
+    def _build(self, length: int, n: int) -> Graph:
         builder = GraphBuilder(self._device)
         try:
             builder.output("output", self.add(builder, n, length))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from specrun.runtime.drafters.path_probability import DynamicShape
 from specrun.runtime.planning.cost_curves import RoundCosts
 from specrun.runtime.planning.dynamic_acceptance import DynamicAcceptance
+from specrun.runtime.planning.fastest_plan import fastest_plan
 
 __all__ = ["DynamicPlan", "dynamic_round_seconds", "plan_dynamic_tree"]
 
@@ -45,12 +46,7 @@ def plan_dynamic_tree(
     share slower than the best.
     """
     plans = [plan for one in measured for plan in _plans(one, costs, sizes)]
-    worth = [plan for plan in plans if plan.tokens_per_second > 1.0 / costs.plain_seconds]
-    if not worth:
-        return None
-    fastest = max(plan.tokens_per_second for plan in worth)
-    good = [plan for plan in worth if plan.tokens_per_second >= (1.0 - tolerance) * fastest]
-    return min(good, key=lambda plan: (plan.shape.nodes, plan.shape.depth, -plan.tokens_per_second))
+    return fastest_plan(plans, costs, tolerance=tolerance, size=lambda plan: (plan.shape.nodes, plan.shape.depth))
 
 
 def _plans(measured: DynamicAcceptance, costs: RoundCosts, sizes: Sequence[int]) -> list[DynamicPlan]:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.law import FloatArray
 from specrun.runtime.planning.cost_curves import RoundCosts
+from specrun.runtime.planning.fastest_plan import fastest_plan
 from specrun.runtime.planning.sequoia import SequoiaProgramme, expected_tokens
 from specrun.runtime.tree import ROOT
 
@@ -59,8 +60,8 @@ def plan_tree(
     """Return the fastest tree, or None where plain decoding is at least as fast.
 
     `sizes` are the numbers of nodes it may have, `widths` how many of them a depth may evaluate. With a
-    `tolerance` the smallest tree is taken that is at most this share slower than the best: fewer nodes are
-    fewer guesses about the machine. An `acceptance` that rises with rank is taken for noise and levelled.
+    `tolerance` the smallest tree is taken that is at most this share slower than the best. An `acceptance` that
+    rises with rank is taken for noise and levelled.
     """
     levelled = np.minimum.accumulate(np.clip(np.asarray(acceptance, np.float64), 0.0, 1.0))
     levelled = levelled[levelled > 0.0]
@@ -72,12 +73,7 @@ def plan_tree(
         TreePlan(tree, expected_tokens(tree, levelled.tolist()), tokens_per_second(tree, levelled.tolist(), costs))
         for tree in search.best_trees()
     ]
-    worth = [plan for plan in plans if plan.tokens_per_second > 1.0 / costs.plain_seconds]
-    if not worth:
-        return None
-    fastest = max(plan.tokens_per_second for plan in worth)
-    good = [plan for plan in worth if plan.tokens_per_second >= (1.0 - tolerance) * fastest]
-    return min(good, key=lambda plan: (len(plan.topology), -plan.tokens_per_second))
+    return fastest_plan(plans, costs, tolerance=tolerance, size=lambda plan: (len(plan.topology),))
 
 
 @dataclass(slots=True)

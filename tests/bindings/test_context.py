@@ -106,14 +106,6 @@ def test_a_memory_call_that_would_abort_the_process_is_refused(context, call, pr
         call(context.memory)
 
 
-@pytest.mark.parametrize("sequence", [-1, 3])
-def test_state_of_a_sequence_that_is_not_there_is_refused(context, sequence):
-    with pytest.raises(OptionError, match=f"sequence {sequence} is outside"):
-        context.save_state(sequence)
-    with pytest.raises(OptionError, match=f"sequence {sequence} is outside"):
-        context.restore_state(b"", sequence)
-
-
 BAD_OPTIONS = [
     {"n_ctx": -1},
     {"n_ctx": 2**31},
@@ -311,38 +303,6 @@ def test_keep_and_clear(context):
     assert context.memory.last_position(1) == -1
 
 
-# -- state ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n_sequences", [1, 5])
-def test_a_saved_state_loads_into_a_context_of_another_shape(model, context, n_sequences):
-    expected = context.decode(chain(PROMPT)).logits(0).copy()
-    context.memory.truncate(2)
-    state = context.save_state()
-    with Context(model, ContextOptions(**F32, n_sequences=n_sequences)) as other:
-        other.restore_state(state, sequence=n_sequences - 1)
-        batch = Batch(1, 1)
-        batch.fill_one(PROMPT[-1], 2, n_sequences - 1)
-        np.testing.assert_allclose(other.decode(batch).logits(0), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("cut", [0, 4, 100, -1], ids=["empty", "magic-only", "100-bytes", "one-byte-less"])
-def test_a_truncated_state_is_refused_and_leaves_the_sequence_empty(context, cut):
-    context.decode(chain(PROMPT))
-    state = context.save_state()
-    with pytest.raises(OptionError, match="does not fit"):
-        context.restore_state(state[:cut])
-    assert context.memory.last_position() == -1
-
-
-def test_a_state_of_another_model_is_refused(context, tiny_drafter):
-    with Model(tiny_drafter) as small, Context(small, ContextOptions(**F32)) as other:
-        other.decode(chain(PROMPT))
-        state = other.save_state()
-    with pytest.raises(OptionError, match="does not fit"):
-        context.restore_state(state)
-
-
 # -- lifetime ------------------------------------------------------------------------------------------------
 
 
@@ -369,8 +329,6 @@ def test_close_twice_does_nothing(model):
 
 CLOSED_CALLS = {
     "decode": lambda context: context.decode(chain(PROMPT)),
-    "save_state": lambda context: context.save_state(),
-    "restore_state": lambda context: context.restore_state(b"x"),
     "truncate": lambda context: context.memory.truncate(0),
     "branch": lambda context: context.memory.branch(0, 1),
     "keep": lambda context: context.memory.keep(0),

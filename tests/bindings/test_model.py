@@ -29,7 +29,7 @@ def model(tiny_model):
 def test_a_model_describes_itself(model):
     assert model.architecture == "llama"
     assert "llama" in model.description
-    assert (model.n_embd, model.n_layer, model.n_ctx_train, model.n_swa) == (32, 2, 1024, 0)
+    assert (model.n_embd, model.n_layer, model.n_ctx_train) == (32, 2, 1024)
     assert model.vocabulary.size == 320
     assert model.can_branch
     assert model.can_generate

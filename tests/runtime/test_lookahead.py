@@ -368,7 +368,7 @@ def test_planned_guesses_learn_what_the_pool_is_worth() -> None:
     steep = CostCurve((1, 2, 4, 8, 16), (1.0, 1.4, 1.6, 2.7, 3.3), (1.0,) * 5)
     pool = NgramPool(4)
     text = [i % 5 for i in range(60)]
-    pool.add_text(text)
+    NgramStore(pool).add_text(text, 0, pool.n)
 
     def sizes(true_text: Sequence[int]) -> list[int]:
         guesses = PlannedGuesses(steep)
@@ -402,7 +402,7 @@ def test_planned_guesses_keep_their_bounds(limit: int, beside: int) -> None:
 
 def test_a_dear_machine_drafts_nothing_and_a_free_one_does() -> None:
     pool = NgramPool(3)
-    pool.add_text([1, 2, 3, 1, 2, 3])
+    NgramStore(pool).add_text([1, 2, 3, 1, 2, 3], 0, pool.n)
     sizes = []
     for curve in (CostCurve.flat([1.0, 2.0]), FREE):
         builder = TreeBuilder()

@@ -18,6 +18,7 @@ from plain_lookahead import PlainPool
 from specrun.bindings.errors import FileMissingError, MalformedFileError, ModelError, OptionError
 from specrun.runtime.drafters.ngram_file import load_pool, save_pool
 from specrun.runtime.drafters.ngram_pool import NgramPool
+from specrun.runtime.drafters.ngram_store import NgramStore
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,14 @@ def test_a_copy_and_a_rebuilt_pool_are_equal_and_independent(ngrams, more):
 
 
 def test_a_text_is_every_ngram_that_ends_in_its_new_part():
-    pool = NgramPool(3)
-    pool.add_text([1, 2, 3, 4])
-    assert list(pool) == [(1, 2, 3), (2, 3, 4)]
-    pool.clear()
-    pool.add_text([1, 2, 3, 4, 5], 3)
-    assert list(pool) == [(2, 3, 4), (3, 4, 5)]
-    pool.clear()
-    pool.add_text([1, 2])
-    assert len(pool) == 0
+    store = NgramStore(NgramPool(3))
+    assert store.add_text([1, 2, 3, 4], 0, 3) == list(store.pool) == [(1, 2, 3), (2, 3, 4)]
+    store.forget()
+    assert store.add_text([1, 2, 3, 4, 5], 3, 3) == list(store.pool) == [(2, 3, 4), (3, 4, 5)]
+    store.forget()
+    assert store.add_text([1, 2, 3, 4], 3, 2) == list(store.pool) == [(3, 4)]
+    store.forget()
+    assert store.add_text([1, 2], 0, 3) == list(store.pool) == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from saved_llama import load_folder
 from tiny_models import fresh_logits
 
 from specrun.bindings.errors import FileMissingError, UnsupportedModelError
@@ -15,7 +16,7 @@ from specrun.convert.metadata import Metadata
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.convert.writer import PlannedTensor, write_gguf
 from specrun.runtime.demo import demo_drafters
-from specrun.train.checkpoint import load_folder, save_folder
+from specrun.train.checkpoint import save_folder
 from specrun.train.from_gguf import folder_from_gguf
 from specrun.train.hf_model import load_hf_model
 from specrun.train.llama import Llama, LlamaShape

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors import safe_open
+from saved_llama import load_folder
 
 from specrun.train.batches import collate, encode
-from specrun.train.checkpoint import load_folder, save_folder
+from specrun.train.checkpoint import save_folder
 from specrun.train.conversations import turn
 from specrun.train.corpus import Entry
 from specrun.train.llama import Llama, LlamaShape, rope_tables, rotate
