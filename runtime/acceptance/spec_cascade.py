@@ -29,7 +29,7 @@ import numpy as np
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.acceptance.rule import Acceptance, LawAt
-from specrun.runtime.law import Law
+from specrun.runtime.law import IdArray, Law
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.tree import DraftTree
 
@@ -58,7 +58,8 @@ def opt(draft: Law, target: Law, alpha: float) -> Law:
 def token_specific(draft: Law, target: Law, alpha: float) -> Law:
     """Return Q on the words that P finds nearly as good as its best, and P, scaled by the rest of Q, everywhere."""
     ids = _joint_support(draft, target)
-    q, p = draft.aligned_to(Law(ids, ids)), target.aligned_to(Law(ids, ids))
+    words = Law(np.zeros(len(ids)), ids)
+    q, p = draft.aligned_to(words), target.aligned_to(words)
     deferred = p < (1.0 - alpha) * p.max()
     return Law.normalised(np.where(deferred, 0.0, q) + p * q[deferred].sum(), ids)
 
@@ -103,8 +104,7 @@ def _largest(law: Law) -> float:
     return float(law.probs.max())
 
 
-def _joint_support(one: Law, other: Law) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+def _joint_support(one: Law, other: Law) -> IdArray:
     """Return the ids of all tokens of either law, rising."""
     first, second = (np.arange(len(law.probs)) if law.ids is None else law.ids for law in (one, other))
-    found: np.ndarray[tuple[int], np.dtype[np.intp]] = np.union1d(first, second)
-    return found
+    return np.union1d(first, second)
