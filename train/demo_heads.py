@@ -74,7 +74,7 @@ class Plan:
     """What is trained, how long, and where its files go in the end.
 
     Each of `epochs` (None: the kind's own number) reads all conversations, of which there are `phrasings` sets. With
-    `hold_out` the entries that the embedded questions ask about are not learnt, so that scores are of what was not seen.
+    `hold_out` the entries that the embedded questions ask about are not learnt: scores are of what was not seen.
     """
 
     work: Path

@@ -153,7 +153,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     with pytest.raises(MalformedFileError, match="byte 4"):
         read_documents([tmp_path / "latin"])
-    for start in (b"x" * 200_000, b'\xef\xbb\xbf{"text": "a"}\n' * 20_000, b"[" + b'{"text": "a"},\n' * 20_000):
+    lines = b'{"text": "a"}\n' * 20_000
+    for start in (b"x" * 200_000, b"\xef\xbb\xbf" + lines, b"[" + b'{"text": "a"},\n' * 20_000):
         (tmp_path / "latin").write_bytes(start + b"\xc3\xa9 caf\xe9 and more" * 2)
         with pytest.raises(MalformedFileError, match=rf"byte {len(start) + 7}\)"):
             read_documents([tmp_path / "latin"])
