@@ -54,7 +54,7 @@ RATES = {"medusa": 1e-2, "eagle": 4e-3, "eagle3": 4e-3, "drafter": 1e-3}
 """Learning rates that suit a width of 256; the usual ones, made for wide models, are four to ten times too slow."""
 
 EPOCHS = {"medusa": 12, "eagle": 5, "eagle3": 8, "drafter": 1}
-"""How often all conversations are read: what a quarter to three quarters of an hour on two cores is enough for."""
+"""How often all conversations are read: with that a kind takes 13 to 43 minutes on two cores."""
 
 MOST_BYTES = 25_000_000
 """What the embedded family may weigh in all."""

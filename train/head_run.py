@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from specrun.bindings.errors import OptionError
-from specrun.train.data_file import PlainText, read_documents
+from specrun.train.data_file import Document, PlainText, read_documents
 from specrun.train.head_folder import open_output
 from specrun.train.own_answers import AnswerSettings, answer_prompts, runnable_target
 from specrun.train.run_listener import RunListener
@@ -73,7 +73,13 @@ def read_corpus(
     `check_before_answers` sees texts first that are as long as theirs may become, and raises where they cannot be
     learnt.
     """
-    corpus = _read_texts(run, words, holds, listener, check_before_answers)
+    documents = read_documents(run.data, need_answers=not run.own_answers)
+    if run.own_answers is None:
+        corpus = encode_corpus(documents, words, max_length=run.max_length, held_out=run.held_out, seed=run.seed)
+    else:
+        check_before_answers(_longest_texts(run, documents))
+        open_output(run.output, resume=run.resume, force=run.force, holds=holds)
+        corpus = _answered_corpus(run, run.own_answers, words, documents, listener)
     aside = f"{len(corpus.held_out):,} held out"
     if corpus.measured_on_training:
         aside = "none held out: measures are of the training texts"
@@ -81,20 +87,17 @@ def read_corpus(
     return corpus
 
 
-def _read_texts(
-    run: HeadRun,
-    words: TargetWords,
-    holds: str,
-    listener: RunListener,
-    check_before_answers: Callable[[TokenCorpus], None],
-) -> TokenCorpus:
-    documents = read_documents(run.data, need_answers=not run.own_answers)
-    if run.own_answers is None:
-        return encode_corpus(documents, words, max_length=run.max_length, held_out=run.held_out, seed=run.seed)
+def _longest_texts(run: HeadRun, documents: Sequence[Document]) -> TokenCorpus:
+    """Return a corpus of as many texts as ask something, each as long as texts may be."""
     asking = sum(not isinstance(document, PlainText) for document in documents)
     longest = TokenSequence(np.zeros(run.max_length, np.int32), np.ones(run.max_length, np.bool_))
-    check_before_answers(corpus_of([longest] * max(1, asking), held_out=run.held_out, seed=run.seed))
-    open_output(run.output, resume=run.resume, force=run.force, holds=holds)
+    return corpus_of([longest] * max(1, asking), held_out=run.held_out, seed=run.seed)
+
+
+def _answered_corpus(
+    run: HeadRun, settings: AnswerSettings, words: TargetWords, documents: Sequence[Document], listener: RunListener
+) -> TokenCorpus:
+    """Let the target answer the documents' prompts."""
     folder = run.state_path.parent
     folder.mkdir(exist_ok=True)
     answered = answer_prompts(
@@ -102,7 +105,7 @@ def _read_texts(
         words,
         documents,
         folder / "answers.jsonl",
-        run.own_answers,
+        settings,
         identity=source_identity(run.teacher or run.target),
         max_length=run.max_length,
         n_threads=run.n_threads,

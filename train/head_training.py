@@ -7,9 +7,10 @@ and, while it runs, the cache of the target's states.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import functools
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from specrun.train.memory import MemoryNeed, free_memory, require_memory, traine
 from specrun.train.precision import usable_device, usable_precision
 from specrun.train.run_checkpoint import check_checkpoint, check_same_run, earlier_run
 from specrun.train.run_listener import NobodyListens, RunListener
-from specrun.train.source_identity import source_identity
+from specrun.train.source_identity import source_digest
 from specrun.train.target_shape import TargetShape, target_shape
 from specrun.train.target_words import TargetWords
 from specrun.train.teacher import check_teacher
@@ -70,10 +71,13 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     def settings_for(texts: TokenCorpus) -> TrainerSettings:
         return run.trainer_settings(recipe.defaults(shape), texts, precision)
 
+    def need_for(texts: TokenCorpus, settings: TrainerSettings, cached: bool) -> tuple[MemoryNeed, bool]:
+        return _fitting(functools.partial(_need, recipe, run, shape, n_words, texts, settings, cached), device)
+
     def check_before_answers(texts: TokenCorpus) -> None:
         settings = settings_for(texts)
-        cached = may_cache(run, settings, texts)  # for how much disk there must be room nobody knows yet
-        need, _ = _fitting_need(recipe, run, shape, n_words, texts, settings, cached, device)
+        # For how much disk there must be room nobody knows yet.
+        need, _ = need_for(texts, settings, may_cache(run, settings, texts))
         listener.note(f"memory: about {need}, with answers as long as they may be")
         require_memory(need, device)
 
@@ -83,7 +87,7 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     cached = wants_cache(run, settings, shape, place, earlier, listener)
     identity = _identity(recipe, run, corpus, cached)
     check_same_run(run.state_path, earlier, {**settings.identity, **identity})
-    need, recompute = _fitting_need(recipe, run, shape, n_words, corpus, settings, cached, device)
+    need, recompute = need_for(corpus, settings, cached)
     listener.note(f"memory: about {need}")
     require_memory(need, device)
     open_output(run.output, resume=run.resume, force=run.force, holds=recipe.files_name)
@@ -108,21 +112,12 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     return report
 
 
-def _fitting_need(
-    recipe: HeadRecipe,
-    run: HeadRun,
-    shape: TargetShape,
-    n_words: int,
-    corpus: TokenCorpus,
-    settings: TrainerSettings,
-    cached: bool,
-    device: torch.device,
-) -> tuple[MemoryNeed, bool]:
-    """Return what the run will take, and whether it computes again what it cannot keep."""
-    ample = _need(recipe, run, shape, n_words, corpus, settings, cached, recompute=False)
+def _fitting(need: Callable[..., MemoryNeed], device: torch.device) -> tuple[MemoryNeed, bool]:
+    """Return what a run will take, and whether it computes again what it cannot keep; `need` takes `recompute`."""
+    ample = need(recompute=False)
     if ample.total <= free_memory(device) / 2:  # others may want some too
         return ample, False
-    return _need(recipe, run, shape, n_words, corpus, settings, cached, recompute=True), True
+    return need(recompute=True), True
 
 
 def _need(
@@ -174,12 +169,11 @@ class _NoFeatures:
 
 def _identity(recipe: HeadRecipe, run: HeadRun, corpus: TokenCorpus, cached: bool) -> dict[str, Any]:
     fields = json.loads(json.dumps(dataclasses.asdict(recipe)))
-    made_from = source_identity(run.teacher or run.target)["source"]
     return {
         "kind": recipe.kind,
         **{f"{recipe.kind} {name}": value for name, value in fields.items()},
         "data": corpus.digest[:16],
-        "target": hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16],
+        "target": source_digest(run.teacher or run.target),
         CACHED: cached,
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import shutil
@@ -29,7 +28,7 @@ from specrun.train.memory import MemoryNeed, require_memory
 from specrun.train.precision import usable_device, usable_precision
 from specrun.train.run_checkpoint import check_checkpoint, check_same_run, earlier_run
 from specrun.train.run_listener import NobodyListens, RunListener
-from specrun.train.source_identity import source_identity
+from specrun.train.source_identity import source_digest
 from specrun.train.target_shape import TargetShape, target_shape
 from specrun.train.target_words import TargetWords
 from specrun.train.token_corpus import TokenCorpus
@@ -99,12 +98,11 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
 
 
 def _identity(recipe: Medusa2Recipe, run: HeadRun, corpus: TokenCorpus) -> dict[str, Any]:
-    made_from = json.dumps(source_identity(run.target)["source"])
     return {
         "kind": "medusa-2",
         **{f"medusa-2 {name}": value for name, value in json.loads(json.dumps(dataclasses.asdict(recipe))).items()},
         "data": corpus.digest[:16],
-        "target": hashlib.sha256(made_from.encode()).hexdigest()[:16],
+        "target": source_digest(run.target),
     }
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 from specrun.bindings.gguf_header import read_header
 
-__all__ = ["source_identity"]
+__all__ = ["source_digest", "source_identity"]
 
 
 def source_identity(path: Path) -> dict[str, Any]:
@@ -19,3 +20,8 @@ def source_identity(path: Path) -> dict[str, Any]:
     found = hashlib.sha256((path / "config.json").read_bytes()).hexdigest()
     weights = sorted((one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in path.glob("*.safetensors"))
     return {"source": [found, *([*one] for one in weights)]}
+
+
+def source_digest(path: Path) -> str:
+    """Return 16 hexadecimal digits that stand for the weights."""
+    return hashlib.sha256(json.dumps(source_identity(path)).encode()).hexdigest()[:16]

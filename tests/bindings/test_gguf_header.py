@@ -7,6 +7,7 @@ import os
 import random
 import re
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -703,6 +704,24 @@ def survives(path: Path, content: bytes) -> bool:
     return bool(header.architecture) and header.n_parameters >= 0
 
 
+def test_what_does_not_survive_is_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of all tests that call `survives`: a foreign error, and a tensor that lies behind the file's end."""
+    module = sys.modules[__name__]
+    path.write_bytes(SOUND)
+    real = read_header(path)
+
+    def fails(_path: Path) -> GGUFHeader:
+        raise KeyError("general.architecture")
+
+    monkeypatch.setattr(module, "read_header", fails)
+    with pytest.raises(KeyError):
+        survives(path, SOUND)
+    monkeypatch.setattr(module, "read_header", lambda _path: real)
+    assert survives(path, SOUND)
+    with pytest.raises(AssertionError):
+        survives(path, SOUND[: len(SOUND) // 2])
+
+
 def test_every_truncation_is_refused(path: Path) -> None:
     passed = [size for size in range(len(SOUND) + 1) if survives(path, SOUND[:size])]
     assert passed == list(range(len(SOUND) - PADDING, len(SOUND) + 1)), "only padding may be missing"
@@ -763,4 +782,5 @@ TENSORS = st.builds(
 @FUZZ
 @given(st.lists(ENTRIES, max_size=4), st.lists(TENSORS, max_size=4), st.integers(0, 400))
 def test_nearly_sound_files(path: Path, entries: list[bytes], tensors: list[bytes], data: int) -> None:
+    # As above: `survives` is what fails.
     survives(path, make(*entries, tensors=tuple(tensors), data=data))

@@ -141,7 +141,9 @@ def test_progress_comes_tensor_by_tensor(source, tmp_path) -> None:
 # -- what is refused -------------------------------------------------------------------------------------
 
 
-def refused(source: Path, folder: Path, kind: type[Exception], message: str, name: str = "Q4_0", **options) -> None:
+def assert_refused(
+    source: Path, folder: Path, kind: type[Exception], message: str, name: str = "Q4_0", **options
+) -> None:
     before = sorted(folder.iterdir())
     with pytest.raises(kind, match=message) as caught:
         quantize_model(source, folder / "out.gguf", name, n_threads=1, **options)
@@ -150,14 +152,14 @@ def refused(source: Path, folder: Path, kind: type[Exception], message: str, nam
 
 
 def test_a_type_that_needs_a_matrix_is_refused_without(source, tmp_path) -> None:
-    refused(source, tmp_path, OptionError, "needs an importance matrix: make one with specrun imatrix", "iq2_xs")
+    assert_refused(source, tmp_path, OptionError, "needs an importance matrix: make one with specrun imatrix", "iq2_xs")
 
 
 def test_words_in_a_type_that_would_end_the_process_are_refused(source, matrix, tmp_path) -> None:
     message = r"token_embd\.weight as IQ2_XS, which needs an importance matrix"
-    refused(source, tmp_path, OptionError, message, token_embedding_type="iq2_xs")
+    assert_refused(source, tmp_path, OptionError, message, token_embedding_type="iq2_xs")
     message = r"no entry for output\.weight, as usual, .* --token-embedding-type"
-    refused(source, tmp_path, OptionError, message, "IQ2_XS", pure=True, imatrix=matrix)
+    assert_refused(source, tmp_path, OptionError, message, "IQ2_XS", pure=True, imatrix=matrix)
 
 
 def test_a_matrix_of_another_model_is_refused(source, tmp_path) -> None:
@@ -167,7 +169,7 @@ def test_a_matrix_of_another_model_is_refused(source, tmp_path) -> None:
     ):
         write_random_llama(tmp_path / "other.gguf", spec, force=True)
         write_importance(tmp_path / "m.gguf", matrix_for(tmp_path / "other.gguf"), force=True)
-        refused(source, tmp_path, PairError, message, imatrix=tmp_path / "m.gguf")
+        assert_refused(source, tmp_path, PairError, message, imatrix=tmp_path / "m.gguf")
 
 
 def test_a_matrix_with_holes_is_enough_where_none_is_needed(source, tmp_path) -> None:
@@ -175,13 +177,13 @@ def test_a_matrix_with_holes_is_enough_where_none_is_needed(source, tmp_path) ->
     report = quantize_model(source, tmp_path / "q4", "Q4_0", n_threads=1, imatrix=tmp_path / "m.gguf")
     assert report.n_without_importance == 2
     message = r"no entry for blk\.0\.ffn_up\.weight.* to become IQ2_XXS"
-    refused(source, tmp_path, PairError, message, "IQ2_XXS", imatrix=tmp_path / "m.gguf")
+    assert_refused(source, tmp_path, PairError, message, "IQ2_XXS", imatrix=tmp_path / "m.gguf")
 
 
 def test_a_file_that_is_no_matrix_is_refused(source, tmp_path) -> None:
     (tmp_path / "text").write_text("not a matrix")
-    refused(source, tmp_path, MalformedFileError, "is no importance matrix", imatrix=tmp_path / "text")
-    refused(source, tmp_path, MalformedFileError, "but no importance matrix", imatrix=source)
+    assert_refused(source, tmp_path, MalformedFileError, "is no importance matrix", imatrix=tmp_path / "text")
+    assert_refused(source, tmp_path, MalformedFileError, "but no importance matrix", imatrix=source)
 
 
 @pytest.mark.parametrize(
@@ -199,13 +201,13 @@ def test_a_file_that_is_no_matrix_is_refused(source, tmp_path) -> None:
     ],
 )
 def test_single_types_that_cannot_be_meant(source, tmp_path, name, options, message) -> None:
-    refused(source, tmp_path, OptionError, message, name, **options)
+    assert_refused(source, tmp_path, OptionError, message, name, **options)
 
 
 def test_a_type_whose_blocks_do_not_divide_the_rows_is_refused(tmp_path) -> None:
     write_random_llama(tmp_path / "narrow.gguf", RandomLlama(width=64, ffn=64, layers=1))
     message = "rows of 64 numbers in output.weight, which do not divide into Q6_K's blocks"
-    refused(tmp_path / "narrow.gguf", tmp_path, OptionError, message, output_tensor_type="Q6_K")
+    assert_refused(tmp_path / "narrow.gguf", tmp_path, OptionError, message, output_tensor_type="Q6_K")
 
 
 def test_a_disk_without_room_is_refused_before_writing(source, tmp_path, monkeypatch) -> None:
@@ -213,4 +215,4 @@ def test_a_disk_without_room_is_refused_before_writing(source, tmp_path, monkeyp
 
     usage = type(atomic.shutil.disk_usage(tmp_path))
     monkeypatch.setattr(atomic.shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 1000, 1000))
-    refused(source, tmp_path, SpecrunError, r"MB are needed .* free some space")
+    assert_refused(source, tmp_path, SpecrunError, r"MB are needed .* free some space")

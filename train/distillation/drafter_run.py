@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 from specrun.bindings.errors import OptionError
 from specrun.train.distillation.acceptance import AcceptanceGain
 from specrun.train.distillation.learner import Comparison, DistillationLoss
-from specrun.train.source_identity import source_identity
+from specrun.train.source_identity import source_digest
 from specrun.train.token_corpus import TokenCorpus
 from specrun.train.training_progress import TrainingResult
 from specrun.train.training_run import TrainingDefaults, TrainingRun
@@ -89,9 +87,5 @@ def run_identity(run: DrafterRun, corpus: TokenCorpus) -> dict[str, Any]:
         "longest answer": run.longest_answer,
         **cut,
         **{f"loss {name}": value for name, value in dataclasses.asdict(run.loss).items()},
-        **{name: [_digest(path) for path in paths] for name, paths in sources.items()},
+        **{name: [source_digest(path) for path in paths] for name, paths in sources.items()},
     }
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(json.dumps(source_identity(path)).encode()).hexdigest()[:16]
