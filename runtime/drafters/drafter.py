@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
 
-__all__ = ["DraftRequest", "Drafter", "NoDrafter", "RoundOutcome"]
+__all__ = ["DraftRequest", "Drafter", "DrafterWeights", "NoDrafter", "Owned", "RoundOutcome"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,39 @@ class Drafter(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Free native memory; calling it again does nothing."""
+
+
+class Owned(Protocol):
+    """Something with native memory or an open file, such as a model, a head or a datastore."""
+
+    def close(self) -> None:
+        """Free it; calling it again does nothing."""
+
+
+@dataclass(slots=True)
+class DrafterWeights:
+    """What all conversations of a drafter share: models, heads, stores, and the costs it plans with.
+
+    `start` makes the drafter of one conversation: its cache positions, its state, what it has learnt. `owned` is
+    closed with the weights, first to last; every drafter that was started is closed before.
+    """
+
+    name: str
+    start: Callable[[], Drafter]
+    owned: Sequence[Owned] = ()
+
+    def close(self) -> None:
+        """Free everything owned, whatever goes wrong with a part of it."""
+        owned, self.owned = list(self.owned), ()
+        _close_in_turn(owned)
+
+
+def _close_in_turn(owned: Sequence[Owned]) -> None:
+    if owned:
+        try:
+            owned[0].close()
+        finally:
+            _close_in_turn(owned[1:])
 
 
 class NoDrafter(Drafter):

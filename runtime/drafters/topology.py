@@ -20,7 +20,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.layout import count_leaves
 from specrun.runtime.tree import ROOT
 
-__all__ = ["MAX_NODES", "Topology", "parse_topology"]
+__all__ = ["MAX_NODES", "Topology", "check_leaves", "parse_topology"]
 
 MAX_NODES = 1024
 """More nodes than this are a mistake: no machine verifies them in the time of a few tokens."""
@@ -213,9 +213,14 @@ def _check_name(name: str, known: dict[str, int]) -> None:
 
 
 def _checked(topology: Topology, text: str) -> Topology:
-    if topology.n_leaves > MAX_SEQUENCES:
-        raise OptionError(
-            f"tree={text[:60]} has {topology.n_leaves} leaves: llama.cpp evaluates at most {MAX_SEQUENCES} paths "
-            "at once; use fewer branches"
-        )
+    check_leaves(f"tree={text[:60]}", topology.n_leaves)
     return topology
+
+
+def check_leaves(what: object, n_leaves: int) -> None:
+    """Raise `OptionError` where a tree has more leaves than llama.cpp has sequence ids: each path takes one."""
+    if n_leaves > MAX_SEQUENCES:
+        raise OptionError(
+            f"{what}: {n_leaves} leaves need as many sequences, and llama.cpp allows {MAX_SEQUENCES}: "
+            "use fewer branches"
+        )
