@@ -10,6 +10,7 @@ import click
 from specrun.bindings.errors import OptionError
 from specrun.cli.option_group import option, option_group
 from specrun.cli.option_types import ExistingFile
+from specrun.runtime.methods import head_kinds
 
 __all__ = [
     "KINDS",
@@ -27,7 +28,7 @@ _SOURCE, _HEAD, _RESULT = "Checkpoint", "Heads", "Result"
 MODEL = "model"
 """The kind of what is no head."""
 
-KINDS = (MODEL, "medusa", "hydra", "eagle", "eagle3")
+KINDS = (MODEL, *head_kinds())
 """The values of --kind."""
 
 

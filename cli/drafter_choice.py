@@ -13,19 +13,12 @@ from specrun.cli.model_options import DraftSettings
 from specrun.cli.paths import require_file
 from specrun.runtime.drafters.build_auto import auto_expression
 from specrun.runtime.drafters.expression import Expression, parse_expression, quoted
+from specrun.runtime.methods import METHODS, method_of_head
 
 __all__ = ["draft_kind", "drafter_expression", "is_bare_auto", "require_draft_files"]
 
 # llama.cpp's --spec-type names that mean the same here, and our own.
-_NAMES = {
-    "none": "none",
-    "draft-simple": "draft",
-    "draft-eagle3": "eagle3",
-    "draft-mtp": "mtp",
-    "ngram-simple": "prompt-lookup",
-    "prompt-lookup": "prompt-lookup",
-}
-_TAKE_A_LENGTH = ("draft", "mtp", "prompt-lookup", "eagle", "eagle3")
+_SPEC_TYPES = {name: method.name for method in METHODS.values() for name in method.spec_types}
 
 
 def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
@@ -44,7 +37,8 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
         name = "draft" if demo or settings.model_draft else "none"
     if name == "draft":
         return _call(draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo))
-    if name == "eagle3" or (name == "mtp" and settings.model_draft is not None):
+    file = METHODS[name].file
+    if file is not None and (file.needed or settings.model_draft is not None):
         return _call(name, settings, _file_argument(settings, demo=False))
     if settings.model_draft is not None and name != "none":
         raise click.UsageError(f"--spec-type {settings.spec_type} drafts without a model: leave out -md")
@@ -57,11 +51,11 @@ def draft_kind(draft: Path | None) -> str:
         return "draft"  # what is missing is reported where it is opened
     from specrun.bindings.gguf_header import read_header
     from specrun.bindings.nextn import read_nextn
-    from specrun.runtime.heads.head_file import HEAD_KINDS
 
     header = read_header(draft)
-    if header.architecture in HEAD_KINDS:
-        return header.architecture
+    method = method_of_head(header.architecture)
+    if method is not None:
+        return method.name
     return "mtp" if read_nextn(draft, header).alone else "draft"
 
 
@@ -73,7 +67,9 @@ def is_bare_auto(drafter: str) -> bool:
 
 def require_draft_files(expression: Expression) -> None:
     """Raise with near names if a file named in an expression is missing."""
-    files = [one for one in expression.arguments if one.atom.endswith(".gguf") or expression.atom == "rest"]
+    method = METHODS.get(expression.atom)
+    takes_file = method is not None and method.file is not None
+    files = [given for given in expression.arguments if takes_file or given.atom.endswith(".gguf")]
     files += [value for name, value in expression.options if value.atom.endswith(".gguf") or name == "reference"]
     for one in files:
         if not one.is_call:
@@ -101,11 +97,11 @@ def _method(spec_type: str | None) -> str | None:
     name = spec_type.strip()
     if "," in name:
         raise click.UsageError(f"--spec-type {name}: give one method, or combine drafters with --drafter")
-    if name not in _NAMES:
-        near = difflib.get_close_matches(name, _NAMES, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_NAMES)}"
+    if name not in _SPEC_TYPES:
+        near = difflib.get_close_matches(name, _SPEC_TYPES, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_SPEC_TYPES)}"
         raise OptionError(f"--spec-type {name} does not exist here: {hint}")
-    return _NAMES[name]
+    return _SPEC_TYPES[name]
 
 
 def _file_argument(settings: DraftSettings, *, demo: bool) -> list[str]:
@@ -120,12 +116,12 @@ def _call(name: str, settings: DraftSettings, arguments: list[str]) -> str:
     arguments = list(arguments)
     if settings.spec_draft_n_max is not None:
         _require_drafts(name, "--spec-draft-n-max")
-        if name not in _TAKE_A_LENGTH:
+        if not METHODS[name].takes("n"):
             raise click.UsageError(f"--spec-draft-n-max is not known to {name}: put nodes= or tree= into --drafter")
         arguments.append(f"n={settings.spec_draft_n_max}")
     if settings.spec_draft_p_min is not None:
         _require_drafts(name, "--spec-draft-p-min")
-        if name not in ("draft", "mtp", "eagle", "eagle3"):
+        if not METHODS[name].takes("p_min"):
             raise click.UsageError(f"--spec-draft-p-min is about draft models and EAGLE heads, not {name}")
         arguments.append(f"p_min={settings.spec_draft_p_min}")
     return f"{name}({', '.join(arguments)})" if arguments else name

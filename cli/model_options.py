@@ -13,7 +13,7 @@ from specrun.cli.option_group import Decorator, option, option_group, outvoted
 from specrun.cli.option_types import ExistingFile, LayerCountType
 from specrun.cli.rope_options import ROPE_OPTIONS, rope_scaling
 from specrun.runtime.acceptance.build import build_rule, rule_names
-from specrun.runtime.drafters.build import drafter_names
+from specrun.runtime.methods import METHODS
 from specrun.runtime.planning.offload import LayerCount
 from specrun.runtime.runtime import RuntimeOptions
 
@@ -236,7 +236,7 @@ draft_options = option_group(
         "--drafter",
         section=_DRAFTING,
         metavar="EXPR",
-        help=f"{', '.join(drafter_names())}, with arguments as in draft(small.gguf, n=5).  "
+        help=f"{', '.join(METHODS)}, with arguments as in draft(small.gguf, n=5).  "  # each is a row
         "[default: none; with --demo: draft]",
     ),
     option(

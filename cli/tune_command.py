@@ -141,10 +141,10 @@ def _files(load: LoadSettings, text: TuneText) -> tuple[Path, Path]:
 
 def _refuse_heads(draft: Path) -> None:
     from specrun.bindings.gguf_header import read_header
-    from specrun.runtime.heads.head_file import HEAD_KINDS
+    from specrun.runtime.methods import method_of_head
 
     kind = read_header(draft).architecture
-    if kind in HEAD_KINDS:
+    if method_of_head(kind) is not None:
         raise click.UsageError(f"{draft.name} holds {kind} heads, not a model: specrun calibrate measures those")
 
 

@@ -28,10 +28,13 @@ from specrun.convert.number_types import stored_as
 from specrun.convert.quantize import QuantizationReport, known_file_type, known_tensor_type, share_types
 from specrun.convert.writer import STORED_TYPES, PlannedTensor, Progress, write_gguf
 from specrun.runtime.atomic import check_target
+from specrun.runtime.methods import METHODS
 
 __all__ = ["HEAD_ARCHITECTURES", "HEAD_TYPE", "fitting_type", "is_head", "quantize_head"]
 
-HEAD_ARCHITECTURES = ("medusa", "hydra", "eagle")
+HEAD_ARCHITECTURES = tuple(
+    method.head for method in METHODS.values() if method.head is not None and not method.llama_cpp_head
+)
 """The architectures of heads that are ours; EAGLE-3's layout is llama.cpp's, which quantizes it itself."""
 
 HEAD_TYPE = "Q8_0"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specrun.runtime.methods import method_of_head
 from specrun.train.token_corpus import TokenCorpus
 from specrun.train.training_progress import TrainingResult
 
@@ -24,14 +25,6 @@ class CardFacts:
     device: str
     settings: Mapping[str, Any]
     n_trained: int
-
-
-_USE = {
-    "medusa": 'specrun chat -m TARGET.gguf --drafter "medusa(head.gguf)"',
-    "hydra": 'specrun chat -m TARGET.gguf --drafter "hydra(head.gguf)"',
-    "eagle": 'specrun chat -m TARGET.gguf --drafter "eagle(head.gguf)"',
-    "eagle3": 'specrun chat -m TARGET.gguf --drafter "eagle3(head.gguf)"',
-}
 
 
 def training_card(facts: CardFacts, corpus: TokenCorpus, result: TrainingResult) -> str:
@@ -69,9 +62,11 @@ def training_card(facts: CardFacts, corpus: TokenCorpus, result: TrainingResult)
         "|---|---|",
         *(f"| {name} | {value:.3f} |" for name, value in measures.items()),
     ]
-    if facts.kind in _USE:
+    method = method_of_head(facts.kind)
+    if method is not None:
         convert = "specrun convert FOLDER --target TARGET.gguf -o head.gguf"
-        lines += ["", "## Use", "```", convert, _USE[facts.kind], "```"]
+        chat = f'specrun chat -m TARGET.gguf --drafter "{method.name}(head.gguf)"'
+        lines += ["", "## Use", "```", convert, chat, "```"]
     return "\n".join(lines) + "\n"
 
 

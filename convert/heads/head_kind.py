@@ -10,6 +10,7 @@ from specrun.convert.families.family import TensorRule
 from specrun.convert.heads.target_facts import TargetFacts
 from specrun.convert.json_file import JsonObject
 from specrun.convert.metadata import Metadata
+from specrun.runtime.methods import head_kinds
 
 __all__ = ["HeadKind", "HeadPlan"]
 
@@ -34,7 +35,7 @@ class HeadPlan:
 
 @dataclass(frozen=True, slots=True)
 class HeadKind:
-    """One kind of head: `name` is that of `--kind` and the architecture of the GGUF file.
+    """One kind of head: `name` is that of `--kind` and the architecture of the GGUF file, one of `methods.head_kinds`.
 
     `weights` are the names of weight files, without ending, that only this kind has; `in_config` and `in_tensors` say
     whether a config, or the names of a checkpoint's tensors, are this kind's beyond doubt. `plan` says what becomes
@@ -48,3 +49,7 @@ class HeadKind:
     in_tensors: Callable[[Collection[str]], bool]
     plan: Callable[[Checkpoint, TargetFacts], HeadPlan]
     weights: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.name not in head_kinds():
+            raise ValueError(f"no method of runtime/methods.py drafts with {self.name!r} heads")

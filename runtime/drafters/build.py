@@ -1,29 +1,24 @@
-"""From a drafter expression to a drafter: one builder per name."""
+"""From a drafter expression to a drafter: finds the method, imports its module, calls its builder."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from typing import cast
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.build_auto import build_auto
-from specrun.runtime.drafters.build_combined import build_cascade, build_ouroboros, build_relay
-from specrun.runtime.drafters.build_draft import build_draft
-from specrun.runtime.drafters.build_eagle import build_eagle, build_eagle3
-from specrun.runtime.drafters.build_hydra import build_hydra
-from specrun.runtime.drafters.build_lookahead import build_jacobi, build_lookahead
-from specrun.runtime.drafters.build_medusa import build_medusa
-from specrun.runtime.drafters.build_mtp import build_mtp
-from specrun.runtime.drafters.build_retrieval import build_prompt_lookup, build_rest
 from specrun.runtime.drafters.drafter import Drafter, NoDrafter
 from specrun.runtime.drafters.ensemble import EnsembleDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts
 from specrun.runtime.drafters.expression import Expression, parse_expression
-from specrun.runtime.drafters.expression_options import ExpressionOptions
 from specrun.runtime.drafters.members import close_all
+from specrun.runtime.methods import Method, find_method
 from specrun.runtime.pairing import check_rollback, check_verifiable
-from specrun.runtime.sampling import unknown_option
 
-__all__ = ["build_drafter", "drafter_names"]
+__all__ = ["Builder", "build_drafter", "build_ensemble", "build_none", "load_builder"]
+
+Builder = Callable[[Expression, DraftEnvironment, BuildPart], Drafter]
+"""Builds an expression of one method; combinators build their members with the third argument."""
 
 
 def build_drafter(text: str, environment: DraftEnvironment) -> Drafter:
@@ -44,50 +39,29 @@ def build_drafter(text: str, environment: DraftEnvironment) -> Drafter:
     return drafter
 
 
-def drafter_names() -> list[str]:
-    """Return the names an expression may begin with."""
-    return list(_BUILDERS)
+def load_builder(method: Method) -> Builder:
+    """Import the module of a method and return its builder."""
+    return cast("Builder", getattr(importlib.import_module(method.module), method.builder_name))
 
 
 def _build(expression: Expression, environment: DraftEnvironment) -> Drafter:
-    builder = _BUILDERS.get(expression.atom)
-    if builder is None:
-        raise unknown_option(expression.atom, drafter_names(), "the drafter language")
+    method = find_method(expression.atom)
     if expression.atom != "none":
         check_rollback(environment.target)
-    return builder(expression, environment, _build)
+    method.read(expression)  # refuses what the method does not take, before anything is loaded
+    return load_builder(method)(expression, environment, _build)
 
 
-def _build_none(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
-    ExpressionOptions(expression, [], 0)
+def build_none(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+    """Build `none`: plain decoding."""
     return NoDrafter()
 
 
-def _build_ensemble(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
-    ExpressionOptions(expression, [], len(expression.arguments))
+def build_ensemble(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+    """Build `ensemble(a, b, ...)`."""
     members = build_parts(expression.arguments, environment, build)
     try:
         return EnsembleDrafter(members, name=str(expression))
     except BaseException:
         close_all(members)
         raise
-
-
-_BUILDERS: dict[str, Callable[[Expression, DraftEnvironment, BuildPart], Drafter]] = {
-    "none": _build_none,
-    "draft": build_draft,
-    "ensemble": _build_ensemble,
-    "eagle": build_eagle,
-    "eagle3": build_eagle3,
-    "medusa": build_medusa,
-    "hydra": build_hydra,
-    "mtp": build_mtp,
-    "jacobi": build_jacobi,
-    "lookahead": build_lookahead,
-    "cascade": build_cascade,
-    "relay": build_relay,
-    "ouroboros": build_ouroboros,
-    "auto": build_auto,
-    "prompt-lookup": build_prompt_lookup,
-    "rest": build_rest,
-}

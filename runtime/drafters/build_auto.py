@@ -12,8 +12,8 @@ from specrun.runtime.drafters.choice_log import read_choice_logs
 from specrun.runtime.drafters.drafter import Drafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts
 from specrun.runtime.drafters.expression import Expression
-from specrun.runtime.drafters.expression_options import ExpressionOptions
 from specrun.runtime.drafters.members import close_all
+from specrun.runtime.methods import options_of
 
 __all__ = ["auto_expression", "build_auto"]
 
@@ -28,7 +28,7 @@ def auto_expression(draft: str) -> str:
 
 def build_auto(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
     """Build `auto(a, b, replay=FILE)`; plain decoding is always one of the choices."""
-    options = ExpressionOptions(expression, ["replay"], len(expression.arguments))
+    options = options_of(expression)
     replay = options.optional("replay")
     logs = read_choice_logs(Path(replay).expanduser()) if replay is not None else []
     arms = list(expression.arguments) or _default_arms(environment)

@@ -14,26 +14,23 @@ from specrun.runtime.drafters.draft_model_target import JOINED_TOKENS, DraftMode
 from specrun.runtime.drafters.drafter import Drafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts, file_of
 from specrun.runtime.drafters.expression import Expression
-from specrun.runtime.drafters.expression_options import ExpressionOptions
 from specrun.runtime.drafters.members import close_all
 from specrun.runtime.drafters.ngram_pool import MAX_NGRAM
 from specrun.runtime.drafters.ngram_store import open_store
 from specrun.runtime.drafters.ouroboros import OuroborosDrafter
 from specrun.runtime.drafters.phrases import PhraseDrafter
 from specrun.runtime.drafters.relay import RelayDrafter
+from specrun.runtime.methods import TREE_OPTIONS, find_method, options_of
 from specrun.runtime.planning.window_guard import WindowGuard
 
 __all__ = ["build_cascade", "build_ouroboros", "build_relay"]
 
-# Drafters of chains, whose own `n` says what @ says in a relay.
-_COUNTED = ("draft", "prompt-lookup")
 _PER_KEY, _MAX_KEYS = 16, 16384
-_TREE_OPTIONS = {"tree", "depth", "topk", "nodes"}
 
 
 def build_cascade(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
     """Build `cascade(draft(a.gguf, n=5), b, rounds=0)`: b drafts for the draft model."""
-    options = ExpressionOptions(expression, ["rounds"], 2)
+    options = options_of(expression)
     if len(expression.arguments) != 2:
         raise OptionError(f"{expression}: a cascade has two parts, as in cascade(draft(a.gguf, n=5), prompt-lookup)")
     outer, inner = expression.arguments
@@ -81,7 +78,7 @@ def _cascade(
 
 def build_ouroboros(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
     """Build `ouroboros(draft(a.gguf, n=5), phrases=3, length=4, pool=FILE)`."""
-    options = ExpressionOptions(expression, ["phrases", "length", "pool", "save"], 1)
+    options = options_of(expression)
     count, length = options.integer("phrases", 3), options.integer("length", 4)
     if not (1 <= count <= MAX_SEQUENCES and 1 <= length < MAX_NGRAM):
         raise OptionError(
@@ -124,7 +121,7 @@ def _cascade_chain(outer: Expression, whole: Expression) -> ChainOptions:
             f"{whole}: the first part is a draft model that decodes speculatively itself, as in "
             f"{whole.atom}(draft(a.gguf, n=5){', prompt-lookup' if whole.atom == 'cascade' else ''})"
         )
-    trees = _TREE_OPTIONS & {name for name, _ in outer.options}
+    trees = {name for name, _ in outer.options}.intersection(TREE_OPTIONS)
     if trees:
         raise OptionError(f"{whole}: {whole.atom} drafts chains: leave out {', '.join(sorted(trees))}")
     chain = chain_options(outer)
@@ -135,7 +132,6 @@ def _cascade_chain(outer: Expression, whole: Expression) -> ChainOptions:
 
 def build_relay(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
     """Build `relay(draft(a.gguf)@2, prompt-lookup@3)`: each part goes on below the one before it."""
-    ExpressionOptions(expression, [], len(expression.arguments), counted=True)
     if len(expression.arguments) < 2:
         raise OptionError(f"{expression}: a relay needs at least two parts, as in relay(draft(a.gguf)@2, ...)")
     counts = [part.count for part in expression.arguments]
@@ -150,7 +146,7 @@ def build_relay(expression: Expression, environment: DraftEnvironment, build: Bu
 def _without_count(part: Expression) -> Expression:
     """Return a relay's part with its count as the option `n` where it draws chains of its own length."""
     given = {name for name, _ in part.options}
-    if part.count is None or part.atom not in _COUNTED or given & {"n", *_TREE_OPTIONS}:
+    if part.count is None or not find_method(part.atom).counted_by_n or given & {"n", *TREE_OPTIONS}:
         return dataclasses.replace(part, count=None)
     options = (*part.options, ("n", Expression(str(part.count))))
     return dataclasses.replace(part, options=options, count=None, is_call=True)

@@ -21,14 +21,13 @@ from specrun.runtime.drafters.expression_options import ExpressionOptions
 from specrun.runtime.drafters.proposals import TreeSampling
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.drafters.tree_options import TreeOptions
+from specrun.runtime.methods import options_of
 from specrun.runtime.pairing import check_pair
 from specrun.runtime.planning.offload import resolve_gpu_layers
 from specrun.runtime.planning.sequoia import best_tree, typical_acceptance
 from specrun.runtime.planning.tuned import measured_acceptance
 
 __all__ = ["ChainOptions", "build_draft", "chain_options", "draft_context_options", "open_draft_model"]
-
-_OPTIONS = ["n", "sampling", "p_min", "tree", "depth", "topk", "nodes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class ChainOptions:
 
 def chain_options(expression: Expression) -> ChainOptions:
     """Return the options of a draft model that drafts chains."""
-    options = ExpressionOptions(expression, _OPTIONS, 1)
+    options = options_of(expression)
     sampling: DraftSampling = "argmax" if options.choice("sampling", ["with", "argmax"], "with") == "argmax" else "with"
     adaptive_exit = _adaptive_exit(options)
     p_min = 0.0 if adaptive_exit is not None else options.number("p_min", 0.0)
@@ -52,7 +51,7 @@ def chain_options(expression: Expression) -> ChainOptions:
 
 def build_draft(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
     """Build `draft(a.gguf, ...)`: a chain or a tree from a draft model."""
-    options = ExpressionOptions(expression, _OPTIONS, 1)
+    options = options_of(expression)
     tree = TreeOptions(
         tree=options.optional("tree"),
         depth=options.optional_integer("depth"),

@@ -15,13 +15,13 @@ from specrun.runtime.drafters.expression_options import ExpressionOptions
 from specrun.runtime.drafters.head_tree import head_accuracy, target_curve
 from specrun.runtime.drafters.path_probability import DynamicShape
 from specrun.runtime.drafters.proposals import TreeSampling
-from specrun.runtime.drafters.published_trees import published_tree
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.drafters.tree_options import TreeOptions
 from specrun.runtime.heads.eagle3_head import Eagle3Head
 from specrun.runtime.heads.eagle_head import EagleHead
 from specrun.runtime.heads.head_file import HeadFile
 from specrun.runtime.heads.node_accuracy import stored_accuracy
+from specrun.runtime.methods import find_method, options_of
 from specrun.runtime.planning.medusa_tree import medusa_tree, plan_medusa_tree
 from specrun.runtime.planning.sequoia import MAX_PLANNED_DEPTH, best_tree, typical_acceptance
 
@@ -42,10 +42,10 @@ def build_eagle3(expression: Expression, environment: DraftEnvironment, build: B
 
 
 def _build(expression: Expression, environment: DraftEnvironment, kind: type[EagleHead | Eagle3Head]) -> Drafter:
-    options = ExpressionOptions(expression, ["n", "sampling", "p_min", "tree", "depth", "topk", "nodes", "accuracy"], 1)
+    options = options_of(expression)
     named = options.optional("tree")
     tree = TreeOptions(
-        tree=None if named is None else published_tree("eagle", named),
+        tree=None if named is None else find_method(expression.atom).published_tree(named),
         depth=options.optional_integer("depth"),
         topk=options.optional_integer("topk"),
         nodes=options.optional_integer("nodes"),

@@ -9,12 +9,13 @@ from specrun.runtime.drafters.drafter import Drafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.expression import Expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
-from specrun.runtime.drafters.head_tree import HEAD_TREE_OPTIONS, head_tree, ranks_by_depth
+from specrun.runtime.drafters.head_tree import head_tree, ranks_by_depth
 from specrun.runtime.drafters.hydra import HydraDrafter
 from specrun.runtime.drafters.path_probability import DynamicShape
 from specrun.runtime.drafters.topology import Topology
 from specrun.runtime.drafters.tree_options import TreeOptions
 from specrun.runtime.heads.hydra_head import HydraHead
+from specrun.runtime.methods import options_of
 from specrun.runtime.planning.medusa_tree import TYPICAL_PATH_ACCURACY
 
 __all__ = ["build_hydra"]
@@ -25,7 +26,7 @@ def build_hydra(expression: Expression, environment: DraftEnvironment, build: Bu
 
     Static trees are asked for as Medusa's (`head_tree`); `depth` or `topk` ask for a dynamic one, `n` for a chain.
     """
-    options = ExpressionOptions(expression, [*HEAD_TREE_OPTIONS, "depth", "topk", "n"], 1)
+    options = options_of(expression)
     context = environment.context
     head = HydraHead(
         file_of(expression, environment),

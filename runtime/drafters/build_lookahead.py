@@ -9,13 +9,13 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.drafter import Drafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
 from specrun.runtime.drafters.expression import Expression
-from specrun.runtime.drafters.expression_options import ExpressionOptions
 from specrun.runtime.drafters.jacobi import JacobiDrafter
 from specrun.runtime.drafters.lookahead import LookaheadDrafter
 from specrun.runtime.drafters.lookahead_window import window_leaves, window_nodes
 from specrun.runtime.drafters.ngram_guesses import Guesses, LatestGuesses, PlannedGuesses
 from specrun.runtime.drafters.ngram_pool import MAX_NGRAM
 from specrun.runtime.drafters.ngram_store import open_store
+from specrun.runtime.methods import options_of
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.lookahead_plan import plan_lookahead
 from specrun.runtime.planning.window_guard import WindowGuard
@@ -31,7 +31,7 @@ _YES_NO = ["yes", "no"]
 
 def build_jacobi(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
     """Build `jacobi(n=4)`."""
-    options = ExpressionOptions(expression, ["n", "seed"], 0)
+    options = options_of(expression)
     n = options.integer("n", 4)
     drafter = JacobiDrafter(n=n, seed=options.integer("seed", 0), name=str(expression))
     _require_room(expression, environment, n, 1)
@@ -43,8 +43,7 @@ def build_lookahead(expression: Expression, environment: DraftEnvironment, build
 
     The plan reads the target's cost curve, measured by `specrun tune` on this machine or else a typical one.
     """
-    known = ["window", "ngram", "guesses", "pool", "save", "text", "per_key", "max_keys", "seed"]
-    options = ExpressionOptions(expression, known, 0)
+    options = options_of(expression)
     given = options.optional_integer("ngram")
     ngram = _NGRAM if given is None else given
     if not 2 <= ngram <= MAX_NGRAM:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from specrun.runtime.drafters.drafter import Drafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.expression import Expression
-from specrun.runtime.drafters.expression_options import ExpressionOptions
-from specrun.runtime.drafters.head_tree import HEAD_TREE_OPTIONS, head_tree, ranks_by_depth
+from specrun.runtime.drafters.head_tree import head_tree, ranks_by_depth
 from specrun.runtime.drafters.medusa import MedusaDrafter
 from specrun.runtime.heads.medusa_head import MedusaHead
+from specrun.runtime.methods import options_of
 
 __all__ = ["build_medusa"]
 
 
 def build_medusa(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
     """Build `medusa(heads.gguf, tree=4x2)`, `medusa(heads.gguf, nodes=16, accuracy=FILE.csv)` or without options."""
-    options = ExpressionOptions(expression, HEAD_TREE_OPTIONS, 1)
+    options = options_of(expression)
     path = file_of(expression, environment)
     head = MedusaHead(path, environment.target, n_threads=environment.context.n_threads)
     try:

@@ -11,8 +11,8 @@ from specrun.bindings.mtp_context import MtpContext, check_nextn
 from specrun.runtime.drafters.drafter import Drafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
 from specrun.runtime.drafters.expression import Expression
-from specrun.runtime.drafters.expression_options import ExpressionOptions
 from specrun.runtime.drafters.mtp import MtpDrafter
+from specrun.runtime.methods import options_of
 from specrun.runtime.pairing import check_blocks
 from specrun.runtime.planning.offload import resolve_gpu_layers
 
@@ -23,7 +23,7 @@ _DEFAULT_TOKENS = 3  # llama.cpp's --spec-draft-n-max
 
 def build_mtp(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
     """Build `mtp(n=3, sampling=argmax, p_min=0)`, or `mtp(mtp-blocks.gguf, ...)`."""
-    options = ExpressionOptions(expression, ["n", "sampling", "p_min"], 1)
+    options = options_of(expression)
     n = options.optional_integer("n")
     if n is not None and not 1 <= n < environment.context.n_batch:
         raise OptionError(f"n is {n}: give 1 to {environment.context.n_batch - 1} tokens, as many as a batch holds")

@@ -8,11 +8,11 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.datastore.reference import read_reference
 from specrun.runtime.datastore.store_file import open_store
 from specrun.runtime.drafters.drafter import Drafter
-from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.expression import Expression, parse_expression
-from specrun.runtime.drafters.expression_options import ExpressionOptions
 from specrun.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from specrun.runtime.drafters.rest import RestDrafter
+from specrun.runtime.methods import options_of
 
 __all__ = ["build_prompt_lookup", "build_rest", "with_reference"]
 
@@ -21,7 +21,7 @@ _PROMPT_LOOKUP = "prompt-lookup"
 
 def build_prompt_lookup(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
     """Build `prompt-lookup(n=15, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=FILE)`."""
-    options = ExpressionOptions(expression, ["n", "nodes", "branches", "max_ngram", "min_ngram", "reference"], 0)
+    options = options_of(expression)
     reference = options.optional("reference")
     words = environment.target.vocabulary
     return _sized(
@@ -41,12 +41,8 @@ def build_prompt_lookup(expression: Expression, environment: DraftEnvironment, b
 
 def build_rest(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
     """Build `rest(STORE, n=10, nodes=10, branches=2, places=32, min_match=2)`."""
-    options = ExpressionOptions(expression, ["n", "nodes", "branches", "places", "min_match"], 1)
-    if not expression.arguments:
-        raise OptionError(
-            f"{expression}: name the datastore, as in rest(docs.store); specrun datastore build makes one"
-        )
-    store = open_store(Path(expression.arguments[0].atom).expanduser(), environment.target.vocabulary)
+    options = options_of(expression)
+    store = open_store(file_of(expression, environment), environment.target.vocabulary)
     return _sized(
         RestDrafter(
             store,

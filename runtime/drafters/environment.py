@@ -12,6 +12,7 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.runtime.drafters.drafter import Drafter
 from specrun.runtime.drafters.expression import Expression
+from specrun.runtime.methods import find_method
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.offload import LayerCount
 from specrun.runtime.planning.stored_curves import known_curve
@@ -63,5 +64,6 @@ def file_of(expression: Expression, environment: DraftEnvironment) -> Path:
         return Path(expression.arguments[0].atom).expanduser()
     default = (environment.default_files or {}).get(expression.atom)
     if default is None:
-        raise OptionError(f"{expression}: name the GGUF file, as in {expression.atom}(small.gguf, n=5)")
+        file = find_method(expression.atom).file
+        raise OptionError(f"{expression}: {'there is no file to name' if file is None else file.request}")
     return default

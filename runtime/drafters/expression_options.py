@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.expression import Expression
@@ -14,19 +14,23 @@ __all__ = ["ExpressionOptions"]
 class ExpressionOptions:
     """Reads the options of one expression by type, and refuses those nobody asked for.
 
-    Only a `counted` expression's arguments may carry numbers after @.
+    `known` are the names it may have, `n_arguments` its most unnamed arguments (None: any number). Only a `counted`
+    expression's arguments may carry numbers after @. For a drafter's expression all three are its method's
+    (`methods.options_of`).
     """
 
-    def __init__(self, expression: Expression, known: list[str], n_arguments: int, *, counted: bool = False) -> None:
+    def __init__(
+        self, expression: Expression, known: Sequence[str], n_arguments: int | None, *, counted: bool = False
+    ) -> None:
         self._name = expression.atom
         self._values = dict(expression.options)
         for name in self._values:
             if name not in known:
-                raise unknown_option(name, known, self._name)
+                raise unknown_option(name, list(known), self._name)
         self._refuse_counts(self._values.values())
         if not counted:
             self._refuse_counts(expression.arguments)
-        if len(expression.arguments) > n_arguments:
+        if n_arguments is not None and len(expression.arguments) > n_arguments:
             raise OptionError(f"{expression}: {self._name} takes {n_arguments} unnamed arguments at most")
 
     def integer(self, name: str, default: int) -> int:

@@ -1,7 +1,7 @@
 """Which tree heads draft: the one that was named, or the best for their measured accuracies on this machine.
 
 tree=4x2x2, tree="0 1 00"       as for draft models (`topology`)
-tree=mc_sim_7b_63               as the method's authors published it (`published_trees`)
+tree=mc_sim_7b_63               as the method's authors published it (`Method.published_trees`)
 nodes=24                        the best tree of so many nodes for the heads' accuracies (`planning.medusa_tree`)
 nothing                         the same, of the size with the most expected tokens a second over the target's costs
 accuracy=FILE.csv               accuracies of a file, in place of those that stand in the head's own
@@ -17,17 +17,15 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.expression import Expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
-from specrun.runtime.drafters.published_trees import published_tree
 from specrun.runtime.drafters.topology import MAX_NODES, Topology, parse_topology
 from specrun.runtime.heads.node_accuracy import Accuracy, read_accuracy_csv
+from specrun.runtime.methods import find_method
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.medusa_tree import TYPICAL_ACCURACY, medusa_tree, plan_medusa_tree
 from specrun.runtime.planning.stored_curves import load_curve, typical_curve
 from specrun.runtime.tree import ROOT
 
-__all__ = ["HEAD_TREE_OPTIONS", "head_accuracy", "head_tree", "ranks_by_depth", "target_curve"]
-
-HEAD_TREE_OPTIONS = ["tree", "nodes", "accuracy"]
+__all__ = ["head_accuracy", "head_tree", "ranks_by_depth", "target_curve"]
 
 
 def head_tree(
@@ -51,7 +49,7 @@ def head_tree(
         for name in ("nodes", "accuracy"):
             if options.optional(name) is not None:
                 raise OptionError(f"{expression}: tree= says which nodes there are; leave out {name}=")
-        return _check_leaves(expression, parse_topology(published_tree(expression.atom, tree)))
+        return _check_leaves(expression, parse_topology(find_method(expression.atom).published_tree(tree)))
     if nodes is not None and nodes > MAX_NODES:
         raise OptionError(f"{expression}: nodes is {nodes}: give 1 to {MAX_NODES}")
     accuracy = head_accuracy(options, n_depths, stored) or typical[:n_depths]

@@ -11,14 +11,15 @@ from specrun.bindings.ggml.weights import load_tensors
 from specrun.bindings.gguf_header import read_header
 from specrun.bindings.model import Model
 from specrun.runtime.heads.eagle3_layout import WORD_MAP, checked_words, read_layout
-from specrun.runtime.heads.head_file import HEAD_KINDS, HeadFile
+from specrun.runtime.heads.head_file import HeadFile
+from specrun.runtime.methods import method_of_head
 
 __all__ = ["check_head", "is_head"]
 
 
 def is_head(path: str | os.PathLike[str]) -> bool:
     """Return whether a GGUF file holds heads, which are no model of their own."""
-    return read_header(path).architecture in HEAD_KINDS
+    return method_of_head(read_header(path).architecture) is not None
 
 
 def check_head(path: str | os.PathLike[str], target: Model) -> None:

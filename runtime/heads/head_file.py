@@ -15,9 +15,8 @@ from specrun.bindings.gguf_header import GGUFHeader, read_header
 from specrun.bindings.gguf_types import ArrayValue
 from specrun.bindings.model import Model
 
-__all__ = ["HEAD_KINDS", "TARGET_VOCABULARY", "HeadFile"]
+__all__ = ["TARGET_VOCABULARY", "HeadFile"]
 
-HEAD_KINDS = ("medusa", "hydra", "eagle", "eagle3")
 TARGET_VOCABULARY = "specrun.target.vocabulary_sha256"
 
 _WORDS = "tokenizer.ggml.tokens"

@@ -75,8 +75,10 @@ def test_a_file_of_heads_is_recognised(tmp_path: Path) -> None:
     planned = [PlannedTensor("hydra.0.res.0.bias", (4,), "F32", lambda: np.ones(4, np.float32))]
     write_gguf(path, "hydra", Metadata(), planned)
     assert drafter_expression(settings(model_draft=path), demo=False) == f'hydra("{path}")'
+    expected = f'hydra("{path}", n=3)'  # its chains have a length, Medusa's trees have none
+    assert drafter_expression(settings(model_draft=path, spec_draft_n_max=3), demo=False) == expected
     with pytest.raises(click.UsageError, match="put nodes="):
-        drafter_expression(settings(model_draft=path, spec_draft_n_max=3), demo=False)
+        drafter_expression(settings(model_draft=tmp_path / "heads.gguf", spec_draft_n_max=3), demo=False)
 
 
 def test_an_eagle3_file_of_llama_cpp_is_recognised(tmp_path: Path, tiny_drafter: Path) -> None:

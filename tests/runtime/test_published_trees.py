@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.published_trees import published_tree
 from specrun.runtime.drafters.topology import parse_topology
+from specrun.runtime.methods import METHODS
 
 # As it stands in Medusa's medusa_choices.py.
 MC_SIM_7B_63 = (
@@ -23,16 +23,16 @@ def test_medusas_published_tree_is_what_its_name_says() -> None:
     tree = parse_topology(MC_SIM_7B_63)
     assert len(tree) == 63
     assert (tree.max_depth, tree.max_width, tree.n_leaves) == (4, 10, 42)
-    assert tree == parse_topology(published_tree("medusa", "mc_sim_7b_63"))
-    assert tree == parse_topology(published_tree("hydra", "mc_sim_7b_63"))
+    assert tree == parse_topology(METHODS["medusa"].published_tree("mc_sim_7b_63"))
+    assert tree == parse_topology(METHODS["hydra"].published_tree("mc_sim_7b_63"))
     assert tree == parse_topology(MC_SIM_7B_63.replace("[", "(").replace("]", ",)"))  # tuples, as other versions have
 
 
 def test_the_other_published_trees_can_be_read() -> None:
-    assert len(parse_topology(published_tree("medusa", "vicuna_7b_stage2"))) == 63
-    eagle = parse_topology(published_tree("eagle", "mc_sim_7b_63"))  # EAGLE-1's own tree under Medusa's name
+    assert len(parse_topology(METHODS["medusa"].published_tree("vicuna_7b_stage2"))) == 63
+    eagle = parse_topology(METHODS["eagle"].published_tree("mc_sim_7b_63"))  # EAGLE-1's own tree under Medusa's name
     assert (len(eagle), eagle.max_depth, eagle.max_width) == (25, 5, 4)
-    assert published_tree("medusa", "4x2") == "4x2"
+    assert METHODS["medusa"].published_tree("4x2") == "4x2"
 
 
 def test_lists_and_names_of_nodes_are_the_same_tree() -> None:
