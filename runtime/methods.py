@@ -257,7 +257,7 @@ METHODS: Mapping[str, Method] = {
         ),
         Method(
             "auto",
-            "The drafter that is measured fastest, round by round: a bandit with an account.",
+            "Whichever of several drafters is measured fastest, chosen round by round.",
             "specrun.runtime.drafters.build_auto",
             options=("replay",),
             members=None,
