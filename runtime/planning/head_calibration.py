@@ -33,7 +33,7 @@ from specrun.runtime.planning.rank_counts import RankCounts
 from specrun.runtime.planning.stored_curves import load_curve, typical_curve
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
-from specrun.runtime.target import EvaluatedRows, TargetModel
+from specrun.runtime.target import CachedText, EvaluatedRows, TargetModel
 
 __all__ = ["HeadCalibration", "HeadCalibrationOptions", "calibrate_heads", "features_along"]
 
@@ -141,7 +141,7 @@ def features_along(context: Context, tokens: Sequence[int], taps: Sequence[int] 
         pieces.append(np.array([of(rows, row) for row in range(count)], np.float32))
 
     context.memory.clear()
-    TargetModel(context).prefill(tokens, learn)
+    TargetModel(context).prefill(CachedText(tokens), len(tokens), learn)
     context.memory.clear()
     return np.concatenate(pieces)
 
