@@ -6,8 +6,11 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 
+from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import BusyError, ClosedError, ContextFullError, OptionError
+from specrun.bindings.model import Model
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance.rule import AcceptanceRule
 from specrun.runtime.conversation import Conversation
@@ -18,7 +21,7 @@ from specrun.runtime.planning.limits import RoundLimits
 from specrun.runtime.results import FinishReason, GenerationResult, LogprobKeeper, TokenEvent, Usage
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.statistics import RoundCounter, SpecStats
-from specrun.runtime.target import TargetModel
+from specrun.runtime.target import TargetModel, target_context_options
 from specrun.runtime.text import TextAssembler
 
 __all__ = ["GenerationStream", "Session"]
@@ -52,6 +55,24 @@ class Session:
         self.conversation = Conversation(drafter)
         self.closed = False
         self._busy = False
+
+    @classmethod
+    def open(cls, model: Model, drafter: Drafter, options: ContextOptions, rule: AcceptanceRule) -> Session:
+        """Make a context that verifies the drafter's trees, and a session over it; closes the drafter if that fails."""
+        try:
+            context = Context(model, target_context_options(options, drafter))
+        except BaseException:
+            drafter.close()
+            raise
+        return cls(TargetModel(context), drafter, rule, model.vocabulary)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @property
     def drafter(self) -> Drafter:

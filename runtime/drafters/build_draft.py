@@ -171,14 +171,4 @@ def draft_context_options(options: ContextOptions, model: Model) -> ContextOptio
         # Base and original length are the target's own, and another model's may differ.
         needed = model.rope_factor * max(options.n_ctx / trained, rope.scale)
         rope = RopeScaling("yarn" if rope.kind == "yarn" else "linear", scale=needed)
-    return ContextOptions(
-        n_ctx=rope.context_size(options.n_ctx, trained, model.rope_factor),
-        n_batch=options.n_batch,
-        n_ubatch=options.n_ubatch,
-        n_threads=options.n_threads,
-        n_threads_batch=options.n_threads_batch,
-        flash_attention=options.flash_attention,
-        cache_type_k=options.cache_type_k,
-        cache_type_v=options.cache_type_v,
-        rope=rope,
-    )
+    return dataclasses.replace(options, n_ctx=rope.context_size(options.n_ctx, trained, model.rope_factor), rope=rope)

@@ -177,8 +177,7 @@ def _written(
     found = [one for one in texts if len(one.tokens) > one.n_prompt]
     if prompts:
         left = options.n_tokens
-        with Context(target, context) as small:
-            session = Session(TargetModel(small), NoDrafter(), ExactRule(), target.vocabulary)
+        with Session.open(target, NoDrafter(), context, ExactRule()) as session:
             for number, one in enumerate(prompts):
                 if left <= 0:
                     break

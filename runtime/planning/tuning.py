@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from specrun.bindings.context import Context
 from specrun.bindings.errors import ContextFullError, OptionError
@@ -38,7 +37,6 @@ from specrun.runtime.planning.tree_plan import plan_tree
 from specrun.runtime.planning.tune_result import Candidate, PlanKind, TunedSetting, TuneOptions, TuneResult
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
-from specrun.runtime.target import TargetModel, target_context_options
 
 __all__ = ["Progress", "tune"]
 
@@ -257,25 +255,8 @@ class _Bench:
         options = self._context if model is self._target else draft_context_options(self._context, model)
         return Context(model, dataclasses.replace(options, n_outputs=max(MEASURED_SIZES)))
 
-    def _session(self, drafter: Drafter) -> _ClosingSession:
-        try:
-            context = Context(self._target, target_context_options(self._context, drafter))
-        except BaseException:
-            drafter.close()
-            raise
-        return _ClosingSession(TargetModel(context), drafter, ExactRule(), self._target.vocabulary)
-
-
-class _ClosingSession(Session):
-    """A session that is closed at the end of a block."""
-
-    def __enter__(self) -> _ClosingSession:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _session(self, drafter: Drafter) -> Session:
+        return Session.open(self._target, drafter, self._context, ExactRule())
 
 
 def _candidate(topology: Topology, sampling: TreeSampling, expected: float, speed: float) -> Candidate:
