@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import secrets
@@ -21,7 +22,7 @@ from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.build_mtp import reads_own_blocks
 from specrun.runtime.drafters.build_retrieval import with_reference
-from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.drafter import DrafterWeights, close_all
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.expression import parse_expression
 from specrun.runtime.planning.offload import LayerCount, resolve_gpu_layers
@@ -105,8 +106,8 @@ class Runtime:
             use_mlock=options.use_mlock,
             load_nextn=reads_own_blocks(parse_expression(drafter)),
         )
-        built: Drafter | None = None
-        try:
+        with contextlib.ExitStack() as opened:  # closed again if anything below fails
+            opened.callback(self.model.close)
             context_options = _context_options(options, self.model)
             environment = DraftEnvironment(
                 target=self.model,
@@ -115,15 +116,14 @@ class Runtime:
                 use_mmap=options.use_mmap,
                 default_files=files,
             )
-            built = build_drafter(drafter, environment)
-            context = Context(self.model, target_context_options(context_options, built))
-        except BaseException:
-            if built is not None:
-                built.close()
-            self.model.close()
-            raise
+            self._weights: DrafterWeights = build_drafter(drafter, environment)
+            opened.callback(self._weights.close)
+            started = self._weights.start()
+            opened.callback(started.close)
+            context = Context(self.model, target_context_options(context_options, started))
+            opened.pop_all()
         self._template: ChatTemplate | None = None
-        self._session = Session(TargetModel(context), built, rule, self.model.vocabulary)
+        self._session = Session(TargetModel(context), started, rule, self.model.vocabulary)
 
     # -- answering ---------------------------------------------------------------------------------------
 
@@ -226,13 +226,10 @@ class Runtime:
         return self._template
 
     def close(self) -> None:
-        """Free all native memory, drafter first; calling it again does nothing."""
+        """Free all native memory, the conversation first; calling it again does nothing."""
         session, self._session = self._session, None
         if session is not None:
-            try:
-                session.close()
-            finally:
-                self.model.close()
+            close_all((session, self._weights, self.model))
 
     def __enter__(self) -> Runtime:
         return self

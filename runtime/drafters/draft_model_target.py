@@ -90,9 +90,8 @@ class DraftModelTarget:
         self.tokens += [pending, *(tree.tokens[node] for node in path)]
 
     def close(self) -> None:
-        """Free the context and the model; calling it again does nothing."""
+        """Free the context; the model belongs to the weights. Calling it again does nothing."""
         self._context.close()
-        self._context.model.close()
 
     @property
     def _missing(self) -> list[int]:
