@@ -22,7 +22,6 @@ from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.build_mtp import reads_own_blocks
 from specrun.runtime.drafters.build_retrieval import with_reference
-from specrun.runtime.drafters.drafter import DrafterWeights
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.expression import parse_expression
 from specrun.runtime.planning.offload import LayerCount, resolve_gpu_layers
@@ -109,7 +108,7 @@ class Runtime:
                 use_mmap=options.use_mmap,
                 default_files=files,
             )
-            weights = _build_weights(drafter, environment)
+            weights = build_drafter(drafter, environment)
             opened.callback(weights.close)
             self._session = Session.open(self.model, weights.start(), sized, rule)
             opened.callback(self._session.close)
@@ -255,9 +254,3 @@ def _parse_options(values: dict[str, Any]) -> RuntimeOptions:
     options = RuntimeOptions(**{name: value for name, value in values.items() if name in own})
     chosen = {name: value for name, value in values.items() if name in of_context}
     return dataclasses.replace(options, context=dataclasses.replace(options.context, **chosen))
-
-
-def _build_weights(drafter: str, environment: DraftEnvironment) -> DrafterWeights:
-    # Until `build_drafter` returns weights: a drafter that is its own.
-    built = build_drafter(drafter, environment)
-    return DrafterWeights(built.name, lambda: built, [built])

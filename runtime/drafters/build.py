@@ -14,34 +14,40 @@ from specrun.runtime.drafters.build_lookahead import build_jacobi, build_lookahe
 from specrun.runtime.drafters.build_medusa import build_medusa
 from specrun.runtime.drafters.build_mtp import build_mtp
 from specrun.runtime.drafters.build_retrieval import build_prompt_lookup, build_rest
-from specrun.runtime.drafters.drafter import Drafter, NoDrafter
+from specrun.runtime.drafters.drafter import Drafter, DrafterWeights, NoDrafter
 from specrun.runtime.drafters.ensemble import EnsembleDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts
 from specrun.runtime.drafters.expression import Expression, parse_expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
-from specrun.runtime.drafters.members import close_all
+from specrun.runtime.drafters.members import combined
 from specrun.runtime.pairing import check_rollback, check_verifiable
 from specrun.runtime.sampling import unknown_option
 
 __all__ = ["build_drafter", "drafter_names"]
 
 
-def build_drafter(text: str, environment: DraftEnvironment) -> Drafter:
-    """Return the drafter that an expression describes.
+def build_drafter(text: str, environment: DraftEnvironment) -> DrafterWeights:
+    """Return the weights of the drafter that an expression describes: each conversation is started from them.
 
-    Raises `OptionError` for an expression or option that makes no sense, `PairError` for a model that does
-    not fit the target, `ModelError` for a file that cannot be used.
+    Building or the first start raises `OptionError` for an expression or option that makes no sense, `PairError` for
+    a model that does not fit the target, `ModelError` for a file that cannot be used. A start that fails leaves
+    nothing open; the weights stay open until they are closed.
     """
     expression = parse_expression(text)
     if expression.count is not None:
         raise OptionError(f"{expression}: @{expression.count} says how many tokens a part of relay(...) drafts")
-    drafter = _build(expression, environment)
-    try:
-        check_verifiable(environment.target, drafter.name, drafter.max_leaves)
-    except BaseException:
-        drafter.close()
-        raise
-    return drafter
+    weights = _build(expression, environment)
+
+    def start() -> Drafter:
+        drafter = weights.start()
+        try:
+            check_verifiable(environment.target, drafter.name, drafter.max_leaves)
+        except BaseException:
+            drafter.close()
+            raise
+        return drafter
+
+    return DrafterWeights(weights.name, start, [weights])
 
 
 def drafter_names() -> list[str]:
@@ -49,7 +55,7 @@ def drafter_names() -> list[str]:
     return list(_BUILDERS)
 
 
-def _build(expression: Expression, environment: DraftEnvironment) -> Drafter:
+def _build(expression: Expression, environment: DraftEnvironment) -> DrafterWeights:
     builder = _BUILDERS.get(expression.atom)
     if builder is None:
         raise unknown_option(expression.atom, drafter_names(), "the drafter language")
@@ -58,30 +64,38 @@ def _build(expression: Expression, environment: DraftEnvironment) -> Drafter:
     return builder(expression, environment, _build)
 
 
-def _build_none(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+def _build_none(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     ExpressionOptions(expression, [], 0)
-    return NoDrafter()
+    return DrafterWeights(NoDrafter.name, NoDrafter)
 
 
-def _build_ensemble(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+def _build_ensemble(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     ExpressionOptions(expression, [], len(expression.arguments))
     members = build_parts(expression.arguments, environment, build)
-    try:
-        return EnsembleDrafter(members, name=str(expression))
-    except BaseException:
-        close_all(members)
-        raise
+    return combined(str(expression), members, lambda started: EnsembleDrafter(started, name=str(expression)))
 
 
-_BUILDERS: dict[str, Callable[[Expression, DraftEnvironment, BuildPart], Drafter]] = {
+_Builder = Callable[[Expression, DraftEnvironment, BuildPart], DrafterWeights]
+
+
+# DELETE WITH THE MERGE OF BRANCH `heads`: its builders return weights themselves. Until then every conversation
+# opens its head anew.
+def _head(build_head: Callable[[Expression, DraftEnvironment, BuildPart], Drafter]) -> _Builder:
+    def build_weights(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+        return DrafterWeights(str(expression), lambda: build_head(expression, environment, build))
+
+    return build_weights
+
+
+_BUILDERS: dict[str, _Builder] = {
     "none": _build_none,
     "draft": build_draft,
     "ensemble": _build_ensemble,
-    "eagle": build_eagle,
-    "eagle3": build_eagle3,
-    "medusa": build_medusa,
-    "hydra": build_hydra,
-    "mtp": build_mtp,
+    "eagle": _head(build_eagle),
+    "eagle3": _head(build_eagle3),
+    "medusa": _head(build_medusa),
+    "hydra": _head(build_hydra),
+    "mtp": _head(build_mtp),
     "jacobi": build_jacobi,
     "lookahead": build_lookahead,
     "cascade": build_cascade,

@@ -61,7 +61,7 @@ class InnerTarget(Target, Protocol):
         """Evaluate the text's tokens up to position `end`, or leave some of them to the next evaluation."""
 
     def close(self) -> None:
-        """Free the model."""
+        """Free what it holds of this conversation."""
 
 
 class CascadeDrafter(Drafter):
@@ -70,7 +70,8 @@ class CascadeDrafter(Drafter):
     `sampling` "with" draws from the model's own law, transformed like the target's; "argmax" takes its most likely
     tokens as point masses, so that the text stays plain decoding's own. `max_rounds` ends a chain after so many
     evaluations of the model (0: no limit): it is then long where `inner` guesses well, and cheap where it does not.
-    A chain ends where the model's most likely token has probability below `p_min`. Owns model and inner drafter.
+    A chain ends where the model's most likely token has probability below `p_min`. Owns the inner drafter and the
+    model's context.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class CascadeDrafter(Drafter):
         }
 
     def close(self) -> None:
-        """Free the inner drafter, then the model."""
+        """Free the inner drafter, then the model's context."""
         try:
             self._inner.close()
         finally:

@@ -71,9 +71,8 @@ class DraftModelTarget(TargetModel):
         text.commit(tree.tokens[node] for node in path)
 
     def close(self) -> None:
-        """Free the context and the model; calling it again does nothing."""
+        """Free the context; the model belongs to the weights. Calling it again does nothing."""
         self.context.close()
-        self.context.model.close()
 
     def _fed(self, tokens: list[int]) -> list[int]:
         if not self._lacks_tokens:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 
 from specrun.bindings.context import Context
 from specrun.bindings.errors import ContextFullError, OptionError
@@ -18,7 +19,7 @@ from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.build_draft import draft_context_options
 from specrun.runtime.drafters.draft_tree import draft_size
-from specrun.runtime.drafters.drafter import Drafter, NoDrafter
+from specrun.runtime.drafters.drafter import DrafterWeights, NoDrafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.expression import quoted
 from specrun.runtime.drafters.path_probability import DynamicShape
@@ -127,7 +128,7 @@ class _Bench:
     ) -> TunedSetting:
         """Let the target write texts and return the candidates for a setting; only plain decoding has been run."""
         self._progress(f"writing a text at temperature {params.temperature:g}", 0.4)
-        with self._session(NoDrafter()) as session:
+        with self._session(DrafterWeights(NoDrafter.name, NoDrafter)) as session:
             texts, speed, _ = self._answers(session, prompts, params)
         self._progress(f"planning for temperature {params.temperature:g}", 0.5)
         pairs: list[LawPair] = []
@@ -255,8 +256,11 @@ class _Bench:
         options = self._context if model is self._target else draft_context_options(self._context, model)
         return Context(model, dataclasses.replace(options, n_outputs=max(MEASURED_SIZES)))
 
-    def _session(self, drafter: Drafter) -> Session:
-        return Session.open(self._target, drafter, self._context, ExactRule())
+    @contextmanager
+    def _session(self, weights: DrafterWeights) -> Iterator[Session]:
+        """Yield a session that is closed at the end of the block, with its drafter and the weights."""
+        with closing(weights), Session.open(self._target, weights.start(), self._context, ExactRule()) as session:
+            yield session
 
 
 def _candidate(topology: Topology, sampling: TreeSampling, expected: float, speed: float) -> Candidate:

@@ -489,9 +489,12 @@ def test_the_pool_goes_on_between_answers_and_an_empty_prompt_starts_it_over() -
     drafter.begin(())
     assert list(store.pool) == begun
     run(drafter, Periodic(seed=9), 20)
+    n_saved = len(saved)
     drafter.close()
+    assert len(saved) == n_saved  # the store outlives the conversation
+    store.close()
     assert set(learned) & set(saved[-1])
     assert set(store.pool) <= set(saved[-1])
     n_saved = len(saved)
-    drafter.close()
+    store.close()
     assert len(saved) == n_saved  # nothing new, nothing written

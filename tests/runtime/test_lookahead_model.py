@@ -113,7 +113,7 @@ def test_after_many_wide_rounds_the_cache_is_that_of_the_committed_tokens(model:
     with Runtime(model.path, **F32) as runtime:
         text = [*PROMPT, *runtime.generate(PROMPT, GREEDY, max_tokens=LENGTH).token_ids]
     environment = DraftEnvironment(model, ContextOptions(**F32))
-    drafter = Oracle(build_drafter("lookahead(window=5, ngram=5, guesses=4)", environment), text)
+    drafter = Oracle(build_drafter("lookahead(window=5, ngram=5, guesses=4)", environment).start(), text)
     options = ContextOptions(**F32, n_sequences=drafter.max_leaves, n_outputs=drafter.max_nodes + 1)
     with Context(model, options) as context:
         target = TargetModel(context)
@@ -190,7 +190,7 @@ def test_answers_share_the_pool_and_the_session(target: Path) -> None:
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
-        ("lookahead(window=200, ngram=3, guesses=100)", "needs 300 sequences.*256"),
+        ("lookahead(window=200, ngram=3, guesses=100)", "300 leaves.*256.*lower window or guesses"),
         ("lookahead(window=100, ngram=9, guesses=10)", "880 tokens.*a batch of 512.*-b"),
         ("lookahead(window=30, ngram=9, guesses=10)", "320 tokens.*a context of 256.*-c"),
         ("jacobi(n=512)", "513 tokens.*a batch of 512"),
@@ -253,11 +253,9 @@ def test_forgetting_between_measurements_still_saves_everything(target: Path, tm
         for prompt in (PROMPT, PROMPT, [7, 8, 9]):
             runtime.session.forget()
             rounds.append(runtime.generate(prompt, GREEDY, max_tokens=32).stats.rounds)
-        words = runtime.vocabulary
         assert rounds[0] == rounds[1]
-        runtime.session.drafter.close()
-        pool = load_pool(path, words)
     with Runtime(target, drafter="none", **F32) as runtime:
+        pool = load_pool(path, runtime.vocabulary)
         for prompt in (PROMPT, [7, 8, 9]):
             text = [*prompt, *runtime.generate(prompt, GREEDY, max_tokens=32).token_ids]
             assert tuple(text[-4:]) in set(pool)
@@ -299,7 +297,7 @@ def test_a_measured_curve_decides_how_far_to_look_ahead(model: Model, tmp_path: 
     environment = DraftEnvironment(model, ContextOptions(**EXACT))
 
     def width() -> int:
-        return build_drafter("lookahead", environment)._width  # type: ignore[attr-defined,no-any-return]
+        return build_drafter("lookahead", environment).start()._width  # type: ignore[attr-defined,no-any-return]
 
     assert width() == 0  # a typical CPU
     flat = CostCurve((1, 64), (1.0, 1.1), (1.0, 1.1))
@@ -319,7 +317,7 @@ def test_a_measured_curve_decides_how_much_is_retrieved(model: Model) -> None:
     text = [5, 6, 7, 8, 9] * 4
 
     def drafted() -> int:
-        drafter = build_drafter("prompt-lookup", environment)
+        drafter = build_drafter("prompt-lookup", environment).start()
         drafter.begin(text)
         return len(drafter.propose(DraftRequest(text, GREEDY, SeededNoise(0), 20, 20)))
 
