@@ -47,9 +47,7 @@ class Arm:
 
     def answer(self, number: int, params: SamplingParams, max_tokens: int, *, seed: int) -> GenerationResult:
         """Answer one prompt from an empty cache, so that no arm profits from what came before."""
-        session = self.runtime.session
-        session.target.rewind(0)
-        session.drafter.begin(())
+        self.runtime.session.forget()
         return self.runtime.generate(self._prompts[number], params.replace(seed=seed), max_tokens=max_tokens)
 
 

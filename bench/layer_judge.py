@@ -27,7 +27,6 @@ from specrun.runtime.planning.rank_acceptance import LawPair, acceptance_by_rank
 from specrun.runtime.planning.theory import expected_tokens, predicted_tokens_per_second
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
-from specrun.runtime.target import TargetModel
 
 if TYPE_CHECKING:
     from specrun.bench.layer_search import LayerSearchOptions, Progress
@@ -184,13 +183,9 @@ def _written(
 ) -> list[CalibrationText]:
     """Return what the target answers."""
     params: SamplingParams = options.params
-    context = Context(model, dataclasses.replace(size, n_outputs=1))
-    session = Session(TargetModel(context), NoDrafter(), ExactRule(), model.vocabulary)
-    try:
-        most = max(8, options.n_tokens // len(prompts))
+    most = max(8, options.n_tokens // len(prompts))
+    with Session.open(model, NoDrafter(), size, ExactRule()) as session:
         answers = [session.stream(prompt, params, seed=options.seed, max_tokens=most).drain() for prompt in prompts]
-    finally:
-        session.close()
     texts = [
         CalibrationText((*prompt, *one.token_ids), len(prompt))
         for prompt, one in zip(prompts, answers, strict=True)

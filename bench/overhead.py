@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -188,14 +188,15 @@ def _open(files: Mapping[str, Path], setting: Setting, options: OverheadOptions)
         expression = setting.drafter
         for name, path in files.items():
             expression = expression.replace(name, quoted(str(path)))
-        built = build_drafter(expression, DraftEnvironment(model, context_options, n_gpu_layers=0))
-        try:
-            with Context(model, target_context_options(context_options, built)) as context:
-                watch = Stopwatch(lambda: context.native_seconds, lambda: built.native_seconds)
-                rule = TimedRule(build_rule("exact"), watch)
-                yield Session(TimedTarget(context, watch), TimedDrafter(built, watch), rule, model.vocabulary), watch
-        finally:
-            built.close()
+        environment = DraftEnvironment(model, context_options, n_gpu_layers=0)
+        with (
+            closing(build_drafter(expression, environment)) as weights,
+            closing(weights.start()) as drafter,
+            Context(model, target_context_options(context_options, drafter)) as context,
+        ):
+            watch = Stopwatch(lambda: context.native_seconds, lambda: drafter.native_seconds)
+            target, timed = TimedTarget(context, watch), TimedDrafter(drafter, watch)
+            yield Session(target, timed, TimedRule(build_rule("exact"), watch), model.vocabulary), watch
 
 
 def _collect(session: Session, watch: Stopwatch, params: SamplingParams, options: OverheadOptions) -> list[RoundTimes]:

@@ -11,7 +11,7 @@ from specrun.runtime.acceptance.rule import Acceptance, AcceptanceRule, LawAt
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
-from specrun.runtime.target import EvaluatedRows, TargetModel
+from specrun.runtime.target import CachedText, EvaluatedRows, TargetModel
 from specrun.runtime.tree import DraftTree
 
 __all__ = ["RoundTimes", "Stopwatch", "TimedDrafter", "TimedRule", "TimedTarget"]
@@ -151,17 +151,17 @@ class TimedTarget(TargetModel):
         super().__init__(context)
         self._watch = watch
 
-    def evaluate(self, pending: int, tree: DraftTree) -> EvaluatedRows:
+    def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
         """Time filling the batch and evaluating it."""
         started = time.perf_counter()
-        rows = super().evaluate(pending, tree)
+        rows = super().evaluate(text, tree)
         self._watch.add("evaluate", time.perf_counter() - started)
         return rows
 
-    def commit(self, path: Sequence[int]) -> None:
+    def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
         """Time keeping the accepted path."""
         started = time.perf_counter()
-        super().commit(path)
+        super().commit(text, tree, path)
         self._watch.add("commit", time.perf_counter() - started)
 
 

@@ -40,7 +40,7 @@ def record_answers(
     for prompt in prompts:
         progress(len(texts))
         tokens = prompt_ids(runtime, prompt, chat)
-        runtime.session.target.rewind(0)
+        runtime.session.forget()
         answer = runtime.generate(tokens, params, max_tokens=max_tokens).token_ids
         texts.append(ReplayText(name, tuple(tokens), tuple(answer), runtime.vocabulary.end_of_generation))
     return texts

@@ -18,7 +18,7 @@ from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.expression import parse_expression
 from specrun.runtime.planning.cost_curves import CostCurve
-from specrun.runtime.planning.stored_curves import TYPICAL_CPU, TYPICAL_GPU, load_curve, typical_curve
+from specrun.runtime.planning.stored_curves import TYPICAL_CPU, TYPICAL_GPU, known_curve
 
 __all__ = ["ReplayOptions", "curve_of", "replay_drafters"]
 
@@ -53,7 +53,7 @@ def curve_of(text: str, target: Path, context: ContextOptions, n_gpu_layers: int
     Points are "1:1,2:1.38,4:1.98": tokens of an evaluation, and its time in any unit.
     """
     if text == "known":
-        return load_curve(target, context, n_gpu_layers) or typical_curve(n_gpu_layers)
+        return known_curve(target, context, n_gpu_layers)
     if text in _TYPICAL:
         return _TYPICAL[text]
     try:
@@ -77,7 +77,7 @@ def replay_drafters(options: ReplayOptions, target: Model) -> Iterator[ReplayRes
 def _replayed(expression: str, texts: Sequence[ReplayText], options: ReplayOptions, target: Model) -> ReplayResult:
     clock = ReplayClock()
     environment = DraftEnvironment(target, options.context, n_gpu_layers=0, costs=options.curve, clock=clock)
-    with closing(build_drafter(expression, environment)) as drafter:
+    with closing(build_drafter(expression, environment)) as weights, closing(weights.start()) as drafter:
         share = drafter.n_params / target.n_params if options.draft_cost is None else options.draft_cost
         result = replay_all(
             drafter,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
 from specrun.bindings.errors import OptionError
@@ -29,6 +29,10 @@ CACHE_TYPES = {
 }
 
 
+# Marks the fields that nobody chooses: they follow from what a context is to evaluate.
+_FROM_USE = {"from_use": True}
+
+
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
     """How a context is made. Zero means: the model's own context length; as many threads as cores.
@@ -45,14 +49,14 @@ class ContextOptions:
     n_ctx: int = 0
     n_batch: int = 512
     n_ubatch: int = 512
-    n_sequences: int = 1
-    n_outputs: int = 1
+    n_sequences: int = field(default=1, metadata=_FROM_USE)
+    n_outputs: int = field(default=1, metadata=_FROM_USE)
     n_threads: int = 0
     n_threads_batch: int = 0
-    hidden_states: bool = False
-    layer_inputs: tuple[int, ...] = ()
-    nextn_states: bool = False
-    n_rollback: int = 0
+    hidden_states: bool = field(default=False, metadata=_FROM_USE)
+    layer_inputs: tuple[int, ...] = field(default=(), metadata=_FROM_USE)
+    nextn_states: bool = field(default=False, metadata=_FROM_USE)
+    n_rollback: int = field(default=0, metadata=_FROM_USE)
     flash_attention: Literal["auto", "on", "off"] = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
@@ -77,6 +81,11 @@ class ContextOptions:
             if getattr(self, name) not in CACHE_TYPES:
                 known = ", ".join(CACHE_TYPES)
                 raise OptionError(f"{name} is {getattr(self, name)!r}: use one of {known}")
+
+    @classmethod
+    def chosen_names(cls) -> list[str]:
+        """Return the names of the fields that users choose; rows, sequences and states follow from the drafter."""
+        return [field_.name for field_ in fields(cls) if not field_.metadata]
 
     def size_for(self, model: Model) -> int:
         """Return the context's length for a model: no more than it was trained for, unless `rope` stretches that."""

@@ -67,7 +67,7 @@ def context_full(answer: Answer, max_tokens: int | None, runtime: Runtime) -> st
     result = answer.result
     if result.finish_reason != "length" or result.usage.completion_tokens == max_tokens:
         return None
-    if runtime.n_ctx < runtime.model.n_ctx_train or runtime.options.rope.stretches:
+    if runtime.n_ctx < runtime.model.n_ctx_train or runtime.options.context.rope.stretches:
         advice = "a larger -c gives more room"
     else:
         advice = "the model was trained for no more (--rope-scaling yarn --rope-scale 2 stretches it)"

@@ -22,7 +22,6 @@ from specrun.cli.bench_drafters_options import (
 )
 from specrun.cli.bench_drafters_prompts import LONGEST_MESSAGES, chosen_prompts, with_documentation
 from specrun.cli.bench_output import OutputForm, format_options, print_results
-from specrun.cli.context_options import context_options, runtime_options
 from specrun.cli.drafter_choice import draft_kind, require_draft_files
 from specrun.cli.model_options import LoadSettings, load_options
 from specrun.cli.named_target import named_target
@@ -114,7 +113,7 @@ def _settings(
     from specrun.bench.drafters import DrafterBench
 
     expressions = _expressions(chosen, demo=load.demo)
-    prompts, workload = chosen_prompts(source, target, load.rope, demo=load.demo)
+    prompts, workload = chosen_prompts(source, target, load.context.rope, demo=load.demo)
     return DrafterBench(
         target=target,
         drafters=(*expressions, *_planned(target, load, chosen, sampling)),
@@ -127,15 +126,16 @@ def _settings(
         max_tokens=measuring.predict,
         repetitions=measuring.repetitions,
         as_chat=False if source.no_chat_template else None,
-        options={**runtime_options(load), "n_ctx": _n_ctx(load, source, measuring)},
+        options={**load.runtime_options(), "n_ctx": _n_ctx(load, source, measuring)},
     )
 
 
 def _n_ctx(load: LoadSettings, source: PromptChoice, measuring: Measuring) -> int:
     """Return the context to make: -c, or more where --context needs it (the target's own length still limits it)."""
-    if load.ctx_size == 0 or not source.context:
-        return load.ctx_size
-    return max(load.ctx_size, source.context + LONGEST_MESSAGES + measuring.predict)
+    n_ctx = load.context.n_ctx
+    if n_ctx == 0 or not source.context:
+        return n_ctx
+    return max(n_ctx, source.context + LONGEST_MESSAGES + measuring.predict)
 
 
 def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ def _planned(target: Path, load: LoadSettings, chosen: DrafterChoice, sampling: 
     drafts = chosen.model_draft or (demo_drafters()["draft"],) if load.demo else chosen.model_draft
     if not drafts:
         raise click.UsageError("--planned needs a draft model: -md FILE")
-    settings = describe_settings(context_options(load), load.gpu_layers, load.gpu_layers_draft)
+    settings = describe_settings(load.context, load.gpu_layers, load.gpu_layers_draft)
     names: list[str] = []
     for draft in drafts:
         reasons: list[str] = []

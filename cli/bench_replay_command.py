@@ -12,7 +12,6 @@ import click
 from specrun.cli.bench_drafters_options import DrafterChoice, PromptChoice, prompt_choice_options
 from specrun.cli.bench_drafters_prompts import LONGEST_MESSAGES, chosen_prompts, with_documentation
 from specrun.cli.bench_output import OutputForm, format_options, print_results
-from specrun.cli.context_options import context_options, runtime_options
 from specrun.cli.model_options import LoadSettings, load_options
 from specrun.cli.named_target import named_target
 from specrun.cli.option_group import SectionedCommand, option, option_group
@@ -135,7 +134,7 @@ def replay(
             say = lambda what: terminal.passing(f"{what} ...")  # noqa: E731
             chosen, _ = with_documentation(chosen, target, source.docs_store, stack, say)
             known = tuple(read_texts(replaying.texts) if texts is None and replaying.texts else texts or ())
-            context = context_options(load)
+            context = load.context
             longest = 1 + max((len(one.prompt) + len(one.answer) for one in known), default=0)
             layers = resolve_gpu_layers(load.gpu_layers, target)
             options = ReplayOptions(
@@ -175,12 +174,11 @@ def _recorded(
     from specrun.runtime.runtime import Runtime
     from specrun.runtime.sampling import SamplingParams
 
-    prompts, workload = chosen_prompts(source, target, load.rope, demo=load.demo)
+    prompts, workload = chosen_prompts(source, target, load.context.rope, demo=load.demo)
     about = f", context {source.context}" if source.context else ""
-    options = runtime_options(load)
-    if options["n_ctx"]:
-        options["n_ctx"] = max(options["n_ctx"], source.context + LONGEST_MESSAGES + replaying.predict)
-    with Runtime(target, **options) as runtime:
+    longest = source.context + LONGEST_MESSAGES + replaying.predict
+    n_ctx = max(load.context.n_ctx, longest) if load.context.n_ctx else 0
+    with Runtime(target, **load.runtime_options(), n_ctx=n_ctx) as runtime:
         return record_answers(
             runtime,
             prompts,

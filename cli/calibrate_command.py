@@ -14,7 +14,6 @@ from specrun.cli.calibrate_options import (
     calibration_source_options,
 )
 from specrun.cli.calibrate_report import print_calibration
-from specrun.cli.context_options import context_options
 from specrun.cli.model_options import LoadSettings, load_options
 from specrun.cli.named_target import named_target
 from specrun.cli.option_group import SectionedCommand
@@ -85,7 +84,7 @@ def _options(load: LoadSettings, source: CalibrationSource) -> HeadCalibrationOp
         ranks=source.ranks,
         seconds=source.seconds,
         params=SamplingParams(temperature=source.temp),
-        context=context_options(load),
+        context=load.context,
         n_gpu_layers=load.gpu_layers,
         use_mmap=load.mmap,
     )

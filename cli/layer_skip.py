@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from specrun.cli.context_options import context_options
 from specrun.cli.errors import INTERRUPTED
 from specrun.cli.model_options import LoadSettings
 from specrun.cli.named_target import named_target
@@ -83,7 +82,7 @@ def _options(load: LoadSettings, text: TuneText, skip: LayerSkip, sampling: Tune
         evaluations=skip.evaluations,
         n_tokens=text.predict,
         seconds=text.seconds,
-        context=context_options(load),
+        context=load.context,
         n_gpu_layers=load.gpu_layers,
         n_gpu_layers_draft=load.gpu_layers_draft,
         use_mmap=load.mmap,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
-from specrun.bindings.rope_scaling import RopeScaling
+from specrun.bindings.context import ContextOptions
 from specrun.cli.option_group import Decorator, option, option_group, outvoted
 from specrun.cli.option_types import ExistingFile, LayerCountType
 from specrun.cli.rope_options import ROPE_OPTIONS, rope_scaling
@@ -45,19 +45,21 @@ class LoadSettings:
 
     model: Path | None
     demo: bool
-    ctx_size: int
-    batch_size: int
-    ubatch_size: int
-    threads: int
-    threads_batch: int
-    flash_attn: Literal["on", "off", "auto"]
-    cache_type_k: str
-    cache_type_v: str
+    context: ContextOptions
     gpu_layers: LayerCount
     gpu_layers_draft: LayerCount
     mmap: bool
     mlock: bool
-    rope: RopeScaling
+
+    def runtime_options(self) -> dict[str, Any]:
+        """Return the options of `Runtime` that say how models are loaded and evaluated."""
+        return {
+            "context": self.context,
+            "n_gpu_layers": self.gpu_layers,
+            "n_gpu_layers_draft": self.gpu_layers_draft,
+            "use_mmap": self.mmap,
+            "use_mlock": self.mlock,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,24 @@ def _removed(name: str, advice: str) -> Decorator:
 
 def _load_settings(**values: Any) -> LoadSettings:  # noqa: ANN401 - as click passes them
     lost = outvoted(["model"], by=["demo"]) | outvoted(["demo"], by=["model"])
-    rope = rope_scaling(values)
-    return LoadSettings(**{**values, **{name: _UNSET[name] for name in lost}}, rope=rope)
+    context = _context_options(values)
+    return LoadSettings(**{**values, **{name: _UNSET[name] for name in lost}}, context=context)
+
+
+def _context_options(values: dict[str, Any]) -> ContextOptions:
+    """Take what is said about contexts out of the options' values, and return it."""
+    threads, threads_batch = values.pop("threads"), values.pop("threads_batch")
+    return ContextOptions(
+        n_ctx=values.pop("ctx_size"),
+        n_batch=values.pop("batch_size"),
+        n_ubatch=values.pop("ubatch_size"),
+        n_threads=max(0, threads),  # -1 leaves it to us, as in llama.cpp
+        n_threads_batch=max(0, threads_batch),
+        flash_attention=values.pop("flash_attn"),
+        cache_type_k=values.pop("cache_type_k"),
+        cache_type_v=values.pop("cache_type_v"),
+        rope=rope_scaling(values),
+    )
 
 
 def _draft_settings(**values: Any) -> DraftSettings:  # noqa: ANN401
@@ -111,7 +129,7 @@ load_options = option_group(
         section=_EVALUATION,
         type=click.IntRange(0, _MAX_COUNT),
         metavar="N",
-        default=_DEFAULTS.n_ctx,
+        default=_DEFAULTS.context.n_ctx,
         show_default=True,
         help="Context size in tokens; 0: what the model was trained with, which is also the most unless positions are "
         "stretched (--rope-scale).",
@@ -123,7 +141,7 @@ load_options = option_group(
         section=_EVALUATION,
         type=click.IntRange(1, _MAX_COUNT),
         metavar="N",
-        default=_DEFAULTS.n_batch,
+        default=_DEFAULTS.context.n_batch,
         show_default=True,
         help="The most tokens of one evaluation.",
     ),
@@ -133,7 +151,7 @@ load_options = option_group(
         section=_EVALUATION,
         type=click.IntRange(1, _MAX_COUNT),
         metavar="N",
-        default=_DEFAULTS.n_ubatch,
+        default=_DEFAULTS.context.n_ubatch,
         show_default=True,
         help="The most tokens that are computed at once.",
     ),
@@ -162,7 +180,7 @@ load_options = option_group(
         "--flash-attn",
         section=_EVALUATION,
         type=click.Choice(["on", "off", "auto"]),
-        default=_DEFAULTS.flash_attention,
+        default=_DEFAULTS.context.flash_attention,
         show_default=True,
         help="Flash attention.",
     ),
@@ -171,7 +189,7 @@ load_options = option_group(
         "--cache-type-k",
         section=_EVALUATION,
         metavar="TYPE",
-        default=_DEFAULTS.cache_type_k,
+        default=_DEFAULTS.context.cache_type_k,
         show_default=True,
         help="Number type of the cached keys.",
     ),
@@ -180,7 +198,7 @@ load_options = option_group(
         "--cache-type-v",
         section=_EVALUATION,
         metavar="TYPE",
-        default=_DEFAULTS.cache_type_v,
+        default=_DEFAULTS.context.cache_type_v,
         show_default=True,
         help="Number type of the cached values.",
     ),

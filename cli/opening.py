@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from specrun.bindings.errors import FileMissingError, OptionError
-from specrun.cli.context_options import context_options, runtime_options
 from specrun.cli.drafter_choice import drafter_expression, is_bare_auto
 from specrun.cli.model_options import DraftSettings, LoadSettings, TemplateSettings
 from specrun.cli.named_target import check_named
@@ -32,7 +31,7 @@ def open_runtime(
     """Load the models that the options name, and close them at the end; `params` choose among tuned plans."""
     check_named(load)
     drafter = _tuned_expression(load, draft, params, terminal) or drafter_expression(draft, demo=load.demo)
-    options = {**runtime_options(load), "accept": draft.accept, "chat_template": template_text(template), "seed": None}
+    options = {**load.runtime_options(), "accept": draft.accept, "chat_template": template_text(template), "seed": None}
     options["reference"] = draft.reference
     terminal.passing(f"loading {load.model or 'the embedded models'} ...")
     try:
@@ -65,7 +64,7 @@ def _tuned_expression(
         load.model,
         draft.model_draft,
         params,
-        context=context_options(load),
+        context=load.context,
         n_gpu_layers=load.gpu_layers,
         n_gpu_layers_draft=load.gpu_layers_draft,
         warn=terminal.warn,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrun.cli.context_options import context_options
 from specrun.cli.model_options import LoadSettings
 from specrun.cli.paths import require_file
 from specrun.cli.progress import progress_bar
@@ -31,7 +30,7 @@ def run_target_costs(load: LoadSettings, target: Path, text: TuneText, output: T
 
     if output.plot is not None:
         raise click.UsageError("--plot draws the plans for a draft model: give -md FILE too")
-    target, context = require_file(target), context_options(load)
+    target, context = require_file(target), load.context
     with progress_bar(terminal, "loading the model") as progress:
         curve = measure_target_costs(
             target,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrun.cli.context_options import context_options
 from specrun.cli.model_options import LoadSettings, load_options
 from specrun.cli.named_target import named_target
 from specrun.cli.option_group import SectionedCommand
@@ -121,7 +120,7 @@ def _options(load: LoadSettings, text: TuneText, sampling: TuneSampling) -> Tune
         params=sampling_grid(sampling.temp, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p),
         n_tokens=text.predict,
         seconds=text.seconds,
-        context=context_options(load),
+        context=load.context,
         n_gpu_layers=load.gpu_layers,
         n_gpu_layers_draft=load.gpu_layers_draft,
         use_mmap=load.mmap,

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specrun.runtime.acceptance.rule import AcceptanceRule
-from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.acceptance.rule import AcceptanceRule, LawAt
+from specrun.runtime.conversation import Conversation
+from specrun.runtime.drafters.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.law import Law
-from specrun.runtime.noise import NoiseSource
 from specrun.runtime.planning.limits import RoundLimits
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows, Target
 from specrun.runtime.transform import penalty_window, transformed_law
 from specrun.runtime.tree import ROOT, DraftTree
 
-__all__ = ["Round", "decode_rounds"]
+__all__ = ["DecodeSettings", "Round", "decode_rounds"]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSettings:
+    """How an answer is decoded: what accepts drafts, how laws are made of logits, how far it may go, what ends it.
+
+    `limits` counts down: it is good for one answer.
+    """
+
+    rule: AcceptanceRule
+    params: SamplingParams
+    limits: RoundLimits
+    end_tokens: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,45 +59,46 @@ class Round:
         return self.node_before(index) + 1
 
 
-def decode_rounds(
-    target: Target,
-    drafter: Drafter,
-    rule: AcceptanceRule,
-    noise: NoiseSource,
-    params: SamplingParams,
-    tokens: list[int],
-    limits: RoundLimits,
-    end_tokens: frozenset[int],
-) -> Iterator[Round]:
+def decode_rounds(target: Target, conversation: Conversation, settings: DecodeSettings) -> Iterator[Round]:
     """Yield rounds until an end token, the token limit or the end of the context.
 
-    `tokens` are all committed tokens, of which the target has cached all but the last; the list grows with
-    every round. State is consistent at each yield: a consumer may stop there.
+    The target has cached all tokens of the conversation but the last; they grow with every round. State is
+    consistent at each yield: a consumer may stop there.
     """
+    tokens, drafter, noise = conversation.tokens, conversation.drafter, conversation.noise
+    limits, params, end_tokens = settings.limits, settings.params, settings.end_tokens
     while (allowance := limits.next_round(len(tokens))) is not None:
         start = len(tokens)
-        request = DraftRequest(
-            tokens, params, noise.for_drafting(start), allowance.max_depth, allowance.max_nodes, end_tokens
-        )
+        # Propose: a tree of guesses below the last token, with the law that each draw came from.
+        depth, nodes = allowance.max_depth, allowance.max_nodes
+        request = DraftRequest(tokens, params, noise.for_drafting(start), depth, nodes, end_tokens)
         tree = drafter.propose(request)
         allowance.check(tree, drafter.name)
-        rows = target.evaluate(tokens[-1], tree)
-
-        def law_at(node: int, tree: DraftTree = tree, rows: EvaluatedRows = rows) -> Law:
-            path = [tree.tokens[one] for one in tree.path_to(node)] if params.has_penalties else ()
-            return transformed_law(rows.logits(node + 1), params, penalty_window(tokens, path, params))
-
-        accepted = rule.accept(tree, law_at, noise, start)
+        # Evaluate: the last token and the whole tree in one pass of the target.
+        rows = target.evaluate(conversation, tree)
+        # Accept: a path down the tree, and the token after it, by the target's laws alone.
+        accepted = settings.rule.accept(tree, _target_laws(tokens, tree, rows, params), noise, start)
         path, next_token = _cut_at_end(tree, accepted.path, accepted.next_token, end_tokens)
-        target.commit(path)
-        tokens.extend(tree.tokens[node] for node in path)
+        # Commit: keep the path's keys and values, drop those of the other nodes.
+        target.commit(conversation, tree, path)
         if next_token is not None:
             tokens.append(next_token)
+        # Observe: the drafter learns what became of its guesses.
         drafter.observe(RoundOutcome(tokens, tree, path, next_token, rows))
         limits.spend(len(tokens) - start)
         yield Round(tree, path, next_token, accepted.rejected, rows)
         if tokens[-1] in end_tokens:
             return
+
+
+def _target_laws(tokens: Sequence[int], tree: DraftTree, rows: EvaluatedRows, params: SamplingParams) -> LawAt:
+    """Return what gives the target's law after a node: its logits under the settings of sampling."""
+
+    def law_at(node: int) -> Law:
+        above = [tree.tokens[i] for i in tree.path_to(node)] if params.has_penalties else ()
+        return transformed_law(rows.logits(node + 1), params, penalty_window(tokens, above, params))
+
+    return law_at
 
 
 def _cut_at_end(

@@ -6,29 +6,28 @@ import dataclasses
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.context import ContextOptions
 from specrun.bindings.errors import ClosedError, OptionError, TemplateError
 from specrun.bindings.model import Model
-from specrun.bindings.rope_scaling import AS_TRAINED, RopeScaling
+from specrun.bindings.rope_scaling import RopeScaling
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance.build import build_rule
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.build_mtp import reads_own_blocks
 from specrun.runtime.drafters.build_retrieval import with_reference
-from specrun.runtime.drafters.drafter import Drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.expression import parse_expression
 from specrun.runtime.planning.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams, unknown_option
 from specrun.runtime.session import GenerationStream, Session
-from specrun.runtime.target import TargetModel, target_context_options
 
 if TYPE_CHECKING:  # jinja2 is only worth its import time when there is something to render
     from specrun.runtime.chat_template import ChatTemplate, Message
@@ -42,25 +41,18 @@ DEFAULT_N_CTX = 4096
 class RuntimeOptions:
     """How models are loaded and evaluated.
 
-    `n_ctx` 0 takes the length the target was trained with; larger values than that are cut to it, unless `rope`
-    stretches positions, which is then asked of the draft model too.
-    `n_gpu_layers` is a count, "all" or "auto" (as many as fit). `n_threads` 0 is one per core. `seed` None
+    `context` says how contexts are made, the target's and the draft model's; what drafting needs of them (rows,
+    sequences, states) is added to it. Its `n_ctx` 0 takes the length the target was trained with; larger values than
+    that are cut to it, unless `rope` stretches positions, which is then asked of the draft model too.
+    `n_gpu_layers` is a count, "all" or "auto" (as many as fit). `seed` None
     picks one at random for every answer. `accept` names the acceptance rule:
     exact ones, or "typical(eps=0.09, delta=0.3)", which is not. `reference` is a text file that
     prompt lookup reads too: short for `prompt-lookup(reference=FILE)` wherever the drafter has a prompt lookup.
     """
 
-    n_ctx: int = DEFAULT_N_CTX
-    n_batch: int = 512
-    n_ubatch: int = 512
+    context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=DEFAULT_N_CTX))
     n_gpu_layers: LayerCount = "auto"
     n_gpu_layers_draft: LayerCount = "auto"
-    n_threads: int = 0
-    n_threads_batch: int = 0
-    flash_attention: Literal["auto", "on", "off"] = "auto"
-    cache_type_k: str = "f16"
-    cache_type_v: str = "f16"
-    rope: RopeScaling = AS_TRAINED
     use_mmap: bool = True
     use_mlock: bool = False
     accept: str = "exact"
@@ -73,15 +65,16 @@ class Runtime:
     """A target, a drafter and their cache, ready to answer. Not for use from several threads at once.
 
     `drafter` is an expression of the drafter language (`"none"`, `"prompt-lookup"`,
-    `"draft(small.gguf, n=5)"`, ...). Further options are those of `RuntimeOptions`; an unknown one raises
-    `OptionError` naming the nearest. Close it, or use it as a context manager.
+    `"draft(small.gguf, n=5)"`, ...). Further options are those of `RuntimeOptions` and of its `context`, such as
+    `n_ctx=8192` or `flash_attention="on"`; an unknown one raises `OptionError` naming the nearest. Close it, or use it
+    as a context manager.
     """
 
     def __init__(
         self,
         target: str | os.PathLike[str],
         drafter: str | None = "none",
-        **options: Any,  # noqa: ANN401 - the fields of RuntimeOptions
+        **options: Any,  # noqa: ANN401 - the fields of RuntimeOptions and its context
     ) -> None:
         self._open(Path(target), drafter or "none", _parse_options(options), {})
 
@@ -98,32 +91,29 @@ class Runtime:
         rule = build_rule(options.accept)
         if options.reference is not None:
             drafter = with_reference(drafter, Path(options.reference))
-        self.model = Model(
-            target,
-            n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, target),
-            use_mmap=options.use_mmap,
-            use_mlock=options.use_mlock,
-            load_nextn=reads_own_blocks(parse_expression(drafter)),
-        )
-        built: Drafter | None = None
-        try:
-            context_options = _context_options(options, self.model)
+        with ExitStack() as opened:  # closes the last first, here if anything fails, else in `close`
+            self.model = Model(
+                target,
+                n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, target),
+                use_mmap=options.use_mmap,
+                use_mlock=options.use_mlock,
+                load_nextn=reads_own_blocks(parse_expression(drafter)),
+            )
+            opened.callback(self.model.close)
+            sized = dataclasses.replace(options.context, n_ctx=options.context.size_for(self.model))
             environment = DraftEnvironment(
                 target=self.model,
-                context=context_options,
+                context=sized,
                 n_gpu_layers=options.n_gpu_layers_draft,
                 use_mmap=options.use_mmap,
                 default_files=files,
             )
-            built = build_drafter(drafter, environment)
-            context = Context(self.model, target_context_options(context_options, built))
-        except BaseException:
-            if built is not None:
-                built.close()
-            self.model.close()
-            raise
+            weights = build_drafter(drafter, environment)
+            opened.callback(weights.close)
+            self._session = Session.open(self.model, weights.start(), sized, rule)
+            opened.callback(self._session.close)
+            self._opened = opened.pop_all()
         self._template: ChatTemplate | None = None
-        self._session = Session(TargetModel(context), built, rule, self.model.vocabulary)
 
     # -- answering ---------------------------------------------------------------------------------------
 
@@ -226,13 +216,9 @@ class Runtime:
         return self._template
 
     def close(self) -> None:
-        """Free all native memory, drafter first; calling it again does nothing."""
-        session, self._session = self._session, None
-        if session is not None:
-            try:
-                session.close()
-            finally:
-                self.model.close()
+        """Free all native memory: drafter, target's context, drafter's weights, target; again does nothing."""
+        self._session = None
+        self._opened.close()
 
     def __enter__(self) -> Runtime:
         return self
@@ -255,26 +241,16 @@ class Runtime:
 
 
 def _parse_options(values: dict[str, Any]) -> RuntimeOptions:
-    known = [one.name for one in dataclasses.fields(RuntimeOptions)]
+    """Return the options of these names; those of a context may be given one by one beside `context`."""
+    own = [field.name for field in dataclasses.fields(RuntimeOptions)]
+    of_context = ContextOptions.chosen_names()
     for name in values:
-        if name not in known:
-            raise unknown_option(name, known, "Runtime")
-    if not isinstance(values.get("rope", AS_TRAINED), RopeScaling):
-        raise OptionError(f"rope is {values['rope']!r}: give a RopeScaling, such as RopeScaling('yarn', scale=2)")
-    return RuntimeOptions(**values)
-
-
-def _context_options(options: RuntimeOptions, model: Model) -> ContextOptions:
-    if options.n_ctx < 0:
-        raise OptionError(f"n_ctx is {options.n_ctx}: give 0 (the model's own) or a positive number")
-    return ContextOptions(
-        n_ctx=options.rope.context_size(options.n_ctx, model.n_ctx_train, model.rope_factor),
-        n_batch=options.n_batch,
-        n_ubatch=options.n_ubatch,
-        n_threads=options.n_threads,
-        n_threads_batch=options.n_threads_batch,
-        flash_attention=options.flash_attention,
-        cache_type_k=options.cache_type_k,
-        cache_type_v=options.cache_type_v,
-        rope=options.rope,
-    )
+        if name not in own and name not in of_context:
+            raise unknown_option(name, [*of_context, *own], "Runtime")
+    for name, kind in (("rope", RopeScaling), ("context", ContextOptions)):
+        if name in values and not isinstance(values[name], kind):
+            example = "RopeScaling('yarn', scale=2)" if name == "rope" else "ContextOptions(n_ctx=8192)"
+            raise OptionError(f"{name} is {values[name]!r}: give a {kind.__name__}, such as {example}")
+    options = RuntimeOptions(**{name: value for name, value in values.items() if name in own})
+    chosen = {name: value for name, value in values.items() if name in of_context}
+    return dataclasses.replace(options, context=dataclasses.replace(options.context, **chosen))

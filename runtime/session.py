@@ -1,4 +1,4 @@
-"""A session: one target, one drafter, one cache. Turns prompts into streams of tokens, reusing prefixes."""
+"""A session: a target and its acceptance rule, with one conversation. Turns prompts into streams of tokens."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 
+from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import BusyError, ClosedError, ContextFullError, OptionError
+from specrun.bindings.model import Model
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.acceptance.rule import AcceptanceRule
+from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafters.drafter import Drafter
-from specrun.runtime.loop import Round, decode_rounds
+from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.planning.limits import RoundLimits
-from specrun.runtime.prefix import common_prefix
 from specrun.runtime.results import FinishReason, GenerationResult, LogprobKeeper, TokenEvent, Usage
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.statistics import RoundCounter, SpecStats
-from specrun.runtime.target import TargetModel
+from specrun.runtime.target import TargetModel, target_context_options
 from specrun.runtime.text import TextAssembler
 
 __all__ = ["GenerationStream", "Session"]
@@ -39,15 +42,42 @@ class _Clock:
 
 
 class Session:
-    """Decodes one answer at a time over a cache that persists between answers."""
+    """Decodes one answer at a time, in a conversation whose cache persists between answers.
+
+    `target`, `rule` and `vocabulary` are what any number of conversations could share; all that belongs to this one
+    is in `conversation`.
+    """
 
     def __init__(self, target: TargetModel, drafter: Drafter, rule: AcceptanceRule, vocabulary: Vocabulary) -> None:
         self.target = target
-        self.drafter = drafter
         self.rule = rule
         self.vocabulary = vocabulary
+        self.conversation = Conversation(drafter)
         self.closed = False
         self._busy = False
+
+    @classmethod
+    def open(cls, model: Model, drafter: Drafter, options: ContextOptions, rule: AcceptanceRule) -> Session:
+        """Make a context that verifies the drafter's trees, and a session over it; closes the drafter if that fails."""
+        try:
+            context = Context(model, target_context_options(options, drafter))
+        except BaseException:
+            drafter.close()
+            raise
+        return cls(TargetModel(context), drafter, rule, model.vocabulary)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def drafter(self) -> Drafter:
+        """The conversation's drafter."""
+        return self.conversation.drafter
 
     def stream(
         self, prompt: Sequence[int], params: SamplingParams, *, seed: int, max_tokens: int | None = None
@@ -106,16 +136,14 @@ class Session:
         """Mark the session as free."""
         self._busy = False
 
-    def load_prompt(self, prompt: list[int]) -> int:
-        """Bring target and drafter to the prompt; return how many tokens the cache already held."""
-        # The last token is left for the first round, whose root needs its row.
-        shared = min(common_prefix(self.target.tokens, prompt), len(prompt) - 1)
-        if self.drafter.reads_target and self.target.context.model.can_branch:
-            shared = max(0, shared - 1)  # the state before the first new token is needed with it
-        shared = self.target.rewind(shared)
-        self.drafter.begin(prompt)
-        self.target.prefill(prompt[shared:-1], self.drafter.learn_prompt)
-        return shared
+    def load_prompt(self, prompt: Sequence[int]) -> int:
+        """Bring the conversation to a prompt; return how many of its tokens the cache already held."""
+        return self.conversation.begin(self.target, prompt)
+
+    def forget(self) -> None:
+        """Empty the cache and what the drafter keeps of the text, so that the next answer shares nothing with it."""
+        self.require_idle()
+        self.conversation.forget(self.target)
 
 
 class GenerationStream(Iterator[TokenEvent]):
@@ -215,24 +243,17 @@ class _Answer:
             session.release()
 
     def _answer(self) -> Generator[TokenEvent, None, None]:
-        session = self._session
-        tokens = list(self._prompt)
+        session, conversation = self._session, self._session.conversation
+        tokens = conversation.tokens
         end_tokens = session.vocabulary.end_of_generation
         limits = RoundLimits(
             n_ctx=session.target.context.n_ctx,
             max_nodes=session.target.max_nodes,
             max_tokens=self._max_tokens,
         )
-        rounds = decode_rounds(
-            session.target,
-            session.drafter,
-            session.rule,
-            SeededNoise(self._seed),
-            self._params,
-            tokens,
-            limits,
-            end_tokens,
-        )
+        conversation.noise = SeededNoise(self._seed)
+        settings = DecodeSettings(session.rule, self._params, limits, end_tokens)
+        rounds = decode_rounds(session.target, conversation, settings)
         for number, one in enumerate(rounds):
             ended = tokens[-1] in end_tokens
             final = ended or limits.next_round(len(tokens)) is None

@@ -1,9 +1,9 @@
-"""The target: evaluates a draft tree in one pass and keeps the accepted path's cache."""
+"""The target model: evaluates a draft tree in one batch (tree attention) and keeps the accepted path's KV cache."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,11 +15,10 @@ from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.runtime.layout import TreeLayout, layout_tree, moves_onto
 from specrun.runtime.tree import DraftTree
 
-__all__ = ["EvaluatedRows", "Target", "TargetModel", "target_context_options"]
+__all__ = ["CachedText", "EvaluatedRows", "Target", "TargetModel", "target_context_options"]
 
 # Prompts are evaluated in pieces, because Ctrl-C is only seen between evaluations.
 _PREFILL_CHUNK = 256
-
 
 # With hidden states every token of a prompt needs an output row: prompts go in pieces of at least this size.
 _HIDDEN_STATE_ROWS = 64
@@ -44,16 +43,36 @@ class EvaluatedRows(Protocol):
 PromptLearner = Callable[[int, EvaluatedRows, int], None]
 
 
+class CachedText:
+    """The committed tokens of one text, and how many of them a target has cached.
+
+    A target holds the keys and values of `tokens[:n_cached]` and of nothing else that counts. `n_cached` shrinks
+    before the cache does and grows after it, so an interrupt at any line leaves a number that is true.
+    """
+
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
+        self.tokens = list(tokens)
+        self.n_cached = 0
+
+    def commit(self, tokens: Iterable[int]) -> None:
+        """Append accepted tokens, which the target has cached like all that were there before."""
+        self.tokens.extend(tokens)
+        self.n_cached = len(self.tokens)
+
+    def cut(self, length: int) -> None:
+        """Drop the tokens from position `length` on."""
+        self.n_cached = min(self.n_cached, length)
+        del self.tokens[length:]
+
+
 class Target(Protocol):
-    """What the decoding loop needs of a target; tests pass scripted ones."""
+    """What the decoding loop needs of a target; tests pass scripted ones. What it caches, the text knows."""
 
-    tokens: list[int]
+    def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
+        """Evaluate the last committed token, which is not cached yet, and the tree below it."""
 
-    def evaluate(self, pending: int, tree: DraftTree) -> EvaluatedRows:
-        """Evaluate the last committed token and the tree below it."""
-
-    def commit(self, path: Sequence[int]) -> None:
-        """Keep the evaluated root and these nodes, a path from the root down; drop the others."""
+    def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
+        """Keep the evaluated root and these nodes, a path from the root down; append their tokens, drop the others."""
 
 
 class DraftSize(Protocol):
@@ -67,49 +86,39 @@ class DraftSize(Protocol):
 
 
 class TargetModel:
-    """A llama.cpp context as the target.
+    """A llama.cpp context as the target: what all conversations with it share.
 
-    `tokens` are exactly the committed tokens whose keys and values are cached, for every sequence id of
-    the context: a tree's paths all start from the same cached prefix.
+    It keeps nothing of a text but what lies in the context's cache. Every token is cached for all sequence ids of
+    the context, because a tree's paths, one id each, all start from the same prefix.
     """
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.tokens: list[int] = []
         self._n_sequences = context.options.n_sequences
         self._all_ids = np.arange(self._n_sequences, dtype=np.int32)
         self._batch = Batch(context.n_batch, self._n_sequences)
-        self._tree: DraftTree | None = None
-        self._layout: TreeLayout | None = None
-        self._pending = 0
-
-    @property
-    def room(self) -> int:
-        """How many more positions the context can hold."""
-        return self.context.n_ctx - len(self.tokens)
 
     @property
     def max_nodes(self) -> int:
         """The most tree nodes one evaluation can take beside the root."""
         return min(self.context.n_batch, self.context.n_outputs) - 1
 
-    def rewind(self, length: int) -> int:
-        """Drop everything after the first `length` committed tokens; return how many are cached now.
+    def rewind(self, text: CachedText, length: int) -> None:
+        """Drop everything of the text after its first `length` tokens.
 
-        Also drops what an interrupted round left behind. Memories that cannot drop a part are cleared.
+        Also drops what an interrupted round left in the cache. Memories that cannot drop a part are cleared:
+        `text.n_cached` is then 0.
         """
-        self._tree = None
-        memory = self.context.memory
+        memory, was_cached = self.context.memory, text.n_cached
+        text.cut(length)
         if self.context.model.can_branch:
-            memory.truncate(length)
-        elif length < len(self.tokens) or memory.last_position() >= length:
+            memory.truncate(text.n_cached)
+        elif text.n_cached < was_cached or memory.last_position() >= text.n_cached:
+            text.n_cached = 0
             memory.clear()
-            length = 0
-        del self.tokens[length:]
-        return length
 
-    def prefill(self, tokens: Sequence[int], learn: PromptLearner | None = None) -> None:
-        """Evaluate and commit more tokens, without output rows unless the context has hidden states.
+    def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
+        """Evaluate the text's tokens up to position `end`, without output rows unless the context has hidden states.
 
         With states of any kind `learn` is told each piece: the position of its first token, its rows, how many.
         """
@@ -119,49 +128,51 @@ class TargetModel:
         chunk = min(_PREFILL_CHUNK, self.context.n_batch)
         if hidden_states:
             chunk = min(chunk, self.context.n_outputs)
-        for start in range(0, len(tokens), chunk):
-            piece = list(tokens[start : start + chunk])
-            self._batch.fill_chain(piece, len(self.tokens), self._all_ids, len(piece) if hidden_states else 0)
+        for start in range(text.n_cached, end, chunk):
+            piece = self._fed(text.tokens[start : min(start + chunk, end)])
+            self._batch.fill_chain(piece, start, self._all_ids, len(piece) if hidden_states else 0)
             rows = self.context.decode(self._batch)
             if has_states and learn is not None:
-                learn(len(self.tokens), rows, len(piece))
-            self.tokens.extend(piece)
+                learn(start, rows, len(piece))
+            text.n_cached = start + len(piece)
 
-    def evaluate(self, pending: int, tree: DraftTree) -> EvaluatedRows:
-        """Evaluate `pending` (the last committed token) and `tree` below it in one llama_decode."""
+    def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
+        """Evaluate the text's last token, all others being cached, and `tree` below it in one llama_decode."""
+        if text.n_cached != len(text.tokens) - 1:
+            raise OptionError(
+                f"of {len(text.tokens)} tokens {text.n_cached} are cached: a tree grows from the first that is not"
+            )
+        return self._evaluate_at(text.n_cached, text.tokens[-1], tree)
+
+    def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
+        """Keep the root and the nodes of `path` for every sequence, touching only the round's positions."""
+        self._keep_at(text.n_cached, tree, path)
+        text.commit(tree.tokens[node] for node in path)
+
+    def _fed(self, tokens: list[int]) -> list[int]:
+        """Return what the model is fed for these tokens."""
+        return tokens
+
+    def _evaluate_at(self, root: int, token: int, tree: DraftTree) -> EvaluatedRows:
+        """Evaluate `token` at position `root` and `tree` below it."""
         layout = layout_tree(tree.parents, self._n_sequences)
         if len(tree) and not self.context.model.can_branch:
             self._require_chain(len(tree), layout)
         if layout.n_leaves > self._n_sequences:
             raise OptionError(f"a draft tree with more leaves than the context's {self._n_sequences} sequences")
         self._batch.fill(
-            (pending, *tree.tokens),
-            layout.depths + len(self.tokens),
+            self._fed([token, *tree.tokens]),
+            layout.depths + root,
             layout.id_counts,
             layout.flat_ids,
             layout.outputs,
         )
-        rows = self.context.decode(self._batch)
-        self._tree, self._layout, self._pending = tree, layout, pending
-        return rows
+        return self.context.decode(self._batch)
 
-    def _require_chain(self, n_nodes: int, layout: TreeLayout) -> None:
-        """Raise `UnsupportedModelError` unless a recurrent state can take back all nodes of a tree."""
-        context = self.context
-        most = context.options.n_rollback if context.model.can_roll_back else 0
-        if layout.n_leaves > 1 or n_nodes > most:
-            raise UnsupportedModelError(
-                f"{context.model.architecture} models keep a recurrent state: this context verifies chains of at most "
-                f"{most} drafts"
-            )
-
-    def commit(self, path: Sequence[int]) -> None:
-        """Keep the root and the nodes of `path` for every sequence, touching only the round's positions."""
-        if self._tree is None or self._layout is None:
-            raise OptionError("there is no evaluated tree to commit")
-        tree, layout = self._tree, self._layout
+    def _keep_at(self, root: int, tree: DraftTree, path: Sequence[int]) -> None:
+        """Keep the token at position `root` and the nodes of `path` below it, for every sequence."""
+        layout = layout_tree(tree.parents, self._n_sequences)
         moves = moves_onto(tuple(path), tree.parents, self._n_sequences)
-        root = len(self.tokens)
         end = root + 1 + len(path)
         memory = self.context.memory
         if tree.max_depth > len(path):
@@ -172,9 +183,16 @@ class TargetModel:
                 if strays:
                     memory.truncate(root + 1 + shared, end, sequence)
                 memory.branch(source, sequence, root + 1 + shared, end)
-        self.tokens.append(self._pending)
-        self.tokens.extend(tree.tokens[node] for node in path)
-        self._tree = None
+
+    def _require_chain(self, n_nodes: int, layout: TreeLayout) -> None:
+        """Raise `UnsupportedModelError` unless a recurrent state can take back all nodes of a tree."""
+        context = self.context
+        most = context.options.n_rollback if context.model.can_roll_back else 0
+        if layout.n_leaves > 1 or n_nodes > most:
+            raise UnsupportedModelError(
+                f"{context.model.architecture} models keep a recurrent state: this context verifies chains of at most "
+                f"{most} drafts"
+            )
 
 
 def target_context_options(options: ContextOptions, drafter: DraftSize) -> ContextOptions:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from branching import BranchingNoise, enumerate_law
-from scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, law_of
+from scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
 
 from specrun.runtime.acceptance.rule import AcceptanceRule
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, NoDrafter
 from specrun.runtime.law import Law
-from specrun.runtime.loop import decode_rounds
+from specrun.runtime.loop import DecodeSettings, decode_rounds
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.planning.limits import RoundLimits
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
@@ -195,14 +195,13 @@ def law_with_drafter(
     """Return the exact law of an answer with a drafter that keeps state from round to round, made anew each time."""
 
     def program(noise: BranchingNoise) -> tuple[int, ...]:
-        tokens = list(PROMPT)
         drafter = make()
-        drafter.begin(tokens)
+        drafter.begin(PROMPT)
+        conversation = conversation_of(drafter, PROMPT, noise)
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
-        target = TableTarget(table, PROMPT)
-        for _ in decode_rounds(target, drafter, rule, noise, PLAIN, tokens, limits, end_tokens):
+        for _ in decode_rounds(TableTarget(table), conversation, DecodeSettings(rule, PLAIN, limits, end_tokens)):
             pass
-        return tuple(tokens[len(PROMPT) :])
+        return tuple(conversation.tokens[len(PROMPT) :])
 
     return enumerate_law(program)
 
@@ -252,8 +251,8 @@ def accepted_lengths(rule: AcceptanceRule, propose: Propose, table: LawTable, le
 
     def program(noise: BranchingNoise) -> int:
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
-        target, drafter = TableTarget(table, PROMPT), ScriptedDrafter(propose)
-        rounds = decode_rounds(target, drafter, rule, noise, PLAIN, list(PROMPT), limits, frozenset())
+        conversation = conversation_of(ScriptedDrafter(propose), PROMPT, noise)
+        rounds = decode_rounds(TableTarget(table), conversation, DecodeSettings(rule, PLAIN, limits))
         return len(next(rounds).path)
 
     return enumerate_law(program)  # type: ignore[return-value]
@@ -276,7 +275,8 @@ def numbers_used(rule: AcceptanceRule, propose: Propose | None, seed: int) -> li
     noise, table = RecordsKeys(seed), LawTable(3, seed)
     drafter = NoDrafter() if propose is None else ScriptedDrafter(propose)
     limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=24)
-    list(decode_rounds(TableTarget(table, PROMPT), drafter, rule, noise, PLAIN, list(PROMPT), limits, frozenset()))
+    conversation = conversation_of(drafter, PROMPT, noise)
+    list(decode_rounds(TableTarget(table), conversation, DecodeSettings(rule, PLAIN, limits)))
     return noise.used
 
 

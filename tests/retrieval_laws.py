@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from branching import BranchingNoise, enumerate_law
-from scripted import PLAIN, LawTable, TableTarget
+from scripted import PLAIN, LawTable, TableTarget, conversation_of
 
 from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.drafters.drafter import Drafter
-from specrun.runtime.loop import decode_rounds
+from specrun.runtime.loop import DecodeSettings, decode_rounds
 from specrun.runtime.planning.limits import RoundLimits
 
 
@@ -21,16 +21,15 @@ def retrieval_bias(
 
     def program(noise: BranchingNoise) -> tuple[int, ...]:
         nonlocal nodes, widest
-        tokens, drafter = list(prompt), make()
-        drafter.begin(tokens)
+        drafter = make()
+        drafter.begin(prompt)
+        conversation = conversation_of(drafter, prompt, noise)
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
-        rounds = decode_rounds(
-            TableTarget(table, prompt), drafter, ExactRule(), noise, PLAIN, tokens, limits, frozenset()
-        )
+        rounds = decode_rounds(TableTarget(table), conversation, DecodeSettings(ExactRule(), PLAIN, limits))
         for one in rounds:
             nodes += len(one.tree)
             widest = max(widest, max(map(len, one.tree.draws.values()), default=0))
-        return tuple(tokens[len(prompt) :])
+        return tuple(conversation.tokens[len(prompt) :])
 
     emitted = enumerate_law(program)
     wanted = {(): 1.0}

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest
 from specrun.runtime.law import Law
+from specrun.runtime.noise import NoiseSource
 from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.target import CachedText
 from specrun.runtime.tree import DraftTree
 
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -56,23 +59,22 @@ class TableRows:
 class TableTarget:
     """A target that reads its laws from a table and checks that commits are paths of the evaluated tree."""
 
-    def __init__(self, table: LawTable, prompt: Sequence[int]) -> None:
-        self.tokens = list(prompt[:-1])
+    def __init__(self, table: LawTable) -> None:
         self._table = table
-        self._tree: DraftTree | None = None
-        self._pending = -1
+        self._evaluated: tuple[list[int], DraftTree] | None = None
 
-    def evaluate(self, pending: int, tree: DraftTree) -> TableRows:
-        prefix = [*self.tokens, pending]
+    def evaluate(self, text: CachedText, tree: DraftTree) -> TableRows:
+        assert text.n_cached < len(text.tokens)
+        prefix = list(text.tokens)
         nodes = [[*prefix, *(tree.tokens[one] for one in tree.path_to(node))] for node in range(len(tree))]
-        self._tree, self._pending = tree, pending
+        self._evaluated = prefix, tree
         return TableRows([self._table(prefix), *map(self._table, nodes)])
 
-    def commit(self, path: Sequence[int]) -> None:
-        assert self._tree is not None
-        assert list(path) == self._tree.path_to(path[-1] if path else -1)
-        self.tokens += [self._pending, *(self._tree.tokens[node] for node in path)]
-        self._tree = None
+    def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
+        assert self._evaluated == (text.tokens, tree)
+        assert list(path) == tree.path_to(path[-1] if path else -1)
+        text.commit(tree.tokens[node] for node in path)
+        self._evaluated = None
 
 
 class TableDraftModel(TableTarget):
@@ -84,22 +86,29 @@ class TableDraftModel(TableTarget):
     n_params = 7
 
     def __init__(self, table: LawTable) -> None:
-        super().__init__(table, [0])
+        super().__init__(table)
         self.evaluations = 0
         self.closed = False
 
-    def rewind(self, length: int) -> None:
-        del self.tokens[length:]
+    def rewind(self, text: CachedText, length: int) -> None:
+        text.cut(length)
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        self.tokens += tokens
+    def prefill(self, text: CachedText, end: int) -> None:
+        text.n_cached = max(text.n_cached, end)
 
-    def evaluate(self, pending: int, tree: DraftTree) -> TableRows:
+    def evaluate(self, text: CachedText, tree: DraftTree) -> TableRows:
         self.evaluations += 1
-        return super().evaluate(pending, tree)
+        return super().evaluate(text, tree)
 
     def close(self) -> None:
         self.closed = True
+
+
+def conversation_of(drafter: Drafter, prompt: Sequence[int], noise: NoiseSource) -> Conversation:
+    """A conversation at the end of a prompt, which the target has cached but for its last token."""
+    conversation = Conversation(drafter, prompt, noise)
+    conversation.n_cached = len(prompt) - 1
+    return conversation
 
 
 class ScriptedDrafter(Drafter):

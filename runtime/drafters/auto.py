@@ -52,6 +52,8 @@ class AutoDrafter(MembersDrafter):
         self.max_leaves = max(member.max_leaves for member in members)
         self.max_nodes = max(member.max_nodes for member in members)
         self._names = [member.name for member in members]
+        for log in replay:
+            log.choices_for(self._names)  # a log of other drafters is refused at once
         self._sizes = tuple(sizes)
         self._chooser = self._new_chooser()
         self._clock = clock

@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import cast
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.drafter import Drafter, NoDrafter
+from specrun.runtime.drafters.drafter import Drafter, DrafterWeights, NoDrafter
 from specrun.runtime.drafters.ensemble import EnsembleDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts
 from specrun.runtime.drafters.expression import Expression, parse_expression
-from specrun.runtime.drafters.members import close_all
+from specrun.runtime.drafters.members import combined
 from specrun.runtime.methods import Method, find_method
 from specrun.runtime.pairing import check_rollback, check_verifiable
 
 __all__ = ["Builder", "build_drafter", "build_ensemble", "build_none", "load_builder"]
 
-Builder = Callable[[Expression, DraftEnvironment, BuildPart], Drafter]
+Builder = Callable[[Expression, DraftEnvironment, BuildPart], DrafterWeights]
 """Builds an expression of one method; combinators build their members with the third argument."""
 
 
-def build_drafter(text: str, environment: DraftEnvironment) -> Drafter:
-    """Return the drafter that an expression describes.
+def build_drafter(text: str, environment: DraftEnvironment) -> DrafterWeights:
+    """Return the weights of the drafter that an expression describes: each conversation is started from them.
 
-    Raises `OptionError` for an expression or option that makes no sense, `PairError` for a model that does
-    not fit the target, `ModelError` for a file that cannot be used.
+    Building or the first start raises `OptionError` for an expression or option that makes no sense, `PairError` for
+    a model that does not fit the target, `ModelError` for a file that cannot be used. A start that fails leaves
+    nothing open; the weights stay open until they are closed.
     """
     expression = parse_expression(text)
     if expression.count is not None:
         raise OptionError(f"{expression}: @{expression.count} says how many tokens a part of relay(...) drafts")
-    drafter = _build(expression, environment)
-    try:
-        check_verifiable(environment.target, drafter.name, drafter.max_leaves)
-    except BaseException:
-        drafter.close()
-        raise
-    return drafter
+    weights = _build(expression, environment)
+
+    def start() -> Drafter:
+        drafter = weights.start()
+        try:
+            check_verifiable(environment.target, drafter.name, drafter.max_leaves)
+        except BaseException:
+            drafter.close()
+            raise
+        return drafter
+
+    return DrafterWeights(weights.name, start, [weights])
 
 
 def load_builder(method: Method) -> Builder:
@@ -44,24 +51,26 @@ def load_builder(method: Method) -> Builder:
     return cast("Builder", getattr(importlib.import_module(method.module), method.builder_name))
 
 
-def _build(expression: Expression, environment: DraftEnvironment) -> Drafter:
+def _build(expression: Expression, environment: DraftEnvironment) -> DrafterWeights:
     method = find_method(expression.atom)
     if expression.atom != "none":
         check_rollback(environment.target)
     method.read(expression)  # refuses what the method does not take, before anything is loaded
-    return load_builder(method)(expression, environment, _build)
+    builder = load_builder(method)
+    # DELETE WITH THE MERGE OF BRANCH `heads`, and return what the builder builds: its builders return weights
+    # themselves then. Until then every conversation opens its head anew.
+    if method.head is not None or method.name == "mtp":
+        start = cast("Callable[[], Drafter]", functools.partial(builder, expression, environment, _build))
+        return DrafterWeights(str(expression), start)
+    return builder(expression, environment, _build)
 
 
-def build_none(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+def build_none(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `none`: plain decoding."""
-    return NoDrafter()
+    return DrafterWeights(NoDrafter.name, NoDrafter)
 
 
-def build_ensemble(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+def build_ensemble(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `ensemble(a, b, ...)`."""
     members = build_parts(expression.arguments, environment, build)
-    try:
-        return EnsembleDrafter(members, name=str(expression))
-    except BaseException:
-        close_all(members)
-        raise
+    return combined(str(expression), members, lambda started: EnsembleDrafter(started, name=str(expression)))

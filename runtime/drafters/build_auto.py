@@ -9,10 +9,10 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.mtp_context import can_draft_nextn
 from specrun.runtime.drafters.auto import AutoDrafter
 from specrun.runtime.drafters.choice_log import read_choice_logs
-from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.drafter import DrafterWeights
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts
 from specrun.runtime.drafters.expression import Expression
-from specrun.runtime.drafters.members import close_all
+from specrun.runtime.drafters.members import combined
 from specrun.runtime.methods import options_of
 
 __all__ = ["auto_expression", "build_auto"]
@@ -26,7 +26,7 @@ def auto_expression(draft: str) -> str:
     return f"auto({', '.join([draft, *_WITHOUT_MODEL])})"
 
 
-def build_auto(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+def build_auto(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `auto(a, b, replay=FILE)`; plain decoding is always one of the choices."""
     options = options_of(expression)
     replay = options.optional("replay")
@@ -35,16 +35,13 @@ def build_auto(expression: Expression, environment: DraftEnvironment, build: Bui
     if _NONE not in (Expression(arm.atom) if arm.atom == "none" else arm for arm in arms):
         arms.append(_NONE)
     _refuse_twins(expression, arms)
-    members = build_parts(arms, environment, build)
-    try:
-        for log in logs:
-            log.choices_for([member.name for member in members])
-        return AutoDrafter(
+    return combined(
+        str(expression),
+        build_parts(arms, environment, build),
+        lambda members: AutoDrafter(
             members, replay=logs, clock=environment.clock, sizes=[_size(arm) for arm in arms], name=str(expression)
-        )
-    except BaseException:
-        close_all(members)
-        raise
+        ),
+    )
 
 
 def _default_arms(environment: DraftEnvironment) -> list[Expression]:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bindings.context import MAX_SEQUENCES, Context
+from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.build_draft import ChainOptions, chain_options, draft_context_options, open_draft_model
+from specrun.bindings.model import Model
+from specrun.runtime.drafters.build_draft import (
+    ChainOptions,
+    chain_options,
+    draft_context_options,
+    open_draft_model,
+)
 from specrun.runtime.drafters.cascade import CascadeDrafter
 from specrun.runtime.drafters.draft_model_target import JOINED_TOKENS, DraftModelTarget
-from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.drafter import Drafter, DrafterWeights
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts, file_of
 from specrun.runtime.drafters.expression import Expression
-from specrun.runtime.drafters.members import close_all
+from specrun.runtime.drafters.expression_options import ExpressionOptions
+from specrun.runtime.drafters.members import combined
 from specrun.runtime.drafters.ngram_pool import MAX_NGRAM
-from specrun.runtime.drafters.ngram_store import open_store
+from specrun.runtime.drafters.ngram_store import NgramStore, open_store
 from specrun.runtime.drafters.ouroboros import OuroborosDrafter
 from specrun.runtime.drafters.phrases import PhraseDrafter
 from specrun.runtime.drafters.relay import RelayDrafter
+from specrun.runtime.drafters.topology import check_leaves
 from specrun.runtime.methods import TREE_OPTIONS, find_method, options_of
 from specrun.runtime.planning.window_guard import WindowGuard
 
@@ -28,67 +37,104 @@ __all__ = ["build_cascade", "build_ouroboros", "build_relay"]
 _PER_KEY, _MAX_KEYS = 16, 16384
 
 
-def build_cascade(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+def build_cascade(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `cascade(draft(a.gguf, n=5), b, rounds=0)`: b drafts for the draft model."""
     options = options_of(expression)
     if len(expression.arguments) != 2:
         raise OptionError(f"{expression}: a cascade has two parts, as in cascade(draft(a.gguf, n=5), prompt-lookup)")
     outer, inner = expression.arguments
-    rounds = options.integer("rounds", 0)
-    return _cascade(expression, outer, environment, lambda within: build(inner, within), rounds)
+    draft = _open_cascade(expression, outer, environment, options.integer("rounds", 0))
+    try:
+        # For the inner drafter the draft model is the target.
+        parts = build(inner, dataclasses.replace(environment, target=draft.model))
+    except BaseException:
+        draft.model.close()
+        raise
+    return DrafterWeights(str(expression), lambda: draft.start(parts.start()), [parts, draft.model])
 
 
-def _cascade(
-    expression: Expression,
-    outer: Expression,
-    environment: DraftEnvironment,
-    build_inner: Callable[[DraftEnvironment], Drafter],
-    max_rounds: int,
-) -> CascadeDrafter:
-    """Open the draft model of a cascade, and what drafts for it; for that one, the draft model is the target."""
+@dataclass(frozen=True, slots=True)
+class _CascadeModel:
+    """The draft model of a cascade: what every conversation's own cascade is started from."""
+
+    model: Model
+    name: str
+    chain: ChainOptions
+    max_rounds: int
+    environment: DraftEnvironment
+
+    def start(self, inner: Drafter) -> CascadeDrafter:
+        """Return a conversation's cascade, which owns `inner` from now on: it is closed if anything fails."""
+        with contextlib.ExitStack() as opened:  # closed again if anything below fails
+            opened.callback(inner.close)
+            options = dataclasses.replace(
+                draft_context_options(self.environment.context, self.model),
+                n_sequences=inner.max_leaves,
+                n_outputs=inner.max_nodes + 1 + JOINED_TOKENS,
+            )
+            context = Context(self.model, options)
+            opened.callback(context.close)
+            target_size = self.environment.target.vocabulary.size
+            drafter = CascadeDrafter(
+                DraftModelTarget(context, target_vocab_size=target_size),
+                inner,
+                num_draft_tokens=self.chain.n,
+                sampling=self.chain.sampling,
+                p_min=self.chain.p_min,
+                max_rounds=self.max_rounds,
+                name=self.name,
+            )
+            opened.pop_all()
+        return drafter
+
+
+def _open_cascade(
+    expression: Expression, outer: Expression, environment: DraftEnvironment, max_rounds: int
+) -> _CascadeModel:
     chain = _cascade_chain(outer, expression)
     model = open_draft_model(file_of(outer, environment), environment)
-    drafter: Drafter | None = None
-    context: Context | None = None
-    try:
-        drafter = build_inner(dataclasses.replace(environment, target=model))
-        context = Context(
-            model,
-            dataclasses.replace(
-                draft_context_options(environment.context, model),
-                n_sequences=drafter.max_leaves,
-                n_outputs=drafter.max_nodes + 1 + JOINED_TOKENS,
-            ),
-        )
-        return CascadeDrafter(
-            DraftModelTarget(context, target_vocab_size=environment.target.vocabulary.size),
-            drafter,
-            num_draft_tokens=chain.n,
-            sampling=chain.sampling,
-            p_min=chain.p_min,
-            max_rounds=max_rounds,
-            name=str(expression),
-        )
-    except BaseException:
-        for one in (drafter, context, model):
-            if one is not None:
-                one.close()
-        raise
+    return _CascadeModel(model, str(expression), chain, max_rounds, environment)
 
 
-def build_ouroboros(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
-    """Build `ouroboros(draft(a.gguf, n=5), phrases=3, length=4, pool=FILE)`."""
+def build_ouroboros(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+    """Build `ouroboros(draft(a.gguf, n=5), phrases=3, length=4, pool=FILE)`.
+
+    A pool with a file is shared by all conversations, as that of `lookahead`; otherwise each has its own.
+    """
     options = options_of(expression)
     count, length = options.integer("phrases", 3), options.integer("length", 4)
-    if not (1 <= count <= MAX_SEQUENCES and 1 <= length < MAX_NGRAM):
+    if not (count >= 1 and 1 <= length < MAX_NGRAM):
         raise OptionError(
-            f"{expression}: give 1 to {MAX_SEQUENCES} phrases of length 1 to {MAX_NGRAM - 1}, not {count} of {length}"
+            f"{expression}: give 1 or more phrases of length 1 to {MAX_NGRAM - 1}, not {count} of {length}"
         )
+    check_leaves(expression, count, "use fewer phrases")
+    store = _open_store(expression, options, environment, length)
+    outer = expression.arguments[0] if expression.arguments else Expression("draft")
+    draft = _open_cascade(expression, outer, environment, 0)
+    try:
+        _require_room(expression, draft.chain.n + count * length, environment)
+        curve = environment.curve
+    except BaseException:
+        draft.model.close()
+        raise
+
+    def start() -> Drafter:
+        own = store.for_conversation()
+        cascade = draft.start(PhraseDrafter(own, count=count, length=length))
+        guard = WindowGuard(curve)
+        return OuroborosDrafter(cascade, own, count=count, length=length, guard=guard, name=str(expression))
+
+    return DrafterWeights(str(expression), start, [store, draft.model])
+
+
+def _open_store(
+    expression: Expression, options: ExpressionOptions, environment: DraftEnvironment, length: int
+) -> NgramStore:
     file = options.optional("pool")
     keep = options.choice("save", ["yes", "no"], "yes") == "yes"
     if file is None and not keep:
         raise OptionError(f"{expression}: save=no is about a pool's file: name it with pool=FILE")
-    store = open_store(
+    return open_store(
         None if file is None else Path(file).expanduser(),
         environment.target.vocabulary,
         n=length + 1,
@@ -96,15 +142,6 @@ def build_ouroboros(expression: Expression, environment: DraftEnvironment, build
         max_keys=_MAX_KEYS,
         keep=keep,
     )
-    outer = expression.arguments[0] if expression.arguments else Expression("draft")
-    draft = _cascade(expression, outer, environment, lambda within: PhraseDrafter(store, count=count, length=length), 0)
-    try:
-        _require_room(expression, draft.max_nodes + count * length, environment)
-        guard = WindowGuard(environment.curve)
-        return OuroborosDrafter(draft, store, count=count, length=length, guard=guard, name=str(expression))
-    except BaseException:
-        draft.close()
-        raise
 
 
 def _require_room(expression: Expression, nodes: int, environment: DraftEnvironment) -> None:
@@ -130,17 +167,16 @@ def _cascade_chain(outer: Expression, whole: Expression) -> ChainOptions:
     return chain
 
 
-def build_relay(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+def build_relay(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `relay(draft(a.gguf)@2, prompt-lookup@3)`: each part goes on below the one before it."""
     if len(expression.arguments) < 2:
         raise OptionError(f"{expression}: a relay needs at least two parts, as in relay(draft(a.gguf)@2, ...)")
     counts = [part.count for part in expression.arguments]
-    members = build_parts([_without_count(part) for part in expression.arguments], environment, build)
-    try:
-        return RelayDrafter(members, counts, name=str(expression))
-    except BaseException:
-        close_all(members)
-        raise
+    return combined(
+        str(expression),
+        build_parts([_without_count(part) for part in expression.arguments], environment, build),
+        lambda members: RelayDrafter(members, counts, name=str(expression)),
+    )
 
 
 def _without_count(part: Expression) -> Expression:

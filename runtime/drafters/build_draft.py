@@ -1,4 +1,4 @@
-"""Builds `draft(a.gguf, ...)`: opens the draft model with a context of the right size."""
+"""Builds `draft(a.gguf, ...)`: opens the draft model, of which each conversation gets a context of the right size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specrun.bindings.rope_scaling import AS_TRAINED, RopeScaling
 from specrun.runtime.drafters.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.draft_model import DraftModelDrafter, DraftSampling
 from specrun.runtime.drafters.draft_tree import DraftTreeDrafter, draft_size
-from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.drafter import Drafter, DrafterWeights
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.expression import Expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
@@ -32,12 +32,15 @@ __all__ = ["ChainOptions", "build_draft", "chain_options", "draft_context_option
 
 @dataclass(frozen=True, slots=True)
 class ChainOptions:
-    """What `draft(a.gguf, n=5, sampling=with, p_min=0)` says about chains; with an adaptive stop `p_min` is 0."""
+    """What `draft(a.gguf, n=5, sampling=with, p_min=0)` says about chains.
+
+    `adaptive_exit` are the options of p_min=adaptive, None without it; with it `p_min` is 0.
+    """
 
     n: int
     sampling: DraftSampling
     p_min: float
-    adaptive_exit: AdaptiveExit | None
+    adaptive_exit: AdaptiveExitOptions | None
 
 
 def chain_options(expression: Expression) -> ChainOptions:
@@ -49,7 +52,7 @@ def chain_options(expression: Expression) -> ChainOptions:
     return ChainOptions(options.integer("n", 5), sampling, p_min, adaptive_exit)
 
 
-def build_draft(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+def build_draft(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `draft(a.gguf, ...)`: a chain or a tree from a draft model."""
     options = options_of(expression)
     tree = TreeOptions(
@@ -64,42 +67,41 @@ def build_draft(expression: Expression, environment: DraftEnvironment, build: Bu
             raise OptionError(f"{expression}: p_min=adaptive ends chains, not trees; give n= or a fixed p_min")
         return _build_draft_tree(expression, environment, options, tree, options.number("p_min", 0.0))
     chain = chain_options(expression)
-    return _with_draft_model(
-        file_of(expression, environment),
-        environment,
-        lambda context: DraftModelDrafter(
+
+    def drafter(context: Context) -> Drafter:
+        return DraftModelDrafter(
             context,
             target_vocab_size=environment.target.vocabulary.size,
             num_draft_tokens=chain.n,
             sampling=chain.sampling,
             p_min=chain.p_min,
-            adaptive_exit=chain.adaptive_exit,
+            # The threshold is learnt: each conversation has its own.
+            adaptive_exit=None if chain.adaptive_exit is None else AdaptiveExit(chain.adaptive_exit),
             name=str(expression),
-        ),
-    )
+        )
+
+    return _with_draft_model(expression, environment, drafter)
 
 
-def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExit | None:
-    """Return Draft & Verify's stop for p_min=adaptive or p_min=adaptive(acceptance=0.9, ...)."""
+def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
+    """Return the options of Draft & Verify's stop for p_min=adaptive or p_min=adaptive(acceptance=0.9, ...)."""
     given = options.expression("p_min")
     if given is None or given.atom != "adaptive":
         return None
     defaults = AdaptiveExitOptions()
     inner = ExpressionOptions(given, ["start", "acceptance", "step", "beta1", "beta2"], 0)
-    return AdaptiveExit(
-        AdaptiveExitOptions(
-            start=None if inner.optional("start") is None else inner.number("start", 0.0),
-            acceptance=inner.number("acceptance", defaults.acceptance),
-            step=inner.number("step", defaults.step),
-            beta1=inner.number("beta1", defaults.beta1),
-            beta2=inner.number("beta2", defaults.beta2),
-        )
+    return AdaptiveExitOptions(
+        start=None if inner.optional("start") is None else inner.number("start", 0.0),
+        acceptance=inner.number("acceptance", defaults.acceptance),
+        step=inner.number("step", defaults.step),
+        beta1=inner.number("beta1", defaults.beta1),
+        beta2=inner.number("beta2", defaults.beta2),
     )
 
 
 def _build_draft_tree(
     expression: Expression, environment: DraftEnvironment, options: ExpressionOptions, tree: TreeOptions, p_min: float
-) -> Drafter:
+) -> DrafterWeights:
     schemes: dict[str, TreeSampling] = {"with": "with", "without": "without", "argmax": "argmax"}
     sampling = schemes[options.choice("sampling", list(schemes), "argmax" if tree.is_dynamic else "without")]
     path = file_of(expression, environment)
@@ -109,40 +111,40 @@ def _build_draft_tree(
         return best_tree(measured or typical_acceptance(sampling), nodes, depth)
 
     shape = tree.shape(environment.context.n_batch, plan)
-    return _with_draft_model(
-        path,
-        environment,
-        lambda context: DraftTreeDrafter(
+
+    def drafter(context: Context) -> Drafter:
+        return DraftTreeDrafter(
             context,
             target_vocab_size=environment.target.vocabulary.size,
             shape=shape,
             sampling=sampling,
             p_min=p_min,
             name=str(expression),
-        ),
-        *draft_size(shape),
-    )
+        )
+
+    return _with_draft_model(expression, environment, drafter, *draft_size(shape))
 
 
 def _with_draft_model(
-    path: Path,
+    expression: Expression,
     environment: DraftEnvironment,
-    build: Callable[[Context], Drafter],
+    make: Callable[[Context], Drafter],
     n_sequences: int = 1,
     n_outputs: int = 1,
-) -> Drafter:
-    """Open a draft model with a context of this size, and close both again if anything fails."""
-    model = open_draft_model(path, environment)
-    context: Context | None = None
-    try:
+) -> DrafterWeights:
+    """Open a draft model; every conversation gets a context of this size, and what `make` makes of it."""
+    model = open_draft_model(file_of(expression, environment), environment)
+
+    def start() -> Drafter:
         options = draft_context_options(environment.context, model)
         context = Context(model, dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs))
-        return build(context)
-    except BaseException:
-        if context is not None:
+        try:
+            return make(context)
+        except BaseException:
             context.close()
-        model.close()
-        raise
+            raise
+
+    return DrafterWeights(str(expression), start, [model])
 
 
 def open_draft_model(path: Path, environment: DraftEnvironment) -> Model:
@@ -170,14 +172,5 @@ def draft_context_options(options: ContextOptions, model: Model) -> ContextOptio
         # Base and original length are the target's own, and another model's may differ.
         needed = model.rope_factor * max(options.n_ctx / trained, rope.scale)
         rope = RopeScaling("yarn" if rope.kind == "yarn" else "linear", scale=needed)
-    return ContextOptions(
-        n_ctx=rope.context_size(options.n_ctx, trained, model.rope_factor),
-        n_batch=options.n_batch,
-        n_ubatch=options.n_ubatch,
-        n_threads=options.n_threads,
-        n_threads_batch=options.n_threads_batch,
-        flash_attention=options.flash_attention,
-        cache_type_k=options.cache_type_k,
-        cache_type_v=options.cache_type_v,
-        rope=rope,
-    )
+    n_ctx = rope.context_size(options.n_ctx, trained, model.rope_factor)
+    return dataclasses.replace(options, n_ctx=n_ctx, rope=rope)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
-from specrun.bindings.context import MAX_SEQUENCES
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.drafter import Drafter, DrafterWeights
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
 from specrun.runtime.drafters.expression import Expression
+from specrun.runtime.drafters.expression_options import ExpressionOptions
 from specrun.runtime.drafters.jacobi import JacobiDrafter
 from specrun.runtime.drafters.lookahead import LookaheadDrafter
 from specrun.runtime.drafters.lookahead_window import window_leaves, window_nodes
 from specrun.runtime.drafters.ngram_guesses import Guesses, LatestGuesses, PlannedGuesses
 from specrun.runtime.drafters.ngram_pool import MAX_NGRAM
-from specrun.runtime.drafters.ngram_store import open_store
+from specrun.runtime.drafters.ngram_store import NgramStore, open_store
+from specrun.runtime.drafters.topology import check_leaves
 from specrun.runtime.methods import options_of
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.lookahead_plan import plan_lookahead
@@ -29,19 +32,20 @@ _PLANNED_NODES = 16
 _YES_NO = ["yes", "no"]
 
 
-def build_jacobi(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+def build_jacobi(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `jacobi(n=4)`."""
     options = options_of(expression)
-    n = options.integer("n", 4)
-    drafter = JacobiDrafter(n=n, seed=options.integer("seed", 0), name=str(expression))
+    n, seed = options.integer("n", 4), options.integer("seed", 0)
     _require_room(expression, environment, n, 1)
-    return drafter
+    return DrafterWeights(str(expression), lambda: JacobiDrafter(n=n, seed=seed, name=str(expression)))
 
 
-def build_lookahead(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+def build_lookahead(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `lookahead(window=15, ngram=5, guesses=15, pool=FILE)`; what is left out is planned.
 
-    The plan reads the target's cost curve, measured by `specrun tune` on this machine or else a typical one.
+    The plan reads the target's cost curve, measured by `specrun tune` on this machine or else a typical one. A pool
+    with a file is shared by all conversations: each drafts what any of them wrote, and they are saved together.
+    Without a file, or with save=no, every conversation fills a pool of its own.
     """
     options = options_of(expression)
     given = options.optional_integer("ngram")
@@ -55,37 +59,53 @@ def build_lookahead(expression: Expression, environment: DraftEnvironment, build
         raise OptionError(f"{expression}: window and guesses count columns and n-grams: give 0 or more")
     if given is None and width == 0 and n_guesses is None:
         ngram = _NGRAM_OF_TEXT  # without a window longer ones cost nothing, and tell copies from formulas
-    guesses: Guesses
-    if n_guesses is None:
-        guesses = PlannedGuesses(curve, max_leaves=max(width, _FEWEST_PATHS), max_nodes=_most_nodes(curve))
-    else:
-        guesses = LatestGuesses(n_guesses, ngram)
+    guesses = _guesses(curve, width, ngram, n_guesses)
     _require_room(
         expression,
         environment,
-        window_nodes(width, ngram) + guesses.max_nodes,
-        window_leaves(width, ngram) + guesses.max_leaves,
+        window_nodes(width, ngram) + guesses().max_nodes,
+        window_leaves(width, ngram) + guesses().max_leaves,
     )
+    store = _open_store(expression, options, environment, ngram)
+    learn_text, seed = options.choice("text", _YES_NO, "yes") == "yes", options.integer("seed", 0)
+
+    def start() -> Drafter:
+        return LookaheadDrafter(
+            ngram=ngram,
+            width=width,
+            guesses=guesses(),
+            store=store.for_conversation(),
+            guard=WindowGuard(curve) if window is None and width else None,
+            learn_text=learn_text,
+            seed=seed,
+            name=str(expression),
+        )
+
+    return DrafterWeights(str(expression), start, [store])
+
+
+def _guesses(curve: CostCurve, width: int, ngram: int, n_guesses: int | None) -> Callable[[], Guesses]:
+    """Return what makes a conversation's guesses, which learn how far to trust the pool: planned where not counted."""
+    if n_guesses is not None:
+        return functools.partial(LatestGuesses, n_guesses, ngram)
+    leaves = max(width, _FEWEST_PATHS)
+    return functools.partial(PlannedGuesses, curve, max_leaves=leaves, max_nodes=_most_nodes(curve))
+
+
+def _open_store(
+    expression: Expression, options: ExpressionOptions, environment: DraftEnvironment, ngram: int
+) -> NgramStore:
     path = options.optional("pool")
     keep = options.choice("save", _YES_NO, "yes") == "yes"
     if path is None and not keep:
         raise OptionError(f"{expression}: save=no is about a pool's file: name it with pool=FILE")
-    return LookaheadDrafter(
-        ngram=ngram,
-        width=width,
-        guesses=guesses,
-        store=open_store(
-            None if path is None else Path(path).expanduser(),
-            environment.target.vocabulary,
-            n=ngram,
-            per_key=options.integer("per_key", _PER_KEY),
-            max_keys=options.integer("max_keys", _MAX_KEYS),
-            keep=keep,
-        ),
-        guard=WindowGuard(curve) if window is None and width else None,
-        learn_text=options.choice("text", _YES_NO, "yes") == "yes",
-        seed=options.integer("seed", 0),
-        name=str(expression),
+    return open_store(
+        None if path is None else Path(path).expanduser(),
+        environment.target.vocabulary,
+        n=ngram,
+        per_key=options.integer("per_key", _PER_KEY),
+        max_keys=options.integer("max_keys", _MAX_KEYS),
+        keep=keep,
     )
 
 
@@ -96,11 +116,7 @@ def _most_nodes(curve: CostCurve) -> int:
 
 def _require_room(expression: Expression, environment: DraftEnvironment, nodes: int, leaves: int) -> None:
     """Raise where no evaluation could hold a proposal of this size."""
-    if leaves > MAX_SEQUENCES:
-        raise OptionError(
-            f"{expression} needs {leaves} sequences: llama.cpp evaluates at most {MAX_SEQUENCES} paths at once; "
-            "lower window or guesses"
-        )
+    check_leaves(expression, leaves, "lower window or guesses")
     context = environment.context
     n_ctx = context.n_ctx or environment.target.n_ctx_train
     for limit, name, advice in (

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.datastore.reference import read_reference
 from specrun.runtime.datastore.store_file import open_store
-from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.drafter import Drafter, DrafterWeights
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.expression import Expression, parse_expression
 from specrun.runtime.drafters.prompt_lookup import PromptLookupDrafter
@@ -19,43 +20,41 @@ __all__ = ["build_prompt_lookup", "build_rest", "with_reference"]
 _PROMPT_LOOKUP = "prompt-lookup"
 
 
-def build_prompt_lookup(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+def build_prompt_lookup(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `prompt-lookup(n=15, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=FILE)`."""
     options = options_of(expression)
     reference = options.optional("reference")
     words = environment.target.vocabulary
-    return _sized(
-        PromptLookupDrafter(
-            num_draft_tokens=options.integer("n", 15),
-            nodes=options.optional_integer("nodes"),
-            branches=options.integer("branches", 4),
-            max_ngram=options.integer("max_ngram", 16),
-            min_ngram=options.integer("min_ngram", 2),
-            reference=None if reference is None else read_reference(Path(reference).expanduser(), words),
-            costs=environment.curve,
-            name=str(expression),
-        ),
-        environment,
+    make = functools.partial(
+        PromptLookupDrafter,
+        num_draft_tokens=options.integer("n", 15),
+        nodes=options.optional_integer("nodes"),
+        branches=options.integer("branches", 4),
+        max_ngram=options.integer("max_ngram", 16),
+        min_ngram=options.integer("min_ngram", 2),
+        reference=None if reference is None else read_reference(Path(reference).expanduser(), words),
+        costs=environment.curve,
+        name=str(expression),
     )
+    return DrafterWeights(str(expression), lambda: _sized(make(), environment))
 
 
-def build_rest(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+def build_rest(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `rest(STORE, n=10, nodes=10, branches=2, places=32, min_match=2)`."""
     options = options_of(expression)
     store = open_store(file_of(expression, environment), environment.target.vocabulary)
-    return _sized(
-        RestDrafter(
-            store,
-            num_draft_tokens=options.integer("n", 10),
-            nodes=options.optional_integer("nodes"),
-            branches=options.integer("branches", 2),
-            places=options.integer("places", 32),
-            min_match=options.integer("min_match", 2),
-            costs=environment.curve,
-            name=str(expression),
-        ),
-        environment,
+    make = functools.partial(
+        RestDrafter,
+        store,
+        num_draft_tokens=options.integer("n", 10),
+        nodes=options.optional_integer("nodes"),
+        branches=options.integer("branches", 2),
+        places=options.integer("places", 32),
+        min_match=options.integer("min_match", 2),
+        costs=environment.curve,
+        name=str(expression),
     )
+    return DrafterWeights(str(expression), lambda: _sized(make(), environment))
 
 
 def with_reference(text: str, reference: Path) -> str:

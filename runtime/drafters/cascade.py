@@ -18,16 +18,17 @@ from typing import Any, Protocol
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.acceptance.rule import Acceptance, LawAt
+from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafters.draft_model import DraftSampling
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.model_drafter import RANKED_WORDS, ranking_params
 from specrun.runtime.law import Law
-from specrun.runtime.loop import Round, decode_rounds
+from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.planning.limits import RoundLimits
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.statistics import RoundCounter
-from specrun.runtime.target import Target
+from specrun.runtime.target import CachedText, Target
 from specrun.runtime.transform import penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
 
@@ -53,14 +54,14 @@ class InnerTarget(Target, Protocol):
     def n_params(self) -> int:
         """The model's parameters."""
 
-    def rewind(self, length: int) -> None:
-        """Drop everything after the first `length` tokens."""
+    def rewind(self, text: CachedText, length: int) -> None:
+        """Drop everything of the text after its first `length` tokens."""
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Evaluate and commit more tokens."""
+    def prefill(self, text: CachedText, end: int) -> None:
+        """Evaluate the text's tokens up to position `end`, or leave some of them to the next evaluation."""
 
     def close(self) -> None:
-        """Free the model."""
+        """Free what it holds of this conversation."""
 
 
 class CascadeDrafter(Drafter):
@@ -69,7 +70,8 @@ class CascadeDrafter(Drafter):
     `sampling` "with" draws from the model's own law, transformed like the target's; "argmax" takes its most likely
     tokens as point masses, so that the text stays plain decoding's own. `max_rounds` ends a chain after so many
     evaluations of the model (0: no limit): it is then long where `inner` guesses well, and cheap where it does not.
-    A chain ends where the model's most likely token has probability below `p_min`. Owns model and inner drafter.
+    A chain ends where the model's most likely token has probability below `p_min`. Owns the inner drafter and the
+    model's context.
     """
 
     def __init__(
@@ -96,12 +98,12 @@ class CascadeDrafter(Drafter):
         self.name = name
         self.max_nodes = num_draft_tokens
         self._model = model
-        self._inner = inner
         self._sampling = sampling
         self._p_min = p_min
         self._max_rounds = max_rounds
         self._counter = RoundCounter()
-        self._tokens: list[int] = []  # the text as model and inner drafter know it, guesses included
+        self._inner = inner
+        self._text = Conversation(inner)  # as model and inner drafter know it, guesses included
 
     @property
     def native_seconds(self) -> float:
@@ -116,10 +118,9 @@ class CascadeDrafter(Drafter):
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what the prompt shares with the last one."""
         self._counter = RoundCounter()
-        shared = common_prefix(self._tokens, tokens)
-        self._model.rewind(shared)
+        self._model.rewind(self._text, common_prefix(self._text.tokens, tokens))
         self._inner.begin(tokens)
-        self._tokens = list(tokens)
+        self._text.tokens = list(tokens)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a chain; shorter than asked where the model's own context ends, or `p_min` or `max_rounds` stop it."""
@@ -128,21 +129,22 @@ class CascadeDrafter(Drafter):
         count = min(self.max_nodes, request.max_depth, request.max_nodes, self._model.n_ctx - start + 1)
         if count < 1:
             return DraftTree()
-        self._tokens += request.tokens[len(self._tokens) :]
-        self._model.rewind(start - 1)
-        self._model.prefill(request.tokens[len(self._model.tokens) : start - 1])
+        text = self._text
+        self._model.rewind(text, start - 1)
+        text.tokens += request.tokens[len(text.tokens) :]
+        self._model.prefill(text, start - 1)
         laws = self._draft(request, count)
         points = self._sampling == "argmax" or request.params.is_greedy
-        return DraftTree.chain(self._tokens[start : start + len(laws)], None if points else laws)
+        return DraftTree.chain(text.tokens[start : start + len(laws)], None if points else laws)
 
     def _draft(self, request: DraftRequest, count: int) -> list[Law]:
         """Let the model decode up to `count` tokens, appended to the text; return the law of each that counts."""
         params = request.params.replace(temperature=0.0) if self._sampling == "argmax" else request.params
         rule = _RemembersLaws()
         limits = RoundLimits(n_ctx=self._model.n_ctx, max_nodes=self._model.max_nodes, max_tokens=count)
-        noise, tokens = request.noise, self._tokens
+        self._text.noise = request.noise
         laws: list[Law] = []
-        rounds = decode_rounds(self._model, self._inner, rule, noise, params, tokens, limits, request.end_tokens)
+        rounds = decode_rounds(self._model, self._text, DecodeSettings(rule, params, limits, request.end_tokens))
         for number, one in enumerate(rounds, 1):
             self._counter.count(one.tree.n_candidates, one.tree.candidate_depth, len(one.path), len(one.tokens))
             for index in range(len(one.tokens)):
@@ -159,7 +161,7 @@ class CascadeDrafter(Drafter):
             return False
         law = laws[one.node_before(index)]
         if len(law.probs) == 1:  # a greedy law is always certain: what would it be otherwise?
-            tokens = self._tokens[: len(self._tokens) - len(one.tokens) + index]
+            tokens = self._text.tokens[: len(self._text.tokens) - len(one.tokens) + index]
             params = request.params
             params = ranking_params(params, RANKED_WORDS) if params.is_greedy else params
             row = one.rows.logits(one.row_before(index))
@@ -169,14 +171,13 @@ class CascadeDrafter(Drafter):
     def observe(self, outcome: RoundOutcome) -> None:
         """Take back what was rejected, from the model's cache and the inner drafter; the rest stays evaluated."""
         start = outcome.start
-        self.rewind(start + common_prefix(self._tokens[start:], outcome.tokens[start:]))
+        self.rewind(start + common_prefix(self._text.tokens[start:], outcome.tokens[start:]))
 
     def rewind(self, length: int) -> None:
         """Forget the tokens from position `length` on."""
-        if length < len(self._tokens):
-            self._model.rewind(length)
+        if length < len(self._text.tokens):
+            self._model.rewind(self._text, length)
             self._inner.rewind(length)
-            del self._tokens[length:]
 
     def report(self) -> dict[str, Any]:
         """Return how the draft model's own rounds went."""
@@ -194,7 +195,7 @@ class CascadeDrafter(Drafter):
         }
 
     def close(self) -> None:
-        """Free the inner drafter, then the model."""
+        """Free the inner drafter, then the model's context."""
         try:
             self._inner.close()
         finally:

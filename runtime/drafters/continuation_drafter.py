@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from specrun.bindings.context import MAX_SEQUENCES
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.continuation_tree import (
     Continuation,
@@ -16,7 +15,7 @@ from specrun.runtime.drafters.continuation_tree import (
 )
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.match_trust import MatchTrust
-from specrun.runtime.drafters.topology import MAX_NODES
+from specrun.runtime.drafters.topology import MAX_NODES, check_leaves
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.stored_curves import TYPICAL_CPU
 from specrun.runtime.tree import DraftTree
@@ -41,8 +40,9 @@ class ContinuationDrafter(Drafter):
         nodes = depth if nodes is None else nodes
         if not 1 <= nodes <= MAX_NODES:
             raise OptionError(f"{kind}: a tree of {nodes} nodes: give 1 to {MAX_NODES}")
-        if not 1 <= branches <= MAX_SEQUENCES:
-            raise OptionError(f"{kind}: branches is {branches}: give 1 to {MAX_SEQUENCES}, the most paths at once")
+        if branches < 1:
+            raise OptionError(f"{kind}: branches is {branches}: give at least 1")
+        check_leaves(f"{kind}: branches is {branches}", branches)
         self.name = name
         self.max_nodes = nodes
         self.max_leaves = min(branches, nodes)

@@ -1,4 +1,4 @@
-"""A draft model's context and the committed tokens it has cached: what every drafter with a model shares."""
+"""A draft model's context and the committed tokens it has cached: what every drafter with a model keeps."""
 
 from __future__ import annotations
 
@@ -70,9 +70,8 @@ class DraftModelState:
             del self.cached[length:]
 
     def close(self) -> None:
-        """Free the draft model's context and the model; calling it again does nothing."""
+        """Free the context; the model belongs to the weights. Calling it again does nothing."""
         self.context.close()
-        self.context.model.close()
 
 
 @functools.lru_cache(maxsize=64)

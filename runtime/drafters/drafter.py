@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
 
-__all__ = ["DraftRequest", "Drafter", "DrafterWeights", "NoDrafter", "Owned", "RoundOutcome"]
+__all__ = [
+    "DraftRequest",
+    "Drafter",
+    "DrafterWeights",
+    "NoDrafter",
+    "Owned",
+    "RoundOutcome",
+    "close_all",
+    "make_all",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,11 @@ class RoundOutcome:
 
 
 class Drafter(ABC):
-    """Proposes draft trees. Owns its native memory: `close()` it before the target's model."""
+    """Proposes the draft trees of one conversation.
+
+    Owns what native memory the conversation needs, such as a context of a draft model: `close()` it before the
+    weights that started it.
+    """
 
     name: str
     """The expression that made it, such as "draft(a.gguf, n=5)"."""
@@ -136,7 +149,7 @@ class Drafter(ABC):
         return 0
 
     def close(self) -> None:  # noqa: B027
-        """Free native memory; calling it again does nothing."""
+        """Free the conversation's native memory, never the weights; calling it again does nothing."""
 
 
 class Owned(Protocol):
@@ -160,16 +173,32 @@ class DrafterWeights:
 
     def close(self) -> None:
         """Free everything owned, whatever goes wrong with a part of it."""
-        owned, self.owned = list(self.owned), ()
-        _close_in_turn(owned)
+        owned, self.owned = self.owned, ()
+        close_all(owned)
 
 
-def _close_in_turn(owned: Sequence[Owned]) -> None:
+def close_all(owned: Sequence[Owned]) -> None:
+    """Close everything, first to last, whatever goes wrong with a part of it; raises the last error afterwards."""
     if owned:
         try:
             owned[0].close()
         finally:
-            _close_in_turn(owned[1:])
+            close_all(owned[1:])
+
+
+_Part = TypeVar("_Part", bound=Owned)
+
+
+def make_all(makers: Iterable[Callable[[], _Part]]) -> list[_Part]:
+    """Return what each of them makes; where one fails, those already made are closed."""
+    made: list[_Part] = []
+    try:
+        for make in makers:
+            made.append(make())  # a list comprehension would lose those made before an error
+    except BaseException:
+        close_all(made)
+        raise
+    return made
 
 
 class NoDrafter(Drafter):

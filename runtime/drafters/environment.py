@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from specrun.bindings.context import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
-from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.drafter import DrafterWeights, make_all
 from specrun.runtime.drafters.expression import Expression
 from specrun.runtime.methods import find_method
 from specrun.runtime.planning.cost_curves import CostCurve
@@ -39,23 +40,18 @@ class DraftEnvironment:
     @property
     def curve(self) -> CostCurve:
         """What evaluations of the target cost."""
-        return self.costs or known_curve(self.target, self.context)
+        return self.costs or known_curve(self.target.path, self.context, self.target.n_gpu_layers)
 
 
-BuildPart = Callable[[Expression, DraftEnvironment], Drafter]
+BuildPart = Callable[[Expression, DraftEnvironment], DrafterWeights]
 """Builds a part of an expression: what combinators are given to build their members with."""
 
 
-def build_parts(expressions: Sequence[Expression], environment: DraftEnvironment, build: BuildPart) -> list[Drafter]:
-    """Build several drafters; closes those already built when one fails."""
-    parts: list[Drafter] = []
-    try:
-        parts += (build(one, environment) for one in expressions)
-    except BaseException:
-        for part in parts:
-            part.close()
-        raise
-    return parts
+def build_parts(
+    expressions: Sequence[Expression], environment: DraftEnvironment, build: BuildPart
+) -> list[DrafterWeights]:
+    """Build several parts of an expression; closes those already built when one fails."""
+    return make_all(functools.partial(build, part, environment) for part in expressions)
 
 
 def file_of(expression: Expression, environment: DraftEnvironment) -> Path:

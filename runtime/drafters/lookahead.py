@@ -41,6 +41,7 @@ class LookaheadDrafter(Drafter):
     Width 0 does not look ahead: the pool then learns from the text alone. With `learn_text` every n-gram of prompt and
     answer goes into the pool too, in the order of the text; without it only the window's, as in the paper. A `guard`
     closes the window while it does not pay. `seed` fixes the tokens of the warm-up, drawn from the text so far.
+    `guesses` and `guard` are this conversation's own; the store may be fed by others too, and belongs to the weights.
     """
 
     def __init__(
@@ -117,10 +118,6 @@ class LookaheadDrafter(Drafter):
         if length < len(self._read):
             del self._read[length:]
             self._proposal, self._window = None, None
-
-    def close(self) -> None:
-        """Save the pool."""
-        self._store.save()
 
     # -- the window --------------------------------------------------------------------------------------
 

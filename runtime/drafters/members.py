@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.drafter import Drafter, DrafterWeights, close_all, make_all
 from specrun.runtime.target import EvaluatedRows
 
-__all__ = ["MembersDrafter", "close_all"]
+__all__ = ["MembersDrafter", "combined"]
 
 
 class MembersDrafter(Drafter):
-    """Owns its members: reads of the target what they read, and passes on what concerns all of them.
+    """Owns its members, drafters of the same conversation.
+
+    It reads of the target what they read, and passes on what concerns all of them.
 
     A subclass says how many leaves and nodes its trees have, proposes, and tells members what became of it.
     """
@@ -60,13 +62,21 @@ class MembersDrafter(Drafter):
         close_all(self._members)
 
 
-def close_all(members: Sequence[Drafter]) -> None:
-    """Close all members, whatever one of them raises; raises the first error afterwards."""
-    error: Exception | None = None
-    for member in members:
+def combined(
+    name: str, members: Sequence[DrafterWeights], combine: Callable[[Sequence[Drafter]], Drafter]
+) -> DrafterWeights:
+    """Return the weights of a combinator, which own those of its members.
+
+    Starting it starts every member, and `combine` makes one drafter of them, which owns them; if anything fails, what
+    was started is closed again.
+    """
+
+    def start() -> Drafter:
+        started = make_all(member.start for member in members)
         try:
-            member.close()
-        except Exception as one:
-            error = error or one
-    if error is not None:
-        raise error
+            return combine(started)
+        except BaseException:
+            close_all(started)
+            raise
+
+    return DrafterWeights(name, start, members)

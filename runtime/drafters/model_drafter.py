@@ -17,7 +17,7 @@ RANKED_WORDS = 40
 
 
 class ModelDrafter(Drafter):
-    """Owns a draft model through its state; `p_min` ends drafts where the model is less certain."""
+    """Owns a context of a draft model through its state; `p_min` ends drafts where the model is less certain."""
 
     def __init__(self, state: DraftModelState, *, p_min: float, name: str) -> None:
         if not 0.0 <= p_min <= 1.0:
@@ -46,7 +46,7 @@ class ModelDrafter(Drafter):
         self._model_state.rewind(min(length, len(self._model_state.cached)))
 
     def close(self) -> None:
-        """Free the draft model's context and the model."""
+        """Free the context."""
         self._model_state.close()
 
 

@@ -1,4 +1,4 @@
-"""A pool of n-grams over its life: loaded, learned into, set back for a measurement, saved."""
+"""A pool of n-grams over its life: loaded, learned into by conversations, set back for a measurement, saved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ __all__ = ["NgramStore", "open_store"]
 class NgramStore:
     """A pool that can return to how it began, and is saved with all that it ever learned.
 
-    `save` writes a pool somewhere; None keeps nothing.
+    `save` writes a pool somewhere; None keeps nothing. Several conversations may feed one store, each adding what
+    its own text says; what is drafted in one of them then depends on the others, the text never does.
     """
 
     def __init__(self, pool: NgramPool, save: Callable[[NgramPool], None] | None = None) -> None:
@@ -24,6 +25,13 @@ class NgramStore:
         self._set_aside: NgramPool | None = None
         self._save = save
         self._is_new = False
+
+    def for_conversation(self) -> NgramStore:
+        """Return the store that a new conversation feeds: this one where it is saved, else one of its own.
+
+        What nobody saves is forgotten with the conversation: its own store begins with what this one began with.
+        """
+        return self if self._save is not None else NgramStore(self._begun_with.copy())
 
     def add(self, ngram: Sequence[int]) -> None:
         """Add an n-gram."""
@@ -38,7 +46,7 @@ class NgramStore:
         return ngrams
 
     def forget(self) -> None:
-        """Return to how the pool began; what was learned since is still saved."""
+        """Return to how the pool began, for all that feed it; what was learned since is still saved."""
         if self._save is not None and self._is_new:
             self._set_aside = self._together()
         self.pool = self._begun_with.copy()
@@ -48,6 +56,10 @@ class NgramStore:
         if self._save is not None and self._is_new:
             self._save(self._together())
             self._is_new = False
+
+    def close(self) -> None:
+        """Save; the store stays usable."""
+        self.save()
 
     def _together(self) -> NgramPool:
         if self._set_aside is None:

@@ -31,7 +31,7 @@ __all__ = ["OuroborosDrafter"]
 
 
 class OuroborosDrafter(Drafter):
-    """Extends the chains of `draft` by up to `count` phrases of `length` tokens. Owns `draft` and saves the pool.
+    """Extends the chains of `draft` by up to `count` phrases of `length` tokens. Owns `draft`.
 
     `draft` is a cascade over a `PhraseDrafter` of the same `store`, or any drafter of chains. A `guard` leaves phrases
     out of the target's evaluations while they do not pay there.
@@ -141,11 +141,8 @@ class OuroborosDrafter(Drafter):
         return {"phrases": {"pool": len(self._store.pool), "drafted": drafted, "used": used}, **self._draft.report()}
 
     def close(self) -> None:
-        """Save the pool and free the draft model."""
-        try:
-            self._store.save()
-        finally:
-            self._draft.close()
+        """Close `draft`; the store belongs to the weights."""
+        self._draft.close()
 
 
 @dataclass(frozen=True, slots=True)

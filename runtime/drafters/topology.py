@@ -217,10 +217,12 @@ def _checked(topology: Topology, text: str) -> Topology:
     return topology
 
 
-def check_leaves(what: object, n_leaves: int) -> None:
-    """Raise `OptionError` where a tree has more leaves than llama.cpp has sequence ids: each path takes one."""
+def check_leaves(what: object, n_leaves: int, advice: str = "use fewer branches") -> None:
+    """Raise `OptionError` where a tree has more leaves than llama.cpp has sequence ids: each path takes one.
+
+    `advice` says what of `what` to change.
+    """
     if n_leaves > MAX_SEQUENCES:
         raise OptionError(
-            f"{what}: {n_leaves} leaves need as many sequences, and llama.cpp allows {MAX_SEQUENCES}: "
-            "use fewer branches"
+            f"{what}: {n_leaves} leaves need as many sequences, and llama.cpp allows {MAX_SEQUENCES}: {advice}"
         )

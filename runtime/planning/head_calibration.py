@@ -30,10 +30,10 @@ from specrun.runtime.planning.head_guesses import HeadGuesses, open_guesses
 from specrun.runtime.planning.medusa_tree import HeadPlan, plan_medusa_tree
 from specrun.runtime.planning.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.planning.rank_counts import RankCounts
-from specrun.runtime.planning.stored_curves import load_curve, typical_curve
+from specrun.runtime.planning.stored_curves import known_curve, load_curve
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
-from specrun.runtime.target import EvaluatedRows, TargetModel
+from specrun.runtime.target import CachedText, EvaluatedRows, TargetModel
 
 __all__ = ["HeadCalibration", "HeadCalibrationOptions", "calibrate_heads", "features_along"]
 
@@ -141,7 +141,7 @@ def features_along(context: Context, tokens: Sequence[int], taps: Sequence[int] 
         pieces.append(np.array([of(rows, row) for row in range(count)], np.float32))
 
     context.memory.clear()
-    TargetModel(context).prefill(tokens, learn)
+    TargetModel(context).prefill(CachedText(tokens), len(tokens), learn)
     context.memory.clear()
     return np.concatenate(pieces)
 
@@ -161,8 +161,8 @@ def _curve(
                 wide, seconds=options.seconds, progress=lambda done: progress("measuring the target", 0.3 * done)
             )
         return curve, True
-    known = load_curve(options.target, options.context, layers)
-    return known or typical_curve(layers), known is not None
+    is_measured = load_curve(options.target, options.context, layers) is not None
+    return known_curve(options.target, options.context, layers), is_measured
 
 
 def _written(
@@ -177,8 +177,7 @@ def _written(
     found = [one for one in texts if len(one.tokens) > one.n_prompt]
     if prompts:
         left = options.n_tokens
-        with Context(target, context) as small:
-            session = Session(TargetModel(small), NoDrafter(), ExactRule(), target.vocabulary)
+        with Session.open(target, NoDrafter(), context, ExactRule()) as session:
             for number, one in enumerate(prompts):
                 if left <= 0:
                     break

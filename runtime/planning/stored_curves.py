@@ -13,7 +13,6 @@ from typing import Any
 
 from specrun.bindings.context import ContextOptions
 from specrun.bindings.errors import FileMissingError, OptionError
-from specrun.bindings.model import Model
 from specrun.runtime.atomic import atomic_path
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.tuned import cache_folder, describe_file, describe_machine, describe_settings
@@ -37,9 +36,9 @@ def typical_curve(n_gpu_layers: int) -> CostCurve:
     return TYPICAL_GPU if n_gpu_layers > 0 else TYPICAL_CPU
 
 
-def known_curve(target: Model, context: ContextOptions) -> CostCurve:
-    """Return the curve measured for this target and these settings, or else a typical one."""
-    return load_curve(target.path, context, target.n_gpu_layers) or typical_curve(target.n_gpu_layers)
+def known_curve(target: Path, context: ContextOptions, n_gpu_layers: int) -> CostCurve:
+    """Return the curve measured for this target, machine and settings, or else a typical one."""
+    return load_curve(target, context, n_gpu_layers) or typical_curve(n_gpu_layers)
 
 
 def save_curve(curve: CostCurve, target: Path, context: ContextOptions, n_gpu_layers: int) -> Path:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 
 from specrun.bindings.context import Context
 from specrun.bindings.errors import ContextFullError, OptionError
@@ -19,7 +19,7 @@ from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.build_draft import draft_context_options
 from specrun.runtime.drafters.draft_tree import draft_size
-from specrun.runtime.drafters.drafter import Drafter, NoDrafter
+from specrun.runtime.drafters.drafter import DrafterWeights, NoDrafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.expression import quoted
 from specrun.runtime.drafters.path_probability import DynamicShape
@@ -38,7 +38,6 @@ from specrun.runtime.planning.tree_plan import plan_tree
 from specrun.runtime.planning.tune_result import Candidate, PlanKind, TunedSetting, TuneOptions, TuneResult
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
-from specrun.runtime.target import TargetModel, target_context_options
 
 __all__ = ["Progress", "tune"]
 
@@ -129,7 +128,7 @@ class _Bench:
     ) -> TunedSetting:
         """Let the target write texts and return the candidates for a setting; only plain decoding has been run."""
         self._progress(f"writing a text at temperature {params.temperature:g}", 0.4)
-        with self._session(NoDrafter()) as session:
+        with self._session(DrafterWeights(NoDrafter.name, NoDrafter)) as session:
             texts, speed, _ = self._answers(session, prompts, params)
         self._progress(f"planning for temperature {params.temperature:g}", 0.5)
         pairs: list[LawPair] = []
@@ -257,25 +256,11 @@ class _Bench:
         options = self._context if model is self._target else draft_context_options(self._context, model)
         return Context(model, dataclasses.replace(options, n_outputs=max(MEASURED_SIZES)))
 
-    def _session(self, drafter: Drafter) -> _ClosingSession:
-        try:
-            context = Context(self._target, target_context_options(self._context, drafter))
-        except BaseException:
-            drafter.close()
-            raise
-        return _ClosingSession(TargetModel(context), drafter, ExactRule(), self._target.vocabulary)
-
-
-class _ClosingSession(Session):
-    """A session that is closed at the end of a block."""
-
-    def __enter__(self) -> _ClosingSession:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    @contextmanager
+    def _session(self, weights: DrafterWeights) -> Iterator[Session]:
+        """Yield a session that is closed at the end of the block, with its drafter and the weights."""
+        with closing(weights), Session.open(self._target, weights.start(), self._context, ExactRule()) as session:
+            yield session
 
 
 def _candidate(topology: Topology, sampling: TreeSampling, expected: float, speed: float) -> Candidate:

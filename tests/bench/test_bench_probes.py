@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget
+from scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of
 
 from specrun.bench import probes
 from specrun.bench.probes import Stopwatch, TimedDrafter, TimedRule
 from specrun.runtime.acceptance.build import build_rule
-from specrun.runtime.loop import decode_rounds
+from specrun.runtime.loop import DecodeSettings, decode_rounds
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.planning.limits import RoundLimits
 from specrun.runtime.tree import DraftTree
@@ -68,24 +68,16 @@ def test_an_abandoned_round_is_not_counted(clock: Clock) -> None:
 
 def test_wrapped_parts_decode_the_same_tokens(clock: Clock) -> None:
     def run(wrapped: bool) -> list[int]:
-        table, tokens = LawTable(5, 3), [1, 2]
         drafter, rule = (
             ScriptedDrafter(lambda request: DraftTree.chain([1, 2][: request.max_depth])),
             build_rule("exact"),
         )
         watch = Stopwatch(lambda: 0.0, lambda: 0.0)
-        rounds = decode_rounds(
-            TableTarget(table, tokens),
-            TimedDrafter(drafter, watch) if wrapped else drafter,
-            TimedRule(rule, watch) if wrapped else rule,
-            SeededNoise(5),
-            PLAIN,
-            tokens,
-            RoundLimits(n_ctx=64, max_nodes=8, max_tokens=20),
-            frozenset(),
-        )
-        n = sum(1 for _ in rounds)
+        conversation = conversation_of(TimedDrafter(drafter, watch) if wrapped else drafter, [1, 2], SeededNoise(5))
+        limits = RoundLimits(n_ctx=64, max_nodes=8, max_tokens=20)
+        settings = DecodeSettings(TimedRule(rule, watch) if wrapped else rule, PLAIN, limits)
+        n = sum(1 for _ in decode_rounds(TableTarget(LawTable(5, 3)), conversation, settings))
         assert len(watch.rounds) == (n - 1 if wrapped else 0)
-        return tokens
+        return conversation.tokens
 
     assert run(True) == run(False)

@@ -19,6 +19,7 @@ from specrun.bindings.errors import FileMissingError, ModelError, OptionError
 from specrun.bindings.model import Model
 from specrun.cli.main import cli
 from specrun.runtime.acceptance.exact import ExactRule
+from specrun.runtime.conversation import Conversation
 from specrun.runtime.datastore.context_index import ContextIndex
 from specrun.runtime.drafters.auto import AutoDrafter
 from specrun.runtime.drafters.drafter import Drafter, NoDrafter
@@ -29,11 +30,11 @@ from specrun.runtime.drafters.ngram_pool import NgramPool
 from specrun.runtime.drafters.ngram_store import NgramStore
 from specrun.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from specrun.runtime.drafters.rest import RestDrafter
-from specrun.runtime.loop import decode_rounds
-from specrun.runtime.noise import SeededNoise
+from specrun.runtime.loop import DecodeSettings, decode_rounds
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.limits import RoundLimits
 from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.target import CachedText
 from specrun.runtime.tree import DraftTree
 
 WORDS = 60
@@ -69,20 +70,19 @@ def text_of(tokens: Sequence[int], prompt: int = 100) -> ReplayText:
 class Writer:
     """A target that writes a known text, whatever is drafted."""
 
-    def __init__(self, text: Sequence[int], cached: int) -> None:
-        self.text, self.tokens = text, list(text[:cached])
-        self._pending, self._tree = 0, DraftTree()
+    def __init__(self, text: Sequence[int]) -> None:
+        self.text, self._length, self._tree = text, 0, DraftTree()
 
-    def evaluate(self, pending: int, tree: DraftTree) -> Writer:
-        self._pending, self._tree = pending, tree
+    def evaluate(self, text: CachedText, tree: DraftTree) -> Writer:
+        self._length, self._tree = len(text.tokens), tree
         return self
 
-    def commit(self, path: Sequence[int]) -> None:
-        self.tokens += [self._pending, *(self._tree.tokens[node] for node in path)]
+    def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
+        text.commit(tree.tokens[node] for node in path)
 
     def logits(self, row: int) -> np.ndarray:
         depth = 0 if row == 0 else self._tree.depths[row - 1]
-        position = len(self.tokens) + 1 + depth
+        position = self._length + depth
         return 9.0 * np.eye(WORDS, dtype=np.float32)[self.text[min(position, len(self.text) - 1)]]
 
 
@@ -91,13 +91,11 @@ def test_a_replay_goes_through_the_rounds_of_decoding(name: str) -> None:
     tokens = copies(500, 12, seed=1)
     text = text_of(tokens)
     known = replay(MATCHING[name](), text, CPU)
-    drafter, committed = MATCHING[name](), list(text.prompt)
-    drafter.begin(committed)
+    drafter = MATCHING[name]()
+    drafter.begin(text.prompt)
     limits = RoundLimits(n_ctx=10_000, max_nodes=drafter.max_nodes, max_tokens=None)
-    rounds = decode_rounds(
-        *(Writer([*tokens, *[0] * 40], 99), drafter, ExactRule(), SeededNoise(0), SamplingParams(temperature=0.0)),  # type: ignore[arg-type]
-        *(committed, limits, frozenset()),
-    )
+    settings = DecodeSettings(ExactRule(), SamplingParams(temperature=0.0), limits)
+    rounds = decode_rounds(Writer([*tokens, *[0] * 40]), Conversation(drafter, text.prompt), settings)  # type: ignore[arg-type]
     decoded = [(len(one.tree), len(one.path)) for one, _ in zip(rounds, known[:-1], strict=False)]
     assert decoded == [(one.drafted, one.accepted) for one in known[:-1]]
     assert name == "rest" or max(one.accepted for one in known) > 4  # its store holds another text

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from branching import BranchingNoise, enumerate_law
 from enumeration import PROMPT, TOLERANCE, target_law
-from scripted import PLAIN, LawTable, TableTarget, law_of
+from scripted import PLAIN, LawTable, TableTarget, conversation_of, law_of
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
@@ -16,7 +16,7 @@ from specrun.runtime.drafters.adaptive_exit import AdaptiveExit, AdaptiveExitOpt
 from specrun.runtime.drafters.draft_chain import draft_chain
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.expression import quoted
-from specrun.runtime.loop import decode_rounds
+from specrun.runtime.loop import DecodeSettings, decode_rounds
 from specrun.runtime.planning.limits import RoundLimits
 from specrun.runtime.tree import DraftTree
 
@@ -66,15 +66,13 @@ def largest_error(seed: int, *, wrong: bool) -> tuple[float, set[float]]:
     seen: set[float] = set()
 
     def program(noise: BranchingNoise) -> tuple[int, ...]:
-        tokens = list(PROMPT)
         drafter = ChainDrafter(drafts, 2, drops_unlikely_draws=wrong)
+        conversation = conversation_of(drafter, PROMPT, noise)
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
-        for _ in decode_rounds(
-            TableTarget(table, PROMPT), drafter, ExactRule(), noise, PLAIN, tokens, limits, frozenset()
-        ):
+        for _ in decode_rounds(TableTarget(table), conversation, DecodeSettings(ExactRule(), PLAIN, limits)):
             pass
         seen.update(round(one, 6) for one in drafter.thresholds)
-        return tuple(tokens[len(PROMPT) :])
+        return tuple(conversation.tokens[len(PROMPT) :])
 
     emitted, wanted = enumerate_law(program), target_law(table, length, frozenset())
     return max(abs(emitted.get(text, 0.0) - wanted.get(text, 0.0)) for text in {*emitted, *wanted}), seen

@@ -20,7 +20,7 @@ from enumeration import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, law_of
+from scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import block
@@ -29,7 +29,7 @@ from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.acceptance.rule import Acceptance, AcceptanceRule, LawAt
 from specrun.runtime.drafters.drafter import DraftRequest, NoDrafter
 from specrun.runtime.law import Law
-from specrun.runtime.loop import decode_rounds
+from specrun.runtime.loop import DecodeSettings, decode_rounds
 from specrun.runtime.noise import NoiseSource, SeededNoise
 from specrun.runtime.planning.limits import RoundLimits
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
@@ -114,12 +114,12 @@ def test_the_papers_example() -> None:
 
 
 def text(rule: AcceptanceRule, propose: Propose | None, seed: int) -> list[int]:
-    table, tokens = LawTable(3, 11), list(PROMPT)
+    table = LawTable(3, 11)
     drafter = NoDrafter() if propose is None else ScriptedDrafter(propose)
     limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=30)
-    target = TableTarget(table, PROMPT)
-    list(decode_rounds(target, drafter, rule, SeededNoise(seed), PLAIN, tokens, limits, frozenset()))
-    return tokens
+    conversation = conversation_of(drafter, PROMPT, SeededNoise(seed))
+    list(decode_rounds(TableTarget(table), conversation, DecodeSettings(rule, PLAIN, limits)))
+    return conversation.tokens
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -175,8 +175,9 @@ def test_model_and_inner_drafter_take_back_what_the_target_rejects() -> None:
         told.clear()
         drafter.observe(outcome(tokens, tree, tuple(range(kept)), other))
         assert told == ([start + kept] if kept < 4 else [])
-        assert model.tokens == tokens[: len(model.tokens)]
-        assert len(model.tokens) == start + min(kept, 3)
+        text = drafter._text
+        assert text.tokens == tokens[: start + kept]
+        assert text.n_cached == start + min(kept, 3)
 
 
 def test_chains_keep_every_limit() -> None:

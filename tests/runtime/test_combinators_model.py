@@ -21,7 +21,7 @@ from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.cascade import CascadeDrafter
 from specrun.runtime.drafters.draft_model_target import DraftModelTarget
 from specrun.runtime.drafters.expression import quoted
-from specrun.runtime.target import TargetModel
+from specrun.runtime.target import CachedText, TargetModel
 from specrun.runtime.tree import DraftTree
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
@@ -123,21 +123,22 @@ def test_caches_stay_true(models: Path, drafter: str) -> None:
     with open_models(models, drafter) as runtime:
         for seed, prompt in enumerate(prompts):
             tokens = [*prompt, *runtime.generate(prompt, WHOLE.replace(seed=seed), max_tokens=LENGTH).token_ids]
-            _assert_true_cache(runtime.session.target, tokens, runtime.model)
+            _assert_true_cache(runtime.session.target, runtime.session.conversation, tokens)
             if isinstance(runtime.session.drafter, CascadeDrafter):
-                inner = runtime.session.drafter._model
-                assert isinstance(inner, DraftModelTarget)
-                assert inner.tokens == tokens[: len(inner.tokens)]
-                _assert_true_cache(inner._model, tokens, inner._context.model)
+                cascade = runtime.session.drafter
+                assert isinstance(cascade._model, DraftModelTarget)
+                _assert_true_cache(cascade._model, cascade._text, tokens)
 
 
-def _assert_true_cache(target: TargetModel, tokens: list[int], model: Model) -> None:
-    cached = len(target.tokens)
-    assert target.tokens == tokens[:cached]
-    rows = target.evaluate(tokens[cached] if cached < len(tokens) else 0, DraftTree())
-    fresh = fresh_logits(model, [*target.tokens, tokens[cached] if cached < len(tokens) else 0])
-    np.testing.assert_allclose(rows.logits(0), fresh[-1], atol=1e-5)
-    target.rewind(cached)
+def _assert_true_cache(target: TargetModel, text: CachedText, tokens: list[int]) -> None:
+    """The text is the tokens' beginning, and what is cached of it gives the logits of a fresh evaluation."""
+    assert text.tokens == tokens[: len(text.tokens)]
+    cached = text.n_cached
+    target.rewind(text, cached)
+    text.tokens.append(tokens[cached] if cached < len(tokens) else 0)
+    rows = target.evaluate(text, DraftTree())
+    np.testing.assert_allclose(rows.logits(0), fresh_logits(target.context.model, text.tokens)[-1], atol=1e-5)
+    target.rewind(text, cached)
 
 
 def test_words_that_only_one_model_knows(models: Path) -> None:
@@ -145,13 +146,14 @@ def test_words_that_only_one_model_knows(models: Path) -> None:
     options = ContextOptions(**F32, n_sequences=2, n_outputs=5)
     with Model(models / "drafter.gguf") as model, Context(model, options) as context:
         larger, smaller = (DraftModelTarget(context, target_vocab_size=size) for size in (500, 300))
-        larger.prefill([3, 450, 7])
-        rows = larger.evaluate(499, DraftTree.chain([420, 5]))
+        text, tree = CachedText([3, 450, 7, 499]), DraftTree.chain([420, 5])
+        larger.prefill(text, 3)
+        rows = larger.evaluate(text, tree)
         assert len(rows.logits(2)) == 400
-        larger.commit((0, 1))
-        assert larger.tokens == [3, 450, 7, 499, 420, 5]
-        larger.rewind(0)
-        assert len(smaller.evaluate(3, DraftTree()).logits(0)) == 300
+        larger.commit(text, tree, (0, 1))
+        assert (text.tokens, text.n_cached) == ([3, 450, 7, 499, 420, 5], 6)
+        larger.rewind(text, 0)
+        assert len(smaller.evaluate(CachedText([3]), DraftTree()).logits(0)) == 300
 
 
 @pytest.mark.parametrize("n_known", [0, 1, 2, 5])
@@ -160,16 +162,18 @@ def test_missing_tokens_join_the_next_tree(models: Path, n_known: int) -> None:
     text = [3, 1, 4, 1, 5, 9]
     with Model(models / "drafter.gguf") as model, Context(model, ContextOptions(**F32, n_outputs=4)) as context:
         target = DraftModelTarget(context, target_vocab_size=400)
-        target.prefill(text[:n_known])
-        target.prefill(text[n_known:-1])
-        rows = target.evaluate(text[-1], DraftTree.chain([2, 6]))
+        known, tree = CachedText(text), DraftTree.chain([2, 6])
+        target.prefill(known, n_known)
+        target.prefill(known, len(text) - 1)
+        rows = target.evaluate(known, tree)
         fresh = fresh_logits(model, [*text, 2, 6])
         for row in range(3):
             np.testing.assert_allclose(rows.logits(row), fresh[len(text) - 1 + row], atol=1e-5)
-        target.commit((0,))
-        assert target.tokens == [*text, 2] == target._model.tokens
-        target.rewind(len(text) - 1)
-        np.testing.assert_allclose(target.evaluate(text[-1], DraftTree()).logits(0), fresh[len(text) - 1], atol=1e-5)
+        target.commit(known, tree, (0,))
+        assert (known.tokens, known.n_cached) == ([*text, 2], len(text) + 1)
+        target.rewind(known, len(text) - 1)
+        known.tokens.append(text[-1])
+        np.testing.assert_allclose(target.evaluate(known, DraftTree()).logits(0), fresh[len(text) - 1], atol=1e-5)
 
 
 @pytest.mark.parametrize("failing_call", range(1, 9))
@@ -180,7 +184,7 @@ def test_an_interrupted_inner_round_leaves_the_cascade_usable(models: Path, fail
         drafter = runtime.session.drafter
         assert isinstance(drafter, CascadeDrafter)
         assert isinstance(drafter._model, DraftModelTarget)
-        context = drafter._model._context
+        context = drafter._model.context
         decode, calls = context.decode, 0
 
         def interrupted(batch: Batch) -> Rows:
@@ -196,7 +200,7 @@ def test_an_interrupted_inner_round_leaves_the_cascade_usable(models: Path, fail
             runtime.generate(PROMPT[:7], params, max_tokens=20)
         context.decode = decode  # type: ignore[method-assign]
         assert runtime.generate(PROMPT, params, max_tokens=20).token_ids == wanted
-        _assert_true_cache(drafter._model._model, [*PROMPT, *wanted], context.model)
+        _assert_true_cache(drafter._model, drafter._text, [*PROMPT, *wanted])
 
 
 @pytest.mark.parametrize("drafter", ["cascade(draft(SHORT), prompt-lookup)", "cascade(draft(FILE), draft(SHORT))"])
@@ -234,7 +238,7 @@ def test_the_end_of_the_context_and_abandoned_answers(models: Path, plain: Runti
         ("cascade(draft(FILE), prompt-lookup, rounds=-1)", "rounds is -1"),
         ("cascade(draft(FILE), prompt-lookup, round=1)", "did you mean 'rounds'"),
         ("ouroboros(prompt-lookup)", "first part is a draft model"),
-        ("ouroboros(draft(FILE), phrases=0)", "1 to 256 phrases"),
+        ("ouroboros(draft(FILE), phrases=0)", "1 or more phrases"),
         ("ouroboros(draft(FILE), phrases=200, length=40)", "do not fit a batch"),
         ("ouroboros(draft(FILE), save=no)", "name it with pool"),
         ("ouroboros(draft(FILE, depth=2, topk=2, nodes=3))", "drafts chains"),

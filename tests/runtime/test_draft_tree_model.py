@@ -286,8 +286,8 @@ def test_an_outcome_of_another_drafters_making_is_followed(
 @pytest.mark.parametrize(
     ("drafter", "problem"),
     [
-        ("draft(FILE, tree=17x17)", "at most 256 paths"),
-        ("draft(FILE, tree=30x9)", "at most 256 paths"),
+        ("draft(FILE, tree=17x17)", "llama.cpp allows 256"),
+        ("draft(FILE, tree=30x9)", "llama.cpp allows 256"),
         ("draft(FILE, tree=8x8)", "do not fit a batch of 64"),
         ("draft(FILE, tree=2x2, n=3)", "give one of them"),
         ("draft(FILE, depth=9, nodes=3)", "nodes=3 is less than depth=9"),

@@ -15,7 +15,7 @@ import pytest
 from branching import BranchingNoise, enumerate_law
 from enumeration import PROMPT, TOLERANCE, largest_error
 from head_chains import PairChainByDepth
-from scripted import PLAIN, LawTable, TableRows, TableTarget
+from scripted import PLAIN, LawTable, TableRows, TableTarget, conversation_of
 
 from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.acceptance.rule import AcceptanceRule
@@ -25,9 +25,10 @@ from specrun.runtime.drafters.proposals import Child, Propose, TreeSampling, pro
 from specrun.runtime.drafters.topology import parse_topology
 from specrun.runtime.heads.pair_head import EagleRows
 from specrun.runtime.law import Law
-from specrun.runtime.loop import decode_rounds
+from specrun.runtime.loop import DecodeSettings, decode_rounds
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.planning.limits import RoundLimits
+from specrun.runtime.target import CachedText
 from specrun.runtime.tree import DraftTree, TreeBuilder
 
 SIZE = 3
@@ -98,13 +99,13 @@ class StatefulRows(TableRows):
 
 
 class StatefulTarget(TableTarget):
-    def __init__(self, table: LawTable, prompt: Sequence[int]) -> None:
-        super().__init__(table, prompt)
+    def __init__(self, table: LawTable) -> None:
+        super().__init__(table)
         self._laws = table
 
-    def evaluate(self, pending: int, tree: DraftTree) -> StatefulRows:
-        super().evaluate(pending, tree)
-        prefix = [*self.tokens, pending]
+    def evaluate(self, text: CachedText, tree: DraftTree) -> StatefulRows:
+        super().evaluate(text, tree)
+        prefix = list(text.tokens)
         texts = [prefix, *([*prefix, *(tree.tokens[one] for one in tree.path_to(node))] for node in range(len(tree)))]
         return StatefulRows([self._laws(text) for text in texts], texts)
 
@@ -122,10 +123,10 @@ def emitted(
         texts = [tokens[: place + 1] for place in range(len(tokens) - 1)]
         drafter.learn_prompt(0, StatefulRows([drafts(one) for one in texts], texts), len(texts))
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
-        target = StatefulTarget(table, PROMPT)
-        for _ in decode_rounds(target, drafter, rule, noise, PLAIN, tokens, limits, frozenset()):
+        conversation = conversation_of(drafter, tokens, noise)
+        for _ in decode_rounds(StatefulTarget(table), conversation, DecodeSettings(rule, PLAIN, limits)):
             pass
-        return tuple(tokens[len(PROMPT) :])
+        return tuple(conversation.tokens[len(PROMPT) :])
 
     return enumerate_law(program)  # type: ignore[return-value]
 

@@ -14,7 +14,7 @@ from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.results import GenerationResult
-from specrun.runtime.target import TargetModel
+from specrun.runtime.target import CachedText, TargetModel
 from specrun.runtime.tree import DraftTree
 
 PROMPT = [5, 200, 7, 7, 31, 90, 2, 5, 200, 7]
@@ -52,15 +52,17 @@ def test_after_a_rollback_the_logits_are_a_fresh_evaluations(qwen: Path, accepte
         options = ContextOptions(**F32, n_outputs=5, n_rollback=4)
         with Context(model, options) as context:
             target = TargetModel(context)
-            target.prefill(PROMPT[:-1])
-            target.evaluate(PROMPT[-1], DraftTree.chain(drafts))
-            target.commit(range(accepted))
-            text = [*PROMPT, *drafts[:accepted]]
+            text, tree = CachedText(PROMPT), DraftTree.chain(drafts)
+            target.prefill(text, len(PROMPT) - 1)
+            target.evaluate(text, tree)
+            target.commit(text, tree, range(accepted))
+            assert text.tokens == [*PROMPT, *drafts[:accepted]]
             for token in (17, 4, 250):  # a chain of more rounds, the second without drafts
-                rows = target.evaluate(token, DraftTree.chain([3, 3] if token != 4 else []))
-                text.append(token)
-                np.testing.assert_allclose(rows.logits(0), fresh_logits(model, text)[-1], rtol=1e-4, atol=1e-4)
-                target.commit([])
+                tree = DraftTree.chain([3, 3] if token != 4 else [])
+                text.tokens.append(token)
+                rows = target.evaluate(text, tree)
+                np.testing.assert_allclose(rows.logits(0), fresh_logits(model, text.tokens)[-1], rtol=1e-4, atol=1e-4)
+                target.commit(text, tree, [])
         # Keeping a rejected draft would be seen.
         kept = fresh_logits(model, [*PROMPT, *drafts, 17])[-1]
         if accepted < 4:
@@ -72,17 +74,19 @@ def test_what_is_further_back_cannot_be_taken_back(qwen: Path) -> None:
         assert model.can_roll_back
         assert not model.can_branch
         target = TargetModel(context)
-        target.prefill(PROMPT)
-        target.evaluate(1, DraftTree.chain([2, 3]))
-        target.commit([0])
+        text, tree = CachedText([*PROMPT, 1]), DraftTree.chain([2, 3])
+        target.prefill(text, len(PROMPT))
+        target.evaluate(text, tree)
+        target.commit(text, tree, [0])
+        text.tokens.append(4)
         # Once per evaluation, and never into an earlier one.
         with pytest.raises(UnsupportedModelError, match="cannot drop these positions"):
             context.memory.truncate(len(PROMPT) + 1)
-        target.evaluate(4, DraftTree())
+        target.evaluate(text, DraftTree())
         with pytest.raises(UnsupportedModelError, match="cannot drop these positions"):
             context.memory.truncate(len(PROMPT))
         with pytest.raises(UnsupportedModelError, match="chains of at most 4 drafts"):
-            target.evaluate(5, DraftTree.chain([1] * 5))
+            target.evaluate(text, DraftTree.chain([1] * 5))
 
 
 def test_a_conversation_goes_on(qwen: Path) -> None:

@@ -10,7 +10,7 @@ from enumeration import PROMPT, TOLERANCE, Propose, accepted_lengths, bias, bran
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
-from scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, law_of
+from scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import kseq
@@ -20,7 +20,7 @@ from specrun.runtime.acceptance.kseq import KSeq, KSeqRule
 from specrun.runtime.acceptance.rule import AcceptanceRule
 from specrun.runtime.drafters.drafter import DraftRequest, NoDrafter
 from specrun.runtime.law import Law
-from specrun.runtime.loop import decode_rounds
+from specrun.runtime.loop import DecodeSettings, decode_rounds
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.planning.limits import RoundLimits
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
@@ -154,12 +154,12 @@ def test_the_loop_accepts_as_often_as_the_formula_says(k: int) -> None:
 
 
 def text(rule: AcceptanceRule, propose: Propose | None, seed: int) -> list[int]:
-    table, tokens = LawTable(3, 11), list(PROMPT)
+    table = LawTable(3, 11)
     drafter = NoDrafter() if propose is None else ScriptedDrafter(propose)
     limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=30)
-    target = TableTarget(table, PROMPT)
-    list(decode_rounds(target, drafter, rule, SeededNoise(seed), PLAIN, tokens, limits, frozenset()))
-    return tokens
+    conversation = conversation_of(drafter, PROMPT, SeededNoise(seed))
+    list(decode_rounds(TableTarget(table), conversation, DecodeSettings(rule, PLAIN, limits)))
+    return conversation.tokens
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -10,7 +10,7 @@ import pytest
 from branching import BranchingNoise, enumerate_law
 from enumeration import PROMPT, TOLERANCE, target_law
 from plain_lookahead import PlainLookahead, PlainPool
-from scripted import PLAIN, LawTable, TableTarget
+from scripted import PLAIN, LawTable, TableTarget, conversation_of
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance.exact import ExactRule
@@ -24,12 +24,13 @@ from specrun.runtime.drafters.ngram_pool import NgramPool
 from specrun.runtime.drafters.ngram_store import NgramStore
 from specrun.runtime.law import Law
 from specrun.runtime.layout import count_leaves
-from specrun.runtime.loop import Round, decode_rounds
+from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
 from specrun.runtime.noise import NoiseSource, SeededNoise
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.limits import RoundLimits
 from specrun.runtime.planning.window_guard import WindowGuard
 from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.target import CachedText
 from specrun.runtime.tree import ROOT, DraftTree, Draw, TreeBuilder
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -68,15 +69,13 @@ def run(
     prompt: Sequence[int] = START,
     after: Callable[[list[int], Round], None] = lambda _tokens, _round: None,
 ) -> list[int]:
-    tokens = list(prompt)
-    drafter.begin(tokens)
+    drafter.begin(prompt)
+    conversation = conversation_of(drafter, prompt, noise or SeededNoise(3))
     limits = RoundLimits(n_ctx=n_ctx, max_nodes=max_nodes, max_tokens=length)
-    target = TableTarget(table, prompt)  # type: ignore[arg-type]
-    for one in decode_rounds(
-        target, drafter, ExactRule(), noise or SeededNoise(3), params, tokens, limits, frozenset()
-    ):
-        after(tokens, one)
-    return tokens
+    target = TableTarget(table)  # type: ignore[arg-type]
+    for one in decode_rounds(target, conversation, DecodeSettings(ExactRule(), params, limits)):
+        after(conversation.tokens, one)
+    return conversation.tokens
 
 
 class Periodic:
@@ -258,7 +257,7 @@ def test_an_interrupted_round_and_a_round_of_another_tree_lose_the_window_at_mos
     for _ in range(2):  # proposed, and never observed
         tree = drafter.propose(DraftRequest(START, GREEDY, SeededNoise(0), 50, 50))
         assert len(tree) == 3
-    rows = TableTarget(Periodic(), START).evaluate(1, DraftTree())  # type: ignore[arg-type]
+    rows = TableTarget(Periodic()).evaluate(CachedText(START), DraftTree())  # type: ignore[arg-type]
     drafter.observe(RoundOutcome([*START, 3], DraftTree(), (), 3, rows))
     assert len(drafter.propose(DraftRequest([*START, 3], GREEDY, SeededNoise(0), 50, 50))) == 3
 
@@ -490,9 +489,12 @@ def test_the_pool_goes_on_between_answers_and_an_empty_prompt_starts_it_over() -
     drafter.begin(())
     assert list(store.pool) == begun
     run(drafter, Periodic(seed=9), 20)
+    n_saved = len(saved)
     drafter.close()
+    assert len(saved) == n_saved  # the store outlives the conversation
+    store.close()
     assert set(learned) & set(saved[-1])
     assert set(store.pool) <= set(saved[-1])
     n_saved = len(saved)
-    drafter.close()
+    store.close()
     assert len(saved) == n_saved  # nothing new, nothing written

@@ -24,7 +24,7 @@ from specrun.runtime.planning import stored_curves
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.stored_curves import load_curve, save_curve, typical_curve
 from specrun.runtime.statistics import SpecStats
-from specrun.runtime.target import TargetModel
+from specrun.runtime.target import CachedText, TargetModel
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
@@ -113,22 +113,23 @@ def test_after_many_wide_rounds_the_cache_is_that_of_the_committed_tokens(model:
     with Runtime(model.path, **F32) as runtime:
         text = [*PROMPT, *runtime.generate(PROMPT, GREEDY, max_tokens=LENGTH).token_ids]
     environment = DraftEnvironment(model, ContextOptions(**F32))
-    drafter = Oracle(build_drafter("lookahead(window=5, ngram=5, guesses=4)", environment), text)
+    drafter = Oracle(build_drafter("lookahead(window=5, ngram=5, guesses=4)", environment).start(), text)
     options = ContextOptions(**F32, n_sequences=drafter.max_leaves, n_outputs=drafter.max_nodes + 1)
     with Context(model, options) as context:
         target = TargetModel(context)
-        tokens, deepest, widest = list(PROMPT), 0, 0
+        cached, deepest, widest = CachedText(PROMPT), 0, 0
+        tokens = cached.tokens
         drafter.begin(tokens)
-        target.prefill(tokens[:-1])
+        target.prefill(cached, len(PROMPT) - 1)
         while len(tokens) < len(text) - 6:
             tree = drafter.propose(DraftRequest(tokens, GREEDY, SeededNoise(0), 100, drafter.max_nodes))
-            rows = target.evaluate(tokens[-1], tree)
+            rows = target.evaluate(cached, tree)
             np.testing.assert_allclose(rows.logits(0), fresh_logits(model, tokens)[-1], atol=1e-5)
             path: list[int] = []
             while (child := child_of(tree, path, text[len(tokens) + len(path)])) is not None:
                 path.append(child)
-            target.commit(path)
-            tokens += text[len(tokens) : len(tokens) + len(path) + 1]
+            target.commit(cached, tree, path)
+            tokens.append(text[len(tokens)])
             drafter.observe(RoundOutcome(tokens, tree, tuple(path), tokens[-1], rows))
             deepest, widest = max(deepest, len(path)), max(widest, len(tree) - tree.n_candidates)
         assert (deepest, widest) == (4, 19)
@@ -141,14 +142,16 @@ def test_a_cell_of_the_window_left_in_the_cache_is_seen(model: Model) -> None:
     builder = TreeBuilder()
     nodes = builder.add(ROOT, guess), builder.add_hidden(ROOT, hidden)
     with Context(model, ContextOptions(**F32, n_sequences=2, n_outputs=3)) as context:
-        target = TargetModel(context)
+        target, text = TargetModel(context), CachedText()
         for node, is_right in zip(nodes, (True, False), strict=True):
-            target.rewind(0)
-            target.prefill(PROMPT[:-1])
-            target.evaluate(PROMPT[-1], builder.build())
-            target.commit([node])
+            target.rewind(text, 0)
+            text.tokens = list(PROMPT)
+            target.prefill(text, len(PROMPT) - 1)
+            target.evaluate(text, builder.build())
+            target.commit(text, builder.build(), [node])
             wanted = fresh_logits(model, [*PROMPT, guess, 5])[-1]
-            difference = np.abs(target.evaluate(5, DraftTree()).logits(0) - wanted).max()
+            text.tokens.append(5)
+            difference = np.abs(target.evaluate(text, DraftTree()).logits(0) - wanted).max()
             assert difference < 1e-5 if is_right else difference > 1e-3
 
 
@@ -187,7 +190,7 @@ def test_answers_share_the_pool_and_the_session(target: Path) -> None:
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
-        ("lookahead(window=200, ngram=3, guesses=100)", "needs 300 sequences.*256"),
+        ("lookahead(window=200, ngram=3, guesses=100)", "300 leaves.*256.*lower window or guesses"),
         ("lookahead(window=100, ngram=9, guesses=10)", "880 tokens.*a batch of 512.*-b"),
         ("lookahead(window=30, ngram=9, guesses=10)", "320 tokens.*a context of 256.*-c"),
         ("jacobi(n=512)", "513 tokens.*a batch of 512"),
@@ -248,14 +251,11 @@ def test_forgetting_between_measurements_still_saves_everything(target: Path, tm
     with Runtime(target, drafter=with_pool(path), **F32) as runtime:
         rounds = []
         for prompt in (PROMPT, PROMPT, [7, 8, 9]):
-            runtime.session.target.rewind(0)
-            runtime.session.drafter.begin(())
+            runtime.session.forget()
             rounds.append(runtime.generate(prompt, GREEDY, max_tokens=32).stats.rounds)
-        words = runtime.vocabulary
         assert rounds[0] == rounds[1]
-        runtime.session.drafter.close()
-        pool = load_pool(path, words)
     with Runtime(target, drafter="none", **F32) as runtime:
+        pool = load_pool(path, runtime.vocabulary)
         for prompt in (PROMPT, [7, 8, 9]):
             text = [*prompt, *runtime.generate(prompt, GREEDY, max_tokens=32).token_ids]
             assert tuple(text[-4:]) in set(pool)
@@ -297,7 +297,7 @@ def test_a_measured_curve_decides_how_far_to_look_ahead(model: Model, tmp_path: 
     environment = DraftEnvironment(model, ContextOptions(**EXACT))
 
     def width() -> int:
-        return build_drafter("lookahead", environment)._width  # type: ignore[attr-defined,no-any-return]
+        return build_drafter("lookahead", environment).start()._width  # type: ignore[attr-defined,no-any-return]
 
     assert width() == 0  # a typical CPU
     flat = CostCurve((1, 64), (1.0, 1.1), (1.0, 1.1))
@@ -317,7 +317,7 @@ def test_a_measured_curve_decides_how_much_is_retrieved(model: Model) -> None:
     text = [5, 6, 7, 8, 9] * 4
 
     def drafted() -> int:
-        drafter = build_drafter("prompt-lookup", environment)
+        drafter = build_drafter("prompt-lookup", environment).start()
         drafter.begin(text)
         return len(drafter.propose(DraftRequest(text, GREEDY, SeededNoise(0), 20, 20)))
 

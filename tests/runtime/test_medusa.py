@@ -202,7 +202,7 @@ def test_the_prompts_state_is_the_one_before_its_last_token(tiny_model: Path, fi
         text = [*PROMPT, *runtime.generate(PROMPT, params, max_tokens=12).token_ids]
         after_answer = drafter._features.copy()  # type: ignore[attr-defined]
         known = drafter._known  # type: ignore[attr-defined]
-        runtime.session.target.rewind(0)
+        runtime.session.forget()
         runtime.session.load_prompt(text[:known])
         np.testing.assert_allclose(drafter._features, after_answer, rtol=1e-4, atol=1e-4)  # type: ignore[attr-defined]
         assert drafter._known == known  # type: ignore[attr-defined]

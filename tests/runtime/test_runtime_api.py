@@ -11,6 +11,7 @@ import pytest
 from tiny_models import F32, fresh_logits
 
 import specrun.runtime
+from specrun.bindings.context import ContextOptions
 from specrun.bindings.errors import (
     ClosedError,
     FileMissingError,
@@ -370,6 +371,27 @@ def test_prompts_may_be_arrays(plain):
 
 
 def test_options_have_the_defaults_of_llama():
-    options = RuntimeOptions()
-    assert (options.n_ctx, options.n_batch, options.n_ubatch, options.n_threads) == (4096, 512, 512, 0)
-    assert (options.cache_type_k, options.cache_type_v, options.accept) == ("f16", "f16", "exact")
+    context = RuntimeOptions().context
+    assert (context.n_ctx, context.n_batch, context.n_ubatch, context.n_threads) == (4096, 512, 512, 0)
+    assert (context.cache_type_k, context.cache_type_v, RuntimeOptions().accept) == ("f16", "f16", "exact")
+
+
+def test_options_of_a_context_may_be_given_one_by_one_or_as_one(tiny_model):
+    whole = ContextOptions(n_ctx=512, n_threads=1, cache_type_k="f32")
+    with Runtime(tiny_model, context=whole, cache_type_v="f32") as runtime:
+        assert runtime.options.context == ContextOptions(n_ctx=512, n_threads=1, cache_type_k="f32", cache_type_v="f32")
+        assert (runtime.n_ctx, runtime.session.target.context.options.cache_type_k) == (512, "f32")
+    with Runtime(tiny_model, n_threads=1, flash_attention="on") as runtime:
+        assert runtime.options == RuntimeOptions(ContextOptions(n_ctx=4096, n_threads=1, flash_attention="on"))
+
+
+@pytest.mark.parametrize("wrong", ["n_outputs", "n_sequences", "hidden_states", "layer_inputs", "n_rollback"])
+def test_what_follows_from_the_drafter_is_no_option(tiny_model, wrong):
+    with pytest.raises(OptionError, match=f"no option {wrong!r}"):
+        Runtime(tiny_model, **{wrong: 1})
+
+
+@pytest.mark.parametrize("options", [{"context": {"n_ctx": 5}}, {"rope": "yarn"}], ids=str)
+def test_an_option_of_the_wrong_kind_is_refused(tiny_model, options):
+    with pytest.raises(OptionError, match=r"give a (ContextOptions|RopeScaling), such as"):
+        Runtime(tiny_model, **options)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from branching import BranchingNoise, enumerate_law
 from enumeration import PROMPT, TOLERANCE, FixedTable, Propose, bias, branching_tree, chain, emitted_law, top_k_points
-from scripted import LawTable, ScriptedDrafter, TableTarget, law_of
+from scripted import LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
@@ -20,7 +20,7 @@ from specrun.runtime.acceptance.rule import Acceptance, AcceptanceRule, LawAt
 from specrun.runtime.acceptance.spec_cascade import CASCADES, SpecCascadeRule
 from specrun.runtime.drafters.drafter import NoDrafter
 from specrun.runtime.law import Law
-from specrun.runtime.loop import decode_rounds
+from specrun.runtime.loop import DecodeSettings, decode_rounds
 from specrun.runtime.noise import NoiseSource, SeededNoise
 from specrun.runtime.planning.limits import RoundLimits
 from specrun.runtime.tree import DraftTree
@@ -171,13 +171,12 @@ def test_favourites_are_verified_exactly(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_temperature_0_the_text_is_plain_decodings(kind: str) -> None:
     def text(propose: Propose | None) -> list[int]:
-        tokens = list(PROMPT)
         drafter = NoDrafter() if propose is None else ScriptedDrafter(propose)
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=20)
-        target, params = TableTarget(LawTable(3, 4), PROMPT), SamplingParams(temperature=0.0)
-        rule = SpecCascadeRule(kind, 0.9)
-        list(decode_rounds(target, drafter, rule, SeededNoise(0), params, tokens, limits, frozenset()))
-        return tokens
+        conversation = conversation_of(drafter, PROMPT, SeededNoise(0))
+        settings = DecodeSettings(SpecCascadeRule(kind, 0.9), SamplingParams(temperature=0.0), limits)
+        list(decode_rounds(TableTarget(LawTable(3, 4)), conversation, settings))
+        return conversation.tokens
 
     assert text(chain(LawTable(3, 44), 3)) == text(None)
 

@@ -14,10 +14,11 @@ import pytest
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context, ContextOptions
 from specrun.bindings.errors import OptionError
+from specrun.bindings.memory import Memory
 from specrun.bindings.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.layout import count_leaves, layout_tree, moves_onto
-from specrun.runtime.target import TargetModel
+from specrun.runtime.target import CachedText, TargetModel
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
 SEQUENCES = 8
@@ -85,19 +86,21 @@ def test_after_many_rounds_the_cache_is_that_of_the_committed_tokens(model: Mode
     with Context(model, options()) as context:
         target = TargetModel(context)
         tokens = [int(token) for token in generator.integers(VOCABULARY, size=7)]
-        target.prefill(tokens[:-1])
+        text = CachedText(tokens)
+        target.prefill(text, 6)
         for _ in range(6):
             tree = random_tree(generator)
-            rows = target.evaluate(tokens[-1], tree)
+            rows = target.evaluate(text, tree)
             np.testing.assert_allclose(rows.logits(0), fresh_logits(model, tokens), atol=1e-5)
             for node in range(len(tree)):
                 path = [tree.tokens[one] for one in tree.path_to(node)]
                 np.testing.assert_allclose(rows.logits(node + 1), fresh_logits(model, tokens + path), atol=1e-5)
             accepted = random_path(tree, generator)
-            target.commit(accepted)
+            target.commit(text, tree, accepted)
             tokens += [tree.tokens[node] for node in accepted]
-            assert target.tokens == tokens
+            assert (text.tokens, text.n_cached) == (tokens, len(tokens))
             tokens.append(int(generator.integers(VOCABULARY)))
+            text.tokens.append(tokens[-1])
             positions = {context.memory.last_position(sequence) for sequence in range(SEQUENCES)}
             assert positions == {len(tokens) - 2}
 
@@ -113,32 +116,94 @@ def test_a_rejected_sibling_left_in_the_cache_is_seen(model: Model) -> None:
     """Negative control: with one stale cell among the committed ones the next logits differ."""
     with Context(model, options()) as context:
         target = TargetModel(context)
-        target.prefill([5, 9, 2])
+        text = CachedText([5, 9, 2, 17])
+        target.prefill(text, 3)
         builder = TreeBuilder()
         keep, stale = builder.add(ROOT, 40), builder.add(ROOT, 21)
         tree = builder.build()
-        target.evaluate(17, tree)
+        target.evaluate(text, tree)
         sequence_of_stale = layout_tree(tree.parents, SEQUENCES).ids[stale][0]
-        target.commit([keep])
+        target.commit(text, tree, [keep])
+        text.tokens.append(8)
         clean = fresh_logits(model, [5, 9, 2, 17, 40, 8])
-        np.testing.assert_allclose(target.evaluate(8, DraftTree()).logits(0), clean, atol=1e-5)
+        np.testing.assert_allclose(target.evaluate(text, DraftTree()).logits(0), clean, atol=1e-5)
         assert sequence_of_stale != 0
     with Context(model, options()) as context:
         target = TargetModel(context)
-        target.prefill([5, 9, 2, 17, 21])  # what a commit that keeps the wrong sibling would leave
-        assert np.abs(target.evaluate(8, DraftTree()).logits(0) - clean).max() > 1e-3
+        text = CachedText([5, 9, 2, 17, 21, 8])  # what a commit that keeps the wrong sibling would leave
+        target.prefill(text, 5)
+        assert np.abs(target.evaluate(text, DraftTree()).logits(0) - clean).max() > 1e-3
 
 
 def test_rewinding_and_going_another_way_leaves_no_trace(model: Model) -> None:
     with Context(model, options()) as context:
         target = TargetModel(context)
-        target.prefill([1, 2, 3, 4, 5])
-        target.evaluate(6, DraftTree.chain([7, 8]))
-        assert target.rewind(3) == 3
-        target.prefill([9])
+        text = CachedText([1, 2, 3, 4, 5, 6])
+        target.prefill(text, 5)
+        target.evaluate(text, DraftTree.chain([7, 8]))
+        target.rewind(text, 3)
+        assert (text.tokens, text.n_cached) == ([1, 2, 3], 3)
+        text.tokens += [9, 10]
+        target.prefill(text, 4)
         np.testing.assert_allclose(
-            target.evaluate(10, DraftTree()).logits(0), fresh_logits(model, [1, 2, 3, 9, 10]), atol=1e-5
+            target.evaluate(text, DraftTree()).logits(0), fresh_logits(model, [1, 2, 3, 9, 10]), atol=1e-5
         )
+
+
+class Interrupting:
+    """A memory that is interrupted at the k-th change, before or after it is made."""
+
+    def __init__(self, memory: Memory, call: int, *, after: bool) -> None:
+        self._memory, self._call, self._after = memory, call, after
+
+    def __getattr__(self, name: str) -> object:
+        method = getattr(self._memory, name)
+
+        def interrupted(*values: int) -> object:
+            self._call -= name != "last_position"
+            stops = self._call == 0 and name != "last_position"
+            if stops and not self._after:
+                raise KeyboardInterrupt
+            result = method(*values)
+            if stops:
+                raise KeyboardInterrupt
+            return result
+
+        return interrupted
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", range(1, 6))
+def test_an_interrupt_in_the_midst_of_a_commit_or_a_rewind_leaves_a_number_that_is_true(
+    model: Model, monkeypatch: pytest.MonkeyPatch, call: int, after: bool
+) -> None:
+    """Cache and tokens change together: what the text says is cached is, and is what a fresh evaluation finds."""
+    builder = TreeBuilder()
+    nodes = [builder.add(ROOT, token) for token in (40, 21, 33)]
+    last = builder.add(nodes[1], 50)
+    tree = builder.build()
+    with Context(model, options()) as context:
+        target, text = TargetModel(context), CachedText([5, 9, 2, 17])
+        target.prefill(text, 3)
+        target.evaluate(text, tree)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(context, "memory", Interrupting(context.memory, call, after=after))
+            target.commit(text, tree, [nodes[1], last])
+            target.rewind(text, 2)
+            target.rewind(text, 1)
+            target.rewind(text, 0)
+            raise AssertionError("there are fewer changes than that")
+        target.rewind(text, min(text.n_cached, 3))
+        text.tokens = [5, 9, 2, 8]
+        target.prefill(text, 3)
+        np.testing.assert_allclose(
+            target.evaluate(text, DraftTree()).logits(0), fresh_logits(model, [5, 9, 2, 8]), atol=1e-5
+        )
+
+
+def test_a_text_of_which_more_than_the_last_token_is_missing_is_refused(model: Model) -> None:
+    with Context(model, options()) as context, pytest.raises(OptionError, match="of 3 tokens 0 are cached"):
+        TargetModel(context).evaluate(CachedText([1, 2, 3]), DraftTree())
 
 
 def test_nodes_that_are_no_path_are_refused(model: Model) -> None:
@@ -146,9 +211,10 @@ def test_nodes_that_are_no_path_are_refused(model: Model) -> None:
         target = TargetModel(context)
         builder = TreeBuilder()
         first, second = builder.add(ROOT, 1), builder.add(ROOT, 2)
-        target.evaluate(3, builder.build())
+        text = CachedText([3])
+        target.evaluate(text, builder.build())
         with pytest.raises(OptionError, match="not a path"):
-            target.commit([first, second])
+            target.commit(text, builder.build(), [first, second])
 
 
 def test_a_tree_with_too_many_leaves_is_refused_before_the_call(model: Model) -> None:
@@ -157,7 +223,7 @@ def test_a_tree_with_too_many_leaves_is_refused_before_the_call(model: Model) ->
         for token in range(SEQUENCES + 1):
             builder.add(ROOT, token)
         with pytest.raises(OptionError, match="more leaves"):
-            TargetModel(context).evaluate(3, builder.build())
+            TargetModel(context).evaluate(CachedText([3]), builder.build())
 
 
 @pytest.mark.parametrize("parents", [(), (-1,), (-1, 0, 1), (-1, -1, 0, 0, 1), (-1, 0, -1, 2, 2)], ids=str)

@@ -63,8 +63,8 @@ def test_a_dynamic_shape_knows_its_most_leaves() -> None:
     [
         ("", "is empty"),
         ("4x0", "branching factor of 0"),
-        ("300", "at most 256 paths"),
-        ("20x20", "at most 256 paths"),
+        ("300", "llama.cpp allows 256"),
+        ("20x20", "llama.cpp allows 256"),
         ("999999999x999999999", "more than 1024 nodes"),
         ("00", "without its parent 0"),
         ("0 2", "without its sibling 1"),

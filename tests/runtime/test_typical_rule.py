@@ -21,7 +21,7 @@ from enumeration import (
     proposals,
     top_k_points,
 )
-from scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, law_of
+from scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
@@ -31,7 +31,7 @@ from specrun.runtime.acceptance.rule import Acceptance, AcceptanceRule, LawAt
 from specrun.runtime.acceptance.typical import TypicalRule, typical_threshold
 from specrun.runtime.drafters.drafter import DraftRequest, NoDrafter
 from specrun.runtime.law import Law
-from specrun.runtime.loop import decode_rounds
+from specrun.runtime.loop import DecodeSettings, decode_rounds
 from specrun.runtime.noise import NoiseSource, SeededNoise
 from specrun.runtime.planning.limits import RoundLimits
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
@@ -145,13 +145,12 @@ def test_laws_are_computed_only_where_a_path_leads() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_at_temperature_0_the_text_is_plain_decodings(seed: int) -> None:
     def text(propose: Propose | None) -> list[int]:
-        tokens = list(PROMPT)
         drafter = NoDrafter() if propose is None else ScriptedDrafter(propose)
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=20)
-        target = TableTarget(LawTable(3, seed), PROMPT)
-        params = SamplingParams(temperature=0.0)
-        list(decode_rounds(target, drafter, TypicalRule(), SeededNoise(0), params, tokens, limits, frozenset()))
-        return tokens
+        conversation = conversation_of(drafter, PROMPT, SeededNoise(0))
+        settings = DecodeSettings(TypicalRule(), SamplingParams(temperature=0.0), limits)
+        list(decode_rounds(TableTarget(LawTable(3, seed)), conversation, settings))
+        return conversation.tokens
 
     assert text(top_k_points(LawTable(3, seed), 2, 3)) == text(top_k_points(LawTable(3, seed + 9), 1, 2)) == text(None)
 

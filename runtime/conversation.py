@@ -1,0 +1,49 @@
+"""One conversation: its tokens, what of them the target has cached, its drafter, and the noise of its answer.
+
+Whatever else decoding needs, such as models, heads, stores and measured costs, belongs to weights that any number of
+conversations may share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.noise import NoiseSource, SeededNoise
+from specrun.runtime.prefix import common_prefix
+from specrun.runtime.target import CachedText, TargetModel
+
+__all__ = ["Conversation"]
+
+
+class Conversation(CachedText):
+    """A text that a drafter drafts for; `noise` decides the tokens of the answer under way.
+
+    `drafter` is this conversation's own: its state follows these tokens and no others. In a cascade the draft model
+    decodes a conversation of its own, whose tokens include guesses.
+    """
+
+    def __init__(self, drafter: Drafter, tokens: Sequence[int] = (), noise: NoiseSource | None = None) -> None:
+        super().__init__(tokens)
+        self.drafter = drafter
+        self.noise: NoiseSource = SeededNoise(0) if noise is None else noise
+
+    def begin(self, target: TargetModel, prompt: Sequence[int]) -> int:
+        """Bring cache and drafter to a prompt; return how many of its tokens the cache already held.
+
+        All but the last token are then cached: the first round, whose root it is, needs its row.
+        """
+        shared = min(common_prefix(self.tokens, prompt), self.n_cached, len(prompt) - 1)
+        if self.drafter.reads_target and target.context.model.can_branch:
+            shared = max(0, shared - 1)  # the state before the first new token is needed with it
+        target.rewind(self, shared)
+        shared = self.n_cached
+        self.drafter.begin(prompt)
+        self.tokens = list(prompt)
+        target.prefill(self, len(prompt) - 1, self.drafter.learn_prompt)
+        return shared
+
+    def forget(self, target: TargetModel) -> None:
+        """Drop all tokens, from the cache and the drafter too: the next prompt shares nothing with them."""
+        target.rewind(self, 0)
+        self.drafter.begin(())

@@ -1,0 +1,274 @@
+"""Weights and conversation apart: two conversations of one `DrafterWeights` draft as each does alone.
+
+Everything is compared round by round: the tree, its draws, the accepted path and the target's own token. Round times,
+by which `auto` chooses, are those of a clock that counts its readings.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tiny_models import F32
+
+from specrun.bindings.context import ContextOptions
+from specrun.bindings.errors import OptionError
+from specrun.bindings.model import Model
+from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime.acceptance.exact import ExactRule
+from specrun.runtime.datastore.build_store import build_store
+from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.drafters.drafter import Drafter, DrafterWeights, NoDrafter, close_all, make_all
+from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.expression import quoted
+from specrun.runtime.drafters.members import combined
+from specrun.runtime.drafters.ngram_file import load_pool
+from specrun.runtime.loop import DecodeSettings, decode_rounds
+from specrun.runtime.noise import SeededNoise
+from specrun.runtime.planning.limits import RoundLimits
+from specrun.runtime.planning.stored_curves import TYPICAL_GPU
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.session import Session
+from specrun.runtime.tree import DraftTree
+
+WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+GREEDY = SamplingParams(temperature=0.0)
+LENGTH = 30
+DRAFTERS = [
+    "none",
+    "draft(FILE, n=4)",
+    "draft(FILE, n=4, p_min=adaptive)",
+    "draft(FILE, tree=3x2)",
+    "draft(FILE, depth=3, topk=2, nodes=5)",
+    "prompt-lookup(min_ngram=1)",
+    "prompt-lookup(min_ngram=1, reference=TEXT)",
+    "rest(STORE, min_match=1)",
+    "jacobi",
+    "lookahead",
+    "lookahead(window=2, ngram=4, guesses=3)",
+    "lookahead(window=2, ngram=4, guesses=3, pool=POOL, save=no)",
+    "cascade(draft(FILE, n=6), draft(OTHER, tree=3x2))",
+    "cascade(draft(FILE, n=6), prompt-lookup(min_ngram=1))",
+    "relay(draft(FILE)@2, draft(OTHER)@3)",
+    "ensemble(draft(FILE), prompt-lookup(min_ngram=1), lookahead(window=2, ngram=4, guesses=3))",
+    "ouroboros(draft(FILE, n=3))",
+    "auto(draft(FILE), prompt-lookup(min_ngram=1))",
+    "auto(cascade(draft(FILE), draft(OTHER)), relay(draft(OTHER)@1, prompt-lookup(min_ngram=1)))",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """What one conversation asks: a prompt, then further tokens after the answer, and again."""
+
+    prompt: tuple[int, ...]
+    more: tuple[tuple[int, ...], ...]
+    params: SamplingParams
+
+
+TALKS = [
+    Talk((3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4), ((8, 8), (3, 1, 4)), GREEDY),
+    Talk((3, 1, 4, 7, 7, 3, 1, 4, 7), ((9,), (5, 9, 2, 6)), GREEDY),
+    Talk((2, 7, 1, 8, 2, 8), ((1, 2, 3), (2, 7)), WHOLE.replace(seed=5)),
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("conversations")
+    write_random_llama(folder / "target.gguf", RandomLlama(vocab_size=400, seed=1, scale=4.0))
+    write_random_llama(folder / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=2, scale=3.0))
+    write_random_llama(folder / "other.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5))
+    text, store, pool = (folder / name for name in ("text.txt", "docs.store", "some.pool"))
+    text.write_text("To be, or not to be, that is the question. To be, or not to sleep.\n" * 3, encoding="utf-8")
+    found = {"TARGET": folder / "target.gguf", "FILE": folder / "drafter.gguf", "OTHER": folder / "other.gguf"}
+    found |= {"TEXT": text, "STORE": store, "POOL": pool}
+    with Model(found["TARGET"]) as model:
+        build_store([text], model.vocabulary, store, model="target")
+        filled = weights_of("lookahead(window=2, ngram=4, guesses=3, pool=POOL)", found, model)
+        alone(filled, model, Talk((3, 1, 4, 1, 5, 9), (), GREEDY))
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(files: dict[str, Path]) -> Iterator[Model]:
+    with Model(files["TARGET"]) as model:
+        yield model
+
+
+def weights_of(drafter: str, files: dict[str, Path], model: Model) -> DrafterWeights:
+    for name, path in files.items():
+        drafter = drafter.replace(name, quoted(str(path)))
+    ticks = itertools.count()
+    environment = DraftEnvironment(
+        model, ContextOptions(**F32), n_gpu_layers=0, costs=TYPICAL_GPU, clock=lambda: float(next(ticks))
+    )
+    return build_drafter(drafter, environment)
+
+
+Event = tuple[tuple[int, ...], tuple[int, ...], object, tuple[int, ...], int | None]
+
+
+def conversation(weights: DrafterWeights, model: Model, talk: Talk) -> Iterator[Event]:
+    """Yield the rounds of a conversation that is started now, and closed at its end."""
+    with Session.open(model, weights.start(), ContextOptions(**F32), ExactRule()) as session:
+        target, talked = session.target, session.conversation
+        for asked in (talk.prompt, *talk.more):
+            talked.begin(target, [*talked.tokens, *asked])
+            talked.noise = SeededNoise(talk.params.seed or 0)
+            limits = RoundLimits(n_ctx=target.context.n_ctx, max_nodes=target.max_nodes, max_tokens=LENGTH)
+            for one in decode_rounds(target, talked, DecodeSettings(ExactRule(), talk.params, limits)):
+                yield one.tree.tokens, one.tree.parents, draws_of(one.tree), one.path, one.next_token
+
+
+def draws_of(tree: DraftTree) -> object:
+    """The laws that were drawn from, as far as they can be compared."""
+    return [
+        (parent, draw.node, None if draw.law is None else draw.law.probability(tree.tokens[draw.node]))
+        for parent, draws in sorted(tree.draws.items())
+        for draw in draws
+    ]
+
+
+def alone(weights: DrafterWeights, model: Model, talk: Talk) -> list[Event]:
+    with closing(weights):
+        return list(conversation(weights, model, talk))
+
+
+def in_turn(rounds: Sequence[Iterator[Event]]) -> list[list[Event]]:
+    """Take a round of each in turn until all are over."""
+    events: list[list[Event]] = [[] for _ in rounds]
+    for step in itertools.zip_longest(*rounds):
+        for kept, event in zip(events, step, strict=True):
+            kept += [] if event is None else [event]
+    return events
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_conversations_draft_as_each_does_alone(drafter: str, files: dict[str, Path], model: Model) -> None:
+    wanted = [alone(weights_of(drafter, files, model), model, talk) for talk in TALKS]
+    assert drafter == "none" or sum(len(event[0]) for events in wanted for event in events) > 20
+    with closing(weights_of(drafter, files, model)) as weights:
+        assert in_turn([conversation(weights, model, talk) for talk in TALKS]) == wanted
+
+
+@pytest.mark.parametrize("drafter", ["draft(FILE, tree=3x2)", "cascade(draft(FILE, n=6), draft(OTHER))"])
+def test_a_conversation_goes_on_when_another_is_closed(drafter: str, files: dict[str, Path], model: Model) -> None:
+    wanted = alone(weights_of(drafter, files, model), model, TALKS[1])
+    with closing(weights_of(drafter, files, model)) as weights:
+        first, second = (conversation(weights, model, talk) for talk in TALKS[:2])
+        begun = [[next(first), next(second)][1] for _ in range(5)]
+        first.close()  # type: ignore[attr-defined] # a generator: the end of its blocks
+        assert [*begun, *second] == wanted
+
+
+def test_one_drafter_for_two_conversations_is_seen(files: dict[str, Path], model: Model) -> None:
+    """Negative control: had the weights kept the state, the drafts would be others."""
+    drafter = "lookahead(window=2, ngram=4, guesses=3)"
+    wanted = [alone(weights_of(drafter, files, model), model, talk) for talk in TALKS[:2]]
+    with closing(weights_of(drafter, files, model)) as weights:
+        started = weights.start()
+        shared = DrafterWeights(weights.name, lambda: started)
+        assert in_turn([conversation(shared, model, talk) for talk in TALKS[:2]]) != wanted
+
+
+def test_a_pool_with_a_file_is_shared_and_saved_with_the_weights(
+    files: dict[str, Path], model: Model, tmp_path: Path
+) -> None:
+    """Each conversation drafts what any of them wrote: a second one with the same text is as one that starts warm."""
+    files = {**files, "POOL": tmp_path / "new.pool"}
+    drafter = "lookahead(window=2, ngram=4, guesses=3, pool=POOL)"
+    first, second = (Talk(talk.prompt, (), talk.params) for talk in TALKS[:2])
+    with closing(weights_of(drafter, files, model)) as weights:
+        texts = in_turn([conversation(weights, model, talk) for talk in (first, second)])
+        again = list(conversation(weights, model, first))
+        before = files["POOL"].stat().st_size  # saved as the third began
+    assert len(again) < len(texts[0])
+    pool = load_pool(files["POOL"], model.vocabulary)
+    assert files["POOL"].stat().st_size >= before
+    for talk, events in zip((first, second, first), [*texts, again], strict=True):
+        text = [*talk.prompt, *(token for event in events for token in written(event))]
+        assert tuple(text[-4:]) in set(pool)
+        assert tuple(text[:4]) in set(pool)
+
+
+def test_a_second_conversation_drafts_as_one_that_reads_the_first_ones_file(
+    files: dict[str, Path], model: Model, tmp_path: Path
+) -> None:
+    drafter = "lookahead(window=2, ngram=4, guesses=3, pool=POOL)"
+    together, apart = ({**files, "POOL": tmp_path / name} for name in ("together.pool", "apart.pool"))
+    with closing(weights_of(drafter, together, model)) as weights:
+        events = [list(conversation(weights, model, talk)) for talk in TALKS[:2]]
+    assert events == [alone(weights_of(drafter, apart, model), model, talk) for talk in TALKS[:2]]
+    assert load_pool(together["POOL"], model.vocabulary) == load_pool(apart["POOL"], model.vocabulary)
+
+
+def written(event: Event) -> list[int]:
+    tokens, _, _, path, own = event
+    return [*(tokens[node] for node in path), *([] if own is None else [own])]
+
+
+# -- starting and closing ------------------------------------------------------------------------------------------
+
+
+class Closing(NoDrafter):
+    """Writes down when it is closed; may fail then."""
+
+    def __init__(self, name: str, closed: list[str], *, fails: bool = False) -> None:
+        self.name, self._closed, self._fails = name, closed, fails
+
+    def close(self) -> None:
+        self._closed.append(self.name)
+        if self._fails:
+            raise OptionError(f"{self.name} cannot be closed")
+
+
+def failing() -> Drafter:
+    raise OptionError("it cannot start")
+
+
+def test_members_that_were_started_are_closed_when_one_fails() -> None:
+    closed: list[str] = []
+    members = [
+        DrafterWeights("a", lambda: Closing("a", closed, fails=True)),
+        DrafterWeights("b", lambda: Closing("b", closed)),
+        DrafterWeights("c", failing),
+        DrafterWeights("d", lambda: Closing("d", closed)),
+    ]
+    with pytest.raises(OptionError, match="a cannot be closed") as caught:
+        combined("all", members, lambda _: NoDrafter()).start()
+    assert "it cannot start" in str(caught.value.__context__)
+    assert closed == ["a", "b"]
+
+
+def test_members_are_closed_when_they_cannot_be_combined() -> None:
+    closed: list[str] = []
+    members = [DrafterWeights(name, lambda name=name: Closing(name, closed)) for name in "ab"]  # type: ignore[misc]
+    refuse: Callable[[Sequence[Drafter]], Drafter] = lambda _: failing()  # noqa: E731
+    with pytest.raises(OptionError, match="it cannot start"):
+        combined("all", members, refuse).start()
+    assert closed == ["a", "b"]
+
+
+def test_weights_close_what_they_own_once_whatever_fails() -> None:
+    closed: list[str] = []
+    owned = [Closing("a", closed), Closing("b", closed, fails=True), Closing("c", closed)]
+    weights = combined("all", [DrafterWeights("inner", failing, owned)], lambda _: NoDrafter())
+    with pytest.raises(OptionError, match="b cannot be closed"):
+        weights.close()
+    assert closed == ["a", "b", "c"]
+    weights.close()
+    assert closed == ["a", "b", "c"]
+
+
+def test_everything_is_closed_and_made_in_order() -> None:
+    closed: list[str] = []
+    made = make_all(lambda name=name: Closing(name, closed) for name in "abc")  # type: ignore[misc]
+    assert [one.name for one in made] == ["a", "b", "c"]
+    close_all(made)
+    assert closed == ["a", "b", "c"]
+    close_all(())
