@@ -28,12 +28,14 @@ class LossPart:
 class ParameterGroup:
     """Parameters that share a learning rate.
 
-    `rate` multiplies the run's learning rate; `starts_at` is the step at which these begin to learn.
+    `rate` multiplies the run's learning rate; `starts_at` is the step at which these begin to learn. `hidden_matrices`
+    are 2-D weights between hidden states, which the run's `matrix_optimizer` trains.
     """
 
     parameters: Sequence[nn.Parameter]
     rate: float = 1.0
     starts_at: int = 0
+    hidden_matrices: bool = False
 
 
 class Learner(ABC):

@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.data_file import Document, PlainText
 from specrun.train.target_words import TargetWords, TokenSequence
 
-__all__ = ["MOST_MEASURED", "TokenBatch", "TokenCorpus", "corpus_of", "encode_corpus", "plan_batches"]
+__all__ = ["MOST_MEASURED", "EpochTexts", "TokenBatch", "TokenCorpus", "corpus_of", "encode_corpus", "plan_batches"]
 
 _SHORTEST = 4  # tokens: below that there is nothing to draft
 MOST_MEASURED = 256
@@ -39,6 +40,13 @@ class TokenBatch:
     def to(self, device: torch.device) -> TokenBatch:
         """Return the batch on a device."""
         return TokenBatch(self.numbers, self.ids.to(device), self.learnt.to(device), self.valid.to(device))
+
+
+class EpochTexts(Protocol):
+    """What a trainer reads: texts that may be others in every epoch, as long as its number alone decides them."""
+
+    def epoch(self, number: int) -> TokenCorpus:
+        """Return the texts of an epoch, counted from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,10 @@ class TokenCorpus:
         for one in self.sequences:
             found.update(len(one).to_bytes(8, "little") + one.ids.tobytes() + one.learnt.tobytes())
         return found.hexdigest()
+
+    def epoch(self, number: int) -> TokenCorpus:
+        """Return this corpus: the texts of every epoch."""
+        return self
 
     def batch(self, numbers: Sequence[int]) -> TokenBatch:
         """Return the sequences `numbers` as one batch on the CPU."""

@@ -233,6 +233,15 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(tmp_path: 
         train_learner(spoilt, corpus(), SETTINGS)
 
 
+def test_settings_that_most_runs_leave_alone_are_not_part_of_their_identity() -> None:
+    """So that checkpoints go on which were made before there were such settings."""
+    assert not {"decay", "matrix_optimizer", "save_seconds", "precision"} & SETTINGS.identity.keys()
+    assert SETTINGS.identity["steps"] == 24
+    plateau = replace(SETTINGS, decay=0.5, matrix_optimizer="muon").identity
+    assert (plateau["decay"], plateau["matrix_optimizer"]) == (0.5, "muon")
+    assert "steps" not in plateau  # it may be lengthened
+
+
 def test_checkpoints_are_not_overwritten_or_mixed_up(tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
     with pytest.raises(FileMissingError, match="to resume"):
@@ -323,6 +332,8 @@ def test_the_rate_rises_then_falls_as_a_cosine() -> None:
         ({"steps": 0}, "0 steps"),
         ({"learning_rate": 0.0}, "a learning rate of 0"),
         ({"tokens_per_batch": 0}, "0 tokens in a batch"),
+        ({"decay": 0.0}, "a decay over 0 of the steps"),
+        ({"matrix_optimizer": "sgd"}, "optimizer is 'sgd': use one of adamw, muon"),
     ],
 )
 def test_settings_that_cannot_be(wrong: dict, problem: str) -> None:
