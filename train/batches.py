@@ -1,4 +1,4 @@
-"""Conversations as token sequences, with loss masks: the demo family's training texts, epoch by epoch."""
+"""The demo family's training texts: conversations as token sequences with loss masks."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def encode(conversation: Conversation, tokenizer: Tokenizer) -> TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class ConversationTexts:
-    """The conversations about `entries`, drawn anew for every epoch from its number and `seed` alone.
+    """Conversations about `entries`, drawn anew for every epoch from its number and `seed`.
 
-    Recall is measured on canonical questions, which are among those that are learnt: knowing by heart is the aim.
+    Recall is measured on canonical questions, which are among those learnt: to know by heart is the
+    aim.
     """
 
     entries: Sequence[Entry]

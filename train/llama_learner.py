@@ -1,4 +1,4 @@
-"""Causal language modelling of a whole Llama: next-token cross entropy, and how much it knows by heart."""
+"""Next-token cross entropy of a whole Llama, and its recall of what it learnt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specrun.train.token_corpus import TokenBatch
 
 
 class LlamaLearner(Learner):
-    """Trains all of `model`; embeddings and norms learn at `other_rate` times the hidden matrices' rate."""
+    """Trains all of `model`, embeddings and norms at `other_rate` times the matrices' rate."""
 
     def __init__(self, model: Llama, *, other_rate: float = 0.5) -> None:
         self.module = self.model = model
@@ -33,10 +33,10 @@ class LlamaLearner(Learner):
         yield LossPart("cross entropy", loss, float(loss.detach()))
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return greedy recall: the share of `exact` answers, right to the letter, and of right `tokens`.
+        """Return greedy recall: shares of `exact` answers, right to the letter, and right `tokens`.
 
-        One forward pass over the right answer is enough: greedy decoding gives it exactly when every token of it
-        is the most probable given those before it.
+        One forward pass over the right answer is enough: greedy decoding gives it exactly when every
+        token of it is the most probable given those before it.
         """
         exact = n_answers = right = n_tokens = 0
         for batch in batches:

@@ -1,4 +1,4 @@
-"""One step of a trainer: gradients of all parts of the loss, clipped, and an update at the schedule's rate."""
+"""One step of training: the loss's gradients, clipped, and an update at the schedule's rate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PartValues = dict[str, tuple[float, float]]
 
 
 class OptimizerStep:
-    """The optimizers of a learner's parameters, AdamW and perhaps Muon, and what leads to their steps.
+    """A learner's optimizers, AdamW and perhaps Muon, and what leads to their steps.
 
     `kept` says, where a step fails, what is kept of those before it.
     """
@@ -34,7 +34,7 @@ class OptimizerStep:
         muon_trains = settings.matrix_optimizer == "muon"
         by_muon = [group for group in groups if muon_trains and group.hidden_matrices]
         by_adamw = [group for group in groups if not (muon_trains and group.hidden_matrices)]
-        # By the names that checkpoints have for their states; each optimizer with the groups it trains, in order.
+        # By what checkpoints call their states; each with the groups it trains, in order.
         self._optimizers: dict[str, tuple[torch.optim.Optimizer, list[ParameterGroup]]] = {}
         if by_adamw:
             adamw = torch.optim.AdamW(

@@ -1,4 +1,4 @@
-"""The trainer of heads, drafters and the demo family: steps, checkpoints, measures, and exact resumption.
+"""The trainer of all models: steps, checkpoints, measures, and exact resumption.
 
 A run is a function of its settings and data: the batches of an epoch come from (seed, epoch), noise from (seed, step),
 so that a run continued from a checkpoint repeats the losses of one that was never stopped.

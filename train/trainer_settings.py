@@ -20,10 +20,11 @@ MatrixOptimizer = Literal["adamw", "muon"]
 class TrainerSettings:
     """How long and how fast to learn; a resumed run must have the same `identity`.
 
-    `learning_rate` is the peak, after `warmup_steps` of a straight rise; it then falls as a cosine to `final_rate` of
-    the peak. With `decay` it stays at the peak instead until the last share `decay` of the steps, in which it falls in
-    a straight line to `final_rate`. `matrix_optimizer` trains the hidden matrices that a learner names, AdamW all else.
-    `clip_norm` bounds the length of the gradient, `measure_every` counts steps between measures (0: only at the end).
+    `learning_rate` is the peak, after `warmup_steps` of a straight rise; it then falls as a cosine to
+    `final_rate` of the peak. With `decay` it stays at the peak instead until the last share `decay` of
+    the steps, in which it falls in a straight line to `final_rate`. `matrix_optimizer` trains the
+    hidden matrices that a learner names, AdamW all else. `clip_norm` bounds the length of the
+    gradient, `measure_every` counts steps between measures (0: only at the end).
     """
 
     steps: int
@@ -50,7 +51,8 @@ class TrainerSettings:
             raise OptionError(f"{self.tokens_per_batch} tokens in a batch: give at least 1")
         known = get_args(MatrixOptimizer)
         if self.matrix_optimizer not in known:
-            raise OptionError(f"the matrices' optimizer is {self.matrix_optimizer!r}: use one of {', '.join(known)}")
+            given = self.matrix_optimizer
+            raise OptionError(f"the matrices' optimizer is {given!r}: use one of {', '.join(known)}")
         if self.decay is not None and not 0 < self.decay <= 1:
             raise OptionError(f"a decay over {self.decay:g} of the steps: give a share above 0, at most 1")
 
@@ -68,8 +70,9 @@ class TrainerSettings:
     def identity(self) -> dict[str, Any]:
         """What a checkpoint's run and a resumed one must have in common.
 
-        Not how often it is saved, nor its precision, nor the end of a plateau, which may be put off while it lasts.
-        What most runs leave alone is left out there, as in the checkpoints of versions that did not know it.
+        Not how often it is saved, nor its precision, nor the end of a plateau, which may be put off
+        while it lasts. What most runs leave alone is left out there, as in the checkpoints of versions
+        that did not know it.
         """
         left_out = {"save_seconds", "precision"} | ({"steps"} if self.decay is not None else {"decay"})
         if self.matrix_optimizer == "adamw":

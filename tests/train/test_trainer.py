@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ctrl_c import hearing_ctrl_c
 from torch import nn
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError, OutOfMemoryError, SpecrunError
@@ -144,11 +145,11 @@ def test_ctrl_c_within_an_update_is_heard_after_it(tmp_path: Path, monkeypatch) 
             signal.raise_signal(signal.SIGINT)
         update(optimizer)
 
-    handler = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(torch.optim.AdamW, "step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        train_learner(Bigrams(), corpus(), replace(SETTINGS, save_seconds=1e9), path)
-    assert signal.getsignal(signal.SIGINT) is handler
+    with hearing_ctrl_c():
+        with pytest.raises(KeyboardInterrupt):
+            train_learner(Bigrams(), corpus(), replace(SETTINGS, save_seconds=1e9), path)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert (len(updates), load_state(path)["place"]["step"]) == (7, 7)
     rest = train_learner(Bigrams(seed=3), corpus(), SETTINGS, path, resume=True)
     assert rest.curves.losses == pytest.approx(train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6)
