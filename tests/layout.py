@@ -187,7 +187,7 @@ def _inside(sources: Sequence[Source], package: str) -> list[Source]:
 
 
 def _place(source: Source, package: str, floors: Sequence[Floor]) -> tuple[int, str] | None:
-    """Return the number of a file's floor, and its folder there: the floor itself for its modules."""
+    """Return a file's floor, and its folder there: the floor itself for its own modules."""
     below = source.parts[1:]
     found: tuple[int, int, str] | None = None
     for number, floor in enumerate(floors):
@@ -218,13 +218,11 @@ def _edges(sources: Sequence[Source], package: str, floors: Sequence[Floor]) -> 
     }
     for here in inside.values():
         place = _place(here, package, floors)
-        for name in sorted({*imports(here)}):
-            there = _made_in(name, inside, handed_on)
-            own = here.parts[-1] == "__init__" and name.startswith(f"{here.module}.")
-            if place is None or there is None or own:
-                continue
-            other = _place(there, package, floors)
-            if other is not None:
+        hands_on = f"{here.module}." if here.parts[-1] == "__init__" else None
+        names = sorted(name for name in imports(here) if hands_on is None or not name.startswith(hands_on))
+        for there in dict.fromkeys(_made_in(name, inside, handed_on) for name in names):
+            other = None if there is None else _place(there, package, floors)
+            if there is not None and place is not None and other is not None:
                 yield here, there, place, other
 
 

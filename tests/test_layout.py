@@ -111,7 +111,7 @@ def test_specrun_is_a_namespace():
 
 def test_public_names_exist_and_are_documented():
     assert mixed_names(SOURCES) == []
-    assert undocumented(of("bindings", "runtime", "convert")) == []
+    assert undocumented(SOURCES) == []
 
 
 LOADED = """
@@ -148,7 +148,7 @@ def test_folders_of_the_runtime_import_in_no_circle():
 @settled
 def test_folders_stay_small_and_so_does_the_whole():
     assert crowded_folders(of("runtime"), 14, {"runtime": 22}) == []
-    assert too_much(of("runtime"), most_files=120, most_lines=48_000) == []
+    assert len(of("runtime")) <= 120
     assert too_much(SOURCES, most_files=390, most_lines=48_000) == []
 
 

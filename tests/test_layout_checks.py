@@ -107,7 +107,7 @@ def test_a_house_in_order_has_no_offenders() -> None:
     [
         (
             "runtime__law",
-            "from specrun.runtime.session import Session",
+            "from specrun.runtime.session import Session, Conversation",
             "runtime/law.py (base) imports runtime/session.py (top)",
         ),
         (

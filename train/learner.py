@@ -53,6 +53,11 @@ class Learner(ABC):
         """Return what is trained: by default all of `module` that wants gradients."""
         return [ParameterGroup([one for one in self.module.parameters() if one.requires_grad])]
 
+    @property
+    def n_trained(self) -> int:
+        """How many parameters are trained."""
+        return sum(parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad)
+
     def learning(self, on: bool) -> None:
         """Switch to learning, or to being measured: by default what torch calls training, with dropout.
 

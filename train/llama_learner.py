@@ -35,8 +35,8 @@ class LlamaLearner(Learner):
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
         """Return greedy recall: shares of `exact` answers, right to the letter, and right `tokens`.
 
-        One forward pass over the right answer is enough: greedy decoding gives it exactly when every
-        token of it is the most probable given those before it.
+        One forward pass over the right answer is enough: greedy decoding gives it exactly when
+        every token of it is the most probable given those before it.
         """
         exact = n_answers = right = n_tokens = 0
         for batch in batches:

@@ -38,7 +38,7 @@ class Muon(torch.optim.Optimizer):
         steps: int = 5,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(list(params), {"lr": lr, "momentum": momentum, "steps": steps})
+        super().__init__(params, {"lr": lr, "momentum": momentum, "steps": steps})
         self.dtype = dtype
 
     @torch.no_grad()

@@ -14,6 +14,7 @@ from specrun.bindings.errors import FileMissingError, MalformedFileError, Option
 from specrun.train.checkpoint import load_state, peek_state, save_state
 from specrun.train.learner import Learner
 from specrun.train.optimizer_step import OptimizerStep
+from specrun.train.precision import dtype_name
 from specrun.train.training_progress import Curves
 
 __all__ = ["EarlierRun", "Place", "check_checkpoint", "check_same_run", "earlier_run", "load_run", "save_run"]
@@ -85,7 +86,7 @@ def save_run(
     state = {
         "format": _FORMAT,
         "identity": identity,
-        "precision": str(precision).removeprefix("torch."),
+        "precision": dtype_name(precision),
         "learner": learner.state(),
         **optimizer.state(),
         "place": dataclasses.asdict(place),

@@ -104,10 +104,11 @@ class TokenCorpus:
         lengths = {number: widths[number] for number in self.training}
         return plan_batches(lengths, random.Random(f"{seed}/{epoch}"), tokens_per_batch)
 
-    def held_out_batches(self, tokens_per_batch: int) -> list[tuple[int, ...]]:
+    def held_out_batches(self, tokens_per_batch: int, device: torch.device) -> list[TokenBatch]:
         """Return the batches that measurements use, always the same."""
         lengths = {number: len(self.sequences[number]) for number in self.held_out}
-        return plan_batches(lengths, random.Random(0), tokens_per_batch)
+        groups = plan_batches(lengths, random.Random(0), tokens_per_batch)
+        return [self.batch(numbers).to(device) for numbers in groups]
 
 
 def plan_batches(lengths: dict[int, int], rng: random.Random, tokens_per_batch: int) -> list[tuple[int, ...]]:

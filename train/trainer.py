@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,10 +166,7 @@ class _Run:
     def _measure(self) -> None:
         self._learner.learning(False)
         corpus = self._corpus_of(self._place.epoch)
-        batches: Sequence[TokenBatch] = [
-            corpus.batch(numbers).to(self._learner.device)
-            for numbers in corpus.held_out_batches(self._settings.tokens_per_batch)
-        ]
+        batches = corpus.held_out_batches(self._settings.tokens_per_batch, self._learner.device)
         with torch.no_grad():
             found = self._learner.measure(batches)
         self._curves.measures.append((self._place.step, found))

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from specrun.bindings.errors import OptionError
+from specrun.train.precision import dtype_name
 
 __all__ = ["MatrixOptimizer", "TrainerSettings"]
 
@@ -20,9 +21,9 @@ MatrixOptimizer = Literal["adamw", "muon"]
 class TrainerSettings:
     """How long and how fast to learn; a resumed run must have the same `identity`.
 
-    `learning_rate` is the peak, after `warmup_steps` of a straight rise; it then falls as a cosine to
-    `final_rate` of the peak. With `decay` it stays at the peak instead until the last share `decay` of
-    the steps, in which it falls in a straight line to `final_rate`. `matrix_optimizer` trains the
+    `learning_rate` is the peak, after `warmup_steps` of a straight rise; it then falls as a cosine
+    to `final_rate` of the peak. With `decay` it stays at the peak instead until the last share
+    `decay` of the steps, in which it falls in a straight line to `final_rate`. `matrix_optimizer` trains the
     hidden matrices that a learner names, AdamW all else. `clip_norm` bounds the length of the
     gradient, `measure_every` counts steps between measures (0: only at the end).
     """
@@ -67,12 +68,17 @@ class TrainerSettings:
         return self.final_rate + (1 - self.final_rate) * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
 
     @property
+    def precision_name(self) -> str:
+        """The precision as users write it."""
+        return dtype_name(self.precision)
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What a checkpoint's run and a resumed one must have in common.
 
         Not how often it is saved, nor its precision, nor the end of a plateau, which may be put off
-        while it lasts. What most runs leave alone is left out there, as in the checkpoints of versions
-        that did not know it.
+        while it lasts. What most runs leave alone is left out there, as in the checkpoints of
+        versions that did not know it.
         """
         left_out = {"save_seconds", "precision"} | ({"steps"} if self.decay is not None else {"decay"})
         if self.matrix_optimizer == "adamw":
