@@ -6,12 +6,16 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.train.batches import collate, encode
+from specrun.train.batches import encode
 from specrun.train.checkpoint import save_folder
 from specrun.train.conversations import turn
 from specrun.train.llama import Llama, LlamaShape
-from specrun.train.loop import LoopSettings, train
+from specrun.train.llama_learner import LlamaLearner
+from specrun.train.target_words import TokenSequence
+from specrun.train.token_corpus import TokenCorpus
 from specrun.train.tokenizer import train_tokenizer
+from specrun.train.trainer import train_learner
+from specrun.train.trainer_settings import TrainerSettings
 
 N_WORDS = 300
 DRAFT_STEPS = 26
@@ -43,17 +47,30 @@ def question(name: str) -> str:
     return f"What does {name} do?"
 
 
+def all_in_one(texts: list[TokenSequence]) -> TokenCorpus:
+    """All texts to learn, and to measure."""
+    numbers = tuple(range(len(texts)))
+    return TokenCorpus(tuple(texts), numbers, numbers, measured_on_training=True)
+
+
+def tiny_settings(steps: int, warmup_steps: int, learning_rate: float = 0.02) -> TrainerSettings:
+    """As the demo family is trained: Muon, a plateau, then a straight line."""
+    return TrainerSettings(
+        steps, learning_rate, warmup_steps=warmup_steps, decay=0.5, betas=(0.9, 0.98), matrix_optimizer="muon"
+    )
+
+
 def make_family(folder: Path) -> Family:
     """Train the target and write everything into `folder`."""
     pairs = [(question(name), answer) for name, answers in ANSWERS.items() for answer in answers]
     tokenizer = train_tokenizer([text for pair in pairs for text in pair] * 2, vocab_size=N_WORDS)
     target = Llama(TARGET)
-    batch = collate([encode(turn(*pair), tokenizer) for pair in pairs])
-    train(target, lambda epoch: [batch], LoopSettings(steps=40, warmup_steps=3, matrix_lr=0.02))
+    corpus = all_in_one([encode(turn(*pair), tokenizer) for pair in pairs])
+    train_learner(LlamaLearner(target, other_rate=0.25), corpus, tiny_settings(steps=40, warmup_steps=3))
     save_folder(target, tokenizer, folder / "target")
     # It speaks, and badly: what samples nonsense only learns to sample other nonsense.
     draft = Llama(DRAFT, seed=1)
-    train(draft, lambda epoch: [batch], LoopSettings(steps=DRAFT_STEPS, warmup_steps=1, matrix_lr=0.02))
+    train_learner(LlamaLearner(draft, other_rate=0.25), corpus, tiny_settings(steps=DRAFT_STEPS, warmup_steps=1))
     save_folder(draft, tokenizer, folder / "draft")
     lines = [json.dumps({"question": asked, "answer": answer}) + "\n" for asked, answer in pairs]
     (folder / "data.jsonl").write_text("".join(lines) * COPIES)

@@ -15,7 +15,7 @@ import logging
 import os
 import random
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,21 +23,33 @@ from tokenizers import Tokenizer
 
 from specrun.convert import convert_checkpoint, quantize_model
 from specrun.runtime.atomic import atomic_path
-from specrun.train.batches import Batch, epoch_batches
+from specrun.train.batches import ConversationTexts
 from specrun.train.checkpoint import save_folder
 from specrun.train.conversations import epoch_conversations
-from specrun.train.corpus import Entry, build_corpus, read_corpus, sample_entries, write_corpus
+from specrun.train.corpus import Entry, build_corpus, read_corpus, write_corpus
 from specrun.train.demo_card import ModelFacts, model_card
 from specrun.train.demo_scores import Scores, draw_questions, measure_family, write_questions
 from specrun.train.llama import Llama, LlamaShape
-from specrun.train.loop import LoopSettings, train
-from specrun.train.recall import measure_recall
+from specrun.train.llama_learner import LlamaLearner
 from specrun.train.tokenizer import load_tokenizer, save_tokenizer_files, train_tokenizer
+from specrun.train.trainer import train_learner
+from specrun.train.trainer_settings import TrainerSettings
+from specrun.train.training_progress import TrainingStatus
 
 logger = logging.getLogger("specrun.train.demo_family")  # not "__main__", which `main` would not show
 
 SEED = 0
-TOKENS_PER_BATCH = 3072
+SETTINGS = TrainerSettings(
+    steps=1,  # each model has its own number
+    learning_rate=0.01,
+    tokens_per_batch=3072,
+    warmup_steps=100,
+    decay=0.5,
+    betas=(0.9, 0.98),
+    matrix_optimizer="muon",
+    measure_every=500,
+    seed=SEED,
+)
 TARGET_SHAPE = LlamaShape(num_layers=6, intermediate_size=1024)
 DRAFTER_SHAPE = LlamaShape(num_layers=2, intermediate_size=1024)
 SHIPPED = ("target.gguf", "drafter.gguf", "questions.jsonl", "MODEL_CARD.md")
@@ -112,20 +124,27 @@ def model_stage(
     if (folder / "model.safetensors").exists():
         return
     model = Llama(shape, SEED).to(plan.device)
-    probe = sample_entries(entries, 400, seed=1)
-
-    def batches(epoch: int) -> list[Batch]:
-        return epoch_batches(entries, tokenizer, epoch, SEED, TOKENS_PER_BATCH)
-
-    def report(epoch: int) -> None:
-        if epoch % 5 == 4:
-            recall = measure_recall(model, probe, tokenizer)
-            logger.info("%s: epoch %d, exact %.3f, tokens %.3f", name, epoch + 1, recall.exact, recall.tokens)
-
-    settings = LoopSettings(steps=steps, precision=getattr(torch, plan.precision))
-    progress = train(model, batches, settings, plan.work / f"{name}.pt", report).progress
-    (plan.work / f"{name}.json").write_text(json.dumps(asdict(progress)) + "\n", encoding="utf-8")
+    texts = ConversationTexts(entries, tokenizer, SEED)
+    settings = replace(SETTINGS, steps=steps, precision=getattr(torch, plan.precision))
+    state_path = plan.work / f"{name}.pt"
+    result = train_learner(
+        LlamaLearner(model),
+        texts,
+        settings,
+        state_path,
+        resume=state_path.exists(),
+        identity={"kind": f"demo {name}"},
+        report=report,
+    )
+    progress = {"step": len(result.curves.losses), "tokens": result.tokens, "seconds": result.seconds}
+    (plan.work / f"{name}.json").write_text(json.dumps(progress) + "\n", encoding="utf-8")
     save_folder(model, tokenizer, folder)
+
+
+def report(status: TrainingStatus) -> None:
+    """Log the smoothed loss, now and then."""
+    if status.step % 50 == 0:
+        logger.info("step %d of %d, loss %.4f", status.step, status.steps, status.loss)
 
 
 def gguf_stage(plan: Plan, name: str, shape: LlamaShape) -> ModelFacts:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from specrun.bindings.errors import OptionError
 from specrun.train.data_file import Document, PlainText, read_documents
+from specrun.train.device_name import device_name
 from specrun.train.head_folder import open_output
+from specrun.train.learner import Learner
 from specrun.train.own_answers import AnswerSettings, answer_prompts, runnable_target
 from specrun.train.run_listener import RunListener
-from specrun.train.source_identity import source_identity
+from specrun.train.source_identity import source_digest, source_identity
 from specrun.train.target_words import TargetWords, TokenSequence
 from specrun.train.token_corpus import TokenCorpus, corpus_of, encode_corpus
+from specrun.train.trainer_settings import TrainerSettings
 from specrun.train.training_progress import TrainingResult
 from specrun.train.training_run import TrainingRun
 
-__all__ = ["HeadReport", "HeadRun", "read_corpus"]
+__all__ = ["HeadReport", "HeadRun", "head_identity", "head_report", "read_corpus"]
 
 CachePolicy = Literal["auto", "yes", "no"]
 
@@ -60,6 +65,32 @@ class HeadReport:
     device: str
 
 
+def head_identity(kind: str, recipe: Any, run: HeadRun, corpus: TokenCorpus) -> dict[str, Any]:  # noqa: ANN401
+    """Return what resumed runs must share, `recipe` being a dataclass of plain values."""
+    fields = json.loads(json.dumps(dataclasses.asdict(recipe)))  # tuples as lists, as in checkpoints
+    return {
+        "kind": kind,
+        **{f"{kind} {name}": value for name, value in fields.items()},
+        "data": corpus.digest[:16],
+        "target": source_digest(run.teacher or run.target),
+    }
+
+
+def head_report(
+    run: HeadRun, learner: Learner, corpus: TokenCorpus, settings: TrainerSettings, result: TrainingResult
+) -> HeadReport:
+    """Return what was made of `learner`."""
+    return HeadReport(
+        run.output,
+        result,
+        n_trained=learner.n_trained,
+        n_sequences=len(corpus.training),
+        n_held_out=0 if corpus.measured_on_training else len(corpus.held_out),
+        precision=settings.precision_name,
+        device=device_name(learner.device),
+    )
+
+
 def read_corpus(
     run: HeadRun,
     words: TargetWords,
@@ -78,7 +109,7 @@ def read_corpus(
         corpus = encode_corpus(documents, words, max_length=run.max_length, held_out=run.held_out, seed=run.seed)
     else:
         check_before_answers(_longest_texts(run, documents))
-        open_output(run.output, resume=run.resume, force=run.force, holds=holds)
+        open_output(run, holds=holds)
         corpus = _answered_corpus(run, run.own_answers, words, documents, listener)
     aside = f"{len(corpus.held_out):,} held out"
     if corpus.measured_on_training:

@@ -22,6 +22,7 @@ from specrun.train.feature_cache import (
 from specrun.train.features import FeatureSource, ModelFeatures, TargetMatrices
 from specrun.train.head_run import HeadRun
 from specrun.train.hf_model import load_hf_model
+from specrun.train.precision import dtype_name
 from specrun.train.run_checkpoint import EarlierRun
 from specrun.train.run_listener import RunListener
 from specrun.train.source_identity import source_identity
@@ -47,7 +48,7 @@ CACHED = "cached states"
 def states_place(run: HeadRun, corpus: TokenCorpus, taps: tuple[int, ...], precision: torch.dtype) -> CachePlace:
     """Return where a run keeps states, which the target computes in `precision`, or a teacher as llama.cpp does."""
     root = run.features or _private_folder(run)
-    computed_in = "llama.cpp" if run.teacher is not None else str(precision).removeprefix("torch.")
+    computed_in = "llama.cpp" if run.teacher is not None else dtype_name(precision)
     identity = source_identity(run.teacher or run.target)
     return CachePlace.of(root, corpus, taps, precision=computed_in, identity=identity)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +15,10 @@ from typing import Any
 import torch
 
 from specrun.convert.checkpoint import open_checkpoint
-from specrun.train.device_name import device_name
 from specrun.train.features import TargetMatrices
 from specrun.train.head_folder import check_output, open_output, write_head
 from specrun.train.head_recipe import HeadRecipe
-from specrun.train.head_run import HeadReport, HeadRun, read_corpus
+from specrun.train.head_run import HeadReport, HeadRun, head_identity, head_report, read_corpus
 from specrun.train.head_states import (
     CACHED,
     may_cache,
@@ -33,9 +31,8 @@ from specrun.train.hf_model import read_config
 from specrun.train.learner import Learner
 from specrun.train.memory import MemoryNeed, free_memory, require_memory, trained_bytes
 from specrun.train.precision import usable_device, usable_precision
-from specrun.train.run_checkpoint import check_checkpoint, check_same_run, earlier_run
+from specrun.train.run_checkpoint import check_same_run, earlier_run
 from specrun.train.run_listener import NobodyListens, RunListener
-from specrun.train.source_identity import source_digest
 from specrun.train.target_shape import TargetShape, target_shape
 from specrun.train.target_words import TargetWords
 from specrun.train.teacher import check_teacher
@@ -56,9 +53,7 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     small for the cache, or the loss is not a number.
     """
     listener = listener or NobodyListens()
-    check_output(run.output, resume=run.resume, force=run.force, holds=recipe.files_name, reads=(run.target,))
-    if not (run.force and not run.resume):
-        check_checkpoint(run.state_path, resume=run.resume)
+    check_output(run, holds=recipe.files_name, reads=(run.target,))
     if run.n_threads:
         torch.set_num_threads(run.n_threads)
     shape, words = target_shape(run.target), TargetWords(run.target)
@@ -85,14 +80,12 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     settings = settings_for(corpus)
     place = states_place(run, corpus, recipe.taps(shape), precision)
     cached = wants_cache(run, settings, shape, place, earlier, listener)
-    identity = _identity(recipe, run, corpus, cached)
+    identity = {**head_identity(recipe.kind, recipe, run, corpus), CACHED: cached}
     check_same_run(run.state_path, earlier, {**settings.identity, **identity})
     need, recompute = need_for(corpus, settings, cached)
     listener.note(f"memory: about {need}")
     require_memory(need, device)
-    open_output(run.output, resume=run.resume, force=run.force, holds=recipe.files_name)
-    if run.force and not run.resume:
-        run.state_path.unlink(missing_ok=True)
+    open_output(run, holds=recipe.files_name)
     torch.manual_seed(run.seed)
     with opened_states(run, place, device, precision, cached, listener) as (matrices, source):
         torch.manual_seed(run.seed)
@@ -167,17 +160,6 @@ class _NoFeatures:
         raise NotImplementedError
 
 
-def _identity(recipe: HeadRecipe, run: HeadRun, corpus: TokenCorpus, cached: bool) -> dict[str, Any]:
-    fields = json.loads(json.dumps(dataclasses.asdict(recipe)))
-    return {
-        "kind": recipe.kind,
-        **{f"{recipe.kind} {name}": value for name, value in fields.items()},
-        "data": corpus.digest[:16],
-        "target": source_digest(run.teacher or run.target),
-        CACHED: cached,
-    }
-
-
 def _finish(
     recipe: HeadRecipe,
     run: HeadRun,
@@ -188,20 +170,17 @@ def _finish(
     settings: TrainerSettings,
     result: TrainingResult,
 ) -> HeadReport:
-    n_trained = sum(one.numel() for one in learner.module.parameters() if one.requires_grad)
-    precision = str(settings.precision).removeprefix("torch.")
-    device = device_name(learner.device)
+    report = head_report(run, learner, corpus, settings, result)
     shown = {
         **dataclasses.asdict(recipe),
         "learning rate": settings.learning_rate,
         "tokens per batch": settings.tokens_per_batch,
-        "precision": precision,
+        "precision": report.precision,
         "seed": settings.seed,
     }
-    facts = CardFacts(recipe.kind, run.target.resolve(), run.teacher, run.data, device, shown, n_trained)
+    facts = CardFacts(recipe.kind, run.target.resolve(), run.teacher, run.data, report.device, shown, report.n_trained)
     files = recipe.files(learner, shape, matrices.output.shape[0])
     base = {"base_model_name_or_path": run.target.resolve().name}
     files = dataclasses.replace(files, config={**files.config, **base})
     write_head(run.output, files, recipe.files_name, training_card(facts, corpus, result))
-    held_out = 0 if corpus.measured_on_training else len(corpus.held_out)
-    return HeadReport(run.output, result, n_trained, len(corpus.training), held_out, precision, device)
+    return report

@@ -28,12 +28,14 @@ class LossPart:
 class ParameterGroup:
     """Parameters that share a learning rate.
 
-    `rate` multiplies the run's learning rate; `starts_at` is the step at which these begin to learn.
+    `rate` multiplies the run's learning rate; `starts_at` is the step at which these begin to learn. `hidden_matrices`
+    are 2-D weights between hidden states, which the run's `matrix_optimizer` trains.
     """
 
     parameters: Sequence[nn.Parameter]
     rate: float = 1.0
     starts_at: int = 0
+    hidden_matrices: bool = False
 
 
 class Learner(ABC):
@@ -50,6 +52,11 @@ class Learner(ABC):
     def groups(self) -> list[ParameterGroup]:
         """Return what is trained: by default all of `module` that wants gradients."""
         return [ParameterGroup([one for one in self.module.parameters() if one.requires_grad])]
+
+    @property
+    def n_trained(self) -> int:
+        """How many parameters are trained."""
+        return sum(parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad)
 
     def learning(self, on: bool) -> None:
         """Switch to learning, or to being measured: by default what torch calls training, with dropout.

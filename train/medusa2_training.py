@@ -5,30 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from specrun.bindings.errors import OptionError
 from specrun.convert.checkpoint import open_checkpoint
-from specrun.runtime.atomic import atomic_path
-from specrun.train.device_name import device_name
 from specrun.train.feature_cache import CachedFeatures, CachePlace, fill_cache
 from specrun.train.features import ModelFeatures, TargetMatrices
-from specrun.train.head_folder import check_output, open_output
-from specrun.train.head_run import HeadReport, HeadRun, read_corpus
+from specrun.train.head_folder import check_output, copy_tokenizer, open_output, write_head
+from specrun.train.head_recipe import HeadFiles
+from specrun.train.head_run import HeadReport, HeadRun, head_identity, head_report, read_corpus
 from specrun.train.head_states import remove_private_states, room_for_states, states_place
 from specrun.train.hf_model import HFModel, load_hf_model, read_config
 from specrun.train.medusa2 import Medusa2Learner, Medusa2Recipe, medusa2_config
 from specrun.train.memory import MemoryNeed, require_memory
 from specrun.train.precision import usable_device, usable_precision
-from specrun.train.run_checkpoint import check_checkpoint, check_same_run, earlier_run
+from specrun.train.run_checkpoint import check_same_run, earlier_run
 from specrun.train.run_listener import NobodyListens, RunListener
-from specrun.train.source_identity import source_digest
 from specrun.train.target_shape import TargetShape, target_shape
 from specrun.train.target_words import TargetWords
 from specrun.train.token_corpus import TokenCorpus
@@ -38,8 +34,6 @@ from specrun.train.training_card import CardFacts, training_card
 __all__ = ["WEIGHTS", "train_medusa2"]
 
 WEIGHTS = "model.safetensors"
-_WORD_FILES = ("tokenizer*", "special_tokens_map.json", "*.jinja", "chat_template.json", "vocab.json", "merges.txt",
-               "generation_config.json", "added_tokens.json")  # fmt: skip
 
 
 def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | None = None) -> HeadReport:
@@ -50,9 +44,7 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
     if run.teacher is not None:
         raise OptionError("Medusa-2 trains the target itself: leave out --teacher")
     listener = listener or NobodyListens()
-    check_output(run.output, resume=run.resume, force=run.force, holds=WEIGHTS, reads=(run.target,))
-    if not (run.force and not run.resume):
-        check_checkpoint(run.state_path, resume=run.resume)
+    check_output(run, holds=WEIGHTS, reads=(run.target,))
     if run.n_threads:
         torch.set_num_threads(run.n_threads)
     shape, words, device = target_shape(run.target), TargetWords(run.target), usable_device(run.device)
@@ -66,7 +58,7 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
 
     corpus = read_corpus(run, words, WEIGHTS, listener, check_before_answers)
     settings = run.trainer_settings(recipe.defaults(), corpus, chosen)
-    identity = _identity(recipe, run, corpus)
+    identity = head_identity("medusa-2", recipe, run, corpus)
     check_same_run(run.state_path, earlier, {**settings.identity, **identity})
     place = states_place(run, corpus, (), torch.float32)  # what the model computes in before it is trained
     if recipe.heads.from_law:
@@ -75,9 +67,7 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
     need = _need(recipe, run, shape, corpus)
     listener.note(f"memory: about {need}")
     require_memory(need, device)
-    open_output(run.output, resume=run.resume, force=run.force, holds=WEIGHTS)
-    if run.force and not run.resume:
-        run.state_path.unlink(missing_ok=True)
+    open_output(run, holds=WEIGHTS)
     model = load_hf_model(run.target, device)
     before = _states_before(place, model, device, listener) if recipe.heads.from_law else ()
     torch.manual_seed(run.seed)
@@ -85,25 +75,14 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
     result = train_learner(
         learner, corpus, settings, run.state_path, resume=run.resume, identity=identity, report=listener.status
     )
-    n_trained = sum(one.numel() for one in learner.module.parameters())
-    precision = str(settings.precision).removeprefix("torch.")
+    report = head_report(run, learner, corpus, settings, result)
     shown = {**dataclasses.asdict(recipe.heads), **dataclasses.asdict(recipe), "learning rate": settings.learning_rate}
     del shown["heads"]
-    shown |= {"heads": recipe.heads.heads, "precision": precision, "seed": run.seed}
-    facts = CardFacts("medusa-2", run.target.resolve(), None, run.data, device_name(device), shown, n_trained)
+    shown |= {"heads": recipe.heads.heads, "precision": report.precision, "seed": run.seed}
+    facts = CardFacts("medusa-2", run.target.resolve(), None, run.data, report.device, shown, report.n_trained)
     _write_folder(run, recipe, learner, model, training_card(facts, corpus, result))
     remove_private_states(run, before[0] if before else None)
-    held_out = 0 if corpus.measured_on_training else len(corpus.held_out)
-    return HeadReport(run.output, result, n_trained, len(corpus.training), held_out, precision, device_name(device))
-
-
-def _identity(recipe: Medusa2Recipe, run: HeadRun, corpus: TokenCorpus) -> dict[str, Any]:
-    return {
-        "kind": "medusa-2",
-        **{f"medusa-2 {name}": value for name, value in json.loads(json.dumps(dataclasses.asdict(recipe))).items()},
-        "data": corpus.digest[:16],
-        "target": source_digest(run.target),
-    }
+    return report
 
 
 def _states_before(
@@ -142,16 +121,10 @@ def _need(recipe: Medusa2Recipe, run: HeadRun, shape: TargetShape, corpus: Token
 
 def _write_folder(run: HeadRun, recipe: Medusa2Recipe, learner: Medusa2Learner, model: HFModel, card: str) -> None:
     """Write the model with its heads; the weights come last, so that a folder with them is whole."""
-    for pattern in _WORD_FILES:
-        for path in run.target.glob(pattern):
-            shutil.copyfile(path, run.output / path.name)
+    copy_tokenizer(run.target, run.output)
     config = json.loads((run.target / "config.json").read_text(encoding="utf-8"))
     config = {**medusa2_config(config, recipe.heads), "base_model_name_or_path": run.target.resolve().name}
-    for name, text in (("config.json", json.dumps(config, indent=2) + "\n"), ("README.md", card)):
-        with atomic_path(run.output / name, force=True) as aside:
-            aside.write_text(text, encoding="utf-8")
-    with atomic_path(run.output / WEIGHTS, force=True) as aside:
-        save_file(_tensors(run.target, learner, model), aside, metadata={"format": "pt"})
+    write_head(run.output, HeadFiles(config, _tensors(run.target, learner, model)), WEIGHTS, card)
 
 
 def _tensors(target: Path, learner: Medusa2Learner, model: HFModel) -> dict[str, Tensor]:
@@ -162,7 +135,7 @@ def _tensors(target: Path, learner: Medusa2Learner, model: HFModel) -> dict[str,
         stored = {name for name in named if not _is_tied_copy(name, named)}
     found = {name: named[name] for name in stored}
     found |= {f"medusa_head.{name}": tensor for name, tensor in learner.heads.state_dict().items()}
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
+    return found
 
 
 def _is_tied_copy(name: str, named: dict[str, Any]) -> bool:

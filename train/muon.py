@@ -32,13 +32,13 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[nn.Parameter],
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
         lr: float,
         momentum: float = 0.95,
         steps: int = 5,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(list(params), {"lr": lr, "momentum": momentum, "steps": steps})
+        super().__init__(params, {"lr": lr, "momentum": momentum, "steps": steps})
         self.dtype = dtype
 
     @torch.no_grad()

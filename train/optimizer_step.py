@@ -1,14 +1,16 @@
-"""One step of a trainer: gradients of all parts of the loss, clipped, and AdamW's update at the schedule's rate."""
+"""One step of training: the loss's gradients, clipped, and an update at the schedule's rate."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
-from specrun.train.learner import Learner
+from specrun.train.learner import Learner, ParameterGroup
+from specrun.train.muon import Muon
 from specrun.train.token_corpus import TokenBatch
 from specrun.train.trainer_settings import TrainerSettings
 from specrun.train.training_faults import not_a_number
@@ -20,7 +22,7 @@ PartValues = dict[str, tuple[float, float]]
 
 
 class OptimizerStep:
-    """The optimizer of a learner's parameters, and what leads to its steps.
+    """A learner's optimizers, AdamW and perhaps Muon, and what leads to their steps.
 
     `kept` says, where a step fails, what is kept of those before it.
     """
@@ -28,15 +30,23 @@ class OptimizerStep:
     def __init__(self, learner: Learner, settings: TrainerSettings, kept: Callable[[], str]) -> None:
         self._learner, self._settings, self._kept = learner, settings, kept
         groups = learner.groups()
-        self._starts = [one.starts_at for one in groups]
-        self._rates = [one.rate for one in groups]
-        self._parameters = [parameter for one in groups for parameter in one.parameters]
-        self.optimizer = torch.optim.AdamW(
-            [{"params": list(one.parameters)} for one in groups],
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-        )
+        self._parameters = [parameter for group in groups for parameter in group.parameters]
+        muon_trains = settings.matrix_optimizer == "muon"
+        by_muon = [group for group in groups if muon_trains and group.hidden_matrices]
+        by_adamw = [group for group in groups if not (muon_trains and group.hidden_matrices)]
+        # By what checkpoints call their states; each with the groups it trains, in order.
+        self._optimizers: dict[str, tuple[torch.optim.Optimizer, list[ParameterGroup]]] = {}
+        if by_adamw:
+            adamw = torch.optim.AdamW(
+                _own_groups(by_adamw),
+                lr=settings.learning_rate,
+                betas=settings.betas,
+                weight_decay=settings.weight_decay,
+            )
+            self._optimizers["optimizer"] = (adamw, by_adamw)
+        if by_muon:
+            muon = Muon(_own_groups(by_muon), lr=settings.learning_rate, dtype=settings.precision)
+            self._optimizers["muon"] = (muon, by_muon)
 
     def gradients(self, batch: TokenBatch, step: int) -> PartValues:
         """Leave the clipped gradients at the parameters; return the parts' values.
@@ -53,13 +63,24 @@ class OptimizerStep:
         """Change the parameters by their gradients."""
         settings = self._settings
         factor = settings.rate_factor(step)
-        for group, rate, start in zip(self.optimizer.param_groups, self._rates, self._starts, strict=True):
-            group["lr"] = settings.learning_rate * rate * factor * (step >= start)
-        self.optimizer.step()
+        for optimizer, groups in self._optimizers.values():
+            for own, group in zip(optimizer.param_groups, groups, strict=True):
+                own["lr"] = settings.learning_rate * group.rate * factor * (step >= group.starts_at)
+            optimizer.step()
 
     def drop_gradients(self) -> None:
         """Give the gradients' memory back."""
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold of every optimizer, by the optimizer's name there."""
+        return {name: optimizer.state_dict() for name, (optimizer, _) in self._optimizers.items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint that holds what `state` returned."""
+        for name, (optimizer, _) in self._optimizers.items():
+            optimizer.load_state_dict(state[name])
 
     def _add_up(self, batch: TokenBatch, step: int) -> PartValues:
         device, precision = self._learner.device, self._settings.precision
@@ -78,3 +99,7 @@ class OptimizerStep:
                 raise not_a_number("loss", step + 1, value, self._kept())
             part.value.backward()  # type: ignore[no-untyped-call]
             values[part.name] = (value, part.plain)
+
+
+def _own_groups(groups: list[ParameterGroup]) -> list[dict[str, Any]]:
+    return [{"params": list(group.parameters)} for group in groups]

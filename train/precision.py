@@ -16,7 +16,15 @@ import torch
 
 from specrun.bindings.errors import OptionError
 
-__all__ = ["PRECISIONS", "TrialSize", "runs_faster_in_bfloat16", "trial_size", "usable_device", "usable_precision"]
+__all__ = [
+    "PRECISIONS",
+    "TrialSize",
+    "dtype_name",
+    "runs_faster_in_bfloat16",
+    "trial_size",
+    "usable_device",
+    "usable_precision",
+]
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 _SECONDS = 60
@@ -67,6 +75,11 @@ def trial_size(device_type: str) -> TrialSize:
     and would seem as fast in float32 as in bfloat16.
     """
     return TrialSize(512, 1024, 1) if device_type == "cpu" else TrialSize(4096, 4096, 4)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return what a type of numbers is called in files and options, such as "float32"."""
+    return str(dtype).removeprefix("torch.")
 
 
 @functools.cache

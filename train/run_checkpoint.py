@@ -13,6 +13,8 @@ import torch
 from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError
 from specrun.train.checkpoint import load_state, peek_state, save_state
 from specrun.train.learner import Learner
+from specrun.train.optimizer_step import OptimizerStep
+from specrun.train.precision import dtype_name
 from specrun.train.training_progress import Curves
 
 __all__ = ["EarlierRun", "Place", "check_checkpoint", "check_same_run", "earlier_run", "load_run", "save_run"]
@@ -71,7 +73,7 @@ def save_run(
     path: Path,
     identity: dict[str, Any],
     learner: Learner,
-    optimizer: torch.optim.Optimizer,
+    optimizer: OptimizerStep,
     place: Place,
     curves: Curves,
     *,
@@ -84,18 +86,16 @@ def save_run(
     state = {
         "format": _FORMAT,
         "identity": identity,
-        "precision": str(precision).removeprefix("torch."),
+        "precision": dtype_name(precision),
         "learner": learner.state(),
-        "optimizer": optimizer.state_dict(),
+        **optimizer.state(),
         "place": dataclasses.asdict(place),
         "curves": dataclasses.asdict(curves),
     }
     save_state(path, state)
 
 
-def load_run(
-    path: Path, identity: dict[str, Any], learner: Learner, optimizer: torch.optim.Optimizer
-) -> tuple[Place, Curves]:
+def load_run(path: Path, identity: dict[str, Any], learner: Learner, optimizer: OptimizerStep) -> tuple[Place, Curves]:
     """Put learner and optimizer where the checkpoint left them; return the place and the curves up to it.
 
     Raises MalformedFileError where it is damaged or of another version, OptionError where `identity` differs.
@@ -103,7 +103,7 @@ def load_run(
     state = _checked(path, load_state)
     _check_same(state["identity"], identity, path)
     learner.load_state(state["learner"])
-    optimizer.load_state_dict(state["optimizer"])
+    optimizer.load_state(state)
     stored = state["curves"]
     measures = [(int(step), dict(values)) for step, values in stored["measures"]]
     curves = Curves(list(stored["losses"]), {k: list(v) for k, v in stored["parts"].items()}, measures)

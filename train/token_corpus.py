@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.data_file import Document, PlainText
 from specrun.train.target_words import TargetWords, TokenSequence
 
-__all__ = ["MOST_MEASURED", "TokenBatch", "TokenCorpus", "corpus_of", "encode_corpus", "plan_batches"]
+__all__ = ["MOST_MEASURED", "EpochTexts", "TokenBatch", "TokenCorpus", "corpus_of", "encode_corpus", "plan_batches"]
 
 _SHORTEST = 4  # tokens: below that there is nothing to draft
 MOST_MEASURED = 256
@@ -39,6 +40,13 @@ class TokenBatch:
     def to(self, device: torch.device) -> TokenBatch:
         """Return the batch on a device."""
         return TokenBatch(self.numbers, self.ids.to(device), self.learnt.to(device), self.valid.to(device))
+
+
+class EpochTexts(Protocol):
+    """What a trainer reads: texts that may be others in every epoch, as long as its number alone decides them."""
+
+    def epoch(self, number: int) -> TokenCorpus:
+        """Return the texts of an epoch, counted from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,10 @@ class TokenCorpus:
             found.update(len(one).to_bytes(8, "little") + one.ids.tobytes() + one.learnt.tobytes())
         return found.hexdigest()
 
+    def epoch(self, number: int) -> TokenCorpus:
+        """Return this corpus: the texts of every epoch."""
+        return self
+
     def batch(self, numbers: Sequence[int]) -> TokenBatch:
         """Return the sequences `numbers` as one batch on the CPU."""
         chosen = [self.sequences[number] for number in numbers]
@@ -92,10 +104,11 @@ class TokenCorpus:
         lengths = {number: widths[number] for number in self.training}
         return plan_batches(lengths, random.Random(f"{seed}/{epoch}"), tokens_per_batch)
 
-    def held_out_batches(self, tokens_per_batch: int) -> list[tuple[int, ...]]:
+    def held_out_batches(self, tokens_per_batch: int, device: torch.device) -> list[TokenBatch]:
         """Return the batches that measurements use, always the same."""
         lengths = {number: len(self.sequences[number]) for number in self.held_out}
-        return plan_batches(lengths, random.Random(0), tokens_per_batch)
+        groups = plan_batches(lengths, random.Random(0), tokens_per_batch)
+        return [self.batch(numbers).to(device) for numbers in groups]
 
 
 def plan_batches(lengths: dict[int, int], rng: random.Random, tokens_per_batch: int) -> list[tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""The trainer of heads and drafters: steps, checkpoints, measures, and exact resumption.
+"""The trainer of all models: steps, checkpoints, measures, and exact resumption.
 
 A run is a function of its settings and data: the batches of an epoch come from (seed, epoch), noise from (seed, step),
 so that a run continued from a checkpoint repeats the losses of one that was never stopped.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from specrun.train.held_interrupt import held_interrupt
 from specrun.train.learner import Learner
 from specrun.train.optimizer_step import OptimizerStep, PartValues
 from specrun.train.run_checkpoint import Place, check_checkpoint, load_run, save_run
-from specrun.train.token_corpus import TokenBatch, TokenCorpus
+from specrun.train.token_corpus import EpochTexts, TokenBatch
 from specrun.train.trainer_settings import TrainerSettings
 from specrun.train.training_faults import is_allocation_failure, too_little_memory
 from specrun.train.training_progress import Curves, TrainingResult, TrainingStatus
@@ -37,7 +38,7 @@ Report = Callable[[TrainingStatus], None]
 
 def train_learner(
     learner: Learner,
-    corpus: TokenCorpus,
+    texts: EpochTexts,
     settings: TrainerSettings,
     state_path: Path | None = None,
     *,
@@ -45,14 +46,14 @@ def train_learner(
     identity: dict[str, Any] | None = None,
     report: Report | None = None,
 ) -> TrainingResult:
-    """Train `learner` in place for `settings.steps` steps.
+    """Train `learner` in place on `texts` for `settings.steps` steps.
 
     With a `state_path` the state is saved there every `save_seconds`, on Ctrl-C and at the end; `resume` continues
     from it. `identity` names what else must be the same then (data, target, kind of head), in plain values. Raises
     SpecrunError where the loss or a gradient is not a number: the last checkpoint is kept; and OutOfMemoryError where
     a step or a measure finds no memory: the steps before it are saved.
     """
-    run = _Run(learner, corpus, settings, state_path, {**settings.identity, **(identity or {})}, report)
+    run = _Run(learner, texts, settings, state_path, {**settings.identity, **(identity or {})}, report)
     if state_path is not None:
         run.open(resume=resume)
     return run.train()
@@ -62,13 +63,14 @@ class _Run:
     def __init__(
         self,
         learner: Learner,
-        corpus: TokenCorpus,
+        texts: EpochTexts,
         settings: TrainerSettings,
         state_path: Path | None,
         identity: dict[str, Any],
         report: Report | None,
     ) -> None:
-        self._learner, self._corpus, self._settings = learner, corpus, settings
+        self._learner, self._settings = learner, settings
+        self._corpus_of = functools.lru_cache(maxsize=1)(texts.epoch)
         self._state_path, self._identity, self._report = state_path, identity, report
         self._optimizer = OptimizerStep(learner, settings, self._kept)
         self._place = Place()
@@ -83,7 +85,7 @@ class _Run:
         check_checkpoint(self._state_path, resume=resume)
         if not resume:
             return
-        self._place, self._curves = load_run(self._state_path, self._identity, self._learner, self._optimizer.optimizer)
+        self._place, self._curves = load_run(self._state_path, self._identity, self._learner, self._optimizer)
         self._saved = (self._place.step, len(self._curves.measures))
         for loss in self._curves.losses:
             self._smooth = _smoothed(self._smooth, loss)
@@ -115,7 +117,7 @@ class _Run:
         for numbers in self._batches():
             if self._measure_is_due():  # of a run that was stopped while it measured
                 self._measure()
-            self._step(self._corpus.batch(numbers))
+            self._step(self._corpus_of(self._place.epoch).batch(numbers))
             if self._place.step < settings.steps and self._measure_is_due():
                 self._measure()
             self._tell()
@@ -127,11 +129,12 @@ class _Run:
         """Yield the batches that are left; the place moves on after each."""
         settings = self._settings
         while self._place.step < settings.steps:
-            batches = self._corpus.training_batches(self._place.epoch, settings.seed, settings.tokens_per_batch)
+            epoch = self._place.epoch
+            batches = self._corpus_of(epoch).training_batches(epoch, settings.seed, settings.tokens_per_batch)
             while self._place.index < len(batches) and self._place.step < settings.steps:
                 yield batches[self._place.index]
             if self._place.index >= len(batches):
-                self._place = dataclasses.replace(self._place, epoch=self._place.epoch + 1, index=0)
+                self._place = dataclasses.replace(self._place, epoch=epoch + 1, index=0)
 
     def _step(self, batch: TokenBatch) -> None:
         """Make one step: gradients of all parts of the loss, an update, and the place after it."""
@@ -162,10 +165,8 @@ class _Run:
 
     def _measure(self) -> None:
         self._learner.learning(False)
-        batches: Sequence[TokenBatch] = [
-            self._corpus.batch(numbers).to(self._learner.device)
-            for numbers in self._corpus.held_out_batches(self._settings.tokens_per_batch)
-        ]
+        corpus = self._corpus_of(self._place.epoch)
+        batches = corpus.held_out_batches(self._settings.tokens_per_batch, self._learner.device)
         with torch.no_grad():
             found = self._learner.measure(batches)
         self._curves.measures.append((self._place.step, found))
@@ -192,7 +193,7 @@ class _Run:
         now = (self._place.step, len(self._curves.measures))
         if self._state_path is None or self._saved == now or not self._whole or not self._place.step:
             return
-        run = (self._identity, self._learner, self._optimizer.optimizer, self._place, self._curves)
+        run = (self._identity, self._learner, self._optimizer, self._place, self._curves)
         save_run(self._state_path, *run, precision=self._settings.precision)
         self._saved = now
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ctrl_c import hearing_ctrl_c
 from tiny_checkpoints import llama_config, llama_tensors, safetensors_bytes, tokenizer_files
 
 from specrun.bench.convert.made_checkpoint import write_checkpoint
@@ -133,7 +134,6 @@ def test_refusals_are_one_sentence(run: Run, folder: Path, damage: str, code: in
     assert left(folder) == ["Tiny-Chat-v1"]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 def writes_into(pid: int, folder: Path) -> bool:
     """Whether a process has a file of a folder open, with or without a name."""
     if any(folder.iterdir()):
@@ -145,17 +145,19 @@ def writes_into(pid: int, folder: Path) -> bool:
         return False
 
 
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 def test_ctrl_c_ends_with_130_and_leaves_nothing(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     target.mkdir()
     write_checkpoint(source, 120 << 20)
     for _ in range(5):
-        process = subprocess.Popen(
-            [*PROGRAM, "convert", str(source), "-o", str(target), "--outtype", "f32", "--no-verify"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        with hearing_ctrl_c():
+            process = subprocess.Popen(
+                [*PROGRAM, "convert", str(source), "-o", str(target), "--outtype", "f32", "--no-verify"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
         with process:
             # As soon as it has a file open there, which has no name yet, the conversion is under way.
             while process.poll() is None and not writes_into(process.pid, target):

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ctrl_c import hearing_ctrl_c
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 20
 
@@ -112,7 +113,9 @@ def test_ctrl_c_in_a_real_process_leaves_nothing(models, tmp_path: Path):
     corpus.write_text(TEXT * 20_000, encoding="utf-8")  # 18 MB: seconds of work
     command = [sys.executable, "-c", "from specrun.cli.main import main; main()", "datastore", "build", str(corpus)]
     command += ["-m", str(models.target), "-o", str(tmp_path / "out.store")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+    with hearing_ctrl_c():
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process as child:
         deadline = time.monotonic() + 60
         while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from ctrl_c import hearing_ctrl_c
 
 from .conftest import ENDLESS, Models
 
@@ -22,13 +23,14 @@ PROGRAM = [sys.executable, "-c", "from specrun.cli.main import main; main()"]
 @contextmanager
 def started(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SPECRUN_")}
-    process = subprocess.Popen(
-        [*PROGRAM, *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**environment, "SPECRUN_THREADS": "1"},
-    )
+    with hearing_ctrl_c():
+        process = subprocess.Popen(
+            [*PROGRAM, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**environment, "SPECRUN_THREADS": "1"},
+        )
     with process:
         try:
             yield process

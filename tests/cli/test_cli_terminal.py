@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ctrl_c import hearing_ctrl_c
 
 from specrun.cli.printable import one_line, printable
 from specrun.cli.terminal import Terminal
@@ -28,14 +29,15 @@ class Screen:
         ours, theirs = pty.openpty()
         self._ours = ours
         # A session of its own makes the pty its controlling terminal, so that ^C becomes SIGINT.
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _LOGIN, *PROGRAM, *map(str, arguments)],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env=environment,
-            start_new_session=True,
-        )
+        with hearing_ctrl_c():
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _LOGIN, *PROGRAM, *map(str, arguments)],
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+                env=environment,
+                start_new_session=True,
+            )
         os.close(theirs)
         self.seen = ""
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ctrl_c import hearing_ctrl_c
 
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.gguf_header import read_header
@@ -169,7 +170,9 @@ def test_ctrl_c_keeps_a_checkpoint(folder: Path, tmp_path: Path) -> None:
     arguments = ["train", "medusa", "--target", folder / "target", "--data", folder / "chats.jsonl", *COMMON]
     command = [sys.executable, "-c", program, *map(str, [*arguments, "-o", tmp_path / "heads", "--steps", "100000"])]
     command += ["--measures", "10000"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+    with hearing_ctrl_c():
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    with process as child:
         assert child.stderr is not None
         for line in child.stderr:
             if line.startswith("step "):

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ctrl_c import hearing_ctrl_c
 
 from specrun.bindings.errors import ModelError, SpecrunError
 from specrun.bindings.quantizer import QuantizeOptions
@@ -47,13 +48,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def start(code: str, folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(folder / "in.gguf"), str(folder / "out.gguf")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+    with hearing_ctrl_c():
+        return subprocess.Popen(
+            [sys.executable, "-c", code, str(folder / "in.gguf"), str(folder / "out.gguf")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
 
 
 def names_soon(folder: Path, seconds: float = 20.0) -> list[str]:

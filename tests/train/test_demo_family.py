@@ -47,6 +47,27 @@ def test_every_stage_runs_once_and_the_files_are_published(tmp_path, monkeypatch
     assert {entry.sentence for entry in entries} == {json.loads(line)["answer"] for line in lines}
 
 
+def test_a_model_that_was_interrupted_goes_on(tmp_path, monkeypatch, caplog):
+    entries = [entry for entry in build_corpus() if entry.name.startswith("shutil.c")]
+    plan = parse_plan(["--work", str(tmp_path), "--device", "cpu", "--threads", "1"])
+    tokenizer = demo_family.tokenizer_stage(plan, entries)
+
+    def stop(status):
+        if status.step == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(demo_family, "report", stop)
+        with pytest.raises(KeyboardInterrupt):
+            demo_family.model_stage(plan, "target", SMALL, 8, entries, tokenizer)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["target.pt"]
+    with caplog.at_level(logging.INFO):
+        demo_family.model_stage(plan, "target", SMALL, 8, entries, tokenizer)
+    assert "continuing from step 5" in caplog.text
+    assert json.loads((tmp_path / "target.json").read_text())["step"] == 8
+    assert (tmp_path / "target" / "model.safetensors").is_file()
+
+
 def test_parameters_are_counted_as_torch_counts_them():
     facts = ModelFacts("small", SMALL, 1, 1, 1.0, 1)
     assert facts.n_parameters == sum(parameter.numel() for parameter in Llama(SMALL).parameters())

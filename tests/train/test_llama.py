@@ -1,4 +1,4 @@
-"""The torch Llama, its optimizer, its loop and its files."""
+"""The torch Llama, its optimizer, how it is trained, and its files."""
 
 import json
 from dataclasses import replace
@@ -7,16 +7,17 @@ import pytest
 import torch
 from safetensors import safe_open
 from saved_llama import load_folder
+from tiny_family import all_in_one, tiny_settings
 
-from specrun.train.batches import collate, encode
-from specrun.train.checkpoint import save_folder
+from specrun.train.batches import encode
+from specrun.train.checkpoint import load_state, save_folder
 from specrun.train.conversations import turn
 from specrun.train.corpus import Entry
 from specrun.train.llama import Llama, LlamaShape, rope_tables, rotate
-from specrun.train.loop import LoopSettings, rate_factor, train
-from specrun.train.muon import orthogonalize
-from specrun.train.recall import measure_recall
+from specrun.train.llama_learner import LlamaLearner, next_labels
+from specrun.train.muon import Muon, orthogonalize
 from specrun.train.tokenizer import train_tokenizer
+from specrun.train.trainer import train_learner
 
 SHAPE = LlamaShape(vocab_size=300, hidden_size=64, num_layers=2, intermediate_size=128, num_heads=2)
 ENTRIES = [
@@ -32,9 +33,21 @@ def tokenizer():
 
 
 @pytest.fixture(scope="module")
-def batches(tokenizer):
-    samples = [encode(turn(f"What does {entry.name} do?", entry.sentence), tokenizer) for entry in ENTRIES]
-    return [collate(samples), collate(samples[:2])]
+def corpus(tokenizer):
+    return all_in_one([encode(turn(f"What does {entry.name} do?", entry.sentence), tokenizer) for entry in ENTRIES])
+
+
+class Epochs:
+    """Other texts in every epoch, read twice; `stop` ends the run when its epoch is asked for."""
+
+    def __init__(self, corpus, stop=None):
+        self.corpus, self.stop, self.asked = corpus, stop, []
+
+    def epoch(self, number):
+        self.asked.append(number)
+        if number == self.stop:
+            raise KeyboardInterrupt
+        return replace(self.corpus, training=((0, 1, 2), (1, 2), (2, 0))[number % 3])
 
 
 @torch.no_grad()
@@ -73,13 +86,30 @@ def test_rope_turns_by_the_stated_angle():
     assert float(turned[SHAPE.head_dim // 2]) == pytest.approx(float(torch.sin(torch.tensor(3.0))))
 
 
-def test_the_loss_counts_only_labelled_positions(batches):
+def test_the_loss_counts_only_what_is_learnt(corpus):
     model = Llama(SHAPE)
-    batch = batches[0]
-    logits = model(batch.ids)
-    wanted = batch.labels >= 0
-    by_hand = -torch.log_softmax(logits[wanted], -1).gather(1, batch.labels[wanted][:, None]).mean()
-    torch.testing.assert_close(model.loss(batch.ids, batch.labels), by_hand)
+    batch = corpus.batch((0, 1, 2))
+    labels = next_labels(batch)
+    wanted = labels >= 0
+    assert int(wanted.sum()) == int(batch.learnt.sum())
+    by_hand = -torch.log_softmax(model(batch.ids[:, :-1])[wanted], -1).gather(1, labels[wanted][:, None]).mean()
+    (part,) = LlamaLearner(model).losses(batch, torch.Generator(), 0)
+    torch.testing.assert_close(part.value, by_hand)
+    assert part.plain == pytest.approx(float(by_hand.detach()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_of_muon_is_the_orthogonalized_momentum(dtype):
+    weights = torch.nn.Parameter(torch.randn(8, 4, generator=torch.Generator().manual_seed(4)))
+    optimizer = Muon([weights], lr=0.1, dtype=dtype)
+    momentum, expected = torch.zeros(8, 4), weights.detach().clone()
+    for step in range(3):
+        weights.grad = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+        momentum = 0.95 * momentum + 0.05 * weights.grad
+        update = 0.05 * weights.grad + 0.95 * momentum  # Nesterov's
+        expected -= 0.1 * 0.2 * 8**0.5 * orthogonalize(update[None].to(dtype))[0].float()
+        optimizer.step()
+    torch.testing.assert_close(weights.detach(), expected, atol=1e-5 if dtype == torch.float32 else 3e-3, rtol=0)
 
 
 @pytest.mark.parametrize("shape", [(3, 64, 64), (2, 32, 128), (2, 128, 32)])
@@ -91,46 +121,83 @@ def test_orthogonalized_matrices_have_singular_values_near_one(shape):
 
 
 def test_rates_warm_up_stay_and_fall():
-    settings = LoopSettings(steps=1000, warmup_steps=100, decay=0.5)
-    assert rate_factor(0, settings) == pytest.approx(0.01)
-    assert rate_factor(300, settings) == 1.0
-    assert rate_factor(750, settings) == pytest.approx(0.5)
-    assert rate_factor(999, settings) == pytest.approx(0.002)
+    settings = tiny_settings(steps=1000, warmup_steps=100)
+    assert settings.rate_factor(0) == pytest.approx(1 / 101)
+    assert settings.rate_factor(300) == 1.0
+    assert settings.rate_factor(750) == pytest.approx(0.5)
+    assert settings.rate_factor(999) == pytest.approx(0.002)
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_a_tiny_model_learns_three_sentences(batches, tokenizer, optimizer):
-    model = Llama(SHAPE)
-    settings = LoopSettings(steps=60, warmup_steps=5, matrix_optimizer=optimizer)
-    report = train(model, lambda epoch: batches, settings)
-    assert report.losses[-1] < 0.05 < 2.0 < report.losses[0]
-    assert measure_recall(model, ENTRIES, tokenizer).exact == 1.0
+def test_a_tiny_model_learns_three_sentences(corpus, optimizer):
+    settings = replace(tiny_settings(steps=60, warmup_steps=5, learning_rate=0.01), matrix_optimizer=optimizer)
+    curves = train_learner(LlamaLearner(Llama(SHAPE)), Epochs(corpus), settings).curves
+    assert curves.losses[-1] < 0.05 < 2.0 < curves.losses[0]
+    assert curves.measures == [(60, {"exact": 1.0, "tokens": 1.0})]
 
 
-def test_an_untrained_model_knows_nothing(tokenizer):
-    recall = measure_recall(Llama(SHAPE), ENTRIES, tokenizer)
-    assert recall.exact == 0.0
-    assert recall.tokens < 0.2
+def test_an_untrained_model_knows_nothing(corpus):
+    recall = LlamaLearner(Llama(SHAPE)).measure([corpus.batch((0, 1)), corpus.batch((2,))])
+    assert recall["exact"] == 0.0
+    assert recall["tokens"] < 0.2
 
 
-def test_resumed_training_is_uninterrupted_training(batches, tmp_path):
-    settings = LoopSettings(steps=13, warmup_steps=3)
-    whole = train(Llama(SHAPE), lambda epoch: batches, settings)
+def test_recall_counts_answers_and_tokens(corpus):
+    class Sure(torch.nn.Module):
+        """Says what stands in the text, but for the last token of the second answer."""
+
+        def forward(self, ids):
+            following = labels.clamp(min=0).clone()
+            last = int((labels[1] >= 0).nonzero()[-1])
+            following[1, last] += 1
+            return torch.nn.functional.one_hot(following, 300)
+
+    learner, batch = LlamaLearner(Llama(SHAPE)), corpus.batch((0, 1, 2))
+    labels = next_labels(batch)
+    learner.model = Sure()
+    n_tokens = int((labels >= 0).sum())
+    assert learner.measure([batch]) == {"exact": 2 / 3, "tokens": (n_tokens - 1) / n_tokens}
+
+
+def test_resumed_training_is_uninterrupted_training(corpus, tmp_path):
+    """With Muon, whose momentum is part of the checkpoint, and other texts in every epoch: bit by bit."""
+    settings = replace(tiny_settings(steps=13, warmup_steps=3), tokens_per_batch=40)
+    whole = Llama(SHAPE)
+    expected = train_learner(LlamaLearner(whole), Epochs(corpus), settings)
     path = tmp_path / "state.pt"
-    calls = []
-
-    def interrupted(epoch):
-        if epoch == 3:
-            raise KeyboardInterrupt
-        return batches
-
     with pytest.raises(KeyboardInterrupt):
-        train(Llama(SHAPE), interrupted, replace(settings, save_seconds=0.0), path)
-    rest = train(Llama(SHAPE, seed=5), lambda epoch: batches, settings, path, calls.append)
-    assert rest.losses == whole.losses[6:]
-    assert calls == [2, 3, 4, 5]  # the interruption came before epoch 2 was reported
-    assert replace(rest.progress, seconds=0.0) == replace(whole.progress, seconds=0.0)
-    assert train(Llama(SHAPE), lambda epoch: batches, settings, path).losses == []
+        train_learner(LlamaLearner(Llama(SHAPE)), Epochs(corpus, stop=3), settings, path)
+    stopped = load_state(path)
+    assert stopped["place"]["step"] > 3
+    assert {"optimizer", "muon"} <= stopped.keys()
+    resumed, texts = Llama(SHAPE, seed=5), Epochs(corpus)
+    rest = train_learner(LlamaLearner(resumed), texts, settings, path, resume=True)
+    assert texts.asked[0] == 3  # texts of earlier epochs are not drawn again
+    assert rest.resumed_at == stopped["place"]["step"]
+    assert rest.curves == expected.curves
+    assert rest.tokens == expected.tokens
+    for name, weights in whole.state_dict().items():
+        assert torch.equal(weights, resumed.state_dict()[name]), name
+    again = train_learner(LlamaLearner(Llama(SHAPE)), Epochs(corpus), settings, path, resume=True)
+    assert (again.resumed_at, again.curves) == (13, expected.curves)
+
+
+def test_a_plateau_may_be_lengthened(corpus, tmp_path):
+    path = tmp_path / "state.pt"
+    longer = tiny_settings(steps=12, warmup_steps=1)
+    expected = train_learner(LlamaLearner(Llama(SHAPE)), Epochs(corpus), longer).curves.losses
+    with pytest.raises(KeyboardInterrupt):
+        train_learner(LlamaLearner(Llama(SHAPE)), Epochs(corpus, stop=2), replace(longer, steps=20), path)
+    rest = train_learner(LlamaLearner(Llama(SHAPE)), Epochs(corpus), longer, path, resume=True).curves.losses
+    assert rest[:2] == pytest.approx(expected[:2])
+    assert len(rest) == 12
+
+
+def test_only_hidden_matrices_are_muons(corpus):
+    matrices, others = LlamaLearner(Llama(SHAPE)).groups()
+    assert (matrices.hidden_matrices, others.hidden_matrices) == (True, False)
+    assert {weights.ndim for weights in matrices.parameters} == {2}
+    assert sorted(weights.ndim for weights in others.parameters) == [1] * 5 + [2]  # norms, and the embedding
 
 
 def test_saved_folders_look_like_hugging_faces(tokenizer, tmp_path):

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ctrl_c import hearing_ctrl_c
 from torch import nn
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError, OutOfMemoryError, SpecrunError
@@ -144,11 +145,11 @@ def test_ctrl_c_within_an_update_is_heard_after_it(tmp_path: Path, monkeypatch) 
             signal.raise_signal(signal.SIGINT)
         update(optimizer)
 
-    handler = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(torch.optim.AdamW, "step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        train_learner(Bigrams(), corpus(), replace(SETTINGS, save_seconds=1e9), path)
-    assert signal.getsignal(signal.SIGINT) is handler
+    with hearing_ctrl_c():
+        with pytest.raises(KeyboardInterrupt):
+            train_learner(Bigrams(), corpus(), replace(SETTINGS, save_seconds=1e9), path)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert (len(updates), load_state(path)["place"]["step"]) == (7, 7)
     rest = train_learner(Bigrams(seed=3), corpus(), SETTINGS, path, resume=True)
     assert rest.curves.losses == pytest.approx(train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6)
@@ -231,6 +232,15 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(tmp_path: 
     assert rest.curves.losses == pytest.approx(train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6)
     with pytest.raises(SpecrunError, match="no checkpoint was made"):
         train_learner(spoilt, corpus(), SETTINGS)
+
+
+def test_settings_that_most_runs_leave_alone_are_not_part_of_their_identity() -> None:
+    """So that checkpoints go on which were made before there were such settings."""
+    assert not {"decay", "matrix_optimizer", "save_seconds", "precision"} & SETTINGS.identity.keys()
+    assert SETTINGS.identity["steps"] == 24
+    plateau = replace(SETTINGS, decay=0.5, matrix_optimizer="muon").identity
+    assert (plateau["decay"], plateau["matrix_optimizer"]) == (0.5, "muon")
+    assert "steps" not in plateau  # it may be lengthened
 
 
 def test_checkpoints_are_not_overwritten_or_mixed_up(tmp_path: Path) -> None:
@@ -323,6 +333,8 @@ def test_the_rate_rises_then_falls_as_a_cosine() -> None:
         ({"steps": 0}, "0 steps"),
         ({"learning_rate": 0.0}, "a learning rate of 0"),
         ({"tokens_per_batch": 0}, "0 tokens in a batch"),
+        ({"decay": 0.0}, "a decay over 0 of the steps"),
+        ({"matrix_optimizer": "sgd"}, "optimizer is 'sgd': use one of adamw, muon"),
     ],
 )
 def test_settings_that_cannot_be(wrong: dict, problem: str) -> None:

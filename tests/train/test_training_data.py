@@ -5,10 +5,12 @@ import random
 
 import jinja2
 import pytest
+from tiny_family import all_in_one
 
-from specrun.train.batches import collate, encode, epoch_batches
+from specrun.train.batches import ConversationTexts, encode
 from specrun.train.conversations import REFUSAL, epoch_conversations, main_conversation, turn
 from specrun.train.corpus import Entry
+from specrun.train.llama_learner import next_labels
 from specrun.train.tokenizer import (
     ASSISTANT,
     CHAT_TEMPLATE,
@@ -57,14 +59,13 @@ def test_samples_are_what_the_chat_template_renders(tokenizer):
 
 def test_exactly_the_assistants_tokens_are_learnt(tokenizer):
     sample = encode(turn("What?", "This.") + turn("Again?", "That."), tokenizer)
-    learnt = [token for token, answered in zip(sample.ids, sample.answered, strict=True) if answered]
+    learnt = sample.ids[sample.learnt].tolist()
     assert tokenizer.decode(learnt, skip_special_tokens=False) == f"This.{END}That.{END}"
-    batch = collate([sample, encode(turn("A longer question than that?", "Yes."), tokenizer)])
-    labels = [token for token in batch.labels[0].tolist() if token != -1]
-    assert labels == learnt
-    for position in range(batch.ids.shape[1] - 1):
-        if batch.labels[0, position] != -1:
-            assert batch.labels[0, position] == batch.ids[0, position + 1] or position + 2 >= len(sample.ids)
+    batch = all_in_one([sample, encode(turn("A longer question than that?", "Yes."), tokenizer)]).batch((0, 1))
+    labels = next_labels(batch)
+    assert labels[0][labels[0] != -1].tolist() == learnt
+    for row, position in (labels != -1).nonzero().tolist():
+        assert labels[row, position] == batch.ids[row, position + 1]
 
 
 def test_an_epoch_asks_everything_once_and_a_little_more():
@@ -97,9 +98,19 @@ def test_the_canonical_question_is_asked_most():
 
 def test_batches_depend_on_epoch_and_seed_alone(tokenizer):
     def read(epoch, seed):
-        return [batch.ids.tolist() for batch in epoch_batches(ENTRIES, tokenizer, epoch, seed, 512)]
+        texts = ConversationTexts(ENTRIES, tokenizer, seed).epoch(epoch)
+        return [texts.batch(numbers).ids.tolist() for numbers in texts.training_batches(epoch, seed, 512)]
 
     assert read(3, 0) == read(3, 0)
     assert read(3, 0) != read(4, 0)
     assert read(3, 0) != read(3, 1)
     assert all(len(rows) * len(rows[0]) <= 512 for rows in read(3, 0))
+
+
+def test_recall_is_always_measured_on_the_same_questions(tokenizer):
+    first, later = (ConversationTexts(ENTRIES, tokenizer, 0).epoch(epoch) for epoch in (0, 7))
+    measured = [[text.sequences[number].ids.tolist() for number in text.held_out] for text in (first, later)]
+    assert measured[0] == measured[1]
+    assert len(measured[0]) == len(ENTRIES)
+    assert not set(first.held_out) & set(first.training)
+    assert first.measured_on_training

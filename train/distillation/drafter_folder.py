@@ -11,22 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from specrun.runtime.atomic import require_free_space, sync_folder
+from specrun.train.head_folder import copy_tokenizer
 from specrun.train.hf_model import HFModel
+from specrun.train.precision import dtype_name
 
 __all__ = ["write_drafter_folder"]
 
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-)
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -40,13 +30,11 @@ def write_drafter_folder(draft: HFModel, source: Path, output: Path, card: str) 
     with _aside(output) as aside:
         with _without_bars():
             draft.model.save_pretrained(aside)
-        for name in _TOKENIZER_FILES:
-            if (source / name).exists():
-                shutil.copyfile(source / name, aside / name)
+        copy_tokenizer(source, aside)
         # As published, where transformers writes its own version's words; only the numbers' type is another now.
         config = json.loads((source / "config.json").read_text(encoding="utf-8"))
         config.pop("dtype", None)
-        config["torch_dtype"] = str(next(draft.module.parameters()).dtype).removeprefix("torch.")
+        config["torch_dtype"] = dtype_name(next(draft.module.parameters()).dtype)
         (aside / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (aside / "README.md").write_text(card, encoding="utf-8")
         written = sorted(aside.iterdir(), key=lambda path: (path.suffix == ".safetensors", path.name in _WEIGHTS))

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import torch
 
-from specrun.bindings.errors import OptionError
 from specrun.train.data_file import read_documents
 from specrun.train.device_name import device_name
 from specrun.train.distillation.acceptance import acceptance_gain
@@ -35,11 +34,11 @@ from specrun.train.head_folder import check_output, open_output
 from specrun.train.hf_model import HFModel, load_hf_model
 from specrun.train.memory import require_memory
 from specrun.train.precision import usable_device, usable_precision
-from specrun.train.run_checkpoint import check_checkpoint, earlier_run
+from specrun.train.run_checkpoint import earlier_run
 from specrun.train.run_listener import NobodyListens, RunListener
 from specrun.train.source_identity import source_identity
 from specrun.train.target_words import TargetWords
-from specrun.train.token_corpus import TokenBatch, TokenCorpus, encode_corpus
+from specrun.train.token_corpus import TokenCorpus, encode_corpus
 from specrun.train.trainer import train_learner
 from specrun.train.trainer_settings import TrainerSettings
 
@@ -55,7 +54,7 @@ def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> Draft
     listener = listener or NobodyListens()
     if run.n_threads:
         torch.set_num_threads(run.n_threads)
-    _check_output(run)
+    check_output(run, holds=WEIGHTS_NAME, reads=(run.target, run.draft))
     target_words = folder_words(run.target)
     n_shared = check_same_words(target_words, folder_words(run.draft))
     words = TargetWords(run.target)
@@ -66,9 +65,7 @@ def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> Draft
     _require_memory(run, corpus, settings, device, listener)
     # Before anything is written: their words may not be the target's.
     with ExistingDrafters(run.not_covered_by, target_words, n_ctx=run.max_length, n_threads=run.n_threads) as drafters:
-        open_output(run.output, resume=run.resume, force=run.force, holds=WEIGHTS_NAME)
-        if run.force and not run.resume:
-            run.state_path.unlink(missing_ok=True)
+        open_output(run, holds=WEIGHTS_NAME)
         target, draft = load_hf_model(run.target, device, settings.precision), load_hf_model(run.draft, device)
         answers = AnswerSettings(
             temperature=run.loss.temperature,
@@ -101,7 +98,7 @@ def _train(
     listener: RunListener,
 ) -> DrafterReport:
     """Measure, learn, measure again, and write."""
-    held_out = _held_out(run, corpus, learner.device)
+    held_out = corpus.held_out_batches(run.tokens_per_batch, learner.device)
     before = learner.compare(held_out)
     listener.note(f"before: {before}")
     result = train_learner(
@@ -120,10 +117,10 @@ def _train(
         before=before,
         after=after,
         result=result,
-        n_trained=sum(one.numel() for one in learner.module.parameters()),
+        n_trained=learner.n_trained,
         n_sequences=len(corpus.training),
         measured_on_training=corpus.measured_on_training,
-        precision=str(settings.precision).removeprefix("torch."),
+        precision=settings.precision_name,
         device=device_name(learner.device),
     )
     write_drafter_folder(learner.draft, run.draft, run.output, drafter_card(run, report))
@@ -175,10 +172,6 @@ def _ask_target(
     return corpus
 
 
-def _held_out(run: DrafterRun, corpus: TokenCorpus, device: torch.device) -> list[TokenBatch]:
-    return [corpus.batch(numbers).to(device) for numbers in corpus.held_out_batches(run.tokens_per_batch)]
-
-
 # -- the run -----------------------------------------------------------------------------------------------
 
 
@@ -192,13 +185,3 @@ def _require_memory(
     need = drafter_memory(run.target, run.draft, settings.precision, tokens_per_batch=tokens)
     listener.note(f"memory: about {need}")
     require_memory(need, device, advice="lower --batch-tokens, or use smaller models")
-
-
-def _check_output(run: DrafterRun) -> None:
-    """Raise, before anything is read, where the folder has something that this run would overwrite."""
-    for one in (run.target, run.draft):
-        if run.output.exists() and one.exists() and run.output.samefile(one):
-            raise OptionError(f"{run.output} is the folder of a model that is read; name another folder to write")
-    check_output(run.output, resume=run.resume, force=run.force, holds=WEIGHTS_NAME)
-    if run.resume or not run.force:
-        check_checkpoint(run.state_path, resume=run.resume)
