@@ -14,7 +14,7 @@ from specrun.runtime.drafters.build_lookahead import build_jacobi, build_lookahe
 from specrun.runtime.drafters.build_medusa import build_medusa
 from specrun.runtime.drafters.build_mtp import build_mtp
 from specrun.runtime.drafters.build_retrieval import build_prompt_lookup, build_rest
-from specrun.runtime.drafters.drafter import Drafter, NoDrafter
+from specrun.runtime.drafters.drafter import Drafter, DrafterWeights, NoDrafter
 from specrun.runtime.drafters.ensemble import EnsembleDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts
 from specrun.runtime.drafters.expression import Expression, parse_expression
@@ -49,13 +49,34 @@ def drafter_names() -> list[str]:
     return list(_BUILDERS)
 
 
+def _started(built: Drafter | DrafterWeights) -> Drafter:
+    """Return a drafter that owns its weights, until all builders return weights."""
+    if isinstance(built, Drafter):
+        return built
+    try:
+        drafter = built.start()
+    except BaseException:
+        built.close()
+        raise
+    close = drafter.close
+
+    def close_all_of_it() -> None:
+        try:
+            close()
+        finally:
+            built.close()
+
+    drafter.close = close_all_of_it  # type: ignore[method-assign]
+    return drafter
+
+
 def _build(expression: Expression, environment: DraftEnvironment) -> Drafter:
     builder = _BUILDERS.get(expression.atom)
     if builder is None:
         raise unknown_option(expression.atom, drafter_names(), "the drafter language")
     if expression.atom != "none":
         check_rollback(environment.target)
-    return builder(expression, environment, _build)
+    return _started(builder(expression, environment, _build))
 
 
 def _build_none(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
@@ -73,7 +94,7 @@ def _build_ensemble(expression: Expression, environment: DraftEnvironment, build
         raise
 
 
-_BUILDERS: dict[str, Callable[[Expression, DraftEnvironment, BuildPart], Drafter]] = {
+_BUILDERS: dict[str, Callable[[Expression, DraftEnvironment, BuildPart], Drafter | DrafterWeights]] = {
     "none": _build_none,
     "draft": build_draft,
     "ensemble": _build_ensemble,

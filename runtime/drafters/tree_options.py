@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specrun.bindings.context import MAX_SEQUENCES
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.path_probability import DynamicShape
-from specrun.runtime.drafters.topology import MAX_NODES, Topology, parse_topology
+from specrun.runtime.drafters.topology import MAX_NODES, Topology, check_leaves, parse_topology
 
 __all__ = ["TreeOptions"]
 
@@ -55,12 +54,8 @@ class TreeOptions:
             shape = self._planned(plan)
         else:
             shape = parse_topology(self.tree)
-        size, leaves = shape.max_nodes, shape.max_leaves
-        if leaves > MAX_SEQUENCES:
-            raise OptionError(
-                f"a tree of {size} nodes may have {leaves} leaves: llama.cpp evaluates at most {MAX_SEQUENCES} "
-                "paths at once; lower nodes"
-            )
+        size = shape.max_nodes
+        check_leaves(f"a tree of {size} nodes", shape.max_leaves)
         if size + 1 > n_batch:
             raise OptionError(
                 f"a tree of {size} nodes and its root do not fit a batch of {n_batch}: use a smaller tree, or raise "
