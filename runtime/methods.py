@@ -231,7 +231,7 @@ METHODS: Mapping[str, Method] = {
         Method(
             "ensemble",
             "The trees of several drafters, merged by their common prefixes.",
-            "specrun.runtime.drafters.build",
+            "specrun.runtime.drafters.build_combined",
             members=None,
         ),
         Method(

@@ -42,7 +42,7 @@ def pair_chain(head: Any, tokens: Sequence[int], features: np.ndarray, position:
 
 
 def hydra_chain(head: Any, states: np.ndarray, position: int, count: int, token: int, n: int) -> ChainWords:
-    state = states[-1] if head.prefix is None else head.prefix.evaluate(states, position, count)[-1]
+    state = head.states(states, position, count)[-1]
     path, log_probs = [token], []
     for _ in range(n):
         best = head.best_laws(state, [path])

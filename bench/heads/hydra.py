@@ -23,8 +23,8 @@ def hydra_evaluations(
 ) -> list[Evaluation]:
     """Return the evaluations of a file with one head and a prefix layer, which has seen `cached` positions before."""
     n_cells = cached + 1
-    head = opened.enter_context(closing(HydraHead(path, model, n_cells=n_cells, ranks=[ranks], n_threads=n_threads)))
-    layer = head.prefix
+    head = opened.enter_context(closing(HydraHead(path, model, ranks=[ranks], n_threads=n_threads)))
+    layer = opened.enter_context(closing(head.cells(n_cells))).prefix
     assert layer is not None
     states = np.random.default_rng(0).standard_normal((n_cells, model.n_embd), dtype=np.float32)
     layer.evaluate(states[:cached], 0, 0)

@@ -118,13 +118,12 @@ def _medusa(path: Path, model: Model, n_threads: int, opened: ExitStack) -> list
 
 def _eagle(path: Path, model: Model, n_threads: int, widths: Sequence[int], opened: ExitStack) -> list[Evaluation]:
     """Return evaluations of pairs that stand side by side below `_PAIRS` cached ones, as children of one node do."""
-    head = opened.enter_context(
-        closing(EagleHead(path, model, n_cells=_PAIRS + max(widths), ranks=_RANKS, n_threads=n_threads))
-    )
+    head = opened.enter_context(closing(EagleHead(path, model, ranks=_RANKS, n_threads=n_threads)))
+    pairs = opened.enter_context(closing(head.cells(_PAIRS + max(widths))))
     random = np.random.default_rng(0)
     states = random.standard_normal((max(_PAIRS, *widths), model.n_embd), dtype=np.float32)
     cells = np.arange(_PAIRS, dtype=np.int64)
-    head.evaluate([0] * _PAIRS, states[:_PAIRS], cells.astype(np.int32), cells, np.tri(_PAIRS, dtype=np.bool_))
+    pairs.evaluate([0] * _PAIRS, states[:_PAIRS], cells.astype(np.int32), cells, np.tri(_PAIRS, dtype=np.bool_))
     own = sum(one.n_bytes for one in read_header(path).tensors)
     of_target = {one.name: one for one in model.header.tensors}
     embedding = of_target["token_embd.weight"]
@@ -142,7 +141,7 @@ def _eagle(path: Path, model: Model, n_threads: int, widths: Sequence[int], open
             "eagle",
             width,
             n_bytes,
-            lambda: head.evaluate(tokens, states[:width], positions, places, sees),
+            lambda: pairs.evaluate(tokens, states[:width], positions, places, sees),
             lambda: head.native_seconds,
         )
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable
 from typing import cast
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.drafter import Drafter, DrafterWeights, NoDrafter
-from specrun.runtime.drafters.ensemble import EnsembleDrafter
-from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
 from specrun.runtime.drafters.expression import Expression, parse_expression
-from specrun.runtime.drafters.members import combined
 from specrun.runtime.methods import Method, find_method
 from specrun.runtime.pairing import check_rollback, check_verifiable
 
-__all__ = ["Builder", "build_drafter", "build_ensemble", "build_none", "load_builder"]
+__all__ = ["Builder", "build_drafter", "build_none", "load_builder"]
 
 Builder = Callable[[Expression, DraftEnvironment, BuildPart], DrafterWeights]
 """Builds an expression of one method; combinators build their members with the third argument."""
@@ -56,21 +53,9 @@ def _build(expression: Expression, environment: DraftEnvironment) -> DrafterWeig
     if expression.atom != "none":
         check_rollback(environment.target)
     method.read(expression)  # refuses what the method does not take, before anything is loaded
-    builder = load_builder(method)
-    # DELETE WITH THE MERGE OF BRANCH `heads`, and return what the builder builds: its builders return weights
-    # themselves then. Until then every conversation opens its head anew.
-    if method.head is not None or method.name == "mtp":
-        start = cast("Callable[[], Drafter]", functools.partial(builder, expression, environment, _build))
-        return DrafterWeights(str(expression), start)
-    return builder(expression, environment, _build)
+    return load_builder(method)(expression, environment, _build)
 
 
 def build_none(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `none`: plain decoding."""
     return DrafterWeights(NoDrafter.name, NoDrafter)
-
-
-def build_ensemble(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `ensemble(a, b, ...)`."""
-    members = build_parts(expression.arguments, environment, build)
-    return combined(str(expression), members, lambda started: EnsembleDrafter(started, name=str(expression)))

@@ -19,6 +19,7 @@ from specrun.runtime.drafters.build_draft import (
 from specrun.runtime.drafters.cascade import CascadeDrafter
 from specrun.runtime.drafters.draft_model_target import JOINED_TOKENS, DraftModelTarget
 from specrun.runtime.drafters.drafter import Drafter, DrafterWeights
+from specrun.runtime.drafters.ensemble import EnsembleDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts, file_of
 from specrun.runtime.drafters.expression import Expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
@@ -32,7 +33,7 @@ from specrun.runtime.drafters.topology import check_leaves
 from specrun.runtime.methods import TREE_OPTIONS, find_method, options_of
 from specrun.runtime.planning.window_guard import WindowGuard
 
-__all__ = ["build_cascade", "build_ouroboros", "build_relay"]
+__all__ = ["build_cascade", "build_ensemble", "build_ouroboros", "build_relay"]
 
 _PER_KEY, _MAX_KEYS = 16, 16384
 
@@ -186,3 +187,9 @@ def _without_count(part: Expression) -> Expression:
         return dataclasses.replace(part, count=None)
     options = (*part.options, ("n", Expression(str(part.count))))
     return dataclasses.replace(part, options=options, count=None, is_call=True)
+
+
+def build_ensemble(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+    """Build `ensemble(a, b, ...)`."""
+    members = build_parts(expression.arguments, environment, build)
+    return combined(str(expression), members, lambda started: EnsembleDrafter(started, name=str(expression)))

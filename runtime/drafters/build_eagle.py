@@ -1,21 +1,21 @@
-"""Builds `eagle(head.gguf, ...)` and `eagle3(head.gguf, ...)`: the head on the target's device, the shape of trees."""
+"""Builds `eagle(head.gguf, ...)` and `eagle3(head.gguf, ...)`: the head, shared, and the shape of its trees."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from specrun.bindings.context import MAX_SEQUENCES
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.drafter import DrafterWeights
 from specrun.runtime.drafters.eagle import EagleDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.expression import Expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
-from specrun.runtime.drafters.head_tree import head_accuracy, target_curve
-from specrun.runtime.drafters.path_probability import DynamicShape
+from specrun.runtime.drafters.head_tree import head_accuracy
+from specrun.runtime.drafters.path_probability import DynamicShape, check_sampling
 from specrun.runtime.drafters.proposals import TreeSampling
 from specrun.runtime.drafters.topology import Topology
+from specrun.runtime.drafters.tree_laws import check_p_min
 from specrun.runtime.drafters.tree_options import TreeOptions
 from specrun.runtime.heads.eagle3_head import Eagle3Head
 from specrun.runtime.heads.eagle_head import EagleHead
@@ -31,17 +31,17 @@ __all__ = ["build_eagle", "build_eagle3"]
 _DEFAULT = DynamicShape(depth=5, topk=2, nodes=6)
 
 
-def build_eagle(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+def build_eagle(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `eagle(head.gguf, depth=5, topk=8, nodes=32)`, `eagle(head.gguf, n=4)` or `eagle(head.gguf, tree=4x2)`."""
     return _build(expression, environment, EagleHead)
 
 
-def build_eagle3(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+def build_eagle3(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `eagle3(head.gguf, ...)`, with the options of `eagle`."""
     return _build(expression, environment, Eagle3Head)
 
 
-def _build(expression: Expression, environment: DraftEnvironment, kind: type[EagleHead | Eagle3Head]) -> Drafter:
+def _build(expression: Expression, environment: DraftEnvironment, kind: type[EagleHead | Eagle3Head]) -> DrafterWeights:
     options = options_of(expression)
     named = options.optional("tree")
     tree = TreeOptions(
@@ -55,25 +55,24 @@ def _build(expression: Expression, environment: DraftEnvironment, kind: type[Eag
     sampling = schemes[options.choice("sampling", list(schemes), "argmax")]
     path = file_of(expression, environment)
     shape = _shape(tree, environment.context.n_batch, _planner(expression, options, tree, sampling, path, environment))
-    leaves = shape.max_leaves
-    if leaves > MAX_SEQUENCES:
-        raise OptionError(f"{expression}: {leaves} leaves need as many sequences, and llama.cpp allows {MAX_SEQUENCES}")
+    check_sampling(shape, sampling)
+    p_min = options.number("p_min", 0.0)
+    check_p_min(p_min)
     # Dynamic trees evaluate more nodes than they keep.
     evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
     head = kind(
         path,
         environment.target,
-        n_cells=(environment.context.n_ctx or environment.target.n_ctx_train) + evaluated,
         ranks=shape.max_width,
         whole_rows=sampling != "argmax",
         n_threads=environment.context.n_threads,
     )
-    try:
-        p_min = options.number("p_min", 0.0)
-        return EagleDrafter(head, shape, sampling=sampling, p_min=p_min, name=str(expression))
-    except BaseException:
-        head.close()
-        raise
+    name, n_cells = str(expression), environment.n_ctx + evaluated
+
+    def start() -> EagleDrafter:
+        return EagleDrafter(head.cells(n_cells), shape, sampling=sampling, p_min=p_min, name=name)
+
+    return DrafterWeights(name, start, [head])
 
 
 def _planner(
@@ -100,7 +99,7 @@ def _planner(
             return best_tree(typical_acceptance(sampling), nodes, depth)
         if tree.nodes is not None:
             return medusa_tree(accuracy[:depth], nodes)
-        curve, target = target_curve(environment), environment.target
+        curve, target = environment.curve, environment.target
         words = 0 if "output.weight" in file else target.n_embd * target.vocabulary.size
         share = (file.header.n_parameters + words) / target.n_params  # every depth reads the head and an output matrix
         return plan_medusa_tree(accuracy[:depth], curve, share * curve.seconds(1)).topology

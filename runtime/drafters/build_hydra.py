@@ -1,11 +1,11 @@
-"""Builds `hydra(heads.gguf, ...)`: the heads on the target's device, and the shape of their trees."""
+"""Builds `hydra(heads.gguf, ...)`: the heads, shared, and the shape of their trees."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.drafter import DrafterWeights
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.expression import Expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
@@ -21,26 +21,22 @@ from specrun.runtime.planning.medusa_tree import TYPICAL_PATH_ACCURACY
 __all__ = ["build_hydra"]
 
 
-def build_hydra(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+def build_hydra(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `hydra(heads.gguf, nodes=16)`, `hydra(heads.gguf, tree=4x2)`, `hydra(heads.gguf, depth=4, topk=4)`.
 
     Static trees are asked for as Medusa's (`head_tree`); `depth` or `topk` ask for a dynamic one, `n` for a chain.
     """
     options = options_of(expression)
-    context = environment.context
-    head = HydraHead(
-        file_of(expression, environment),
-        environment.target,
-        n_cells=context.n_ctx or environment.target.n_ctx_train,
-        n_threads=context.n_threads,
-    )
+    path = file_of(expression, environment)
+    head = HydraHead(path, environment.target, n_threads=environment.context.n_threads)
     try:
         shape = _shape(expression, options, environment, head)
         head.prepare([shape.topk] * shape.depth if isinstance(shape, DynamicShape) else ranks_by_depth(shape))
-        return HydraDrafter(head, shape, name=str(expression))
     except BaseException:
         head.close()
         raise
+    name, n_cells = str(expression), environment.n_ctx
+    return DrafterWeights(name, lambda: HydraDrafter(head.cells(n_cells), shape, name=name), [head])
 
 
 def _shape(

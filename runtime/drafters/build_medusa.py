@@ -1,8 +1,8 @@
-"""Builds `medusa(heads.gguf, ...)`: the heads on the target's device, and the tree of their words."""
+"""Builds `medusa(heads.gguf, ...)`: the heads, shared, and the tree of their tokens."""
 
 from __future__ import annotations
 
-from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.drafter import DrafterWeights
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.expression import Expression
 from specrun.runtime.drafters.head_tree import head_tree, ranks_by_depth
@@ -13,7 +13,7 @@ from specrun.runtime.methods import options_of
 __all__ = ["build_medusa"]
 
 
-def build_medusa(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+def build_medusa(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `medusa(heads.gguf, tree=4x2)`, `medusa(heads.gguf, nodes=16, accuracy=FILE.csv)` or without options."""
     options = options_of(expression)
     path = file_of(expression, environment)
@@ -28,7 +28,8 @@ def build_medusa(expression: Expression, environment: DraftEnvironment, build: B
             depth_cost=head.evaluated_params / head.n_heads / environment.target.n_params,
         )
         head.prepare(ranks_by_depth(topology))
-        return MedusaDrafter(head, topology, name=str(expression))
     except BaseException:
         head.close()
         raise
+    name = str(expression)
+    return DrafterWeights(name, lambda: MedusaDrafter(head, topology, name=name), [head])

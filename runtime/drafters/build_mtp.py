@@ -1,4 +1,7 @@
-"""Builds `mtp(...)`: a context over the NextN blocks of the target, or of a file that holds them apart."""
+"""Builds `mtp(...)`: NextN blocks of the target, or of a file that holds them apart.
+
+The blocks are shared; every conversation has a context over them.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from pathlib import Path
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.bindings.mtp_context import MtpContext, check_nextn
-from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafters.drafter import DrafterWeights
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
 from specrun.runtime.drafters.expression import Expression
-from specrun.runtime.drafters.mtp import MtpDrafter
+from specrun.runtime.drafters.mtp import MtpDrafter, MtpSampling
+from specrun.runtime.drafters.tree_laws import check_p_min
 from specrun.runtime.methods import options_of
 from specrun.runtime.pairing import check_blocks
 from specrun.runtime.planning.offload import resolve_gpu_layers
@@ -21,35 +25,44 @@ __all__ = ["build_mtp", "reads_own_blocks"]
 _DEFAULT_TOKENS = 3  # llama.cpp's --spec-draft-n-max
 
 
-def build_mtp(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> Drafter:
+def build_mtp(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `mtp(n=3, sampling=argmax, p_min=0)`, or `mtp(mtp-blocks.gguf, ...)`."""
     options = options_of(expression)
     n = options.optional_integer("n")
     if n is not None and not 1 <= n < environment.context.n_batch:
         raise OptionError(f"n is {n}: give 1 to {environment.context.n_batch - 1} tokens, as many as a batch holds")
-    sampling = options.choice("sampling", ["argmax", "with"], "argmax")
+    schemes: dict[str, MtpSampling] = {"argmax": "argmax", "with": "with"}
+    sampling = schemes[options.choice("sampling", list(schemes), "argmax")]
     p_min = options.number("p_min", 0.0)
+    check_p_min(p_min)
     owns_model = bool(expression.arguments)
     model = _open(Path(expression.arguments[0].atom).expanduser(), environment) if owns_model else environment.target
-    context: MtpContext | None = None
     try:
-        n = _n_tokens(expression, model, n)
-        context_options = dataclasses.replace(environment.context, n_sequences=1, n_outputs=n + 1)
-        context = MtpContext(model, context_options)
-        return MtpDrafter(
-            context,
-            num_draft_tokens=n,
-            sampling="with" if sampling == "with" else "argmax",
-            p_min=p_min,
-            owns_model=owns_model,
-            name=str(expression),
-        )
+        n_tokens = _n_tokens(expression, model, n)
+        check_nextn(model)
     except BaseException:
-        if context is not None:
-            context.close()
         if owns_model:
             model.close()
         raise
+    name, n_params = str(expression), model.n_params if owns_model else model.nextn.n_parameters
+    context = dataclasses.replace(environment.context, n_sequences=1, n_outputs=n_tokens + 1)
+
+    def start() -> MtpDrafter:
+        opened = MtpContext(model, context)
+        try:
+            return MtpDrafter(
+                opened,
+                num_draft_tokens=n_tokens,
+                sampling=sampling,
+                p_min=p_min,
+                n_params=n_params,
+                name=name,
+            )
+        except BaseException:
+            opened.close()
+            raise
+
+    return DrafterWeights(name, start, [model] if owns_model else [])
 
 
 def reads_own_blocks(expression: Expression) -> bool:

@@ -8,14 +8,13 @@ from specrun.bindings.context import Context
 from specrun.runtime.drafters.draft_tree_state import DraftTreeState
 from specrun.runtime.drafters.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.model_drafter import RANKED_WORDS, ModelDrafter, ranking_params
-from specrun.runtime.drafters.path_probability import DynamicShape, check_sampling, grow_by_path_probability
-from specrun.runtime.drafters.proposals import TreeSampling, proposal_scheme
+from specrun.runtime.drafters.path_probability import DynamicShape, check_sampling
+from specrun.runtime.drafters.proposals import TreeSampling
 from specrun.runtime.drafters.topology import Topology
-from specrun.runtime.drafters.tree_growth import LawSource, grow_tree
-from specrun.runtime.law import Law
+from specrun.runtime.drafters.tree_growth import LawSource
+from specrun.runtime.drafters.tree_laws import EvaluatedDepth, PathLaws, Paths, grow_draft
 from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.transform import Logits, penalty_window, transformed_law
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.tree import DraftTree
 
 __all__ = ["DraftTreeDrafter", "draft_size"]
 
@@ -56,23 +55,29 @@ class DraftTreeDrafter(ModelDrafter):
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree; smaller than asked where a limit, the drafter's own context or `p_min` cuts it."""
-        start = len(request.tokens)
-        max_nodes = min(request.max_nodes, self._context.n_ctx - start + 1)
-        if max_nodes < 1 or request.max_depth < 1:
-            return DraftTree()
         ranks = self._sampling == "argmax" or request.params.is_greedy
-        laws = self.laws(request) if ranks else _ModelLaws(self._state, request, request.params)
-        if isinstance(self._shape, DynamicShape):
-            # It evaluates topk nodes a depth but the last, more than it keeps.
-            max_depth = min(request.max_depth, 1 + (self._context.n_ctx - start) // self._shape.topk)
-            return grow_by_path_probability(self._shape.limited(max_depth, max_nodes), laws, self._p_min)
-        topology = self._shape.limited(request.max_depth, max_nodes)
-        scheme = proposal_scheme("argmax" if ranks else self._sampling)
-        return grow_tree(topology, laws, scheme, request.noise, start, self._p_min)
+        laws = self.laws(request) if ranks else self._laws(request, request.params)
+        room = self._context.n_ctx - len(request.tokens)
+        return grow_draft(self._shape, laws, request, room=room, sampling=self._sampling, p_min=self._p_min)
 
     def laws(self, request: DraftRequest) -> LawSource:
         """Return the laws by which this drafter ranks words after the request's tokens, depth by depth."""
-        return _ModelLaws(self._state, request, self._ranking_params(request.params))
+        return self._laws(request, self._ranking_params(request.params))
+
+    def _laws(self, request: DraftRequest, params: SamplingParams) -> LawSource:
+        """Return the model as a source of laws: one evaluation for each depth."""
+        state, tokens = self._state, request.tokens
+
+        def root() -> EvaluatedDepth:
+            """Evaluate the committed tokens that are not cached, and at least the last one."""
+            state.rewind(min(len(state.cached), len(tokens) - 1))
+            return [state.feed(tokens[len(state.cached) :])]
+
+        def below(parents: Sequence[int], drafted: Sequence[int], _paths: Paths) -> EvaluatedDepth:
+            rows = state.evaluate(parents, drafted)
+            return [state.shared(rows.logits(row)) for row in range(len(drafted))]
+
+        return PathLaws(root, below, request, params)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Keep the accepted tokens' cache, whoever drafted them, and drop the rest."""
@@ -89,32 +94,3 @@ def draft_size(shape: Topology | DynamicShape) -> tuple[int, int]:
     if isinstance(shape, DynamicShape):
         return shape.n_draft_sequences, shape.topk
     return shape.n_inner_leaves, max(shape.inner_widths, default=1)
-
-
-class _ModelLaws:
-    """The draft model as a source of laws: one evaluation for each depth."""
-
-    def __init__(self, state: DraftTreeState, request: DraftRequest, params: SamplingParams) -> None:
-        self._state = state
-        self._request = request
-        self._params = params
-        self._paths: list[list[int]] = []  # the tokens down to each evaluated node, for penalties
-
-    def root(self) -> Law:
-        """Evaluate the committed tokens that are not cached, and at least the last one."""
-        state, tokens = self._state, self._request.tokens
-        state.rewind(min(len(state.cached), len(tokens) - 1))
-        return self._law(state.feed(tokens[len(state.cached) :]), [])
-
-    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Law]:
-        """Evaluate one depth of the tree."""
-        rows = self._state.evaluate(parents, tokens)
-        if not self._params.has_penalties:  # nobody asks for the paths
-            shared = self._state.shared
-            return [transformed_law(shared(rows.logits(row)), self._params) for row in range(len(tokens))]
-        paths = [[*([] if a == ROOT else self._paths[a]), token] for a, token in zip(parents, tokens, strict=True)]
-        self._paths += paths
-        return [self._law(self._state.shared(rows.logits(row)), path) for row, path in enumerate(paths)]
-
-    def _law(self, row: Logits, path: list[int]) -> Law:
-        return transformed_law(row, self._params, penalty_window(self._request.tokens, path, self._params))

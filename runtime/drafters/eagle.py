@@ -13,34 +13,33 @@ import numpy as np
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.eagle_state import EagleState
-from specrun.runtime.drafters.path_probability import DynamicShape, check_sampling, grow_by_path_probability
+from specrun.runtime.drafters.path_probability import DynamicShape, check_sampling
 from specrun.runtime.drafters.pending_rows import copied_rows
-from specrun.runtime.drafters.proposals import TreeSampling, proposal_scheme
+from specrun.runtime.drafters.proposals import TreeSampling
 from specrun.runtime.drafters.topology import Topology
-from specrun.runtime.drafters.tree_growth import grow_tree
-from specrun.runtime.heads.pair_head import EagleRows, FloatRows, PairHead
-from specrun.runtime.law import Law
-from specrun.runtime.ranked_law import RankedLaw
+from specrun.runtime.drafters.tree_laws import EvaluatedDepth, PathLaws, Paths, check_p_min, grow_draft
+from specrun.runtime.heads.pair_head import EagleRows, FloatRows, PairCells
+from specrun.runtime.heads.ranked_words import RankedWords
 from specrun.runtime.target import EvaluatedRows
-from specrun.runtime.transform import penalty_window, transformed_law
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.tree import DraftTree
 
 __all__ = ["EagleDrafter"]
 
 
 class EagleDrafter(Drafter):
-    """Grows a tree with a head that predicts hidden states, all nodes of a depth in one evaluation. Owns the head.
+    """Grows a tree with a head that predicts hidden states, all nodes of a depth in one evaluation.
 
-    A chain of the most likely words is one evaluation in all, where the head has a graph for that.
+    It is one conversation's: it owns the cells that it was given, and the head is shared. A chain of
+    the most likely tokens is one evaluation in all, where the head has a graph for that.
 
     `shape` is a fixed topology or a `DynamicShape`, which takes point masses only ("argmax"). Sampled schemes draw
     from the head's law, transformed like the target's; the head must then return whole rows. A node gets no children
-    where the head gives no word the probability `p_min`.
+    where the head gives no token the probability `p_min`.
     """
 
     def __init__(
         self,
-        head: PairHead,
+        cells: PairCells,
         shape: Topology | DynamicShape,
         *,
         sampling: TreeSampling = "argmax",
@@ -48,20 +47,19 @@ class EagleDrafter(Drafter):
         name: str = "eagle",
     ) -> None:
         check_sampling(shape, sampling)
-        if not 0.0 <= p_min <= 1.0:
-            raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")
+        check_p_min(p_min)
         self.name = name
-        self.needs_hidden_states = not head.taps
-        self.layer_inputs = tuple(sorted(set(head.taps)))
+        self.needs_hidden_states = not cells.taps
+        self.layer_inputs = tuple(sorted(set(cells.taps)))
         self.max_nodes = shape.max_nodes
         self.max_leaves = shape.max_leaves
-        self._head = head
+        self._cells = cells
         self._shape = shape
         self._sampling = sampling
         self._p_min = p_min
-        # A chain that may end early goes by depth: at any size that matters a word costs more than Python does.
+        # A chain that may end early goes by depth: at any size that matters a token costs more than Python does.
         self._is_whole_chain = isinstance(shape, Topology) and shape.n_leaves == 1 and p_min == 0.0
-        self._state = EagleState(head)
+        self._state = EagleState(cells)
         self._prompt: list[int] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -83,72 +81,52 @@ class EagleDrafter(Drafter):
             if chain is not None:
                 return DraftTree.chain(chain.words)
         row = self._state.root(request.tokens)
-        max_nodes = min(request.max_nodes, self._state.room())
-        if row is None or max_nodes < 1:
+        if row is None:
             return DraftTree()
-        laws = _HeadLaws(self._state, row, request, ranks=ranks)
-        if isinstance(self._shape, DynamicShape):
-            max_depth = min(request.max_depth, 1 + self._state.room() // self._shape.topk)
-            return grow_by_path_probability(self._shape.limited(max_depth, max_nodes), laws, self._p_min)
-        topology = self._shape.limited(request.max_depth, max_nodes)
-        scheme = proposal_scheme("argmax" if ranks else self._sampling)
-        return grow_tree(topology, laws, scheme, request.noise, len(request.tokens), self._p_min)
+        state, room = self._state, self._state.room()
+
+        def below(parents: Sequence[int], tokens: Sequence[int], _paths: Paths) -> EvaluatedDepth:
+            return _said(state.below(parents, tokens), ranks=ranks)
+
+        laws = PathLaws(lambda: _said(row, ranks=ranks), below, request, request.params)
+        sampling, p_min = self._sampling, self._p_min
+        return grow_draft(self._shape, laws, request, room=room, sampling=sampling, p_min=p_min)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Cache real pairs of the root and the accepted nodes."""
-        rows = outcome.path_rows[: outcome.n_new]  # after an end token nothing follows the last one
-        if rows:
-            self._state.learn(outcome.start - 1, self._features(outcome.rows, rows), outcome.tokens)
+        features = self._features(outcome.rows, outcome.path_rows)
+        self._state.learn(outcome.start - 1, features, outcome.tokens)
+
+    def rewind(self, length: int) -> None:
+        """Forget the pairs of tokens that were only guesses."""
+        self._state.cut(length)
 
     def _features(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy of what the head reads of the target at these rows, [n, features]."""
-        taps = self._head.taps
+        taps = self._cells.taps
         if taps:
             return np.stack([np.concatenate([rows.layer_input(row, layer) for layer in taps]) for row in wanted])
         return copied_rows([rows.hidden_state(row) for row in wanted])
 
     @property
     def native_seconds(self) -> float:
-        """Time in the head's graphs."""
-        return self._head.native_seconds
+        """Time in this conversation's graphs of the head."""
+        return self._cells.native_seconds
 
     @property
     def n_params(self) -> int:
         """The head's parameters."""
-        return self._head.n_params
+        return self._cells.n_params
 
     def close(self) -> None:
-        """Free the head."""
-        self._head.close()
+        """Free the cells."""
+        self._cells.close()
 
 
-class _HeadLaws:
-    """The head as a source of laws: ranked words as they are, or whole rows transformed like the target's."""
-
-    def __init__(self, state: EagleState, root: EagleRows, request: DraftRequest, *, ranks: bool) -> None:
-        self._state = state
-        self._root = root
-        self._request = request
-        self._ranks = ranks
-        self._paths: list[list[int]] = []
-
-    def root(self) -> Law:
-        """Return the law after the last committed token, which was evaluated with it."""
-        return self._law(self._root, 0, [])
-
-    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Law]:
-        """Evaluate one depth of the tree."""
-        rows = self._state.below(parents, tokens)
-        if self._ranks:
-            return list(RankedLaw.of_rows(rows.words, rows.log_probs))
-        paths = [[*([] if a == ROOT else self._paths[a]), token] for a, token in zip(parents, tokens, strict=True)]
-        self._paths += paths
-        return [self._law(rows, row, path) for row, path in enumerate(paths)]
-
-    def _law(self, rows: EagleRows, row: int, path: list[int]) -> Law:
-        if self._ranks:
-            return RankedLaw(rows.words[row], rows.log_probs[row])
-        if rows.logits is None:
-            raise OptionError("an EAGLE head that draws must be opened with whole rows")
-        params, tokens = self._request.params, self._request.tokens
-        return transformed_law(rows.logits[row], params, penalty_window(tokens, path, params))
+def _said(rows: EagleRows, *, ranks: bool) -> EvaluatedDepth:
+    """Return the best tokens as they are, or whole rows for draws."""
+    if ranks:
+        return RankedWords(rows.words, rows.log_probs)
+    if rows.logits is None:
+        raise OptionError("an EAGLE head that draws must be opened with whole rows")
+    return list(rows.logits)

@@ -38,6 +38,11 @@ class DraftEnvironment:
     clock: Callable[[], float] = time.perf_counter
 
     @property
+    def n_ctx(self) -> int:
+        """How many tokens a conversation may have."""
+        return self.context.n_ctx or self.target.n_ctx_train
+
+    @property
     def curve(self) -> CostCurve:
         """What evaluations of the target cost."""
         return self.costs or known_curve(self.target.path, self.context, self.target.n_gpu_layers)

@@ -12,20 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from specrun.bindings.context import MAX_SEQUENCES
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.expression import Expression
 from specrun.runtime.drafters.expression_options import ExpressionOptions
-from specrun.runtime.drafters.topology import MAX_NODES, Topology, parse_topology
+from specrun.runtime.drafters.topology import MAX_NODES, Topology, check_leaves, parse_topology
 from specrun.runtime.heads.node_accuracy import Accuracy, read_accuracy_csv
 from specrun.runtime.methods import find_method
-from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.medusa_tree import TYPICAL_ACCURACY, medusa_tree, plan_medusa_tree
-from specrun.runtime.planning.stored_curves import load_curve, typical_curve
 from specrun.runtime.tree import ROOT
 
-__all__ = ["head_accuracy", "head_tree", "ranks_by_depth", "target_curve"]
+__all__ = ["head_accuracy", "head_tree", "ranks_by_depth"]
 
 
 def head_tree(
@@ -49,16 +46,18 @@ def head_tree(
         for name in ("nodes", "accuracy"):
             if options.optional(name) is not None:
                 raise OptionError(f"{expression}: tree= says which nodes there are; leave out {name}=")
-        return _check_leaves(expression, parse_topology(find_method(expression.atom).published_tree(tree)))
+        return parse_topology(find_method(expression.atom).published_tree(tree))
     if nodes is not None and nodes > MAX_NODES:
         raise OptionError(f"{expression}: nodes is {nodes}: give 1 to {MAX_NODES}")
     accuracy = head_accuracy(options, n_depths, stored) or typical[:n_depths]
     if nodes is not None:
-        return _check_leaves(expression, medusa_tree(accuracy, nodes))
-    curve = target_curve(environment)
-    most = min(environment.context.n_batch, environment.context.n_ctx or environment.target.n_ctx_train) - 1
-    plan = plan_medusa_tree(accuracy, curve, depth_cost * curve.seconds(1), most=max(1, min(63, most)))
-    return _check_leaves(expression, plan.topology)
+        topology = medusa_tree(accuracy, nodes)
+    else:
+        curve = environment.curve
+        most = max(1, min(63, environment.context.n_batch - 1, environment.n_ctx - 1))
+        topology = plan_medusa_tree(accuracy, curve, depth_cost * curve.seconds(1), most=most).topology
+    check_leaves(expression, topology.n_leaves)
+    return topology
 
 
 def head_accuracy(options: ExpressionOptions, n_depths: int, stored: Accuracy | None) -> Accuracy | None:
@@ -67,23 +66,6 @@ def head_accuracy(options: ExpressionOptions, n_depths: int, stored: Accuracy | 
     if given is not None:
         return read_accuracy_csv(Path(given).expanduser(), n_depths)
     return None if stored is None else stored[:n_depths]
-
-
-def target_curve(environment: DraftEnvironment) -> CostCurve:
-    """Return the target's cost curve as it was measured on this machine, or a typical one."""
-    target = environment.target
-    measured = load_curve(target.path, environment.context, target.n_gpu_layers)
-    return measured or typical_curve(target.n_gpu_layers)
-
-
-def _check_leaves(expression: Expression, topology: Topology) -> Topology:
-    """Return the tree if llama.cpp has sequences for its paths."""
-    if topology.n_leaves > MAX_SEQUENCES:
-        raise OptionError(
-            f"{expression}: a tree of {topology.n_leaves} leaves needs as many sequences, and llama.cpp allows "
-            f"{MAX_SEQUENCES}: make it narrower"
-        )
-    return topology
 
 
 def ranks_by_depth(topology: Topology) -> Sequence[int]:

@@ -14,13 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
-from specrun.runtime.drafters.hydra_state import DraftsChains, HydraState, StateLayer
-from specrun.runtime.drafters.path_probability import DynamicShape, grow_by_path_probability
+from specrun.runtime.drafters.hydra_state import HydraState, ReadsStates
+from specrun.runtime.drafters.path_probability import DynamicShape
 from specrun.runtime.drafters.pending_rows import copied_rows
 from specrun.runtime.drafters.topology import Topology
+from specrun.runtime.drafters.tree_laws import EvaluatedDepth, PathLaws, Paths, grow_draft
 from specrun.runtime.heads.ranked_words import RankedWords
-from specrun.runtime.law import Law
-from specrun.runtime.ranked_law import RankedLaw
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
@@ -29,18 +28,14 @@ __all__ = ["HydraDrafter", "PathHeads"]
 FloatRows = npt.NDArray[np.float32]
 
 
-class PathHeads(DraftsChains, Protocol):
-    """Heads that name the likely words after a path; `heads.hydra_head.HydraHead` is one."""
+class PathHeads(ReadsStates, Protocol):
+    """Heads that name the likely words after a path; `heads.hydra_head.HydraCells` are."""
 
     n_params: int
 
     @property
     def native_seconds(self) -> float:
         """Time in their graphs."""
-
-    @property
-    def prefix(self) -> StateLayer | None:
-        """What makes the heads' state of the target's hidden states, None where they read those."""
 
     def best_words(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
         """Return the best words [n, ranks] after each path below a state [hidden]; all paths have one length."""
@@ -53,17 +48,20 @@ class PathHeads(DraftsChains, Protocol):
 
 
 class HydraDrafter(Drafter):
-    """Draws up a tree below the target's own token, from the hidden state that this token came from. Owns the heads."""
+    """Draws up a tree below the target's own token, from the hidden state that this token came from.
+
+    It is one conversation's: it owns the cells that it was given, and the heads are shared.
+    """
 
     needs_hidden_states = True
 
-    def __init__(self, heads: PathHeads, shape: Topology | DynamicShape, *, name: str = "hydra") -> None:
+    def __init__(self, cells: PathHeads, shape: Topology | DynamicShape, *, name: str = "hydra") -> None:
         self.name = name
         self.max_nodes = shape.max_nodes
         self.max_leaves = shape.max_leaves
-        self._heads = heads
+        self._heads = cells
         self._shape = shape
-        self._state = HydraState(heads.prefix)
+        self._state = HydraState(cells)
         self._prompt: list[int] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -79,21 +77,25 @@ class HydraDrafter(Drafter):
         """Return a tree; none where the hidden state before the last token is not known."""
         if request.max_depth < 1 or request.max_nodes < 1:
             return DraftTree()
-        last, shape = request.tokens[-1], self._shape.limited(request.max_depth, request.max_nodes)
+        shape = self._shape.limited(request.max_depth, request.max_nodes)
         if isinstance(shape, Topology) and shape.n_leaves == 1:
-            chain = self._state.chain(self._heads, request.tokens, len(shape))
+            chain = self._state.chain(request.tokens, len(shape))
             if chain is not None:
                 return DraftTree.chain(chain.words)
         state = self._state.at_end(request.tokens)
         if state is None:
             return DraftTree()
         if isinstance(shape, DynamicShape):
-            return grow_by_path_probability(shape, _PathLaws(self._heads, state, last))
-        return _grow_by_rank(shape, self._heads, state, last)
+            return grow_draft(shape, _laws(self._heads, state, request), request)
+        return _grow_by_rank(shape, self._heads, state, request.tokens[-1])
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Take the states of the root and the accepted nodes."""
         self._learn(outcome.start - 1, outcome.rows, outcome.path_rows, outcome.tokens)
+
+    def rewind(self, length: int) -> None:
+        """Forget the states of tokens that were only guesses."""
+        self._state.cut(length)
 
     def _learn(self, start: int, rows: EvaluatedRows, wanted: Sequence[int], tokens: Sequence[int]) -> None:
         first = 0 if self._state.reads_all else len(wanted) - 1
@@ -102,7 +104,7 @@ class HydraDrafter(Drafter):
 
     @property
     def native_seconds(self) -> float:
-        """Time in the heads' graphs."""
+        """Time in graphs that this conversation ran."""
         return self._heads.native_seconds
 
     @property
@@ -111,7 +113,7 @@ class HydraDrafter(Drafter):
         return self._heads.n_params
 
     def close(self) -> None:
-        """Free the heads."""
+        """Free the cells."""
         self._heads.close()
 
 
@@ -136,28 +138,11 @@ def _grow_by_rank(topology: Topology, heads: PathHeads, state: FloatRows, last: 
     return builder.build()
 
 
-class _PathLaws:
-    """The heads as a source of laws: head k's is the law of the token at depth k + 1."""
+def _laws(heads: PathHeads, state: FloatRows, request: DraftRequest) -> PathLaws:
+    """Return the heads as a source of laws: head k's is the law of the token at depth k + 1."""
+    last = request.tokens[-1]
 
-    def __init__(self, heads: PathHeads, state: FloatRows, last: int) -> None:
-        self._heads = heads
-        self._state = state
-        self._last = last
-        self._paths: list[list[int]] = []
+    def below(_parents: Sequence[int], _tokens: Sequence[int], paths: Paths) -> EvaluatedDepth:
+        return heads.best_laws(state, [[last, *path] for path in paths()])
 
-    def root(self) -> Law:
-        """Return the law after the last committed token."""
-        return self._laws([[self._last]])[0]
-
-    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Law]:
-        """Evaluate one depth of the tree."""
-        paths = [
-            [*([self._last] if parent == ROOT else self._paths[parent]), token]
-            for parent, token in zip(parents, tokens, strict=True)
-        ]
-        self._paths += paths
-        return self._laws(paths)
-
-    def _laws(self, paths: list[list[int]]) -> list[Law]:
-        best = self._heads.best_laws(self._state, paths)
-        return list(RankedLaw.of_rows(best.words, best.log_probs))
+    return PathLaws(lambda: heads.best_laws(state, [[last]]), below, request, request.params)

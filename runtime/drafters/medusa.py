@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.topology import Topology
+from specrun.runtime.heads.native_share import NativeShare
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
 
@@ -23,13 +24,10 @@ class WordHeads(Protocol):
 
     @property
     def native_seconds(self) -> float:
-        """Time in their graph."""
+        """Time in their graph, whoever asked."""
 
     def best_words(self, features: npt.NDArray[np.float32]) -> list[list[int]]:
         """Return each head's words for a final hidden state [hidden], the most likely first."""
-
-    def close(self) -> None:
-        """Free native memory."""
 
 
 class MedusaDrafter(Drafter):
@@ -38,6 +36,8 @@ class MedusaDrafter(Drafter):
     The hidden state is the one from which the target's own token came, so a round's first drafts need no evaluation
     of the target. In the first round of an answer it is the one before the prompt's last token, which is evaluated even
     where its keys and values were cached; on models that cannot branch it may be missing, and nothing is drafted.
+
+    The heads are shared and not closed here: the hidden state is all that a conversation has of its own.
     """
 
     needs_hidden_states = True
@@ -47,6 +47,7 @@ class MedusaDrafter(Drafter):
         self.max_nodes = len(topology)
         self.max_leaves = topology.n_leaves
         self._heads = heads
+        self._native = NativeShare(lambda: heads.native_seconds)
         self._topology = topology
         self._features: npt.NDArray[np.float32] | None = None
         self._known = 0  # how many tokens were committed when the features were taken
@@ -67,7 +68,8 @@ class MedusaDrafter(Drafter):
         topology = self._topology.limited(request.max_depth, request.max_nodes)
         if self._features is None or len(request.tokens) != self._known or not len(topology):
             return DraftTree()
-        words = self._heads.best_words(self._features)
+        with self._native:
+            words = self._heads.best_words(self._features)
         tokens = [words[depth - 1][rank] for depth, rank in zip(topology.depths, topology.ranks, strict=True)]
         return DraftTree.of_points(tokens, topology.parents)
 
@@ -81,14 +83,10 @@ class MedusaDrafter(Drafter):
 
     @property
     def native_seconds(self) -> float:
-        """Time in the heads' graph."""
-        return self._heads.native_seconds
+        """Time in the heads' graph that this conversation ran."""
+        return self._native.seconds
 
     @property
     def n_params(self) -> int:
         """The heads' parameters."""
         return self._heads.n_params
-
-    def close(self) -> None:
-        """Free the heads."""
-        self._heads.close()

@@ -7,12 +7,12 @@ from typing import Literal
 
 import numpy as np
 
-from specrun.bindings.errors import OptionError
 from specrun.bindings.mtp_context import MtpContext
 from specrun.runtime.drafters.draft_chain import draft_chain
 from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.model_drafter import RANKED_WORDS, ranking_params
 from specrun.runtime.drafters.mtp_state import MtpState
+from specrun.runtime.drafters.tree_laws import check_p_min
 from specrun.runtime.law import Law
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.transform import penalty_window, transformed_law
@@ -29,7 +29,10 @@ class MtpDrafter(Drafter):
     A model with one block uses it again and again, on its own states; one with several has a block for each token.
     `sampling` "argmax" drafts point masses: the text stays plain decoding's own at every temperature. "with" draws from
     the blocks' law, transformed like the target's. `p_min` ends a chain before a token whose law gives no word that
-    probability (at temperature 0: at temperature 1). Owns the context; with `owns_model` also the model it reads.
+    probability (at temperature 0: at temperature 1).
+
+    It is one conversation's: it owns the context, and the model is shared. `n_params` are the parameters that drafting
+    adds to the target's.
     """
 
     needs_nextn_states = True
@@ -41,21 +44,18 @@ class MtpDrafter(Drafter):
         num_draft_tokens: int = 3,
         sampling: MtpSampling = "argmax",
         p_min: float = 0.0,
-        owns_model: bool = False,
+        n_params: int = 0,
         name: str = "mtp",
     ) -> None:
-        if not 0.0 <= p_min <= 1.0:
-            raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")
+        check_p_min(p_min)
         self.name = name
         self.max_nodes = num_draft_tokens
         self._context = context
         self._sampling = sampling
         self._p_min = p_min
-        self._owns_model = owns_model
         self._state = MtpState(context)
         self._prompt: list[int] = []
-        model = context.model
-        self._n_params = model.n_params if owns_model else model.nextn.n_parameters
+        self._n_params = n_params
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the pairs of what the prompt shares with the last text."""
@@ -109,14 +109,12 @@ class MtpDrafter(Drafter):
 
     @property
     def n_params(self) -> int:
-        """The blocks' parameters; with a file of their own, all of its."""
+        """The blocks' parameters; those of a whole file where they have one of their own."""
         return self._n_params
 
     def close(self) -> None:
-        """Free the context, and the model if it is not the target."""
+        """Free the context."""
         self._context.close()
-        if self._owns_model:
-            self._context.model.close()
 
 
 def _states(rows: EvaluatedRows, which: Sequence[int]) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:

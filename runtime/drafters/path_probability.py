@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specrun.bindings.context import MAX_SEQUENCES
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.proposals import TreeSampling, most_likely
-from specrun.runtime.drafters.topology import MAX_NODES, Topology
+from specrun.runtime.drafters.topology import MAX_NODES, Topology, check_leaves
 from specrun.runtime.drafters.tree_growth import LawSource
 from specrun.runtime.law import Law
 from specrun.runtime.tree import ROOT, DraftTree
@@ -41,11 +40,7 @@ class DynamicShape:
                 f"nodes={self.nodes} is less than depth={self.depth}: a tree has at least one node for each depth; "
                 "raise nodes or lower depth"
             )
-        if self.n_draft_sequences > MAX_SEQUENCES:
-            raise OptionError(
-                f"depth={self.depth} and topk={self.topk} need {self.n_draft_sequences} sequences in the draft "
-                f"model: llama.cpp allows {MAX_SEQUENCES}; lower one of them"
-            )
+        check_leaves(f"depth={self.depth} and topk={self.topk}", self.n_draft_sequences)
 
     def limited(self, max_depth: int, max_nodes: int) -> DynamicShape:
         """Return a shape that keeps these limits, both at least 1."""

@@ -49,7 +49,9 @@ class AttentionSizes:
 
 
 class KeyValueCache:
-    """Room for the keys and values of `n_cells` rows, rounded up, in F32. Close it before the device.
+    """One conversation's keys and values of up to `n_cells` rows, rounded up, in F32.
+
+    Close it before the device.
 
     One more cell, `spare`, is where rows write that only fill up a graph.
     """
@@ -72,7 +74,10 @@ class KeyValueCache:
     def places(self, builder: GraphBuilder, n: int, length: int) -> Places:
         """Return inputs that say where n rows stand and what they see; `fill_places` gives them their values."""
         return Places(
-            builder.input("positions", I32, n), builder.input("cells", I64, n), builder.input("mask", F32, length, n)
+            self,
+            builder.input("positions", I32, n),
+            builder.input("cells", I64, n),
+            builder.input("mask", F32, length, n),
         )
 
     def attend(
@@ -114,8 +119,12 @@ class KeyValueCache:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where n rows of a graph stand: their positions (n), their cells (n), and which cells they see, (length, n)."""
+    """Where n rows of a graph stand: in which cache, at which positions (n), in which cells (n).
 
+    `mask`, (length, n), says which cells they see.
+    """
+
+    cache: KeyValueCache
     positions: Tensor
     cells: Tensor
     mask: Tensor
@@ -128,6 +137,7 @@ class Places:
     def part(self, builder: GraphBuilder, first: int, count: int) -> Places:
         """Return the places of `count` rows from `first` on."""
         return Places(
+            self.cache,
             builder.columns(self.positions, first, count),
             builder.columns(self.cells, first, count),
             builder.rows(self.mask, first, count),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from specrun.bindings.errors import MalformedFileError
 from specrun.bindings.ggml.graph import GraphBuilder, Rope, Tensor
 from specrun.bindings.ggml.weights import TensorStore
-from specrun.runtime.heads.cached_attention import AttentionSizes, KeyValueCache, Places
+from specrun.runtime.heads.cached_attention import AttentionSizes, Places
 from specrun.runtime.heads.head_file import HeadFile
 
 __all__ = ["LayerWeights", "decoder_layer", "layer_attention", "layer_tensor_names"]
@@ -76,7 +76,6 @@ def layer_tensor_names(file: HeadFile, prefix: str, attention: AttentionSizes) -
 def decoder_layer(
     builder: GraphBuilder,
     weights: LayerWeights,
-    cache: KeyValueCache,
     x: Tensor,
     residual: Tensor,
     places: Places,
@@ -85,14 +84,14 @@ def decoder_layer(
 ) -> Tensor:
     """Return y + mlp(norm(y)) with y = residual + attention(x), for rows (hidden, n).
 
-    The rows' keys and values go to their places in the cache; `factors` divide the rotary frequencies.
+    The rows' keys and values go to their places in a cache; `factors` divide the rotary frequencies.
     """
 
     def projected(name: str) -> Tensor:
         linear, bias = builder.mul_mat(weights[f"attn_{name}.weight"], x), weights.get(f"attn_{name}.bias")
         return linear if bias is None else builder.add(linear, bias)
 
-    mixed = cache.attend(builder, projected("q"), projected("k"), projected("v"), places, factors)
+    mixed = places.cache.attend(builder, projected("q"), projected("k"), projected("v"), places, factors)
     y = builder.add(residual, builder.mul_mat(weights["attn_output.weight"], mixed))
     normed = builder.rms_norm(y, weights["ffn_norm.weight"], norm_eps)
     gate, up = (builder.mul_mat(weights[f"ffn_{name}.weight"], normed) for name in ("gate", "up"))

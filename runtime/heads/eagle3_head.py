@@ -43,7 +43,6 @@ class Eagle3Head(PairHead):
         path: str | os.PathLike[str],
         target: Model,
         *,
-        n_cells: int,
         ranks: int,
         whole_rows: bool = False,
         n_threads: int = 0,
@@ -60,7 +59,6 @@ class Eagle3Head(PairHead):
             "blk.0.",
             layout.sizes,
             target,
-            n_cells=n_cells,
             ranks=ranks,
             whole_rows=whole_rows,
             n_threads=n_threads,
@@ -73,7 +71,8 @@ class Eagle3Head(PairHead):
             self.close()
             raise
 
-    def _fused(self, builder: GraphBuilder, features: Tensor) -> Tensor:
+    def fused(self, builder: GraphBuilder, features: Tensor) -> Tensor:
+        """Return the taps joined into states: norms where the head has them, then `fc`."""
         eps = self.sizes.norm_eps
         if FEATURES_NORM in self._weights:
             features = builder.rms_norm(features, Tensor(self._weights[FEATURES_NORM]), eps)
@@ -88,11 +87,12 @@ class Eagle3Head(PairHead):
                 for tap in range(len(self.taps))
             ]
             features = normed[0]
-            for one in normed[1:]:
-                features = builder.concat(features, one)
+            for layer in normed[1:]:
+                features = builder.concat(features, layer)
         return builder.mul_mat(Tensor(self._weights["fc.weight"]), features)
 
-    def _predicted(self, builder: GraphBuilder, words: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+    def predicted(self, builder: GraphBuilder, words: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+        """Return what the layer makes of [norm(embedding); norm(state)]; see the module."""
         eps = self.sizes.norm_eps
         words = builder.rms_norm(words, self._weight("attn_norm.weight"), eps)
         normed = builder.rms_norm(states, self._weight("attn_norm_2.weight"), eps)
@@ -102,7 +102,8 @@ class Eagle3Head(PairHead):
         read = builder.rms_norm(z, Tensor(self._weights["output_norm.weight"]), eps)
         return (read if self._norm_output else z), read
 
-    def _target_rows(self, logits: FloatRows) -> FloatRows:
+    def target_rows(self, logits: FloatRows) -> FloatRows:
+        """Return logits over the target's tokens; those that the head does not know get -inf."""
         if self._word_ids is None:
             return logits
         rows = np.full((len(logits), self._n_target_words), -np.inf, np.float32)

@@ -31,7 +31,6 @@ class EagleHead(PairHead):
         path: str | os.PathLike[str],
         target: Model,
         *,
-        n_cells: int,
         ranks: int,
         whole_rows: bool = False,
         n_threads: int = 0,
@@ -45,13 +44,13 @@ class EagleHead(PairHead):
             "eagle.",
             sizes,
             target,
-            n_cells=n_cells,
             ranks=ranks,
             whole_rows=whole_rows,
             n_threads=n_threads,
         )
 
-    def _predicted(self, builder: GraphBuilder, words: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+    def predicted(self, builder: GraphBuilder, words: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+        """Return the layer's output for fc [embedding; state] + b, which the output matrix reads as it is."""
         x = builder.mul_mat(self._weight("fc.weight"), builder.concat(words, states))
         if "eagle.fc.bias" in self._weights:
             x = builder.add(x, self._weight("fc.bias"))

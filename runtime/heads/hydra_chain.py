@@ -17,7 +17,7 @@ from specrun.bindings.ggml.functions import F32, I32
 from specrun.bindings.ggml.graph import Graph, GraphBuilder, Tensor
 from specrun.runtime.heads.chain_graphs import ChainGraphs
 from specrun.runtime.heads.chain_words import ChainWords, chain_width
-from specrun.runtime.heads.prefix_layer import PrefixLayer
+from specrun.runtime.heads.prefix_layer import PrefixCells
 
 __all__ = ["HydraChains", "HydraGraphParts"]
 
@@ -38,9 +38,9 @@ class HydraGraphParts:
 
 
 class HydraChains:
-    """The graphs of chains. Close them before the prefix layer and the weights."""
+    """The graphs of one conversation's chains. Close them before its prefix cells and the head."""
 
-    def __init__(self, device: ComputeDevice, prefix: PrefixLayer | None, parts: HydraGraphParts) -> None:
+    def __init__(self, device: ComputeDevice, prefix: PrefixCells | None, parts: HydraGraphParts) -> None:
         self._device = device
         self._prefix = prefix
         self._parts = parts
@@ -51,7 +51,7 @@ class HydraChains:
     ) -> ChainWords:
         """Return n words after a token, below the last of the hidden states [m, hidden].
 
-        Their places in the prefix layer are those of `PrefixLayer.evaluate`; without one, the last state is read alone.
+        Their places in the prefix layer are those of `PrefixCells.evaluate`; without one, the last state is read alone.
         Raises UnsupportedModelError where no backend computes the graph.
         """
         m = len(states)

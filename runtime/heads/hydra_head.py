@@ -6,6 +6,8 @@ The first block makes x narrower, S x + c + SiLU(W x + b), later ones keep the w
 the output of a prefix layer in the place of h (`prefix_layer`). Heads that are not grounded read h alone, as Medusa's.
 Without an output matrix of its own a head uses the target's. The embeddings are the target's.
 
+The heads are weights, loaded once; every conversation that drafts with them has cells of its own (`HydraHead.cells`).
+
 Tensors of head k: `hydra.{k}.res.{j}.weight` ((k + 2) h, h) for j = 0, else (h, h), and `.bias` (h);
 `hydra.{k}.skip.weight` ((k + 2) h, h) and `.bias` (h), the first block's S and c, of grounded heads only;
 `hydra.{k}.output.weight` (h, words, optional) and `.bias` (words, optional). The prefix layer: see `prefix_layer`.
@@ -35,12 +37,13 @@ from specrun.runtime.heads.chain_words import ChainWords
 from specrun.runtime.heads.graph_sizes import filled_width
 from specrun.runtime.heads.head_file import HeadFile
 from specrun.runtime.heads.hydra_chain import HydraChains, HydraGraphParts
+from specrun.runtime.heads.native_share import NativeShare
 from specrun.runtime.heads.node_accuracy import stored_accuracy
 from specrun.runtime.heads.possible_chains import PossibleChains
-from specrun.runtime.heads.prefix_layer import PrefixLayer, plan_prefix
+from specrun.runtime.heads.prefix_layer import PrefixCells, PrefixLayer, plan_prefix
 from specrun.runtime.heads.ranked_words import RankedWords, add_ranking, ranked_words, words_by_rank
 
-__all__ = ["HydraHead"]
+__all__ = ["HydraCells", "HydraHead"]
 
 _MAX_HEADS, _MAX_BLOCKS = 32, 16
 
@@ -64,11 +67,11 @@ class _HeadTensors:
 
 
 class HydraHead:
-    """The heads of a file on the target's device. `close()` it before the target.
+    """The weights of a file's heads on the target's device. Close it after the cells it made, before the target.
 
-    `n_cells` is how many positions the prefix layer has room for, where there is one; it is then `prefix`, and what it
-    returns is the state that the heads read. `ranks[k]` is how many words head k has to name; without it, `prepare`
-    says so later. `evaluated_params` are the weights that an evaluation of all heads reads.
+    `prefix` is the prefix layer where there is one: what it returns is then the state that the heads read. `ranks[k]`
+    is how many tokens head k has to name; without it, `prepare` says so later. `evaluated_params` are the weights that
+    an evaluation of all heads reads.
     """
 
     def __init__(
@@ -76,7 +79,6 @@ class HydraHead:
         path: str | os.PathLike[str],
         target: Model,
         *,
-        n_cells: int,
         ranks: Sequence[int] | None = None,
         n_threads: int = 0,
     ) -> None:
@@ -100,11 +102,10 @@ class HydraHead:
         self._device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
         self._target = TargetTensors(target, self._device)
         self._weights: TensorStore | None = None
-        self._chains = PossibleChains(self._new_chains)
         try:
             self._weights = load_tensors(path, self._device, names)
             if prefix is not None:
-                self.prefix = PrefixLayer(prefix, self._weights, self._device, n_cells=n_cells)
+                self.prefix = PrefixLayer(prefix, self._weights, self._device)
             self._embedding = self._target.embedding() if self._grounded else None
             self._output = self._target.output() if shared else None
             if ranks is not None:
@@ -115,8 +116,15 @@ class HydraHead:
 
     @property
     def native_seconds(self) -> float:
-        """Time in the graphs of heads, chains and prefix layer."""
+        """Time in the graphs of heads, chains and prefix layer, of all cells."""
         return self._device.native_seconds
+
+    def cells(self, n_cells: int) -> HydraCells:
+        """Return what one conversation needs of the heads.
+
+        Their prefix layer, where there is one, has room for `n_cells` of its positions.
+        """
+        return HydraCells(self, n_cells)
 
     def prepare(self, ranks: Sequence[int]) -> None:
         """Say how many words each head has to name; fewer entries than heads leave the last heads out."""
@@ -143,34 +151,27 @@ class HydraHead:
             return best
         return RankedWords(best.words.repeat(len(paths), 0), best.log_probs.repeat(len(paths), 0))
 
-    def chain(
-        self, states: FloatRows, position: int, count: int, token: int, n: int, *, probabilities: bool = False
-    ) -> ChainWords | None:
-        """Return n words of a greedy chain after a token, below the last of the hidden states [m, hidden].
-
-        With a prefix layer all of them pass through it, as in `PrefixLayer.evaluate`. None where the backends cannot
-        compute it in one graph, or the numbers are too large for one.
-        """
+    def check_chain(self, token: int, n: int) -> None:
+        """Raise OptionError for a chain of n tokens after a token that these heads cannot draft."""
         if not 0 < n <= self.n_heads:
             raise OptionError(f"a chain of {n} tokens: these Hydra heads reach 1 to {self.n_heads} tokens deep")
         if not 0 <= token < self._words:  # ggml would end the process
             raise OptionError(f"a token outside the {self._words} words of these Hydra heads")
-        if self.prefix is not None and count + len(states) > self.prefix.n_cells:
-            raise OptionError(
-                f"a prefix layer with {self.prefix.n_cells} cells cannot hold {count + len(states)} positions"
-            )
 
-        def run(chains: HydraChains) -> ChainWords:
-            return chains.run(states, position, count, token, n, probabilities=probabilities)
+    def new_chains(self, prefix: PrefixCells | None) -> HydraChains:
+        """Prepare for a conversation's chains.
 
-        return self._chains.draft(len(states), n, run)
+        Raises UnsupportedModelError where a drafted token may have no embedding.
+        """
+        if self._embedding is not None and self._embedding.shape[1] < self._words:
+            raise UnsupportedModelError(f"words from {self._embedding.shape[1]} on have no embedding")
+        n_blocks = max(len(head.blocks) for head in self._heads)
+        parts = HydraGraphParts(self._hidden, n_blocks, self._embedding, self._logits)
+        return HydraChains(self._device, prefix, parts)
 
     def close(self) -> None:
-        """Free graphs, prefix layer, weights and device."""
+        """Free graphs, weights and device; calling it again does nothing."""
         self._close_graphs()
-        self._chains.close()
-        if self.prefix is not None:
-            self.prefix.close()
         if self._weights is not None:
             self._weights.close()
             self._weights = None
@@ -196,14 +197,6 @@ class HydraHead:
             tokens[:n], tokens[n:] = paths, 0
         graph.compute()
         return n, graph
-
-    def _new_chains(self) -> HydraChains:
-        """Prepare for chains; raises UnsupportedModelError where a drafted word may have no embedding."""
-        if self._embedding is not None and self._embedding.shape[1] < self._words:
-            raise UnsupportedModelError(f"words from {self._embedding.shape[1]} on have no embedding")
-        n_blocks = max(len(head.blocks) for head in self._heads)
-        parts = HydraGraphParts(self._hidden, n_blocks, self._embedding, self._logits)
-        return HydraChains(self._device, self.prefix, parts)
 
     def _close_graphs(self) -> None:
         while self._graphs:
@@ -246,6 +239,76 @@ class HydraHead:
     def _weight(self, name: str) -> Tensor:
         assert self._weights is not None
         return Tensor(self._weights[name])
+
+
+class HydraCells:
+    """What one conversation has of Hydra's heads: its positions in the prefix layer, the graphs of its chains.
+
+    `prefix` are the cells of the prefix layer, None where there is none: the heads then read the target's hidden
+    states. What the heads say of a state depends on nothing else, so their own graphs are shared. Close it before them.
+    """
+
+    def __init__(self, head: HydraHead, n_cells: int) -> None:
+        self._head = head
+        self._native = NativeShare(lambda: head.native_seconds)
+        self.prefix = None if head.prefix is None else head.prefix.cells(n_cells)
+        self._chains = PossibleChains(lambda: head.new_chains(self.prefix))
+
+    @property
+    def n_params(self) -> int:
+        """The heads' parameters."""
+        return self._head.n_params
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in graphs that this conversation ran."""
+        return self._native.seconds
+
+    def states(self, states: FloatRows, position: int, count: int) -> FloatRows:
+        """Return what the heads read, [n, hidden], for the hidden states [n, hidden] of positions `position` on.
+
+        That is what `PrefixCells.evaluate` makes of them; without a prefix layer they are read themselves.
+        """
+        if self.prefix is None:
+            return states
+        with self._native:
+            return self.prefix.evaluate(states, position, count)
+
+    def best_words(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
+        """Return the best tokens [n, ranks] after each path; see `HydraHead.best_words`."""
+        with self._native:
+            return self._head.best_words(state, paths)
+
+    def best_laws(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedWords:
+        """Return the same tokens with their log-probabilities."""
+        with self._native:
+            return self._head.best_laws(state, paths)
+
+    def chain(
+        self, states: FloatRows, position: int, count: int, token: int, n: int, *, probabilities: bool = False
+    ) -> ChainWords | None:
+        """Return n tokens of a greedy chain after a token, below the last of the hidden states [m, hidden].
+
+        With a prefix layer all of them pass through it, as in `PrefixCells.evaluate`. None where the backends cannot
+        compute it in one graph, or the numbers are too large for one.
+        """
+        self._head.check_chain(token, n)
+        if self.prefix is not None and count + len(states) > self.prefix.n_cells:
+            raise OptionError(
+                f"a prefix layer with {self.prefix.n_cells} cells cannot hold {count + len(states)} positions"
+            )
+
+        def run(chains: HydraChains) -> ChainWords:
+            with self._native:
+                return chains.run(states, position, count, token, n, probabilities=probabilities)
+
+        return self._chains.draft(len(states), n, run)
+
+    def close(self) -> None:
+        """Free the chains' graphs and the cells; calling it again does nothing."""
+        self._chains.close()
+        if self.prefix is not None:
+            self.prefix.close()
 
 
 def _head_tensors(file: HeadFile, n_heads: int, *, grounded: bool) -> list[_HeadTensors]:

@@ -34,7 +34,9 @@ _ROWS = 16  # hidden states of one evaluation where a whole text is asked about
 
 
 class MedusaHead:
-    """The heads of a file on the target's device. `close()` it before the target.
+    """The weights of a file's heads on the target's device. Close it before the target.
+
+    What they say depends on the hidden state alone, so conversations share their graph, too.
 
     `ranks[k]` is how many words head k has to name; fewer entries than heads leave the last heads out.
     """

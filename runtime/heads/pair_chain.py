@@ -41,7 +41,7 @@ class PairGraphParts:
 
 
 class PairChains:
-    """The graphs of a head's chains. Close them before the head's cache and weights."""
+    """The graphs of one conversation's chains over its cache. Close them before the cache and the head."""
 
     def __init__(self, device: ComputeDevice, cache: KeyValueCache, parts: PairGraphParts) -> None:
         self._device = device

@@ -1,5 +1,7 @@
 """What EAGLE's heads have in common: one layer over pairs, as ggml graphs with a key-value cache of their own.
 
+A head is weights, loaded once; every conversation that drafts with it has cells of its own (`PairHead.cells`).
+
 The pair (f_j, t_(j+1)) joins a state of the target at position j with the token after it, and stands at position j. The
 head predicts the next state, and with an output matrix the draft law of t_(j+2). Below the last real pair it feeds
 itself its own predictions, one pair for each node of the draft tree.
@@ -25,20 +27,21 @@ from specrun.runtime.heads.chain_words import ChainWords
 from specrun.runtime.heads.decoder_layer import LayerWeights, decoder_layer
 from specrun.runtime.heads.graph_sizes import filled_width
 from specrun.runtime.heads.head_file import HeadFile
+from specrun.runtime.heads.native_share import NativeShare
 from specrun.runtime.heads.pair_chain import PairChains, PairGraphParts
 from specrun.runtime.heads.pair_rows import EagleRows, FloatRows, PairSizes
 from specrun.runtime.heads.possible_chains import PossibleChains
 from specrun.runtime.heads.ranked_words import add_ranking, ranked_words
 
-__all__ = ["EagleRows", "FloatRows", "PairHead", "PairSizes"]
+__all__ = ["EagleRows", "FloatRows", "PairCells", "PairHead", "PairSizes"]
 
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 
 class PairHead(ABC):
-    """A head on the target's device, with room for `n_cells` pairs. `close()` it before the target.
+    """The weights of a head on the target's device. Close it after the cells it made, before the target.
 
-    `ranks` is how many words are named after each pair; `whole_rows` returns all logits, for draws. `names` are the
+    `ranks` is how many tokens are named after each pair; `whole_rows` returns all logits, for draws. `names` are the
     tensors of the file to load, those of the layer beginning with `prefix`; embedding and output matrix are the
     target's where the file has none.
     """
@@ -54,39 +57,128 @@ class PairHead(ABC):
         sizes: PairSizes,
         target: Model,
         *,
-        n_cells: int,
         ranks: int,
         whole_rows: bool,
         n_threads: int,
     ) -> None:
         self.sizes = sizes
         self.n_params = file.header.n_parameters
+        self.ranks = min(ranks, sizes.words)
+        self.whole_rows = whole_rows
+        self.device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
         self._prefix = prefix
-        self._ranks = min(ranks, sizes.words)
-        self._whole_rows = whole_rows
-        self._device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
-        self._target = TargetTensors(target, self._device)
-        self._stores: list[TensorStore | KeyValueCache] = []
-        self._graphs: dict[tuple[bool, int, int], Graph] = {}
-        self._chains = PossibleChains(self._new_chains)
-        self._word_ids: npt.NDArray[np.int32] | None = None  # the target's words by the head's, where these differ
+        self._target = TargetTensors(target, self.device)
+        self._stores: list[TensorStore] = []
+        self._chain_parts: PairGraphParts | None = None
+        self._word_ids: npt.NDArray[np.int32] | None = None  # the target's tokens by the head's, where these differ
         try:
-            self._weights = load_tensors(file.path, self._device, names)
+            self._weights = load_tensors(file.path, self.device, names)
             self._stores.append(self._weights)
-            self._cache = KeyValueCache(self._device, sizes.attention, n_cells)
-            self._stores.append(self._cache)
-            self.n_cells = self._cache.n_cells
-            self._embedding = self._own(_EMBEDDING) or self._target.embedding()
-            self._output = self._own(_OUTPUT) or self._target.output()
-            self._n_embeddings = self._embedding.shape[1]
+            self.embedding = self._own(_EMBEDDING) or self._target.embedding()
+            self.output = self._own(_OUTPUT) or self._target.output()
+            self.n_embeddings = self.embedding.shape[1]
         except BaseException:
             self.close()
             raise
 
     @property
     def native_seconds(self) -> float:
-        """Time in the graphs."""
-        return self._device.native_seconds
+        """Time in the graphs of all cells."""
+        return self.device.native_seconds
+
+    def cells(self, n_cells: int) -> PairCells:
+        """Return what one conversation needs of the head: room for `n_cells` pairs of its own, none of them known."""
+        return PairCells(self, n_cells)
+
+    def close(self) -> None:
+        """Free weights and device; calling it again does nothing."""
+        while self._stores:
+            self._stores.pop().close()
+        self._target.close()
+        self.device.close()
+
+    # -- what a kind of head says ----------------------------------------------------------------------------------
+
+    def fused(self, builder: GraphBuilder, features: Tensor) -> Tensor:
+        """Return the states (hidden, n) that taps (features, n) become; asked of heads with taps only."""
+        return features
+
+    @abstractmethod
+    def predicted(self, builder: GraphBuilder, words: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+        """Return the predicted states (hidden, n) and what the output matrix reads, for pairs of both."""
+
+    def target_rows(self, logits: FloatRows) -> FloatRows:
+        """Return logits over the head's tokens, [n, words], as logits over the target's."""
+        return logits
+
+    def target_tokens(self, words: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Return the target's tokens for the head's, [n, ranks]."""
+        return words if self._word_ids is None else self._word_ids[words]
+
+    def chain_parts(self) -> PairGraphParts:
+        """Return what graphs of chains are made of.
+
+        Raises UnsupportedModelError where a drafted token may have no embedding.
+        """
+        if self._chain_parts is None:
+            ids, table = self._word_ids, None
+            largest = self.output.shape[1] - 1 if ids is None else int(ids.max())
+            if largest >= self.n_embeddings:
+                raise UnsupportedModelError(f"word {largest} of an EAGLE head has no embedding")
+            if ids is not None:
+                store = TensorStore(self.device, {"ids": ("I32", (1, len(ids)))})
+                self._stores.append(store)
+                store.write("ids", ids)
+                table = Tensor(store["ids"])
+            self._chain_parts = PairGraphParts(
+                self.sizes.features, self.embedding, self.output, table, self.fused, self.predicted
+            )
+        return self._chain_parts
+
+    # -- the parts of a layer --------------------------------------------------------------------------------------
+
+    def _weight(self, name: str) -> Tensor:
+        return Tensor(self._weights[f"{self._prefix}{name}"])
+
+    def _own(self, name: str) -> Tensor | None:
+        return Tensor(self._weights[name]) if name in self._weights else None
+
+    def _layer(
+        self, builder: GraphBuilder, x: Tensor, residual: Tensor, places: Places, factors: Tensor | None = None
+    ) -> Tensor:
+        """Return y + mlp(norm(y)) with y = residual + attention(x)."""
+        weights = LayerWeights(self._weights, self._prefix)
+        return decoder_layer(builder, weights, x, residual, places, self.sizes.norm_eps, factors)
+
+
+class PairCells:
+    """One conversation's pairs of a head: their keys and values, and the graphs over them.
+
+    There is room for `n_cells` pairs, which is what was asked for, rounded up. Close it before the head.
+    """
+
+    def __init__(self, head: PairHead, n_cells: int) -> None:
+        self._head = head
+        self._native = NativeShare(lambda: head.native_seconds)
+        self._graphs: dict[tuple[bool, int, int], Graph] = {}
+        self._cache = KeyValueCache(head.device, head.sizes.attention, n_cells)
+        self._chains = PossibleChains(lambda: PairChains(head.device, self._cache, head.chain_parts()))
+        self.n_cells = self._cache.n_cells
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The head's: which inputs of the target's layers it reads."""
+        return self._head.taps
+
+    @property
+    def n_params(self) -> int:
+        """The head's parameters."""
+        return self._head.n_params
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in this conversation's graphs."""
+        return self._native.seconds
 
     def evaluate(
         self,
@@ -133,50 +225,17 @@ class PairHead(ABC):
 
         def run(chains: PairChains) -> ChainWords:
             self._check(tokens, count + len(tokens) + n - 1)
-            return chains.run(tokens, features, position, count, n, probabilities=probabilities)
+            with self._native:
+                return chains.run(tokens, features, position, count, n, probabilities=probabilities)
 
         return self._chains.draft(len(tokens), n, run)
 
     def close(self) -> None:
-        """Free graphs, cache, weights and device."""
+        """Free graphs and cache; calling it again does nothing."""
         self._chains.close()
         while self._graphs:
             self._graphs.popitem()[1].close()
-        while self._stores:
-            self._stores.pop().close()
-        self._target.close()
-        self._device.close()
-
-    # -- what a kind of head says ----------------------------------------------------------------------------------
-
-    def _fused(self, builder: GraphBuilder, features: Tensor) -> Tensor:
-        """Return the states (hidden, n) that taps (features, n) become; asked of heads with taps only."""
-        return features
-
-    @abstractmethod
-    def _predicted(self, builder: GraphBuilder, words: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
-        """Return the predicted states (hidden, n) and what the output matrix reads, for pairs of both."""
-
-    def _target_rows(self, logits: FloatRows) -> FloatRows:
-        """Return logits over the head's words, [n, words], as logits over the target's."""
-        return logits
-
-    # -- the parts of a layer --------------------------------------------------------------------------------------
-
-    def _weight(self, name: str) -> Tensor:
-        return Tensor(self._weights[f"{self._prefix}{name}"])
-
-    def _own(self, name: str) -> Tensor | None:
-        return Tensor(self._weights[name]) if name in self._weights else None
-
-    def _layer(
-        self, builder: GraphBuilder, x: Tensor, residual: Tensor, places: Places, factors: Tensor | None = None
-    ) -> Tensor:
-        """Return y + mlp(norm(y)) with y = residual + attention(x)."""
-        weights, eps = LayerWeights(self._weights, self._prefix), self.sizes.norm_eps
-        return decoder_layer(builder, weights, self._cache, x, residual, places, eps, factors)
-
-    # -- graphs ----------------------------------------------------------------------------------------------------
+        self._cache.close()
 
     def _evaluate(
         self,
@@ -188,46 +247,34 @@ class PairHead(ABC):
         *,
         real: bool,
     ) -> EagleRows:
-        n, used = sees.shape
+        head, (n, used) = self._head, sees.shape
         self._check(tokens, used)
         graph = self._graph(filled_width(n), self._cache.length(used), real=real)
         inputs = graph.inputs
         fill_places(inputs, positions, cells, sees, self._cache.spare)
         inputs["tokens"][0, :n], inputs["tokens"][0, n:] = tokens, 0
         inputs["states"][:n], inputs["states"][n:] = states, 0.0
-        graph.compute()
+        with self._native:
+            graph.compute()
         best = ranked_words(graph, n)
         return EagleRows(
             _floats(graph.read("states"))[:n],
-            best.words if self._word_ids is None else self._word_ids[best.words],
+            head.target_tokens(best.words),
             best.log_probs,
-            self._target_rows(_floats(graph.peek("logits"))[:n]) if self._whole_rows else None,
+            head.target_rows(_floats(graph.peek("logits"))[:n]) if head.whole_rows else None,
         )
 
     def _check(self, tokens: Sequence[int], used: int) -> None:
         """Refuse what would end the process in ggml."""
         if used > self.n_cells:
             raise OptionError(f"an EAGLE head with {self.n_cells} cells cannot hold {used} pairs")
-        if min(tokens) < 0 or max(tokens) >= self._n_embeddings:
-            raise OptionError(f"a token outside the {self._n_embeddings} words of an EAGLE head")
-
-    def _new_chains(self) -> PairChains:
-        """Prepare for chains; raises UnsupportedModelError where a drafted word may have no embedding."""
-        ids, table = self._word_ids, None
-        if ids is not None:
-            store = TensorStore(self._device, {"ids": ("I32", (1, len(ids)))})
-            self._stores.append(store)
-            store.write("ids", ids)
-            table = Tensor(store["ids"])
-        largest = self._output.shape[1] - 1 if ids is None else int(ids.max())
-        if largest >= self._n_embeddings:
-            raise UnsupportedModelError(f"word {largest} of an EAGLE head has no embedding")
-        parts = PairGraphParts(self.sizes.features, self._embedding, self._output, table, self._fused, self._predicted)
-        return PairChains(self._device, self._cache, parts)
+        n_embeddings = self._head.n_embeddings
+        if min(tokens) < 0 or max(tokens) >= n_embeddings:
+            raise OptionError(f"a token outside the {n_embeddings} words of an EAGLE head")
 
     def _graph(self, width: int, length: int, *, real: bool) -> Graph:
         """Return the graph for so many pairs that attend to the first `length` cells."""
-        fused = real and bool(self.taps)  # without taps one graph serves both
+        fused = real and bool(self._head.taps)  # without taps one graph serves both
         graph = self._graphs.get((fused, width, length))
         if graph is None:
             self._close_graphs_but(length)
@@ -244,18 +291,18 @@ class PairHead(ABC):
             self._graphs.pop(key).close()
 
     def _build(self, n: int, length: int, *, fused: bool) -> Graph:
-        builder = GraphBuilder(self._device)
+        head, builder = self._head, GraphBuilder(self._head.device)
         try:
             tokens = builder.input("tokens", I32, n)
-            states = builder.input("states", F32, self.sizes.features if fused else self.sizes.hidden, n)
+            states = builder.input("states", F32, head.sizes.features if fused else head.sizes.hidden, n)
             if fused:
-                states = self._fused(builder, states)
+                states = head.fused(builder, states)
             places = self._cache.places(builder, n, length)
-            predicted, read = self._predicted(builder, builder.get_rows(self._embedding, tokens), states, places)
-            logits = builder.mul_mat(self._output, read)
+            predicted, read = head.predicted(builder, builder.get_rows(head.embedding, tokens), states, places)
+            logits = builder.mul_mat(head.output, read)
             builder.output("states", predicted)
-            add_ranking(builder, logits, self._ranks)
-            if self._whole_rows:
+            add_ranking(builder, logits, head.ranks)
+            if head.whole_rows:
                 builder.output("logits", logits)
             return builder.build()
         finally:

@@ -2,7 +2,8 @@
 
 What it makes of position j, from the hidden states up to j, takes the place of the target's own hidden state as the
 heads' input. It is a whole one-layer Llama without embeddings: x + attention(norm(x)), x + mlp(norm(x)), norm.
-Only committed text passes through it, so its cache has no branches.
+Only committed text passes through it, so its cache has no branches. The layer is weights, and every conversation has
+cells of its own (`PrefixLayer.cells`).
 
 Tensors: `hydra.prefix.attn_norm.weight`, those of `decoder_layer` after `hydra.prefix.`, and
 `hydra.prefix.output_norm.weight`.
@@ -28,7 +29,7 @@ from specrun.runtime.heads.graph_sizes import filled_width
 from specrun.runtime.heads.head_file import HeadFile
 from specrun.runtime.heads.length_graphs import LengthGraphs
 
-__all__ = ["PrefixLayer", "PrefixPlan", "plan_prefix"]
+__all__ = ["PrefixCells", "PrefixLayer", "PrefixPlan", "plan_prefix"]
 
 FloatRows = npt.NDArray[np.float32]
 
@@ -53,19 +54,31 @@ def plan_prefix(file: HeadFile) -> PrefixPlan:
 
 
 class PrefixLayer:
-    """The layer with room for `n_cells` positions of `kv_size` numbers of keys, and as many of values.
+    """The layer's weights, which are the head's: nothing here is to be closed but the cells it makes."""
 
-    Its weights are the head's: `close()` it before them.
+    def __init__(self, plan: PrefixPlan, weights: TensorStore, device: ComputeDevice) -> None:
+        self.plan = plan
+        self.weights = LayerWeights(weights, _PREFIX)
+        self.device = device
+
+    def cells(self, n_cells: int) -> PrefixCells:
+        """Return room for `n_cells` positions of one conversation, none of them known."""
+        return PrefixCells(self, n_cells)
+
+
+class PrefixCells:
+    """One conversation's positions in the layer: their keys and values, and the graphs over them.
+
+    There is room for `n_cells`, which is what was asked for, rounded up; the keys of a position are `kv_size`
+    numbers, its values as many. Close it before the head.
     """
 
-    def __init__(self, plan: PrefixPlan, weights: TensorStore, device: ComputeDevice, *, n_cells: int) -> None:
-        self._plan = plan
-        self._weights = LayerWeights(weights, _PREFIX)
-        self._device = device
+    def __init__(self, layer: PrefixLayer, n_cells: int) -> None:
+        self._layer = layer
         self._graphs = LengthGraphs(self._build)
-        self._cache = KeyValueCache(device, plan.attention, n_cells)
+        self._cache = KeyValueCache(layer.device, layer.plan.attention, n_cells)
         self.n_cells = self._cache.n_cells
-        self.kv_size = plan.attention.kv_size
+        self.kv_size = layer.plan.attention.kv_size
 
     def evaluate(self, states: FloatRows, position: int, count: int) -> FloatRows:
         """Return the layer's output [n, hidden] for the hidden states [n, hidden] of positions `position` on.
@@ -89,12 +102,13 @@ class PrefixLayer:
 
         The graph gets the inputs that `fill` fills, and reads the first `length` cells.
         """
-        eps, weights = self._plan.norm_eps, self._weights
-        x = builder.input("states", F32, self._plan.attention.size, n)
+        plan, weights = self._layer.plan, self._layer.weights
+        eps = plan.norm_eps
+        x = builder.input("states", F32, plan.attention.size, n)
         normed = builder.rms_norm(x, weights["attn_norm.weight"], eps)
         factors = weights.get("rope_freqs.weight")
         places = self._cache.places(builder, n, length)
-        x = decoder_layer(builder, weights, self._cache, normed, x, places, eps, factors)
+        x = decoder_layer(builder, weights, normed, x, places, eps, factors)
         return builder.rms_norm(x, weights["output_norm.weight"], eps)
 
     def fill(self, inputs: Mapping[str, npt.NDArray[Any]], states: FloatRows, position: int, count: int) -> None:
@@ -112,7 +126,7 @@ class PrefixLayer:
         self._cache.close()
 
     def _build(self, length: int, n: int) -> Graph:
-        builder = GraphBuilder(self._device)
+        builder = GraphBuilder(self._layer.device)
         try:
             builder.output("output", self.add(builder, n, length))
             return builder.build()

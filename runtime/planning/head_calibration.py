@@ -30,7 +30,7 @@ from specrun.runtime.planning.head_guesses import HeadGuesses, open_guesses
 from specrun.runtime.planning.medusa_tree import HeadPlan, plan_medusa_tree
 from specrun.runtime.planning.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.planning.rank_counts import RankCounts
-from specrun.runtime.planning.stored_curves import known_curve, load_curve
+from specrun.runtime.planning.stored_curves import measured_or_typical
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
 from specrun.runtime.target import CachedText, EvaluatedRows, TargetModel
@@ -161,8 +161,7 @@ def _curve(
                 wide, seconds=options.seconds, progress=lambda done: progress("measuring the target", 0.3 * done)
             )
         return curve, True
-    is_measured = load_curve(options.target, options.context, layers) is not None
-    return known_curve(options.target, options.context, layers), is_measured
+    return measured_or_typical(options.target, options.context, layers)
 
 
 def _written(

@@ -83,15 +83,20 @@ class MedusaGuesses:
 class EagleGuesses:
     """An EAGLE head that goes on from its own predicted states with the text's words, as a chain that is right does."""
 
-    def __init__(self, head: PairHead, evaluated_params: float) -> None:
+    def __init__(self, head: PairHead, n_cells: int, evaluated_params: float) -> None:
         self.n_depths = _EAGLE_DEPTHS
         self.evaluated_params = evaluated_params
         self.taps = tuple(head.taps)
         self._head = head
+        try:
+            self._cells = head.cells(n_cells)
+        except BaseException:
+            head.close()
+            raise
 
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
         """Yield the head's words with 0, 1, ... predicted states before them; see `HeadGuesses`."""
-        state = EagleState(self._head)
+        state = EagleState(self._cells)
         if begin:
             state.learn(0, features[:begin], tokens)
         for position in range(begin, min(len(features), len(tokens) - 2)):
@@ -107,6 +112,7 @@ class EagleGuesses:
 
     def close(self) -> None:
         """Free the head."""
+        self._cells.close()
         self._head.close()
 
 
@@ -115,10 +121,15 @@ class HydraGuesses:
 
     taps: tuple[int, ...] = ()
 
-    def __init__(self, head: HydraHead) -> None:
+    def __init__(self, head: HydraHead, n_cells: int) -> None:
         self.n_depths = head.n_heads
         self.evaluated_params = head.evaluated_params / head.n_heads
         self._head = head
+        try:
+            self._cells = head.cells(n_cells)
+        except BaseException:
+            head.close()
+            raise
 
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
         """Yield all heads' words, several positions an evaluation; see `HeadGuesses`."""
@@ -138,15 +149,16 @@ class HydraGuesses:
 
     def close(self) -> None:
         """Free the heads."""
+        self._cells.close()
         self._head.close()
 
     def _states(self, features: FloatRows) -> FloatRows:
-        layer = self._head.prefix
+        layer = self._cells.prefix
         if layer is None:
             return features
         features = features[: layer.n_cells]
         starts = range(0, len(features), _PREFIX_ROWS)
-        return np.concatenate([layer.evaluate(features[one : one + _PREFIX_ROWS], one, one) for one in starts])
+        return np.concatenate([layer.evaluate(features[i : i + _PREFIX_ROWS], i, i) for i in starts])
 
 
 def guess_kinds() -> list[str]:
@@ -173,19 +185,19 @@ def _open_medusa(path: Path, target: Model, ranks: int, _n_tokens: int, n_thread
 
 
 def _open_hydra(path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int) -> HeadGuesses:
-    head = HydraHead(path, target, n_cells=n_tokens, n_threads=n_threads)
+    head = HydraHead(path, target, n_threads=n_threads)
     head.prepare([ranks] * head.n_heads)
-    return HydraGuesses(head)
+    return HydraGuesses(head, n_tokens)
 
 
 def _open_eagle(path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int) -> HeadGuesses:
-    head = EagleHead(path, target, n_cells=n_tokens + _EAGLE_DEPTHS, ranks=ranks, n_threads=n_threads)
-    return EagleGuesses(head, _evaluated(HeadFile(path, "eagle"), target))
+    head = EagleHead(path, target, ranks=ranks, n_threads=n_threads)
+    return EagleGuesses(head, n_tokens + _EAGLE_DEPTHS, _evaluated(HeadFile(path, "eagle"), target))
 
 
 def _open_eagle3(path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int) -> HeadGuesses:
-    head = Eagle3Head(path, target, n_cells=n_tokens + _EAGLE_DEPTHS, ranks=ranks, n_threads=n_threads)
-    return EagleGuesses(head, _evaluated(HeadFile(path, "eagle3"), target))
+    head = Eagle3Head(path, target, ranks=ranks, n_threads=n_threads)
+    return EagleGuesses(head, n_tokens + _EAGLE_DEPTHS, _evaluated(HeadFile(path, "eagle3"), target))
 
 
 def _evaluated(file: HeadFile, target: Model) -> float:

@@ -17,7 +17,15 @@ from specrun.runtime.atomic import atomic_path
 from specrun.runtime.planning.cost_curves import CostCurve
 from specrun.runtime.planning.tuned import cache_folder, describe_file, describe_machine, describe_settings
 
-__all__ = ["TYPICAL_CPU", "TYPICAL_GPU", "known_curve", "load_curve", "save_curve", "typical_curve"]
+__all__ = [
+    "TYPICAL_CPU",
+    "TYPICAL_GPU",
+    "known_curve",
+    "load_curve",
+    "measured_or_typical",
+    "save_curve",
+    "typical_curve",
+]
 
 _FORMAT = 1
 _MAX_FILE = 1 << 20
@@ -38,7 +46,13 @@ def typical_curve(n_gpu_layers: int) -> CostCurve:
 
 def known_curve(target: Path, context: ContextOptions, n_gpu_layers: int) -> CostCurve:
     """Return the curve measured for this target, machine and settings, or else a typical one."""
-    return load_curve(target, context, n_gpu_layers) or typical_curve(n_gpu_layers)
+    return measured_or_typical(target, context, n_gpu_layers)[0]
+
+
+def measured_or_typical(target: Path, context: ContextOptions, n_gpu_layers: int) -> tuple[CostCurve, bool]:
+    """Return the curve measured for a file and these settings, or else a typical one, and whether it was measured."""
+    measured = load_curve(target, context, n_gpu_layers)
+    return measured or typical_curve(n_gpu_layers), measured is not None
 
 
 def save_curve(curve: CostCurve, target: Path, context: ContextOptions, n_gpu_layers: int) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,8 @@ def off_by(path: Path, target: Model, reference: TorchEagle) -> tuple[float, flo
     wanted = reference.states(TOKENS, torch.from_numpy(FEATURES), POSITIONS, torch.from_numpy(sees), embedding).numpy()
     logits = wanted @ output.T.astype(np.float64)
     log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-    head = EagleHead(path, target, n_cells=16, ranks=WORDS, n_threads=1)
-    try:
-        rows = head.evaluate(TOKENS, FEATURES, np.array(POSITIONS, np.int32), np.arange(6), sees)
-    finally:
-        head.close()
+    with closing(EagleHead(path, target, ranks=WORDS, n_threads=1)) as head, closing(head.cells(16)) as pairs:
+        rows = pairs.evaluate(TOKENS, FEATURES, np.array(POSITIONS, np.int32), np.arange(6), sees)
     found = np.take_along_axis(log_probs, rows.words.astype(np.intp), 1)
     states = np.abs(rows.states - wanted).max() / np.abs(wanted).max()
     return float(states), float(np.abs(rows.log_probs - found).max() / np.abs(logits).max())

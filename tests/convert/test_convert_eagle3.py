@@ -78,7 +78,7 @@ def test_the_usual_type_is_q8_0_and_the_runtime_takes_it(tiny_deep_model: Path, 
     assert report.output.name.startswith("EAGLE3-tiny")
     assert report.tensor_types == {"Q8_0": 9, "F32": 4, "I64": 1}
     with Model(tiny_deep_model) as target:
-        head = Eagle3Head(report.output, target, n_cells=16, ranks=3, n_threads=1)
+        head = Eagle3Head(report.output, target, ranks=3, n_threads=1)
         assert head.taps == TAPS
         head.close()
     with Model(report.output):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def check(converted: Path, reference: TinyHydra, target: Path, tolerance: float 
     tensors = {one.name: quants.dequantize(one.data, one.tensor_type) for one in GGUFReader(target).tensors}
     embedding, output = tensors["token_embd.weight"], tensors["output.weight"]
     with Model(target) as model:
-        head = HydraHead(converted, model, n_cells=16, ranks=[WORDS] * reference.heads, n_threads=1)
+        head = HydraHead(converted, model, ranks=[WORDS] * reference.heads, n_threads=1)
         for paths in PATHS:
             best = head.best_laws(STATES[0], paths)
             expected = np.take_along_axis(
@@ -100,7 +101,8 @@ def check(converted: Path, reference: TinyHydra, target: Path, tolerance: float 
         assert (head.prefix is not None) == reference.prefixed
         if head.prefix is not None:
             states = reference.double().prefix_states(torch.tensor(STATES, dtype=torch.float64))
-            np.testing.assert_allclose(head.prefix.evaluate(STATES, 0, 0), states, rtol=tolerance, atol=tolerance)
+            with closing(head.prefix.cells(16)) as cells:
+                np.testing.assert_allclose(cells.evaluate(STATES, 0, 0), states, rtol=tolerance, atol=tolerance)
         head.close()
 
 

@@ -287,7 +287,7 @@ def test_the_cache_is_true_after_any_rounds(tiny_model: Path, trained: Path, opt
             if row is None:  # the answer ended with an end token: nothing follows it
                 assert result.finish_reason == "stop"
                 continue
-            base = drafter._state._base
+            base = drafter._state.base
             assert base == 0  # no pair was given up where the cache had all but the new tokens
             states = final_states(tiny_model, text, F32)[base:-1]
             n = len(states)

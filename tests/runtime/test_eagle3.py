@@ -184,7 +184,7 @@ def test_the_cache_is_true_after_any_rounds(
             if row is None:  # the answer ended with an end token: nothing follows it
                 assert result.finish_reason == "stop"
                 continue
-            base = drafter._state._base
+            base = drafter._state.base
             states = head.fused(w, torch.tensor(features(tiny_deep_model, text)[base:-1], dtype=torch.float64))
             n = len(states)
             words = embedding[text[base + 1 :]].to(torch.float64)

@@ -19,7 +19,7 @@ from specrun.bindings.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.heads.eagle3_head import Eagle3Head
 from specrun.runtime.heads.head_check import check_head, is_head
-from specrun.runtime.heads.pair_head import EagleRows
+from specrun.runtime.heads.pair_head import EagleRows, PairCells
 
 HIDDEN, WORDS, LAYERS = 32, 320, 6
 TOKENS = [3, 1, 4, 1, 5, 9]
@@ -85,10 +85,10 @@ def expected(head: TinyEagle3, path: Path, sees: np.ndarray) -> tuple[np.ndarray
     return fed_back.numpy(), log_probs.numpy()
 
 
-def evaluated(head: Eagle3Head, features: np.ndarray, pieces: list[slice], cells: list[int]) -> EagleRows:
+def evaluated(pairs: PairCells, features: np.ndarray, pieces: list[slice], cells: list[int]) -> EagleRows:
     """All rows in order; real pairs get the features, drafted ones what their parents fed back."""
     sees, found, logits = ancestors(), [], []
-    states = np.zeros((6, head.sizes.hidden), np.float32)
+    states = np.zeros((6, HIDDEN), np.float32)
     for piece in pieces:
         nodes = list(range(6))[piece]
         by_cell = np.zeros((len(nodes), max(cells) + 1), bool)
@@ -96,9 +96,9 @@ def evaluated(head: Eagle3Head, features: np.ndarray, pieces: list[slice], cells
             by_cell[row, [cells[above] for above in range(6) if sees[node, above]]] = True
         places = np.array(POSITIONS[piece], np.int32), np.array(cells[piece], np.int64), by_cell
         if nodes[0] < REAL:
-            rows = head.evaluate_features(TOKENS[piece], features[piece], *places)
+            rows = pairs.evaluate_features(TOKENS[piece], features[piece], *places)
         else:
-            rows = head.evaluate(TOKENS[piece], states[[PARENTS[node] for node in nodes]], *places)
+            rows = pairs.evaluate(TOKENS[piece], states[[PARENTS[node] for node in nodes]], *places)
         states[piece] = rows.states
         found.append(rows)
         if rows.logits is not None:
@@ -129,9 +129,10 @@ def test_predictions_are_the_references(
 ) -> None:
     reference = random_eagle3(HIDDEN, WORDS, VARIANTS[variant])
     path = reference.write(tmp_path / "e.gguf", tiny_deep_model)
-    head = Eagle3Head(path, target, n_cells=400, ranks=WORDS, whole_rows=True, n_threads=1)
+    head = Eagle3Head(path, target, ranks=WORDS, whole_rows=True, n_threads=1)
+    pairs = head.cells(400)
     assert head.taps == (1, 3, 5)
-    rows = evaluated(head, features_of(reference), [slice(a, b) for a, b in itertools.pairwise(bounds)], cells)
+    rows = evaluated(pairs, features_of(reference), [slice(a, b) for a, b in itertools.pairwise(bounds)], cells)
     states, log_probs = expected(reference, tiny_deep_model, ancestors())
     np.testing.assert_allclose(rows.states, states, rtol=1e-4, atol=1e-4)
     ranked = np.take_along_axis(log_probs, rows.words.astype(np.intp), 1)
@@ -146,6 +147,8 @@ def test_predictions_are_the_references(
         whole = rows.logits - np.log(np.exp(rows.logits).sum(1, keepdims=True))
     np.testing.assert_allclose(np.exp(whole), np.exp(log_probs), rtol=1e-3, atol=1e-6)
     assert ((rows.logits == -np.inf) == (log_probs == -np.inf)).all()
+    pairs.close()
+    pairs.close()
     head.close()
     head.close()
 
@@ -190,12 +193,14 @@ def test_quantized_heads_stay_near(
 ) -> None:
     reference = random_eagle3(HIDDEN, WORDS)
     path = reference.write(tmp_path / "e.gguf", tiny_deep_model, quantization=quantization)
-    head = Eagle3Head(path, target, n_cells=16, ranks=3, n_threads=1)
-    rows = evaluated(head, features_of(reference), [slice(0, 3), slice(3, 5), slice(5, 6)], [0, 1, 2, 3, 4, 5])
+    head = Eagle3Head(path, target, ranks=3, n_threads=1)
+    pairs = head.cells(16)
+    rows = evaluated(pairs, features_of(reference), [slice(0, 3), slice(3, 5), slice(5, 6)], [0, 1, 2, 3, 4, 5])
     states, _ = expected(reference, tiny_deep_model, ancestors())
     assert rows.logits is None
     assert rows.words.shape == (6, 3)
     assert 0.0 < np.sqrt(((rows.states - states) ** 2).mean()) < allowed
+    pairs.close()
     head.close()
 
 
@@ -207,22 +212,26 @@ def test_a_narrower_target_may_have_a_wider_head(tmp_path: Path, tiny_folder: Pa
     reference = random_eagle3(HIDDEN, WORDS, Variant(own_embedding=True, target_hidden=16))
     with Model(path) as target:
         file = reference.write(tmp_path / "e.gguf", path)
-        head = Eagle3Head(file, target, n_cells=16, ranks=3, n_threads=1)
-        rows = evaluated(head, features_of(reference), [slice(0, 3), slice(3, 5), slice(5, 6)], [0, 1, 2, 3, 4, 5])
+        head = Eagle3Head(file, target, ranks=3, n_threads=1)
+        pairs = head.cells(16)
+        rows = evaluated(pairs, features_of(reference), [slice(0, 3), slice(3, 5), slice(5, 6)], [0, 1, 2, 3, 4, 5])
         np.testing.assert_allclose(rows.states, expected(reference, path, ancestors())[0], rtol=1e-4, atol=1e-4)
+        pairs.close()
         head.close()
         borrowing = random_eagle3(HIDDEN, WORDS, Variant(target_hidden=16)).write(tmp_path / "b.gguf", path)
         with pytest.raises(PairError, match=r"no token_embd\.weight, and the target's is for states of 16 numbers"):
-            Eagle3Head(borrowing, target, n_cells=16, ranks=3, n_threads=1)
+            Eagle3Head(borrowing, target, ranks=3, n_threads=1)
 
 
 @pytest.mark.parametrize("token", [-1, WORDS])
 def test_tokens_outside_the_words_are_refused(target: Model, tiny_deep_model: Path, tmp_path: Path, token: int) -> None:
     path = random_eagle3(HIDDEN, WORDS).write(tmp_path / "e.gguf", tiny_deep_model)
-    head = Eagle3Head(path, target, n_cells=16, ranks=3, n_threads=1)
+    head = Eagle3Head(path, target, ranks=3, n_threads=1)
+    pairs = head.cells(16)
     places = np.zeros(1, np.int32), np.zeros(1, np.int64), np.ones((1, 1), bool)
     with pytest.raises(OptionError, match="outside the 320 words"):
-        head.evaluate([token], np.zeros((1, HIDDEN), np.float32), *places)
+        pairs.evaluate([token], np.zeros((1, HIDDEN), np.float32), *places)
+    pairs.close()
     head.close()
 
 
@@ -258,7 +267,7 @@ def test_heads_that_do_not_fit_are_refused(
 ) -> None:
     path = random_eagle3(HIDDEN, WORDS).write(tmp_path / "e.gguf", tiny_deep_model, **changes)
     with pytest.raises(kind, match=problem):
-        Eagle3Head(path, target, n_cells=16, ranks=3, n_threads=1)
+        Eagle3Head(path, target, ranks=3, n_threads=1)
     if "architecture" not in changes:
         with pytest.raises(kind, match=problem):
             check_head(path, target)
@@ -281,11 +290,11 @@ def test_heads_for_other_words_are_refused(target: Model, tiny_folder: Path, tmp
         write_random_llama(source, spec)
         path = random_eagle3(HIDDEN, WORDS).write(tmp_path / f"{name} head.gguf", source)
         with pytest.raises(PairError, match=r"300 words|of its words are others, the first one token"):
-            Eagle3Head(path, target, n_cells=16, ranks=3, n_threads=1)
+            Eagle3Head(path, target, ranks=3, n_threads=1)
 
 
 def test_targets_without_layer_inputs_are_refused(tiny_deep_model: Path, tmp_path: Path) -> None:
     path = as_architecture(tiny_deep_model, tmp_path / "xverse.gguf", "xverse")
     head = random_eagle3(HIDDEN, WORDS).write(tmp_path / "e.gguf", path)
     with Model(path) as target, pytest.raises(UnsupportedModelError, match="of xverse models"):
-        Eagle3Head(head, target, n_cells=16, ranks=3, n_threads=1)
+        Eagle3Head(head, target, ranks=3, n_threads=1)

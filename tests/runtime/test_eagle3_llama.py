@@ -55,11 +55,12 @@ def test_a_round_is_llama_cpps_own(context: Context, tiny_deep_model: Path, tmp_
     path = random_eagle3(HIDDEN, WORDS, variant).write(tmp_path / "e.gguf", tiny_deep_model)
     features = taps_of(context)
     theirs = LlamaEagle3(path, context)
-    ours = Eagle3Head(path, context.model, n_cells=64, ranks=5, whole_rows=True, n_threads=1)
+    ours = Eagle3Head(path, context.model, ranks=5, whole_rows=True, n_threads=1)
+    cells = ours.cells(64)
     n = len(TEXT) - 1
     sees = np.tri(n + 2, dtype=bool)
     states, logits = theirs.decode(TEXT[1:], theirs.encode(features)[:n], 0)
-    rows = ours.evaluate_features(
+    rows = cells.evaluate_features(
         TEXT[1:], features[:n], np.arange(n, dtype=np.int32), np.arange(n, dtype=np.int64), sees[:n, :n]
     )
     compare(rows, states, logits)
@@ -67,11 +68,14 @@ def test_a_round_is_llama_cpps_own(context: Context, tiny_deep_model: Path, tmp_
         state, row = rows.states[-1:], states[-1:]
         for depth, token in enumerate(drafted):
             at = n + depth
-            found = ours.evaluate([token], state, np.array([at], np.int32), np.array([at]), sees[at : at + 1, : at + 1])
+            found = cells.evaluate(
+                [token], state, np.array([at], np.int32), np.array([at]), sees[at : at + 1, : at + 1]
+            )
             row, logits = theirs.decode([token], row, at)
             compare(found, row, logits)
             state = found.states
         theirs.truncate(n)
+    cells.close()
     ours.close()
     theirs.close()
 

@@ -13,7 +13,7 @@ from tiny_eagle import TinyEagle, random_eagle
 from specrun.bindings.errors import MalformedFileError, OptionError, PairError, SpecrunError, UnsupportedModelError
 from specrun.bindings.model import Model
 from specrun.runtime.heads.eagle_head import EagleHead
-from specrun.runtime.heads.pair_head import EagleRows
+from specrun.runtime.heads.pair_head import EagleRows, PairCells
 
 HIDDEN, WORDS = 32, 320
 RNG = np.random.default_rng(0)
@@ -54,14 +54,14 @@ def expected(head: TinyEagle, path: Path, sees: np.ndarray) -> tuple[np.ndarray,
     return states, logits - np.log(np.exp(logits).sum(1, keepdims=True))
 
 
-def evaluated(head: EagleHead, pieces: list[slice], cells: list[int], sees: np.ndarray) -> list[EagleRows]:
+def evaluated(pairs: PairCells, pieces: list[slice], cells: list[int], sees: np.ndarray) -> list[EagleRows]:
     found = []
     for piece in pieces:
         by_cell = np.zeros((len(TOKENS[piece]), max(cells) + 1), bool)
         for row, node in enumerate(range(6)[piece]):
             by_cell[row, [cells[above] for above in range(6) if sees[node, above]]] = True
         places = np.array(POSITIONS[piece], np.int32), np.array(cells[piece], np.int64), by_cell
-        rows = head.evaluate(TOKENS[piece], STATES[piece], *places)
+        rows = pairs.evaluate(TOKENS[piece], STATES[piece], *places)
         found.append(dataclasses.replace(rows, logits=None if rows.logits is None else rows.logits.copy()))
     return found
 
@@ -82,9 +82,10 @@ def test_predictions_are_the_references(
     """In one batch, depth by depth and one by one, wherever the pairs lie in the cache."""
     reference = random_eagle(HIDDEN, n_kv_heads=kv_heads, bias=bias)
     path = reference.write(tmp_path / "e.gguf", WORDS)
-    head = EagleHead(path, target, n_cells=400, ranks=WORDS, whole_rows=True, n_threads=1)
+    head = EagleHead(path, target, ranks=WORDS, whole_rows=True, n_threads=1)
+    pairs = head.cells(400)
     sees = ancestors()
-    rows = evaluated(head, [slice(a, b) for a, b in itertools.pairwise(bounds)], cells, sees)
+    rows = evaluated(pairs, [slice(a, b) for a, b in itertools.pairwise(bounds)], cells, sees)
     states, log_probs = expected(reference, tiny_model, sees)
     np.testing.assert_allclose(np.concatenate([one.states for one in rows]), states, rtol=1e-4, atol=1e-4)
     words = np.concatenate([one.words for one in rows])
@@ -95,6 +96,8 @@ def test_predictions_are_the_references(
     np.testing.assert_allclose(
         logits - logits.max(1, keepdims=True), log_probs - log_probs.max(1, keepdims=True), atol=2e-4
     )
+    pairs.close()
+    pairs.close()
     head.close()
     head.close()
 
@@ -102,10 +105,12 @@ def test_predictions_are_the_references(
 def test_biases_of_the_projections(target: Model, tiny_model: Path, tmp_path: Path) -> None:
     """As heads for Qwen2 have them."""
     reference = random_eagle(HIDDEN, qkv_bias=True)
-    head = EagleHead(reference.write(tmp_path / "e.gguf", WORDS), target, n_cells=16, ranks=3, n_threads=1)
-    (rows,) = evaluated(head, [slice(0, 6)], [0, 1, 2, 3, 4, 5], ancestors())
+    head = EagleHead(reference.write(tmp_path / "e.gguf", WORDS), target, ranks=3, n_threads=1)
+    pairs = head.cells(16)
+    (rows,) = evaluated(pairs, [slice(0, 6)], [0, 1, 2, 3, 4, 5], ancestors())
     states, _ = expected(reference, tiny_model, ancestors())
     np.testing.assert_allclose(rows.states, states, rtol=1e-4, atol=1e-4)
+    pairs.close()
     head.close()
 
 
@@ -125,12 +130,14 @@ def test_quantized_heads_stay_near(
 ) -> None:
     reference = random_eagle(HIDDEN)
     path = reference.write(tmp_path / "e.gguf", WORDS, quantization=quantization)
-    head = EagleHead(path, target, n_cells=16, ranks=3, n_threads=1)
-    (rows,) = evaluated(head, [slice(0, 6)], [0, 1, 2, 3, 4, 5], ancestors())
+    head = EagleHead(path, target, ranks=3, n_threads=1)
+    pairs = head.cells(16)
+    (rows,) = evaluated(pairs, [slice(0, 6)], [0, 1, 2, 3, 4, 5], ancestors())
     states, _ = expected(reference, tiny_model, ancestors())
     assert rows.logits is None
     assert rows.words.shape == (6, 3)
     assert 0.0 < np.sqrt(((rows.states - states) ** 2).mean()) < allowed
+    pairs.close()
     head.close()
 
 
@@ -150,11 +157,13 @@ def test_heads_that_do_not_fit_are_refused(
 ) -> None:
     path = random_eagle(HIDDEN).write(tmp_path / "e.gguf", WORDS, **changes)
     with pytest.raises(kind, match=problem):
-        EagleHead(path, target, n_cells=16, ranks=3, n_threads=1)
+        EagleHead(path, target, ranks=3, n_threads=1)
 
 
 def test_more_pairs_than_cells_are_refused(target: Model, tmp_path: Path) -> None:
-    head = EagleHead(random_eagle(HIDDEN).write(tmp_path / "e.gguf", WORDS), target, n_cells=16, ranks=3, n_threads=1)
+    head = EagleHead(random_eagle(HIDDEN).write(tmp_path / "e.gguf", WORDS), target, ranks=3, n_threads=1)
+    pairs = head.cells(16)
     with pytest.raises(OptionError, match="256 cells cannot hold 301"):
-        evaluated(head, [slice(0, 6)], [300, 1, 2, 3, 4, 5], ancestors())
+        evaluated(pairs, [slice(0, 6)], [300, 1, 2, 3, 4, 5], ancestors())
+    pairs.close()
     head.close()

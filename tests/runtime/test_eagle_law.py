@@ -19,7 +19,7 @@ from scripted import PLAIN, LawTable, TableRows, TableTarget, conversation_of
 
 from specrun.runtime.acceptance.exact import ExactRule
 from specrun.runtime.acceptance.rule import AcceptanceRule
-from specrun.runtime.drafters import eagle
+from specrun.runtime.drafters import tree_laws
 from specrun.runtime.drafters.eagle import EagleDrafter
 from specrun.runtime.drafters.proposals import Child, Propose, TreeSampling, proposal_scheme
 from specrun.runtime.drafters.topology import parse_topology
@@ -204,7 +204,7 @@ def test_wrong_draws_are_caught(wrong: Propose, monkeypatch: pytest.MonkeyPatch)
     def scheme(sampling: TreeSampling) -> Propose:
         return wrong if sampling == "without" else proposal_scheme(sampling)
 
-    monkeypatch.setattr(eagle, "proposal_scheme", scheme)
+    monkeypatch.setattr(tree_laws, "proposal_scheme", scheme)
     assert max(bias("2", "without", seed, 2, zeros=0.0) for seed in range(4)) > 1e-2
 
 

@@ -23,8 +23,8 @@ from specrun.runtime.heads.cached_attention import KeyValueCache, fill_chain_pla
 from specrun.runtime.heads.chain_words import MOST_CHAIN_ROWS, MOST_CHAIN_WORDS, ChainWords
 from specrun.runtime.heads.eagle3_head import Eagle3Head
 from specrun.runtime.heads.eagle_head import EagleHead
-from specrun.runtime.heads.hydra_head import HydraHead
-from specrun.runtime.heads.pair_head import PairHead
+from specrun.runtime.heads.hydra_head import HydraCells, HydraHead
+from specrun.runtime.heads.pair_head import PairCells, PairHead
 
 torch = pytest.importorskip("torch")
 from tiny_eagle import random_eagle  # noqa: E402
@@ -34,7 +34,7 @@ from tiny_hydra import random_hydra  # noqa: E402
 HIDDEN, WORDS, CELLS = 32, 320, 600
 KINDS = ["eagle", "eagle3", "eagle3 of all words", "hydra", "hydra++"]
 
-Head = PairHead | HydraHead
+Cells = PairCells | HydraCells
 Chain = Callable[..., ChainWords | None]
 
 
@@ -51,32 +51,39 @@ def deep(tiny_deep_model: Path) -> Iterator[Model]:
 
 
 @pytest.fixture
-def opened(shallow: Model, deep: Model, tmp_path: Path) -> Callable[..., Head]:
+def opened(shallow: Model, deep: Model, tmp_path: Path) -> Iterator[Callable[..., Cells]]:
     """Opens a random head of a kind and a type of numbers; twice the same gives heads of their own."""
+    heads: list[PairHead | HydraHead] = []
 
-    def head(kind: str, quantization: str = "F32") -> Head:
+    def head_of(kind: str, quantization: str) -> PairHead | HydraHead:
         path = tmp_path / f"{kind}-{quantization}.gguf"
         if kind == "eagle":
             random_eagle(HIDDEN).write(path, WORDS, quantization=quantization)
-            return EagleHead(path, shallow, n_cells=CELLS, ranks=1, n_threads=1)
+            return EagleHead(path, shallow, ranks=1, n_threads=1)
         if kind.startswith("eagle3"):
             # 64 of 320 words: nearly all drafted words have other numbers in the target's vocabulary.
             variant = Variant(draft_words=64 if kind == "eagle3" else None)
             random_eagle3(HIDDEN, WORDS, variant).write(path, Path(deep.path), quantization=quantization)
-            return Eagle3Head(path, deep, n_cells=CELLS, ranks=1, n_threads=1)
-        heads = random_hydra(HIDDEN, WORDS, heads=6, prefix=kind == "hydra++")
-        heads.write(path, WORDS, quantization=quantization)
-        return HydraHead(path, shallow, n_cells=CELLS, ranks=[1] * heads.heads, n_threads=1)
+            return Eagle3Head(path, deep, ranks=1, n_threads=1)
+        made = random_hydra(HIDDEN, WORDS, heads=6, prefix=kind == "hydra++")
+        made.write(path, WORDS, quantization=quantization)
+        return HydraHead(path, shallow, ranks=[1] * made.heads, n_threads=1)
 
-    return head
+    def cells(kind: str, quantization: str = "F32") -> Cells:
+        heads.append(head_of(kind, quantization))
+        return heads[-1].cells(CELLS)
+
+    yield cells
+    for head in heads:
+        head.close()
 
 
 # Told by pytest.fail, which is no AssertionError: the known-wrong variants below must not pass for want of a chain.
 NO_GRAPH = "the head made no chain in one graph"
 
 
-def cache_of(head: Head) -> KeyValueCache | None:
-    if isinstance(head, PairHead):
+def cache_of(head: Cells) -> KeyValueCache | None:
+    if isinstance(head, PairCells):
         return head._cache
     return None if head.prefix is None else head.prefix._cache
 
@@ -90,16 +97,16 @@ def cells_of(cache: KeyValueCache, used: int) -> np.ndarray:
     )
 
 
-def check_rounds(once: Head, by_depth: Head, rounds: int, *, seed: int = 0, most: int = 6, skip: int = 0) -> None:
+def check_rounds(once: Cells, by_depth: Cells, rounds: int, *, seed: int = 0, most: int = 6, skip: int = 0) -> None:
     """Compare chains of two equal heads, the cells that were accepted kept, rejected ones written over."""
     random = np.random.default_rng(seed)
-    n_features = once.sizes.features if isinstance(once, PairHead) else HIDDEN
+    n_features = once._head.sizes.features if isinstance(once, PairCells) else HIDDEN
     count = skip
     for _ in range(rounds):
         m, n = int(random.integers(1, MOST_CHAIN_ROWS + 1)), int(random.integers(1, most + 1))
         features = random.normal(size=(m, n_features)).astype(np.float32)
         tokens = random.integers(0, WORDS, m).tolist()
-        if isinstance(once, PairHead):
+        if isinstance(once, PairCells):
             used = count + m + n - 1
             found = once.chain(tokens, features, count + 3, count, n, probabilities=True)
             wanted = pair_chain(by_depth, tokens, features, count + 3, count, n)
@@ -119,25 +126,25 @@ def check_rounds(once: Head, by_depth: Head, rounds: int, *, seed: int = 0, most
 
 @pytest.mark.parametrize("quantization", ["F32", "Q8_0"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_chain_in_one_graph_is_the_chain_by_depth(opened: Callable[..., Head], kind: str, quantization: str) -> None:
+def test_a_chain_in_one_graph_is_the_chain_by_depth(opened: Callable[..., Cells], kind: str, quantization: str) -> None:
     with closing(opened(kind, quantization)) as once, closing(opened(kind, quantization)) as by_depth:
         check_rounds(once, by_depth, 30)
         assert len(once._chains.chains._graphs) < 30  # type: ignore[union-attr]  # they are used again
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "hydra++"])
-def test_chains_go_on_where_the_cache_is_read_further(opened: Callable[..., Head], kind: str) -> None:
+def test_chains_go_on_where_the_cache_is_read_further(opened: Callable[..., Cells], kind: str) -> None:
     """Past the first 256 cells graphs read more of the cache."""
     with closing(opened(kind)) as once, closing(opened(kind)) as by_depth:
         check_rounds(once, by_depth, 12, seed=1, skip=230)
 
 
-def test_words_come_without_their_probabilities_too(opened: Callable[..., Head]) -> None:
+def test_words_come_without_their_probabilities_too(opened: Callable[..., Cells]) -> None:
     for kind in KINDS:
         with closing(opened(kind)) as head:
             features = np.random.default_rng(3).normal(size=(2, 3 * HIDDEN)).astype(np.float32)
-            if isinstance(head, PairHead):
-                features = features[:, : head.sizes.features]
+            if isinstance(head, PairCells):
+                features = features[:, : head._head.sizes.features]
                 found = [head.chain([1, 2], features, 0, 0, 4, probabilities=one) for one in (True, False)]
             else:
                 states = features[:, :HIDDEN]
@@ -154,7 +161,7 @@ def test_words_come_without_their_probabilities_too(opened: Callable[..., Head])
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_a_depth_that_does_not_see_the_one_above_is_caught(
-    opened: Callable[..., Head], kind: str, monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., Cells], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def one_missing(inputs, position: int, count: int, n: int, spare: int, below: int) -> None:
         fill_chain_places(inputs, position, count, n, spare, below)
@@ -168,7 +175,7 @@ def test_a_depth_that_does_not_see_the_one_above_is_caught(
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "hydra++"])
 def test_a_key_in_the_wrong_cell_is_caught(
-    opened: Callable[..., Head], kind: str, monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., Cells], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def misplaced(inputs, position: int, count: int, n: int, spare: int, below: int) -> None:
         fill_chain_places(inputs, position, count, n, spare, below)
@@ -179,7 +186,7 @@ def test_a_key_in_the_wrong_cell_is_caught(
         monkeypatch.setattr(prefix_layer_module, "fill_chain_places", misplaced)
         with pytest.raises(AssertionError):
             if kind == "hydra++":
-                head = HydraHead.chain.__get__(once)
+                head = HydraCells.chain.__get__(once)
                 states = np.random.default_rng(0).normal(size=(4, HIDDEN)).astype(np.float32)
                 found = head(states, 0, 0, 5, 3, probabilities=True)
                 monkeypatch.undo()
@@ -191,7 +198,7 @@ def test_a_key_in_the_wrong_cell_is_caught(
                 check_rounds(once, by_depth, 30)
 
 
-def test_a_position_shifted_by_one_is_caught(opened: Callable[..., Head], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_position_shifted_by_one_is_caught(opened: Callable[..., Cells], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the draft's pairs against the real ones: all shifted alike would be the same."""
 
     def shifted(inputs, position: int, count: int, n: int, spare: int, below: int) -> None:
@@ -213,13 +220,13 @@ def no_words_written(self: ComputeDevice, operation: int, *, writes_weights: boo
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_backend_without_an_operation_leaves_the_chain_to_single_depths(
-    opened: Callable[..., Head], kind: str, monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., Cells], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ComputeDevice, "supports", no_words_written)
     with closing(opened(kind)) as head:
         for _ in range(2):
-            if isinstance(head, PairHead):
-                assert head.chain([1], np.zeros((1, head.sizes.features), np.float32), 0, 0, 3) is None
+            if isinstance(head, PairCells):
+                assert head.chain([1], np.zeros((1, head._head.sizes.features), np.float32), 0, 0, 3) is None
             else:
                 assert head.chain(np.zeros((1, HIDDEN), np.float32), 0, 0, 1, 3) is None
 
@@ -227,7 +234,7 @@ def test_a_backend_without_an_operation_leaves_the_chain_to_single_depths(
 @pytest.mark.parametrize("kind", ["eagle", "hydra", "hydra++"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_the_text_is_the_same_with_and_without_the_graph(
-    opened: Callable[..., Head],
+    opened: Callable[..., Cells],
     tiny_model: Path,
     tmp_path: Path,
     kind: str,
@@ -254,9 +261,9 @@ def test_the_text_is_the_same_with_and_without_the_graph(
     assert in_one[1] > 0
 
 
-def test_numbers_too_large_for_one_graph(opened: Callable[..., Head]) -> None:
+def test_numbers_too_large_for_one_graph(opened: Callable[..., Cells]) -> None:
     with closing(opened("eagle")) as head:
-        assert isinstance(head, PairHead)
+        assert isinstance(head, PairCells)
         row = np.zeros((MOST_CHAIN_ROWS + 1, HIDDEN), np.float32)
         assert head.chain([1] * len(row), row, 0, 0, 2) is None
         assert head.chain([1], row[:1], 0, 0, MOST_CHAIN_WORDS + 1) is None
@@ -265,7 +272,7 @@ def test_numbers_too_large_for_one_graph(opened: Callable[..., Head]) -> None:
         with pytest.raises(OptionError, match="outside the 320 words"):
             head.chain([WORDS], row[:1], 0, 0, 2)
     with closing(opened("hydra++")) as head:
-        assert isinstance(head, HydraHead)
+        assert isinstance(head, HydraCells)
         with pytest.raises(OptionError, match="reach 1 to 6 tokens"):
             head.chain(row[:1], 0, 0, 1, 7)
         with pytest.raises(OptionError, match="cannot hold"):

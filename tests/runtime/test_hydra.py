@@ -64,6 +64,9 @@ class TableHeads:
     ) -> ChainWords:
         return hydra_chain(self, states, position, count, token, n)
 
+    def states(self, states: np.ndarray, position: int, count: int) -> np.ndarray:
+        return states
+
     def close(self) -> None:
         pass
 
@@ -128,17 +131,30 @@ def test_each_path_has_best_words_of_its_own(shape: Topology | DynamicShape) -> 
 
 
 class SumLayer:
-    """A layer whose output is the sum of what it sees, each state times its position: any mistake shows."""
+    """Heads below a layer whose output is the sum of what it sees, each state times its position: any mistake shows."""
 
     n_cells = 40
 
     def __init__(self) -> None:
         self._cells = np.zeros(self.n_cells)
 
-    def evaluate(self, states: np.ndarray, position: int, count: int) -> np.ndarray:
+    @property
+    def prefix(self) -> SumLayer:
+        return self
+
+    def states(self, states: np.ndarray, position: int, count: int) -> np.ndarray:
         for i, state in enumerate(states):
             self._cells[count + i] = state[0] * (position + i + 1)
         return np.array([[self._cells[: count + i + 1].sum()] for i in range(len(states))], np.float32)
+
+
+class NoLayer:
+    """Heads that read the target's own states."""
+
+    prefix = None
+
+    def states(self, states: np.ndarray, position: int, count: int) -> np.ndarray:
+        return states
 
 
 def state_of(text: Sequence[int], position: int) -> float:
@@ -156,7 +172,7 @@ def test_the_state_is_that_of_the_text_after_any_rounds(
     rounds: list[tuple[int, int, bool]], layered: bool, more: int
 ) -> None:
     """Answers that share beginnings with earlier ones, whose cached part the prompt's states leave out."""
-    kept = HydraState(SumLayer() if layered else None)
+    kept = HydraState(SumLayer() if layered else NoLayer())  # type: ignore[arg-type]
     text: list[int] = []
     cached: list[int] = []
     for number, (shared, new, begins) in enumerate(rounds):
@@ -184,7 +200,7 @@ def test_the_state_is_that_of_the_text_after_any_rounds(
 
 def test_a_gap_or_a_full_cache_costs_drafts_and_nothing_else() -> None:
     layer = SumLayer()
-    kept = HydraState(layer)
+    kept = HydraState(layer)  # type: ignore[arg-type]
     text = list(range(60))
     kept.learn(0, np.ones((3, 1), np.float32), text)
     kept.learn(10, np.ones((2, 1), np.float32), text)  # positions 3 to 9 are missing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from specrun.bindings.errors import MalformedFileError, OptionError, PairError, SpecrunError, UnsupportedModelError
 from specrun.bindings.model import Model
 from specrun.runtime.heads.hydra_head import HydraHead
+from specrun.runtime.heads.prefix_layer import PrefixCells
 
 torch = pytest.importorskip("torch")
 from tiny_hydra import TinyHydra, log_probs, random_hydra  # noqa: E402
@@ -44,7 +46,7 @@ def matrices(tiny_model: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def opened(reference: TinyHydra, path: Path, target: Model, ranks: int = WORDS, **changes: object) -> HydraHead:
     reference.write(path, WORDS, **changes)
-    return HydraHead(path, target, n_cells=600, ranks=[ranks] * reference.heads, n_threads=1)
+    return HydraHead(path, target, ranks=[ranks] * reference.heads, n_threads=1)
 
 
 def by_word(head: HydraHead, state: np.ndarray, paths: list[list[int]]) -> np.ndarray:
@@ -103,7 +105,7 @@ def test_every_token_of_the_path_matters(
 def test_fewer_ranks_are_the_best_ones(target: Model, tmp_path: Path) -> None:
     reference = random_hydra(HIDDEN, WORDS)
     whole = opened(reference, tmp_path / "h.gguf", target)
-    few = HydraHead(tmp_path / "h.gguf", target, n_cells=1, n_threads=1)
+    few = HydraHead(tmp_path / "h.gguf", target, n_threads=1)
     few.prepare([5, 2])
     for paths, count in zip(PATHS[:2], (5, 2), strict=True):
         every, best = whole.best_laws(STATE, paths), few.best_laws(STATE, paths)
@@ -129,13 +131,19 @@ def test_quantized_heads_stay_near(
     for paths in PATHS:
         error = by_word(head, STATE, paths) - log_probs(reference, STATE, paths, *matrices)
         assert 0.0 < np.sqrt((error**2).mean()) < allowed
-    assert head.prefix is not None
-    states = head.prefix.evaluate(STATES[:20], 0, 0) - prefix_reference(reference, 20)
+    with layer_of(head) as layer:
+        states = layer.evaluate(STATES[:20], 0, 0) - prefix_reference(reference, 20)
     assert 0.0 < np.sqrt((states**2).mean()) < allowed
     head.close()
 
 
 # -- the prefix layer -------------------------------------------------------------------------------------------------
+
+
+def layer_of(head: HydraHead) -> closing[PrefixCells]:
+    """A conversation's room in the layer, closed at the end of a `with` block."""
+    assert head.prefix is not None
+    return closing(head.prefix.cells(600))
 
 
 def prefix_reference(reference: TinyHydra, n: int, first: int = 0, position: int | None = None) -> np.ndarray:
@@ -159,8 +167,8 @@ def test_the_prefix_layer_is_the_references(
     """In one piece and in several, and where the text outgrows the cells that a graph reads."""
     reference = random_hydra(HIDDEN, WORDS, prefix=True, **sizes)
     head = opened(reference, tmp_path / "h.gguf", target)
-    assert head.prefix is not None
-    found = [head.prefix.evaluate(STATES[a:b], a, a) for a, b in itertools.pairwise(bounds)]
+    with layer_of(head) as layer:
+        found = [layer.evaluate(STATES[a:b], a, a) for a, b in itertools.pairwise(bounds)]
     np.testing.assert_allclose(np.concatenate(found), prefix_reference(reference, bounds[-1]), rtol=1e-4, atol=1e-4)
     head.close()
 
@@ -169,16 +177,15 @@ def test_a_rejected_or_forgotten_text_leaves_no_trace(target: Model, tmp_path: P
     """Cells are written over: what another text left in them, behind or below, does not show."""
     reference = random_hydra(HIDDEN, WORDS, prefix=True)
     head = opened(reference, tmp_path / "h.gguf", target)
-    layer = head.prefix
-    assert layer is not None
-    layer.evaluate(STATES[300:340], 0, 0)
-    found = [layer.evaluate(STATES[:9], 0, 0), layer.evaluate(STATES[9:11], 9, 9)]
-    layer.evaluate(STATES[400:404], 11, 11)
-    found.append(layer.evaluate(STATES[11:12], 11, 11))
-    expected = prefix_reference(reference, 12)
-    np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-4, atol=1e-4)
-    # A text whose beginning is unknown stands at its true positions; they are relative, so only the order counts.
-    late = layer.evaluate(STATES[5:12], 5, 0)
+    with layer_of(head) as layer:
+        layer.evaluate(STATES[300:340], 0, 0)
+        found = [layer.evaluate(STATES[:9], 0, 0), layer.evaluate(STATES[9:11], 9, 9)]
+        layer.evaluate(STATES[400:404], 11, 11)
+        found.append(layer.evaluate(STATES[11:12], 11, 11))
+        expected = prefix_reference(reference, 12)
+        np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-4, atol=1e-4)
+        # A text whose beginning is unknown stands at its true positions; they are relative, so only the order counts.
+        late = layer.evaluate(STATES[5:12], 5, 0)
     np.testing.assert_allclose(late, prefix_reference(reference, 7, 5), rtol=1e-4, atol=1e-4)
     assert np.abs(late[-1] - expected[-1]).max() > 0.01  # the control: what was not seen is missed
     head.close()
@@ -188,12 +195,12 @@ def test_positions_matter(target: Model, tmp_path: Path) -> None:
     """The control for rotary positions: a gap between two pieces shows."""
     reference = random_hydra(HIDDEN, WORDS, prefix=True)
     head = opened(reference, tmp_path / "h.gguf", target)
-    assert head.prefix is not None
-    head.prefix.evaluate(STATES[:9], 0, 0)
-    shifted = head.prefix.evaluate(STATES[9:10], 12, 9)
-    assert np.abs(shifted[0] - prefix_reference(reference, 10)[-1]).max() > 1e-3
-    with pytest.raises(OptionError, match="768 cells cannot hold 769"):
-        head.prefix.evaluate(STATES[:1], 768, 768)
+    with layer_of(head) as layer:
+        layer.evaluate(STATES[:9], 0, 0)
+        shifted = layer.evaluate(STATES[9:10], 12, 9)
+        assert np.abs(shifted[0] - prefix_reference(reference, 10)[-1]).max() > 1e-3
+        with pytest.raises(OptionError, match="768 cells cannot hold 769"):
+            layer.evaluate(STATES[:1], 768, 768)
     head.close()
 
 

@@ -18,23 +18,18 @@ WORDS = 50
 
 
 def test_rows_come_in_the_order_in_which_they_were_added() -> None:
-    rows = PendingRows()
-    rows.add(np.arange(3)[:, None])
-    rows.add(np.zeros((0, 1)))
-    rows.add(np.arange(3, 8)[:, None])
+    rows = PendingRows().add(np.arange(3)[:, None])
+    rows = rows.add(np.zeros((0, 1))).add(np.arange(3, 8)[:, None])
     assert len(rows) == 8
     assert rows.first(2).tolist() == [[0], [1]]
-    rows.drop(2)
-    assert rows.first(99)[:, 0].tolist() == [2, 3, 4, 5, 6, 7]
-    rows.keep(9)
-    rows.keep(4)
-    assert len(rows) == 4
-    assert rows.first(4)[:, 0].tolist() == [2, 3, 4, 5]
-    rows.drop(4)
-    assert len(rows) == 0
-    rows.add(np.ones((1, 1)))
-    rows.keep(0)
-    assert len(rows) == 0
+    later = rows.drop(2)
+    assert later.first(99)[:, 0].tolist() == [2, 3, 4, 5, 6, 7]
+    kept = later.keep(9).keep(4)
+    assert len(kept) == 4
+    assert kept.first(4)[:, 0].tolist() == [2, 3, 4, 5]
+    assert len(kept.drop(4)) == 0
+    assert len(kept.drop(4).add(np.ones((1, 1))).keep(0)) == 0
+    assert len(rows) == 8  # nothing that was done with them has changed them
 
 
 class SummingHead(PairChainByDepth):
@@ -111,7 +106,7 @@ def test_pairs_hold_after_any_rounds_whenever_they_are_evaluated(kind: type[Summ
             text = [*text, *random.integers(0, WORDS, n).tolist()]
             state.learn(first, features(text, first, n), text)
         asked = int(random.integers(0, 4))
-        assert state._base == 0
+        assert state.base == 0
         wanted = fresh(text)
         if asked == 1:
             row = state.root(text)
@@ -198,7 +193,7 @@ def test_an_interrupted_evaluation_loses_nothing() -> None:
 
 
 class SummingLayer:
-    """A prefix layer whose output is the sum of what it sees, each state times its position."""
+    """Heads that name what a prefix layer says: the sum of what it sees, each state times its position."""
 
     n_cells = 70
 
@@ -206,23 +201,20 @@ class SummingLayer:
         self.evaluated: list[int] = []
         self._cells = np.zeros(self.n_cells)
 
-    def evaluate(self, states: np.ndarray, position: int, count: int) -> np.ndarray:
+    @property
+    def prefix(self) -> SummingLayer:
+        return self
+
+    def states(self, states: np.ndarray, position: int, count: int) -> np.ndarray:
         self.evaluated.append(len(states))
         for i, state in enumerate(states):
             self._cells[count + i] = state[0] * (position + i + 1)
         return np.array([[self._cells[: count + i + 1].sum()] for i in range(len(states))], np.float32)
 
-
-class LayerChain:
-    """Heads that name the state they read."""
-
-    def __init__(self, layer: SummingLayer) -> None:
-        self._layer = layer
-
     def chain(
         self, states: np.ndarray, position: int, count: int, token: int, n: int, *, probabilities: bool = False
     ) -> ChainWords:
-        return ChainWords([int(self._layer.evaluate(states, position, count)[-1, 0]), token, n])
+        return ChainWords([int(self.states(states, position, count)[-1, 0]), token, n])
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -237,7 +229,7 @@ def test_the_prefix_layer_holds_after_chains(seed: int) -> None:
         wanted = sum(feature(text, i)[0] * (i + 1) for i in range(len(text) - 1))
         for ask in random.permutation(["chain", "chain", "state", "nothing", "nothing", "nothing"])[:2].tolist():
             if ask == "chain":
-                chain = state.chain(LayerChain(layer), text, 2)
+                chain = state.chain(text, 2)
                 assert chain is not None
                 assert chain.words == [int(wanted), text[-1], 2]
             elif ask == "state":
@@ -256,5 +248,5 @@ def test_positions_that_were_not_drafted_from_share_an_evaluation() -> None:
     for position in range(67):
         state.learn(position, features(text, position, 1), text)
     assert layer.evaluated == [64]
-    assert state.chain(LayerChain(layer), text[:68], 2) is not None
+    assert state.chain(text[:68], 2) is not None
     assert layer.evaluated == [64, 3]
