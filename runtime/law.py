@@ -81,8 +81,9 @@ class Law:
     def residual(self, draft: Law) -> Law:
         """Return norm(max(0, P - Q)), the law after a draw from `draft` was rejected.
 
-        (Leviathan et al. 2023, section 2.3; Chen et al. 2023, equation 2.) If nothing is left, P equals Q
-        and a rejection has probability zero: it can only come from rounding, and P itself is returned.
+        (Leviathan et al. 2023, section 2.3; Chen et al. 2023, equation 2.) If nothing is left, P
+        equals Q and a rejection has probability zero: it can only come from rounding, and P itself
+        is returned.
         """
         left = self.probs - draft.aligned_to(self)
         np.maximum(left, 0.0, out=left)
@@ -90,7 +91,7 @@ class Law:
         return Law(left / total, self.ids) if total > 0.0 else self
 
     def without(self, token: int) -> Law:
-        """Return the law given that the token is not `token`: the residual of a rejected point mass.
+        """Return the law given that it is not `token`: the residual of a rejected point mass.
 
         A law that is sure of `token` is returned as it is: rejecting it then had probability zero.
         """

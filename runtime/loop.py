@@ -1,15 +1,18 @@
-"""The one decoding loop: draft, verify, accept, commit, observe. Every method and rule runs through it."""
+"""The decoding loop of speculative decoding: propose, evaluate, accept, commit, observe.
+
+Every method and every acceptance rule runs through it; plain decoding is the same loop with empty trees.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specrun.runtime.acceptance.rule import AcceptanceRule, LawAt
+from specrun.runtime.acceptance.rule import Acceptance, AcceptanceRule, LawAt
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafters.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.law import Law
-from specrun.runtime.planning.limits import RoundLimits
+from specrun.runtime.planning.limits import Allowance, RoundLimits
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows, Target
 from specrun.runtime.transform import penalty_window, transformed_law
@@ -59,53 +62,76 @@ class Round:
         return self.node_before(index) + 1
 
 
-def decode_rounds(target: Target, conversation: Conversation, settings: DecodeSettings) -> Iterator[Round]:
+def decode_rounds(
+    target: Target,
+    conversation: Conversation,
+    settings: DecodeSettings,
+) -> Iterator[Round]:
     """Yield rounds until an end token, the token limit or the end of the context.
 
-    The target has cached all tokens of the conversation but the last; they grow with every round. State is
-    consistent at each yield: a consumer may stop there.
+    The target has cached all tokens of the conversation but the last; they grow with every round.
+    State is consistent at each yield: a consumer may stop there.
     """
     tokens, drafter, noise = conversation.tokens, conversation.drafter, conversation.noise
-    limits, params, end_tokens = settings.limits, settings.params, settings.end_tokens
+    rule, params, limits = settings.rule, settings.params, settings.limits
     while (allowance := limits.next_round(len(tokens))) is not None:
         start = len(tokens)
-        # Propose: a tree of guesses below the last token, with the law that each draw came from.
-        depth, nodes = allowance.max_depth, allowance.max_nodes
-        request = DraftRequest(tokens, params, noise.for_drafting(start), depth, nodes, end_tokens)
-        tree = drafter.propose(request)
+        # Propose: a tree of guesses below the last token, and the law that each was drawn from.
+        tree = drafter.propose(_ask(conversation, settings, allowance))
         allowance.check(tree, drafter.name)
-        # Evaluate: the last token and the whole tree in one pass of the target.
+        # Evaluate: the last token and the whole tree, in one batch.
         rows = target.evaluate(conversation, tree)
-        # Accept: a path down the tree, and the token after it, by the target's laws alone.
-        accepted = settings.rule.accept(tree, _target_laws(tokens, tree, rows, params), noise, start)
-        path, next_token = _cut_at_end(tree, accepted.path, accepted.next_token, end_tokens)
-        # Commit: keep the path's keys and values, drop those of the other nodes.
+        # Accept: a path down the tree, and the target's own token after it.
+        accepted = rule.accept(tree, _target_laws(tokens, tree, rows, params), noise, start)
+        path, next_token = _cut_at_end(tree, accepted, settings.end_tokens)
+        # Commit: keep the keys and values of the path, drop those of all other nodes.
         target.commit(conversation, tree, path)
         if next_token is not None:
             tokens.append(next_token)
-        # Observe: the drafter learns what became of its guesses.
+        # Observe: let the drafter learn what became of its guesses.
         drafter.observe(RoundOutcome(tokens, tree, path, next_token, rows))
         limits.spend(len(tokens) - start)
         yield Round(tree, path, next_token, accepted.rejected, rows)
-        if tokens[-1] in end_tokens:
+        if tokens[-1] in settings.end_tokens:
             return
 
 
-def _target_laws(tokens: Sequence[int], tree: DraftTree, rows: EvaluatedRows, params: SamplingParams) -> LawAt:
+def _ask(conversation: Conversation, settings: DecodeSettings, allowance: Allowance) -> DraftRequest:
+    """Return what a drafter is told before it proposes; what it draws is independent of acceptance."""
+    tokens = conversation.tokens
+    return DraftRequest(
+        tokens,
+        settings.params,
+        conversation.noise.for_drafting(len(tokens)),
+        allowance.max_depth,
+        allowance.max_nodes,
+        settings.end_tokens,
+    )
+
+
+def _target_laws(
+    tokens: Sequence[int],
+    tree: DraftTree,
+    rows: EvaluatedRows,
+    params: SamplingParams,
+) -> LawAt:
     """Return what gives the target's law after a node: its logits under the settings of sampling."""
 
     def law_at(node: int) -> Law:
         above = [tree.tokens[i] for i in tree.path_to(node)] if params.has_penalties else ()
-        return transformed_law(rows.logits(node + 1), params, penalty_window(tokens, above, params))
+        window = penalty_window(tokens, above, params)
+        return transformed_law(rows.logits(node + 1), params, window)
 
     return law_at
 
 
 def _cut_at_end(
-    tree: DraftTree, path: tuple[int, ...], next_token: int, end_tokens: frozenset[int]
+    tree: DraftTree,
+    accepted: Acceptance,
+    end_tokens: frozenset[int],
 ) -> tuple[tuple[int, ...], int | None]:
-    """Return the path up to its first end token, after which nothing is generated."""
-    for index, node in enumerate(path):
+    """Return path and next token, cut at the first end token, after which nothing is generated."""
+    for index, node in enumerate(accepted.path):
         if tree.tokens[node] in end_tokens:
-            return path[: index + 1], None
-    return path, next_token
+            return accepted.path[: index + 1], None
+    return accepted.path, accepted.next_token

@@ -235,12 +235,17 @@ class _Answer:
             self._clock.prompt_s = self._clock.elapsed()
             yield from self._answer()
         finally:
-            if self._finish == "cancelled":  # what waited for the rest of a character or a stop string was said
-                self._texts.append(self._assembler.finish())
-            self._stats = self._statistics()
-            if not session.closed:
-                self._keeper.before_evaluation()
-            session.release()
+            try:
+                self._conclude()
+            finally:  # whatever interrupts that, the session is free
+                session.release()
+
+    def _conclude(self) -> None:
+        if self._finish == "cancelled":  # what waited for the rest of a character or a stop string was said
+            self._texts.append(self._assembler.finish())
+        self._stats = self._statistics()
+        if not self._session.closed:
+            self._keeper.before_evaluation()
 
     def _answer(self) -> Generator[TokenEvent, None, None]:
         session, conversation = self._session, self._session.conversation

@@ -20,7 +20,7 @@ from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.tree import DraftTree, Draw
 
-__all__ = ["ExactRule"]
+__all__ = ["ExactRule", "decide"]
 
 
 class ExactRule:
@@ -31,25 +31,29 @@ class ExactRule:
 
     def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
         """Walk down from the root, deciding one token per node (see the module's formula)."""
-        return walk(tree, law_at, noise, position, _decide)
+        return walk(tree, law_at, noise, position, decide)
 
 
-def _decide(tree: DraftTree, draws: tuple[Draw, ...], law: Law, noise: NoiseSource) -> tuple[int | None, int]:
-    """Return the accepted child (None after rejecting all) and the token that comes next."""
+def decide(
+    tree: DraftTree,
+    draws: tuple[Draw, ...],
+    law: Law,
+    noise: NoiseSource,
+) -> tuple[int | None, int]:
+    """Return the accepted child (None after rejecting all) and the token that comes next.
+
+    `law` is the target's at the node, `draws` its drafted children in the order they were drawn.
+    """
     remaining = law
     n_tested = count_to_test(draws)
     for draw in draws[:n_tested]:
         token = tree.tokens[draw.node]
         target_prob = remaining.probability(token)
-        if draw.law is None:
-            if target_prob > 0.0 and noise.accept(target_prob):
-                return draw.node, token
-            remaining = remaining.without(token)
-            continue
-        draft_prob = draw.law.probability(token)
+        draft_prob = 1.0 if draw.law is None else draw.law.probability(token)
         if draft_prob <= 0.0:
             raise OptionError(f"token {token} was drafted from a law that gives it probability 0")
         if target_prob > 0.0 and noise.accept(target_prob / draft_prob):
             return draw.node, token
-        remaining = remaining.residual(draw.law)
+        # Rejected: the next draw is tested against what the target's law has left.
+        remaining = remaining.without(token) if draw.law is None else remaining.residual(draw.law)
     return settle_point_masses(tree, draws[n_tested:], remaining, noise)

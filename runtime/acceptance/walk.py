@@ -15,8 +15,17 @@ Decide = Callable[[DraftTree, tuple[Draw, ...], Law, NoiseSource], tuple[int | N
 """From a node's draws and the target's law there to the accepted child (None: none) and the next token."""
 
 
-def walk(tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int, decide: Decide) -> Acceptance:
-    """Return the path that `decide` keeps, one token per node, with draws keyed by the token's position."""
+def walk(
+    tree: DraftTree,
+    law_at: LawAt,
+    noise: NoiseSource,
+    position: int,
+    decide: Decide,
+) -> Acceptance:
+    """Return the path that `decide` keeps, one token per node, with draws keyed by its position.
+
+    `law_at(node)` is the target's law after a node; the first new token stands at `position`.
+    """
     path: list[int] = []
     node = ROOT
     while True:
@@ -38,13 +47,16 @@ def count_to_test(draws: tuple[Draw, ...]) -> int:
 
 
 def settle_point_masses(
-    tree: DraftTree, draws: tuple[Draw, ...], law: Law, noise: NoiseSource
+    tree: DraftTree,
+    draws: tuple[Draw, ...],
+    law: Law,
+    noise: NoiseSource,
 ) -> tuple[int | None, int]:
-    """Return the child that one draw from `law` names, if any of these point masses does, and the token.
+    """Return the child that one draw from `law` names, if there is one, and the token.
 
-    Testing point masses one by one and then drawing from what remains is the same as drawing once and
-    descending if the token was drafted. That single draw is plain decoding's own, so deterministic drafters
-    repeat plain decoding's text at every temperature.
+    Testing point masses one by one and then drawing from what remains is the same as drawing
+    once and descending if the token was drafted. That single draw is plain decoding's own, so
+    deterministic drafters repeat plain decoding's text at every temperature.
     """
     token = noise.choose(law)
     for draw in draws:

@@ -24,10 +24,10 @@ def draft_chain(
 ) -> DraftTree:
     """Return a chain of up to `most` tokens, the first at position `start`.
 
-    `law_after(tokens)` is the draft law after the tokens drafted so far. With `points` the most likely token is a
-    point mass; otherwise each token is drawn, and its law stored. The chain ends before a token whose law gives no
-    word the probability `threshold`: that is read before the draw, so exactness holds. `always_first` excepts the
-    first token. Nothing follows one of `end_tokens`.
+    `law_after(tokens)` is the draft law after the tokens drafted so far. With `points` the most
+    likely token is a point mass; otherwise each token is drawn, and its law stored. The chain ends
+    before a token whose law gives none the probability `threshold`: that is read before the draw,
+    so exactness holds. `always_first` excepts the first token. Nothing follows one of `end_tokens`.
     """
     tokens: list[int] = []
     laws: list[Law] = []

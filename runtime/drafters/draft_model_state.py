@@ -66,8 +66,8 @@ class DraftModelState:
     def rewind(self, length: int) -> None:
         """Cut the cache to `length` tokens, and drop what an interrupted evaluation may have left."""
         if length < len(self.cached) or self.context.memory.last_position(self.main) >= length:
+            del self.cached[length:]  # first: an interrupt in between must not leave tokens that are not cached
             self.context.memory.truncate(length)
-            del self.cached[length:]
 
     def close(self) -> None:
         """Free the context; the model belongs to the weights. Calling it again does nothing."""

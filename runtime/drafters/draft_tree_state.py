@@ -36,18 +36,20 @@ class DraftTreeState(DraftModelState):
         self._parents: list[int] = []
         self._depths: list[int] = []
         self._ids: list[int] = []
-        self._inherited: set[int] = set()
         self._places: dict[tuple[int, int], int] = {}
         self._tips: dict[int, int] = {}  # the deepest node of each sequence in use
+        # Those whose sequence a child has taken over. First to fill and last to be emptied: it marks a round under way.
+        self._inherited: set[int] = set()
 
     def rewind(self, length: int) -> None:
         """Cut the cache to `length` tokens; drop all nodes, and what an interrupted round may have left."""
         memory = self.context.memory
-        interrupted = bool(self._parents or self._tips)
+        interrupted = bool(self._inherited)
         if interrupted or length < len(self.cached) or memory.last_position(self.main) >= length:
-            memory.truncate(length)
+            # The cache comes last: an interrupt in between must not leave tokens that are not cached.
+            self._synced = [min(synced, length) for synced in self._synced]
             del self.cached[length:]
-            self._synced = [min(one, length) for one in self._synced]
+            memory.truncate(length)
         if interrupted:
             # Sequences taken by a round that never ended may or may not share the text already.
             for sequence in range(self._n_sequences):

@@ -5,7 +5,9 @@ The yardstick throughout is a fresh runtime: whatever happened before, an answer
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -14,7 +16,14 @@ from tiny_models import F32, fresh_logits
 from specrun.bindings.context import Context
 from specrun.bindings.errors import BusyError, ClosedError, ContextFullError, OptionError, StaleViewError
 from specrun.runtime import GenerationResult, Runtime, SamplingParams
+from specrun.runtime.conversation import Conversation
+from specrun.runtime.drafters.cascade import CascadeDrafter
+from specrun.runtime.drafters.draft_model_state import DraftModelState
+from specrun.runtime.drafters.draft_model_target import DraftModelTarget
+from specrun.runtime.drafters.draft_tree_state import DraftTreeState
 from specrun.runtime.drafters.expression import quoted
+from specrun.runtime.loop import decode_rounds
+from specrun.runtime.target import TargetModel
 
 NO_END = {319: float("-inf"), 318: float("-inf"), 317: float("-inf")}
 GREEDY = SamplingParams(temperature=0.0, logit_bias=NO_END)
@@ -32,6 +41,8 @@ def expressions(tiny_flat_twin) -> dict[str, str]:
         "draft": f"draft({twin}, n=4)",
         "draft-argmax": f"draft({twin}, n=4, sampling=argmax)",
         "prompt-lookup": "prompt-lookup(n=4, min_ngram=1)",
+        "tree": f"draft({twin}, tree=2x2)",
+        "cascade": f"cascade(draft({twin}, n=4), prompt-lookup(n=2, min_ngram=1))",
     }
 
 
@@ -183,6 +194,47 @@ def test_ctrl_c_in_any_evaluation_leaves_state_usable(
             answer(runtime, params=WARM)
     # The same prompt reuses most of what the interrupted answer cached.
     assert answer(runtime, params=WARM).token_ids == fresh(open_runtime, drafter, params=WARM)
+
+
+class InterruptsLine:
+    """Raises KeyboardInterrupt before the k-th line that runs of some modules."""
+
+    def __init__(self, line: int, modules: Sequence[ModuleType]) -> None:
+        self.left = line
+        self._files = {module.__file__ for module in modules}
+
+    def __call__(self, frame, event, _argument):
+        if frame.f_code.co_filename not in self._files:
+            return None
+        self.left -= event == "line"
+        if self.left == 0 and event == "line":
+            raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("drafter", [*DRAFTERS, "tree", "cascade"])
+def test_an_interrupt_at_any_line_leaves_a_session_that_answers_as_a_fresh_one(open_runtime, drafter):
+    """Cache and tokens change together: every line of loop, target, conversation and draft models' caches is tried."""
+    runtime = open_runtime(drafter)
+    ours = (decode_rounds, TargetModel, Conversation)
+    drafters = (DraftModelState, DraftTreeState, CascadeDrafter, DraftModelTarget)
+    modules = [sys.modules[one.__module__] for one in (*ours, *drafters)]
+    elsewhere = [*PROMPT[:9], *OTHER[:4]]
+    wanted = answer(open_runtime(drafter), PROMPT[:12], WARM, 6).token_ids
+    line, ended = 0, False
+    while not ended:
+        line += 1
+        interrupts, before = InterruptsLine(line, modules), sys.gettrace()
+        try:
+            sys.settrace(interrupts)
+            answer(runtime, elsewhere, WARM, 3)
+            ended = True
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        assert answer(runtime, PROMPT[:12], WARM, 6).token_ids == wanted, f"after an interrupt before line {line}"
+    assert line > 100
 
 
 @pytest.mark.parametrize("interrupted", range(1, 8))

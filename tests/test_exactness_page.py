@@ -1,0 +1,102 @@
+"""docs/exactness.md shows the whole algorithm in our own code: every block is the source, word for word.
+
+`python tests/test_exactness_page.py` puts the sources into the page; read the sentences between them again then.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specrun.runtime.acceptance.exact import decide
+from specrun.runtime.acceptance.walk import settle_point_masses, walk
+from specrun.runtime.drafters.draft_chain import draft_chain
+from specrun.runtime.law import Law
+from specrun.runtime.loop import decode_rounds
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "exactness.md"
+HEADING = "## The whole algorithm on one page\n"
+MOST_LINES = 160
+QUOTED: tuple[Callable[..., object], ...] = (
+    decode_rounds,
+    draft_chain,
+    walk,
+    decide,
+    settle_point_masses,
+    Law.residual,
+    Law.without,
+)
+"""What the page quotes, in reading order."""
+
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def source_of(function: Callable[..., object]) -> str:
+    return textwrap.dedent(inspect.getsource(function))
+
+
+def section_of(page: str) -> str:
+    """The section's text, from below its heading to the next one."""
+    assert page.count(HEADING) == 1
+    return page.partition(HEADING)[2].partition("\n## ")[0]
+
+
+def differences(page: str) -> list[str]:
+    """What is wrong with the page: blocks that are missing, too many, in another order, or not the source."""
+    blocks = _BLOCK.findall(section_of(page))
+    if len(blocks) != len(QUOTED):
+        return [f"the page has {len(blocks)} blocks of code and should have {len(QUOTED)}"]
+    pairs = zip(QUOTED, blocks, strict=True)
+    return [f"{one.__qualname__} is not what the page shows" for one, block in pairs if block != source_of(one)]
+
+
+def renewed(page: str) -> str:
+    """The page with every block, in order, replaced by its source."""
+    section, sources = section_of(page), iter(map(source_of, QUOTED))
+    return page.replace(section, _BLOCK.sub(lambda _block: f"```python\n{next(sources)}```", section))
+
+
+@pytest.fixture
+def page() -> str:
+    return PAGE.read_text()
+
+
+def test_the_page_is_our_own_code(page: str) -> None:
+    assert differences(page) == [], "python tests/test_exactness_page.py renews the blocks; then read the page again"
+    assert renewed(page) == page
+
+
+@pytest.mark.parametrize("number", range(len(QUOTED)))
+def test_a_block_that_is_missing_or_differs_is_seen(page: str, number: int) -> None:
+    block = _BLOCK.findall(section_of(page))[number]
+    whole = f"```python\n{block}```\n"
+    assert page.count(whole) == 1
+    assert differences(page.replace(whole, ""))
+    assert differences(page.replace(whole, whole.replace("return", "yield", 1)))
+    assert differences(page.replace(whole, whole.replace("    ", "        ", 1)))
+    assert differences(page.replace(whole, whole + whole))
+
+
+def test_blocks_in_another_order_are_seen(page: str) -> None:
+    first, second = (f"```python\n{source_of(one)}```" for one in QUOTED[:2])
+    assert len(differences(page.replace(first, "?").replace(second, first).replace("?", second))) >= 2
+
+
+def test_sentences_lead_from_block_to_block(page: str) -> None:
+    prose = _BLOCK.sub("```", section_of(page)).split("```")
+    assert all(len(text.split()) > 8 for text in prose[:-1])
+
+
+def test_it_is_one_page(page: str) -> None:
+    lines = [line for block in _BLOCK.findall(section_of(page)) for line in block.splitlines()]
+    assert len(lines) < MOST_LINES
+    assert max(map(len, lines)) <= 100
+
+
+if __name__ == "__main__":
+    PAGE.write_text(renewed(PAGE.read_text()))
