@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrun.train.batches import encode
-from specrun.train.checkpoint import save_folder
 from specrun.train.conversations import turn
 from specrun.train.llama import Llama, LlamaShape
+from specrun.train.llama_folder import save_folder
 from specrun.train.llama_learner import LlamaLearner
 from specrun.train.target_words import TokenSequence
 from specrun.train.token_corpus import TokenCorpus

@@ -24,12 +24,12 @@ from tokenizers import Tokenizer
 from specrun.convert import convert_checkpoint, quantize_model
 from specrun.runtime.atomic import atomic_path
 from specrun.train.batches import ConversationTexts
-from specrun.train.checkpoint import save_folder
 from specrun.train.conversations import epoch_conversations
 from specrun.train.corpus import Entry, build_corpus, read_corpus, write_corpus
 from specrun.train.demo_card import ModelFacts, model_card
 from specrun.train.demo_scores import Scores, draw_questions, measure_family, write_questions
 from specrun.train.llama import Llama, LlamaShape
+from specrun.train.llama_folder import save_folder
 from specrun.train.llama_learner import LlamaLearner
 from specrun.train.tokenizer import load_tokenizer, save_tokenizer_files, train_tokenizer
 from specrun.train.trainer import train_learner

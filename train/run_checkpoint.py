@@ -11,13 +11,23 @@ from typing import Any
 import torch
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError
-from specrun.train.checkpoint import load_state, peek_state, save_state
+from specrun.runtime.atomic import atomic_path
 from specrun.train.learner import Learner
 from specrun.train.optimizer_step import OptimizerStep
 from specrun.train.precision import dtype_name
 from specrun.train.training_progress import Curves
 
-__all__ = ["EarlierRun", "Place", "check_checkpoint", "check_same_run", "earlier_run", "load_run", "save_run"]
+__all__ = [
+    "EarlierRun",
+    "Place",
+    "check_checkpoint",
+    "check_same_run",
+    "earlier_run",
+    "load_run",
+    "load_state",
+    "save_run",
+    "save_state",
+]
 
 _FORMAT = 3  # raised where a run would go on differently: 2 counts answers' first words, 3 knows the size of taps
 
@@ -129,3 +139,22 @@ def _check_same(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path
                 f"{path} was made with {name.replace('_', ' ')} {before} and --resume asks for {now}: give the same, "
                 "or begin anew in another folder"
             )
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Write a training state whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(path, force=True) as aside:
+        torch.save(state, aside)
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Read a training state; only tensors and plain values are accepted."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
+
+
+def peek_state(path: Path) -> dict[str, Any]:
+    """Read a training state without its tensors' numbers, which are only mapped."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return state

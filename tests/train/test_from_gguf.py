@@ -16,10 +16,10 @@ from specrun.convert.metadata import Metadata
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.convert.writer import PlannedTensor, write_gguf
 from specrun.runtime.demo import demo_drafters
-from specrun.train.checkpoint import save_folder
 from specrun.train.from_gguf import folder_from_gguf
 from specrun.train.hf_model import load_hf_model
 from specrun.train.llama import Llama, LlamaShape
+from specrun.train.llama_folder import save_folder
 from specrun.train.target_words import TargetWords
 from specrun.train.tokenizer import train_tokenizer
 

@@ -10,12 +10,13 @@ from saved_llama import load_folder
 from tiny_family import all_in_one, tiny_settings
 
 from specrun.train.batches import encode
-from specrun.train.checkpoint import load_state, save_folder
 from specrun.train.conversations import turn
 from specrun.train.corpus import Entry
 from specrun.train.llama import Llama, LlamaShape, rope_tables, rotate
+from specrun.train.llama_folder import save_folder
 from specrun.train.llama_learner import LlamaLearner, next_labels
 from specrun.train.muon import Muon, orthogonalize
+from specrun.train.run_checkpoint import load_state
 from specrun.train.tokenizer import train_tokenizer
 from specrun.train.trainer import train_learner
 

@@ -18,9 +18,8 @@ from ctrl_c import hearing_ctrl_c
 from torch import nn
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError, OutOfMemoryError, SpecrunError
-from specrun.train.checkpoint import load_state, save_state
 from specrun.train.learner import Learner, LossPart, ParameterGroup
-from specrun.train.run_checkpoint import check_same_run, earlier_run
+from specrun.train.run_checkpoint import check_same_run, earlier_run, load_state, save_state
 from specrun.train.target_words import TokenSequence
 from specrun.train.token_corpus import TokenBatch, TokenCorpus
 from specrun.train.trainer import train_learner

@@ -1,4 +1,4 @@
-"""Saving: training state that resumes exactly, and Hugging Face folders that others can read."""
+"""The Hugging Face folder of a trained Llama: config.json, weights and tokenizer files that others can read."""
 
 from __future__ import annotations
 
@@ -6,32 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from specrun.runtime.atomic import atomic_path
 from specrun.train.llama import Llama, LlamaShape
 from specrun.train.tokenizer import END, save_tokenizer_files, token_id
-
-
-def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Write a training state whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(path, force=True) as aside:
-        torch.save(state, aside)
-
-
-def load_state(path: Path) -> dict[str, Any]:
-    """Read a training state; only tensors and plain values are accepted."""
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return state
-
-
-def peek_state(path: Path) -> dict[str, Any]:
-    """Read a training state without its tensors' numbers, which are only mapped."""
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return state
 
 
 def hf_config(shape: LlamaShape, end_id: int) -> dict[str, Any]:
