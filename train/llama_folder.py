@@ -9,6 +9,7 @@ from typing import Any
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
+from specrun.runtime.atomic import atomic_path
 from specrun.train.llama import Llama, LlamaShape
 from specrun.train.tokenizer import END, save_tokenizer_files, token_id
 
