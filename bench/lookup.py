@@ -14,18 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from specrun.bench.replay import written_path
+from specrun.bench.replay.replay import written_path
 from specrun.bench.timing import Spread, spread_of
 from specrun.bindings.errors import OptionError
-from specrun.runtime.datastore.context_index import ContextIndex
-from specrun.runtime.drafters.drafter import Drafter, DraftRequest, RoundOutcome
-from specrun.runtime.drafters.prompt_lookup import PromptLookupDrafter
-from specrun.runtime.drafters.rest import RestDrafter
+from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.retrieval import PromptLookupDrafter, RestDrafter
+from specrun.runtime.drafters.retrieval.datastore import ContextIndex
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
-
-__all__ = ["LookupOptions", "LookupResult", "measure_lookup"]
 
 _WORDS = 32_000
 _PASSAGE = 200
@@ -84,7 +81,7 @@ def _stores(options: LookupOptions, progress: Callable[[str], None]) -> list[tup
     """Return the datastore, and a text that is like it without being it."""
     longest = max(options.contexts) + options.rounds * _LONGEST
     if options.store is not None:
-        from specrun.runtime.datastore.store_file import open_mapped
+        from specrun.runtime.drafters.retrieval.datastore import open_mapped
 
         index = open_mapped(options.store)
         return [(index, _excerpts(index, longest))]

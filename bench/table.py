@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Table", "to_csv", "to_json", "to_markdown"]
-
 
 @dataclass(frozen=True, slots=True)
 class Table:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from specrun.bindings.errors import OptionError
 
-__all__ = ["Ratio", "Spread", "interleaved", "ratio_of", "spread_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Spread:

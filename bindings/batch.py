@@ -12,8 +12,6 @@ import numpy.typing as npt
 from specrun.bindings.errors import OptionError
 from specrun.bindings.library import llama
 
-__all__ = ["Batch", "IntArray"]
-
 IntArray = npt.NDArray[np.int32]
 
 

@@ -9,15 +9,9 @@ from typing import Any
 import numpy as np
 
 from specrun.bindings.batch import Batch
-from specrun.bindings.context_options import CACHE_TYPES, FLASH_ATTENTION, MAX_SEQUENCES, ContextOptions
+from specrun.bindings.context_options import CACHE_TYPES, FLASH_ATTENTION, ContextOptions
 from specrun.bindings.devices import available_cores
-from specrun.bindings.errors import (
-    ClosedError,
-    OptionError,
-    OutOfMemoryError,
-    UnsupportedModelError,
-    decode_error,
-)
+from specrun.bindings.errors import ClosedError, OptionError, OutOfMemoryError, UnsupportedModelError, decode_error
 from specrun.bindings.input_observer import InputObserver
 from specrun.bindings.layer_inputs import check_layer_inputs
 from specrun.bindings.library import last_native_errors, llama
@@ -25,8 +19,6 @@ from specrun.bindings.memory import Memory
 from specrun.bindings.model import Model
 from specrun.bindings.nextn import show_nextn_states
 from specrun.bindings.rows import OutputBuffers, Rows
-
-__all__ = ["MAX_SEQUENCES", "Context", "ContextOptions", "Rows"]
 
 
 class Context:

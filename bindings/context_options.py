@@ -11,8 +11,6 @@ from specrun.bindings.rope_scaling import AS_TRAINED, RopeScaling
 if TYPE_CHECKING:
     from specrun.bindings.model import Model
 
-__all__ = ["CACHE_TYPES", "FLASH_ATTENTION", "MAX_SEQUENCES", "ContextOptions"]
-
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 MAX_THREADS = 512  # GGML_MAX_N_THREADS: ggml crashes beyond it
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}

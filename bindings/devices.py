@@ -9,8 +9,6 @@ from typing import Literal
 
 from specrun.bindings.library import llama, native_function
 
-__all__ = ["Device", "available_cores", "devices", "supports_gpu_offload", "system_info"]
-
 DeviceKind = Literal["cpu", "gpu", "igpu", "accel", "meta"]
 _KINDS: tuple[DeviceKind, ...] = ("cpu", "gpu", "igpu", "accel", "meta")
 

@@ -25,32 +25,6 @@ SpecrunError                    anything specrun raises on purpose (exit code 1)
 
 from __future__ import annotations
 
-__all__ = [
-    "BusyError",
-    "ClosedError",
-    "ContextFullError",
-    "DecodeAbortedError",
-    "DecodeError",
-    "DecodeFailedError",
-    "DecodeMemoryError",
-    "FileMissingError",
-    "InvalidBatchError",
-    "MalformedFileError",
-    "MissingPackageError",
-    "ModelError",
-    "ModelLoadError",
-    "NoCacheSlotError",
-    "OptionError",
-    "OutOfMemoryError",
-    "PairError",
-    "SpecrunError",
-    "StaleViewError",
-    "TemplateError",
-    "UnsupportedModelError",
-    "decode_error",
-    "extra_command",
-]
-
 
 class SpecrunError(Exception):
     """Anything specrun raises on purpose; `exit_code` is what the command line ends with."""

@@ -18,8 +18,6 @@ from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.library import native_function
 from specrun.bindings.model import Model
 
-__all__ = ["LAYER_INPUT_ARCHITECTURES", "LayerInputs", "check_layer_inputs"]
-
 LAYER_INPUT_ARCHITECTURES = frozenset(
     {
         "gemma4",

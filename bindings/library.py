@@ -8,8 +8,6 @@ import logging
 from collections import deque
 from typing import Any
 
-__all__ = ["engine_versions", "last_native_errors", "llama", "native_function"]
-
 logger = logging.getLogger("specrun.llama")
 # Without a handler somewhere, Python's last-resort handler would write llama.cpp's warnings to stderr:
 # the library is silent unless the application configures logging.

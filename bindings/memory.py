@@ -10,8 +10,6 @@ from typing import Any, NoReturn
 
 from specrun.bindings.errors import ClosedError, OptionError, UnsupportedModelError
 
-__all__ = ["Memory"]
-
 ALL_SEQUENCES = -1
 
 

@@ -17,13 +17,10 @@ from specrun.bindings.errors import (
     OutOfMemoryError,
     UnsupportedModelError,
 )
-from specrun.bindings.gguf_header import GGUFHeader, read_header
-from specrun.bindings.gguf_types import ArrayValue
+from specrun.bindings.gguf import ArrayValue, GGUFHeader, read_header
 from specrun.bindings.library import last_native_errors, llama
 from specrun.bindings.nextn import ROLLBACK_ARCHITECTURES, read_nextn
 from specrun.bindings.vocabulary import Vocabulary
-
-__all__ = ["Model"]
 
 # llama_load_mode
 _MMAP, _COPY, _MMAP_LOCKED = 1, 0, 3

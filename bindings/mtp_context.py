@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context, ContextOptions, Rows
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.model import Model
 from specrun.bindings.nextn import NEXTN_ARCHITECTURES, SEVERAL_BLOCKS, select_nextn_block
-
-__all__ = ["MtpContext", "StateBatch", "can_draft_nextn", "check_nextn"]
+from specrun.bindings.rows import Rows
 
 _MTP = 1  # llama_context_type
 

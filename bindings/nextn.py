@@ -6,30 +6,37 @@ of a file's `block_count` blocks are such; whether their tensors came along is a
 
 The lists below were read in the sources of llama.cpp 4df29be4f and hold for llama-cpp-python 0.3.36: it asserts, or
 runs the wrong graph, where an architecture has no graph for its NextN blocks.
+
+Models split into several GGUF files: the headers of all of them.
 """
 
 from __future__ import annotations
 
 import ctypes
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import UnsupportedModelError
-from specrun.bindings.gguf_header import GGUFHeader
+from specrun.bindings.gguf import GGUFHeader, read_any_header
 from specrun.bindings.library import native_function
-from specrun.bindings.split_files import split_headers
 
-__all__ = [
-    "NEXTN_ARCHITECTURES",
-    "ROLLBACK_ARCHITECTURES",
-    "SEVERAL_BLOCKS",
-    "NextnBlocks",
-    "nextn_rows",
-    "read_nextn",
-    "select_nextn_block",
-    "show_nextn_states",
-]
+_NAME = re.compile(r"(?P<base>.*)-\d{5}-of-\d{5}\.gguf")
+
+
+def split_headers(path: Path, header: GGUFHeader) -> list[GGUFHeader]:
+    """Return the header of a model's first file, and those of its other files as far as they are there.
+
+    llama.cpp names them `base-00001-of-00003.gguf` and so on, and refuses to load a model that is not complete.
+    """
+    count = header.metadata.get("split.count")
+    name = _NAME.fullmatch(path.name)
+    if not isinstance(count, int) or not 1 < count < 10**5 or name is None:
+        return [header]
+    others = (path.with_name(f"{name['base']}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1))
+    return [header, *(read_any_header(other) for other in others if other != path and other.is_file())]
+
 
 NEXTN_ARCHITECTURES = (
     "bailingmoe3",

@@ -13,8 +13,6 @@ from typing import Any, Literal
 
 from specrun.bindings.errors import OptionError
 
-__all__ = ["AS_TRAINED", "ROPE_SCALINGS", "RopeScaling", "RopeScalingKind"]
-
 RopeScalingKind = Literal["model", "none", "linear", "yarn"]
 ROPE_SCALINGS: dict[RopeScalingKind, int] = {"model": -1, "none": 0, "linear": 1, "yarn": 2}  # LLAMA_ROPE_SCALING_TYPE
 _MAX_CTX = 2**31

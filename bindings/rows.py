@@ -16,8 +16,6 @@ from specrun.bindings.library import native_function
 from specrun.bindings.model import Model
 from specrun.bindings.nextn import nextn_rows
 
-__all__ = ["OutputBuffers", "Rows"]
-
 FloatRows = npt.NDArray[np.float32]
 _LOGITS, _HIDDEN, _NEXTN = "llama_get_logits", "llama_get_embeddings", "llama_get_embeddings_nextn"
 

@@ -10,8 +10,6 @@ from typing import Any
 from specrun.bindings.errors import ClosedError, OptionError
 from specrun.bindings.library import llama
 
-__all__ = ["Vocabulary"]
-
 # llama_vocab_type
 _KIND_NAMES = {0: "none", 1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLAMO2"}
 _ATTRIBUTE_UNKNOWN = 1 << 0

@@ -11,9 +11,7 @@ from typing import Any
 
 import click
 
-from specrun.cli.errors import reported_errors
-
-__all__ = ["LazyCommand", "LazyGroup"]
+from specrun.cli.terminal.errors import reported_errors
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.gguf_header import ArrayValue, GGUFHeader, MetadataValue
+from specrun.bindings.gguf import ArrayValue, GGUFHeader, MetadataValue
 from specrun.bindings.nextn import NEXTN_ARCHITECTURES, read_nextn
-from specrun.cli.quantities import bytes_text, count_text
-
-__all__ = ["describe_summary", "file_sha256", "summarise", "tensor_rows"]
+from specrun.cli.terminal.table import bytes_text, count_text
 
 _VOCABULARY_KINDS = {"llama": "SPM", "gpt2": "BPE", "bert": "WPM", "t5": "UGM", "rwkv": "RWKV", "plamo2": "PLAMO2"}
 _SPECIAL = "_token_id"

@@ -18,8 +18,6 @@ from typing import Any
 
 from specrun.bindings.errors import SpecrunError
 
-__all__ = ["main"]
-
 # More than a block of prompt tokens: matrix products and single rows use different kernels.
 _PROMPT_TOKENS = 48
 

@@ -6,14 +6,21 @@ from specrun.bindings.errors import MissingPackageError
 
 try:
     from specrun.convert.conversion import ConversionPlan, ConversionReport, convert_checkpoint, plan_conversion
-    from specrun.convert.cut import CutReport, LayeredModel, cut_layers
+    from specrun.convert.cut import CutReport, LayeredModel, PadReport, cut_layers, pad_ffn
     from specrun.convert.heads.head_conversion import convert_head, plan_head
     from specrun.convert.heads.target_facts import TargetFacts, target_facts
-    from specrun.convert.imatrix import ImportanceOptions, ImportanceReport, measure_importance, merge_importance
-    from specrun.convert.imatrix_file import ImportanceMatrix, read_importance, write_importance
-    from specrun.convert.pad import PadReport, pad_ffn
-    from specrun.convert.quantize import QuantizationReport, quantize_model
-    from specrun.convert.quantize_head import quantize_head
+    from specrun.convert.quantize import (
+        ImportanceMatrix,
+        ImportanceOptions,
+        ImportanceReport,
+        QuantizationReport,
+        measure_importance,
+        merge_importance,
+        quantize_model,
+        read_importance,
+        write_importance,
+    )
+    from specrun.convert.quantize.quantize_head import quantize_head
     from specrun.convert.random_model import RandomLlama, write_random_llama
 except ModuleNotFoundError as error:
     if error.name != "gguf":

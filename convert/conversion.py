@@ -10,37 +10,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from specrun.bindings.atomic import check_target, require_free_space
 from specrun.bindings.errors import OptionError
-from specrun.bindings.gguf_header import read_header
-from specrun.bindings.quantize_types import FILE_TYPES
-from specrun.convert.checkpoint import Checkpoint, open_checkpoint
+from specrun.bindings.gguf import read_header
+from specrun.bindings.quantizer import FILE_TYPES
+from specrun.convert.checkpoint import SOURCE_KEY, Checkpoint, SourceDigest, open_checkpoint
 from specrun.convert.families import family_of
-from specrun.convert.header_text import replace_text
-from specrun.convert.hf_tokenizer import read_vocabulary
-from specrun.convert.loadable_name import loadable_name
+from specrun.convert.gguf import (
+    Metadata,
+    PlannedTensor,
+    Progress,
+    file_name,
+    loadable_name,
+    name_of,
+    replace_text,
+    write_gguf,
+)
 from specrun.convert.logit_check import LogitCheck, check_logits
-from specrun.convert.metadata import Metadata
-from specrun.convert.model_name import file_name, name_of
 from specrun.convert.names import nearest
 from specrun.convert.quantize import quantize_model
-from specrun.convert.source_digest import SOURCE_KEY, SourceDigest
 from specrun.convert.tensor_map import MappedTensor, map_tensors, usual_type
-from specrun.convert.tensor_stream import TensorStream
-from specrun.convert.writer import PlannedTensor, Progress, write_gguf
-from specrun.convert.written_check import check_written
-from specrun.runtime.atomic import check_target, require_free_space
-
-__all__ = [
-    "AUTOMATIC_TYPE",
-    "OUTPUT_TYPES",
-    "SMALL_MODEL",
-    "ConversionPlan",
-    "ConversionReport",
-    "conversion_report",
-    "convert_checkpoint",
-    "known_type",
-    "plan_conversion",
-]
+from specrun.convert.tensor_stream import TensorStream, check_written
+from specrun.convert.tokenizer import read_vocabulary
 
 OUTPUT_TYPES: dict[str, tuple[str, int]] = {"f32": ("F32", 0), "f16": ("F16", 1), "bf16": ("BF16", 32)}
 """The values of `outtype` that need no quantizer, with the type of matrices and llama.cpp's number of the file type."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["nearest"]
-
 
 def nearest(typed: str, known: Iterable[str]) -> str:
     """Return " (did you mean X?)" for the known name nearest to `typed`, or "" where none is near."""

@@ -1,20 +1,65 @@
-"""Llama models with random weights: real files for tests, and for measuring what a model's size costs."""
+"""Llama models with random weights: real files for tests, and for measuring what a model's size costs.
+
+Tensors of random numbers for files that nobody trained: drawn, and quantized, a piece at a time.
+"""
 
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
-from specrun.convert.metadata import Metadata
-from specrun.convert.random_tensors import random_matrix, random_vector
-from specrun.convert.synthetic_vocabulary import synthetic_vocabulary
-from specrun.convert.vocabulary import BytePairVocabulary
-from specrun.convert.writer import PlannedTensor, write_gguf
+from specrun.bindings.quantizer import quantize_rows
+from specrun.convert.gguf import STORED_TYPES, Metadata, PlannedTensor, write_gguf
+from specrun.convert.tokenizer import BytePairVocabulary
+from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
 
-__all__ = ["RandomLlama", "write_random_llama"]
+_PIECE = 1 << 22  # numbers drawn at a time
+
+
+def random_matrix(name: str, shape: tuple[int, int], type_name: str, *, seed: int, spread: float) -> PlannedTensor:
+    """Return a matrix of normal numbers around 0 whose standard deviation is `spread`, of F32, F16 or a quantized type.
+
+    Same name, shape, seed and spread, same numbers, whatever else a file holds. Quantized types need rows that their
+    blocks divide; writing raises OptionError for others.
+    """
+
+    def load() -> Iterator[npt.NDArray[Any]]:
+        source = _source(seed, name)
+        rows = max(1, _PIECE // shape[1])
+        for start in range(0, shape[0], rows):
+            numbers = source.standard_normal((min(rows, shape[0] - start), shape[1]), dtype=np.float32)
+            numbers *= np.float32(spread)
+            if type_name in STORED_TYPES:
+                yield numbers.astype(STORED_TYPES[type_name])
+            else:
+                yield quantize_rows(numbers, type_name)
+
+    return PlannedTensor(f"{name}.weight", shape, type_name, load)
+
+
+def random_vector(
+    name: str, size: int, *, seed: int, mean: float, spread: float, part: str = "weight"
+) -> PlannedTensor:
+    """Return a float32 vector of normal numbers around `mean`: the weights of a norm, or with `part` "bias" a bias."""
+
+    def load() -> npt.NDArray[Any]:
+        numbers = _source(seed, name).standard_normal((size,), dtype=np.float32)
+        return np.float32(mean) + np.float32(spread) * numbers
+
+    return PlannedTensor(f"{name}.{part}", (size,), "F32", load)
+
+
+def _source(seed: int, name: str) -> np.random.Generator:
+    # Seeded by name too, so that a tensor does not depend on which were drawn before it.
+    return np.random.default_rng([seed, zlib.crc32(name.encode())])
+
 
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7}  # llama_ftype
 _LARGEST = 2**31 - 1

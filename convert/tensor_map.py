@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from math import prod
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
-from specrun.bindings.gguf_types import stored_bytes
-from specrun.convert.checkpoint import Checkpoint
+from specrun.bindings.gguf import stored_bytes
+from specrun.convert.checkpoint import Checkpoint, SourceTensor
 from specrun.convert.families.family import Family, TensorRule
-from specrun.convert.source_tensor import SourceTensor
-
-__all__ = ["MappedTensor", "map_rules", "map_tensors", "usual_type"]
 
 # Tensors that old checkpoints carry although they are computed.
 _COMPUTED = ("rotary_emb.inv_freq", "masked_bias")

@@ -3,14 +3,17 @@
 Worker threads read, hash and convert pieces beside each other (all of that runs without Python's lock) while the
 caller writes, in order. Files are read in pieces rather than mapped: a mapped file that shrinks, or a disk that
 fails, would end the process and leave a half-written file behind, and what was mapped counts as its memory.
+
+Reopens a file that was just written, and compares it with what was meant.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -19,13 +22,10 @@ import numpy.typing as npt
 
 from specrun.bindings.devices import available_cores
 from specrun.bindings.errors import SpecrunError
+from specrun.bindings.gguf import read_header
+from specrun.convert.checkpoint import NUMBER_TYPES, PIECE_BYTES, SourceDigest, SourceTensor, raw_stored_as, stored_as
 from specrun.convert.families.family import unchanged
-from specrun.convert.number_types import raw_stored_as, stored_as
-from specrun.convert.source_digest import PIECE_BYTES, SourceDigest
-from specrun.convert.source_tensor import NUMBER_TYPES, SourceTensor
 from specrun.convert.tensor_map import MappedTensor
-
-__all__ = ["TensorStream"]
 
 Array = npt.NDArray[Any]
 _Item = TypeVar("_Item")
@@ -130,3 +130,17 @@ def _source_places(source: SourceTensor) -> Iterator[slice]:
 def _places(n: int, item_bytes: int) -> Iterator[slice]:
     step = PIECE_BYTES // item_bytes
     return (slice(start, min(start + step, n)) for start in range(0, n, step))
+
+
+def check_written(path: Path, tensors: Sequence[MappedTensor]) -> None:
+    """Raise SpecrunError unless the file has these tensors, by name, shape and type, and all their bytes."""
+    written = {tensor.name: tensor for tensor in read_header(path).tensors}
+    wanted = {tensor.name: tensor for tensor in tensors}
+    if written.keys() != wanted.keys():
+        names = ", ".join(sorted(written.keys() ^ wanted.keys())[:4])
+        raise SpecrunError(f"the file came out with other tensors than planned ({names}): this is a mistake in specrun")
+    for name, one in wanted.items():
+        found = written[name]
+        got = found.shape[::-1], found.type_name, found.n_bytes
+        if got != (one.shape, one.type_name, one.n_bytes):
+            raise SpecrunError(f"{name} came out as {got}, not as planned: this is a mistake in specrun")

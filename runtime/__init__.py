@@ -22,11 +22,10 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.rope_scaling import RopeScaling
-from specrun.runtime.results import GenerationResult, TokenEvent, Usage
+from specrun.runtime.results import GenerationResult, SpecStats, TokenEvent, Usage
 from specrun.runtime.runtime import Runtime, RuntimeOptions
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import GenerationStream
-from specrun.runtime.statistics import SpecStats
 
 __all__ = [
     "BusyError",

@@ -2,6 +2,8 @@
 
 Templates come from model files and are not trusted: they run in Jinja's immutable sandbox, with bounded
 output, operands and time. What users wrote is never read as control tokens.
+
+Prompts as a model would be asked them.
 """
 
 from __future__ import annotations
@@ -16,10 +18,9 @@ from typing import Any
 from jinja2.exceptions import SecurityError
 
 from specrun.bindings.errors import OptionError, TemplateError
+from specrun.bindings.model import Model
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.runtime.template_sandbox import TemplateSandbox
-
-__all__ = ["ChatTemplate", "Message", "chat_tokens"]
 
 Message = Mapping[str, Any]
 _MAX_OUTPUT = 16 * 1024 * 1024
@@ -172,3 +173,14 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
+
+
+def prompt_tokens(model: Model, prompts: Sequence[str], as_text: bool = False) -> list[list[int]]:
+    """Return each prompt's tokens: a user's message where the model has a chat template, else, or `as_text`, bare."""
+    words = model.vocabulary
+    if as_text or model.chat_template is None:
+        return [words.tokenize(prompt) for prompt in prompts]
+    bos = words.text(words.bos) if words.bos is not None else ""
+    eos = words.text(words.eos) if words.eos is not None else ""
+    template = ChatTemplate(model.chat_template, bos=bos, eos=eos)
+    return [chat_tokens(template, words, [{"role": "user", "content": prompt}]) for prompt in prompts]

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafter import Drafter
 from specrun.runtime.noise import NoiseSource, SeededNoise
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import CachedText, TargetModel
-
-__all__ = ["Conversation"]
 
 
 class Conversation(CachedText):

@@ -8,17 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specrun.runtime.acceptance.rule import Acceptance, AcceptanceRule, LawAt
+from specrun.runtime.acceptance import Acceptance, AcceptanceRule, LawAt
 from specrun.runtime.conversation import Conversation
-from specrun.runtime.drafters.drafter import DraftRequest, RoundOutcome
+from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.law import Law
-from specrun.runtime.planning.limits import Allowance, RoundLimits
+from specrun.runtime.limits import Allowance, RoundLimits
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows, Target
 from specrun.runtime.transform import penalty_window, transformed_law
 from specrun.runtime.tree import ROOT, DraftTree
-
-__all__ = ["DecodeSettings", "Round", "decode_rounds"]
 
 
 @dataclass(frozen=True, slots=True)

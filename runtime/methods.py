@@ -11,20 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from specrun.runtime.drafters.expression import Expression
-from specrun.runtime.drafters.expression_options import ExpressionOptions
+from specrun.runtime.language import Expression, ExpressionOptions
 from specrun.runtime.sampling import unknown_option
-
-__all__ = [
-    "METHODS",
-    "TREE_OPTIONS",
-    "DraftFile",
-    "Method",
-    "find_method",
-    "head_kinds",
-    "method_of_head",
-    "options_of",
-]
 
 TREE_OPTIONS = ("tree", "depth", "topk", "nodes")
 """The options that ask for a tree of drafts where a method would draft a chain."""
@@ -146,7 +134,7 @@ METHODS: Mapping[str, Method] = {
         Method(
             "draft",
             "A smaller model of the same vocabulary: chains, SpecInfer, Sequoia and EAGLE-2 trees.",
-            "specrun.runtime.drafters.build_draft",
+            "specrun.runtime.drafters.draft_model.build",
             options=("n", "sampling", "p_min", *TREE_OPTIONS),
             file=DraftFile("the GGUF file of a draft model", "draft(small.gguf, n=5)"),
             counted_by_n=True,
@@ -155,7 +143,7 @@ METHODS: Mapping[str, Method] = {
         Method(
             "medusa",
             "Medusa: heads on the target's hidden state guess the next tokens independently.",
-            "specrun.runtime.drafters.build_medusa",
+            "specrun.runtime.drafters.medusa.drafter",
             options=_HEAD_TREE_OPTIONS,
             file=DraftFile("the GGUF file of Medusa heads", "medusa(heads.gguf)"),
             head="medusa",
@@ -164,7 +152,7 @@ METHODS: Mapping[str, Method] = {
         Method(
             "hydra",
             "Hydra and Hydra++: Medusa's heads, each of which reads the tokens drafted before.",
-            "specrun.runtime.drafters.build_hydra",
+            "specrun.runtime.drafters.hydra.build",
             options=(*_HEAD_TREE_OPTIONS, "depth", "topk", "n"),
             file=DraftFile("the GGUF file of Hydra heads", "hydra(heads.gguf)"),
             head="hydra",
@@ -173,7 +161,7 @@ METHODS: Mapping[str, Method] = {
         Method(
             "eagle",
             "EAGLE, EAGLE-2 and HASS: one layer predicts the target's next hidden states.",
-            "specrun.runtime.drafters.build_eagle",
+            "specrun.runtime.drafters.eagle.build",
             options=_EAGLE_OPTIONS,
             file=DraftFile("the GGUF file of an EAGLE head", "eagle(head.gguf)"),
             head="eagle",
@@ -182,7 +170,7 @@ METHODS: Mapping[str, Method] = {
         Method(
             "eagle3",
             "EAGLE-3: one layer that reads the inputs of three layers of the target.",
-            "specrun.runtime.drafters.build_eagle",
+            "specrun.runtime.drafters.eagle.build",
             options=_EAGLE_OPTIONS,
             file=DraftFile("the GGUF file of an EAGLE-3 head", "eagle3(head.gguf)"),
             head="eagle3",
@@ -193,7 +181,7 @@ METHODS: Mapping[str, Method] = {
         Method(
             "mtp",
             "Multi-token prediction: the target's own NextN blocks, or those of a file.",
-            "specrun.runtime.drafters.build_mtp",
+            "specrun.runtime.drafters.mtp.drafter",
             options=("n", "sampling", "p_min"),
             file=DraftFile("a GGUF file of NextN blocks", "mtp(mtp-blocks.gguf)", needed=False),
             spec_types=("draft-mtp",),
@@ -201,7 +189,7 @@ METHODS: Mapping[str, Method] = {
         Method(
             "prompt-lookup",
             "Prompt lookup and LLMA: what followed the last n-gram earlier in the text.",
-            "specrun.runtime.drafters.build_retrieval",
+            "specrun.runtime.drafters.retrieval.build",
             options=("n", "nodes", "branches", "max_ngram", "min_ngram", "reference"),
             counted_by_n=True,
             spec_types=("ngram-simple", "prompt-lookup"),
@@ -209,14 +197,14 @@ METHODS: Mapping[str, Method] = {
         Method(
             "rest",
             "REST: what followed the last tokens in a datastore of texts, a suffix array.",
-            "specrun.runtime.drafters.build_retrieval",
+            "specrun.runtime.drafters.retrieval.build",
             options=("n", "nodes", "branches", "places", "min_match"),
             file=DraftFile("the datastore", "rest(docs.store)", made_by="specrun datastore build"),
         ),
         Method(
             "lookahead",
             "Lookahead decoding: a pool of n-grams that Jacobi iterations on the target fill.",
-            "specrun.runtime.drafters.build_lookahead",
+            "specrun.runtime.drafters.lookahead.build",
             options=(
                 *("window", "ngram", "guesses", "pool", "save"),
                 *("text", "per_key", "max_keys", "seed"),
@@ -225,40 +213,40 @@ METHODS: Mapping[str, Method] = {
         Method(
             "jacobi",
             "Jacobi decoding: the target's own guesses of the last round, iterated.",
-            "specrun.runtime.drafters.build_lookahead",
+            "specrun.runtime.drafters.lookahead.build",
             options=("n", "seed"),
         ),
         Method(
             "ensemble",
             "The trees of several drafters, merged by their common prefixes.",
-            "specrun.runtime.drafters.build_combined",
+            "specrun.runtime.drafters.combinators.build",
             members=None,
         ),
         Method(
             "cascade",
             "CS-Drafting's vertical cascade: a drafter drafts for the draft model.",
-            "specrun.runtime.drafters.build_combined",
+            "specrun.runtime.drafters.combinators.build",
             options=("rounds",),
             members=2,
         ),
         Method(
             "relay",
             "CS-Drafting's horizontal cascade: each drafter goes on where the one before ended.",
-            "specrun.runtime.drafters.build_combined",
+            "specrun.runtime.drafters.combinators.build",
             members=None,
             counts_members=True,
         ),
         Method(
             "ouroboros",
             "Ouroboros: a pool of phrases lengthens and widens a draft model's drafts.",
-            "specrun.runtime.drafters.build_combined",
+            "specrun.runtime.drafters.combinators.build",
             options=("phrases", "length", "pool", "save"),
             members=1,
         ),
         Method(
             "auto",
             "Whichever of several drafters is measured fastest, chosen round by round.",
-            "specrun.runtime.drafters.build_auto",
+            "specrun.runtime.drafters.combinators.build",
             options=("replay",),
             members=None,
         ),

@@ -19,8 +19,6 @@ import numpy.typing as npt
 
 from specrun.runtime.law import Law
 
-__all__ = ["DraftNoise", "NoiseSource", "SeededNoise", "choose_in_turn"]
-
 Words = npt.NDArray[np.uint64]
 # The increment and the multipliers of SplitMix64 (Steele, Lea and Flood 2014).
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

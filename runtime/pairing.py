@@ -5,16 +5,6 @@ from __future__ import annotations
 from specrun.bindings.errors import PairError, UnsupportedModelError
 from specrun.bindings.model import Model
 
-__all__ = [
-    "check_blocks",
-    "check_draftable",
-    "check_pair",
-    "check_rollback",
-    "check_same_words",
-    "check_verifiable",
-    "check_vocabularies",
-]
-
 # The constants of llama.cpp's speculative decoding: vocabularies may differ by this many words, and the
 # first ids (unknown, bos, eos, padding) may have other texts.
 _MAX_SIZE_DIFFERENCE = 128

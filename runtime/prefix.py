@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["common_prefix"]
-
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return how many leading tokens `a` and `b` share."""

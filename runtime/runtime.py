@@ -12,27 +12,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from specrun.bindings.context import ContextOptions
+from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import ClosedError, OptionError, TemplateError
 from specrun.bindings.model import Model
 from specrun.bindings.rope_scaling import RopeScaling
 from specrun.bindings.vocabulary import Vocabulary
-from specrun.runtime.acceptance.build import build_rule
+from specrun.runtime.acceptance import build_rule
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.build import build_drafter
-from specrun.runtime.drafters.build_mtp import reads_own_blocks
-from specrun.runtime.drafters.build_retrieval import with_reference
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.expression import parse_expression
-from specrun.runtime.planning.offload import LayerCount, resolve_gpu_layers
+from specrun.runtime.drafters.mtp import reads_own_blocks
+from specrun.runtime.drafters.retrieval import with_reference
+from specrun.runtime.language import parse_expression
+from specrun.runtime.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.results import GenerationResult
 from specrun.runtime.sampling import SamplingParams, unknown_option
 from specrun.runtime.session import GenerationStream, Session
 
 if TYPE_CHECKING:  # jinja2 is only worth its import time when there is something to render
     from specrun.runtime.chat_template import ChatTemplate, Message
-
-__all__ = ["DEFAULT_N_CTX", "Runtime", "RuntimeOptions"]
 
 DEFAULT_N_CTX = 4096
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from specrun.bindings.errors import OptionError
 
-__all__ = ["SamplingParams", "unknown_option"]
-
 
 def unknown_option(name: str, known: list[str], where: str) -> OptionError:
     """Return the error for an option that does not exist, with the nearest one that does."""

@@ -8,23 +8,29 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import BusyError, ClosedError, ContextFullError, OptionError
 from specrun.bindings.model import Model
 from specrun.bindings.vocabulary import Vocabulary
-from specrun.runtime.acceptance.rule import AcceptanceRule
+from specrun.runtime.acceptance import AcceptanceRule
 from specrun.runtime.conversation import Conversation
-from specrun.runtime.drafters.drafter import Drafter
+from specrun.runtime.drafter import Drafter
+from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
 from specrun.runtime.noise import SeededNoise
-from specrun.runtime.planning.limits import RoundLimits
-from specrun.runtime.results import FinishReason, GenerationResult, LogprobKeeper, TokenEvent, Usage
+from specrun.runtime.results import (
+    FinishReason,
+    GenerationResult,
+    LogprobKeeper,
+    RoundCounter,
+    SpecStats,
+    TokenEvent,
+    Usage,
+)
 from specrun.runtime.sampling import SamplingParams
-from specrun.runtime.statistics import RoundCounter, SpecStats
 from specrun.runtime.target import TargetModel, target_context_options
 from specrun.runtime.text import TextAssembler
-
-__all__ = ["GenerationStream", "Session"]
 
 
 @dataclass(slots=True)

@@ -20,8 +20,6 @@ import jinja2.nodes
 import jinja2.sandbox
 from jinja2.exceptions import SecurityError
 
-__all__ = ["TemplateSandbox"]
-
 _BUDGET = 128 * 1024 * 1024  # bytes, about, built in one rendering
 _MAX_ELEMENTS = 200_000  # of a value that becomes text
 _POINTER = 8

@@ -5,8 +5,6 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-__all__ = ["TextAssembler"]
-
 
 class TextAssembler:
     """Turns pieces of bytes into text that can be shown, holding back what a stop string may still claim.

@@ -17,8 +17,6 @@ from specrun.bindings.errors import DecodeFailedError
 from specrun.runtime.law import FloatArray, IdArray, Law
 from specrun.runtime.sampling import SamplingParams
 
-__all__ = ["Logits", "greedy_token", "log_probability", "penalty_window", "transformed_law"]
-
 Logits = npt.NDArray[np.float32]
 _GROUPS = 1024
 _COLDEST = 1e-30  # below it, dividing would overflow, and the law is a point mass anyway

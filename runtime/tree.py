@@ -12,8 +12,6 @@ from typing import NamedTuple
 from specrun.bindings.errors import OptionError
 from specrun.runtime.law import Law
 
-__all__ = ["ROOT", "DraftTree", "Draw", "TreeBuilder"]
-
 ROOT = -1
 """The last committed token, parent of the first drafted ones."""
 

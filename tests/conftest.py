@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_models import CHAT
+from support.tiny_models import CHAT
 
 from specrun.convert.random_model import RandomLlama, write_random_llama
 

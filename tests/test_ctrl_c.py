@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from ctrl_c import hearing_ctrl_c
+from support.ctrl_c import hearing_ctrl_c
 
 INTERRUPTED = """
 import signal

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from specrun.runtime.acceptance.exact import decide
-from specrun.runtime.acceptance.walk import settle_point_masses, walk
-from specrun.runtime.drafters.draft_chain import draft_chain
+from specrun.runtime.acceptance import decide, settle_point_masses, walk
 from specrun.runtime.law import Law
 from specrun.runtime.loop import decode_rounds
+from specrun.runtime.trees import draft_chain
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "exactness.md"
 HEADING = "## The whole algorithm on one page\n"

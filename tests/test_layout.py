@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from layout import (
+from support.layout import (
     Floor,
     Source,
     crowded_folders,

@@ -21,20 +21,24 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from specrun.bindings.atomic import atomic_path
 from specrun.convert import convert_checkpoint, quantize_model
-from specrun.runtime.atomic import atomic_path
-from specrun.train.batches import ConversationTexts
-from specrun.train.conversations import epoch_conversations
-from specrun.train.corpus import Entry, build_corpus, read_corpus, write_corpus
-from specrun.train.demo_card import ModelFacts, model_card
-from specrun.train.demo_scores import Scores, draw_questions, measure_family, write_questions
-from specrun.train.llama import Llama, LlamaShape
-from specrun.train.llama_folder import save_folder
-from specrun.train.llama_learner import LlamaLearner
-from specrun.train.tokenizer import load_tokenizer, save_tokenizer_files, train_tokenizer
-from specrun.train.trainer import train_learner
-from specrun.train.trainer_settings import TrainerSettings
-from specrun.train.training_progress import TrainingStatus
+from specrun.train.family.batches import ConversationTexts
+from specrun.train.family.conversations import epoch_conversations
+from specrun.train.family.corpus import Entry, build_corpus, read_corpus, write_corpus
+from specrun.train.family.demo_card import (
+    ModelFacts,
+    Scores,
+    draw_questions,
+    measure_family,
+    model_card,
+    write_questions,
+)
+from specrun.train.family.llama import Llama, LlamaLearner, LlamaShape
+from specrun.train.family.tokenizer import load_tokenizer, save_folder, save_tokenizer_files, train_tokenizer
+from specrun.train.trainer.listener import TrainingStatus
+from specrun.train.trainer.settings import TrainerSettings
+from specrun.train.trainer.trainer import train_learner
 
 logger = logging.getLogger("specrun.train.demo_family")  # not "__main__", which `main` would not show
 

@@ -20,31 +20,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.context import ContextOptions
+from specrun.bindings.atomic import atomic_path
+from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.convert import convert_checkpoint
-from specrun.convert.head_accuracy import store_accuracy
+from specrun.convert.heads.head_accuracy import store_accuracy
 from specrun.convert.heads.head_conversion import convert_head
-from specrun.runtime.asked_prompts import prompt_tokens
-from specrun.runtime.atomic import atomic_path
+from specrun.runtime.chat_template import prompt_tokens
 from specrun.runtime.demo import demo_drafters, demo_questions, demo_target
-from specrun.runtime.planning.calibration import CalibrationText
-from specrun.runtime.planning.head_calibration import HeadCalibrationOptions, calibrate_heads
-from specrun.train.conversations import epoch_conversations
-from specrun.train.corpus import Entry, build_corpus
-from specrun.train.demo_scores import N_SPECULATIVE, Question, measure_drafter, read_questions
+from specrun.runtime.tuning import CalibrationText, HeadCalibrationOptions, calibrate_heads
+from specrun.train.distillation.drafter_run import DrafterRun
 from specrun.train.distillation.learner import DistillationLoss
-from specrun.train.distillation.train_drafter import DrafterRun, train_drafter
-from specrun.train.eagle import EagleRecipe
-from specrun.train.eagle3 import Eagle3Recipe
-from specrun.train.from_gguf import folder_from_gguf
-from specrun.train.head_recipe import HeadRecipe
-from specrun.train.head_run import HeadRun
-from specrun.train.head_training import train_head
-from specrun.train.medusa import MedusaRecipe
-from specrun.train.run_listener import NobodyListens
-from specrun.train.training_progress import TrainingStatus
+from specrun.train.distillation.train_drafter import train_drafter
+from specrun.train.family.conversations import epoch_conversations
+from specrun.train.family.corpus import Entry, build_corpus
+from specrun.train.family.demo_card import N_SPECULATIVE, Question, measure_drafter, read_questions
+from specrun.train.heads.eagle import EagleRecipe
+from specrun.train.heads.eagle3 import Eagle3Recipe
+from specrun.train.heads.medusa import MedusaRecipe
+from specrun.train.heads.recipe import HeadRecipe
+from specrun.train.heads.run import HeadRun
+from specrun.train.heads.training import train_head
+from specrun.train.target.from_gguf import folder_from_gguf
+from specrun.train.trainer.listener import NobodyListens, TrainingStatus
 
 logger = logging.getLogger("specrun.train.demo_heads")  # not "__main__", which `main` would not show
 

@@ -13,12 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specrun.bench.convert.child import run_child
-from specrun.bench.convert.made_checkpoint import write_checkpoint
+from specrun.bench.convert.made_model import write_checkpoint
 from specrun.bench.convert.measurement import ConvertOptions, ConvertResult, Progress
 from specrun.bench.timing import interleaved, ratio_of, spread_of
-from specrun.runtime.atomic import require_free_space
-
-__all__ = ["measure"]
+from specrun.bindings.atomic import require_free_space
 
 SHARE_OF_COPY = 0.5
 """F16 conversion is to reach this share of a plain copy's bandwidth."""

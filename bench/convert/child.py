@@ -17,8 +17,6 @@ from typing import Any
 
 from specrun.bindings.errors import SpecrunError
 
-__all__ = ["ChildRun", "peak_memory", "report_run", "run_child"]
-
 
 @dataclass(frozen=True, slots=True)
 class ChildRun:

@@ -13,11 +13,10 @@ from specrun.bench.convert.made_model import write_f16_model
 from specrun.bench.convert.measurement import ConvertOptions, ConvertResult, Progress
 from specrun.bench.timing import interleaved, ratio_of, spread_of
 from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.input_observer import InputObserver
 from specrun.bindings.model import Model
-
-__all__ = ["measure"]
 
 CHUNK_TOKENS = 512
 """llama-imatrix's chunk size."""

@@ -13,8 +13,6 @@ from specrun.bench.convert.made_model import write_f16_model
 from specrun.bench.convert.measurement import ConvertOptions, ConvertResult, Progress
 from specrun.bench.timing import interleaved, ratio_of, spread_of
 
-__all__ = ["FILE_TYPE", "measure"]
-
 FILE_TYPE = "Q4_K_M"
 """What is measured: the type that is downloaded most."""
 

@@ -8,8 +8,6 @@ from specrun.bench.convert.measurement import ConvertResult
 from specrun.bench.table import Table
 from specrun.bench.timing import Ratio, Spread
 
-__all__ = ["convert_table"]
-
 
 def convert_table(results: Sequence[ConvertResult]) -> Table:
     """Return the table, with what a reader has to know about it."""

@@ -1,10 +1,18 @@
-"""Times evaluations of random heads beside copies of memory, in turn, so that both see the same machine."""
+"""Times evaluations of random heads beside copies of memory, in turn, so that both see the same machine.
+
+How fast this machine copies memory: the measure that evaluations of heads are held against.
+
+One thing to time: an evaluation of a head, and the bytes that it has to read.
+
+Evaluations of Hydra's first head, for each number of paths, and of Hydra++'s prefix layer for one position.
+"""
 
 from __future__ import annotations
 
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,26 +20,105 @@ from typing import Literal
 
 import numpy as np
 
-from specrun.bench.heads.copy_bandwidth import CopyProbe
-from specrun.bench.heads.evaluation import Evaluation
-from specrun.bench.heads.hydra import hydra_evaluations
 from specrun.bench.heads.random_heads import write_eagle, write_hydra, write_medusa, write_target
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.devices import available_cores
 from specrun.bindings.errors import OptionError
-from specrun.bindings.gguf_header import read_header
+from specrun.bindings.gguf import read_header
 from specrun.bindings.model import Model
-from specrun.runtime.heads.eagle_head import EagleHead
-from specrun.runtime.heads.medusa_head import MedusaHead
+from specrun.runtime.drafters.eagle import EagleHead
+from specrun.runtime.drafters.hydra import HydraHead
+from specrun.runtime.drafters.medusa import MedusaHead
 
-__all__ = ["HEAD_TYPES", "HeadResult", "HeadType", "HeadsOptions", "measure_heads"]
+_BYTES = 1 << 28  # far more than any cache
+
+
+class CopyProbe:
+    """Copies one large array into another with numpy, each of `n_threads` threads its own part.
+
+    The bandwidth counts the bytes that are copied, each once. As every byte read is also written, memory that is only
+    read, like a head's weights, can be faster than that.
+    """
+
+    def __init__(self, n_threads: int, n_bytes: int = _BYTES) -> None:
+        self.n_bytes = n_bytes
+        self._source = np.ones(n_bytes, np.uint8)
+        self._copy = np.zeros(n_bytes, np.uint8)  # written once, so that its pages are there
+        step = -(-n_bytes // n_threads)
+        self._parts = [slice(start, start + step) for start in range(0, n_bytes, step)]
+        self._pool = ThreadPoolExecutor(len(self._parts))
+
+    def measure(self) -> float:
+        """Return the bytes copied per second, by one copy of the whole array."""
+        started = time.perf_counter()
+        list(self._pool.map(self._copy_part, self._parts))
+        return self.n_bytes / (time.perf_counter() - started)
+
+    def _copy_part(self, part: slice) -> None:
+        np.copyto(self._copy[part], self._source[part])
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What it is, what it must read, how to run it; `native` is the time in its graphs so far."""
+
+    head: str
+    width: int
+    n_bytes: int
+    run: Callable[[], object]
+    native: Callable[[], float]
+
+
+_FLOAT_BYTES = 4
+
+
+def hydra_evaluations(
+    path: Path, model: Model, n_threads: int, widths: Sequence[int], opened: ExitStack, *, ranks: int, cached: int
+) -> list[Evaluation]:
+    """Return the evaluations of a file with one head and a prefix layer, which has seen `cached` positions before."""
+    n_cells = cached + 1
+    head = opened.enter_context(closing(HydraHead(path, model, ranks=[ranks], n_threads=n_threads)))
+    layer = opened.enter_context(closing(head.cells(n_cells))).prefix
+    assert layer is not None
+    states = np.random.default_rng(0).standard_normal((n_cells, model.n_embd), dtype=np.float32)
+    layer.evaluate(states[:cached], 0, 0)
+    sizes = {one.name: one.n_bytes for one in read_header(path).tensors}
+    in_layer = sum(n_bytes for name, n_bytes in sizes.items() if name.startswith("hydra.prefix."))
+    embedding = next(one for one in model.header.tensors if one.name == "token_embd.weight")
+    row = embedding.n_bytes // embedding.shape[1]
+
+    def evaluation(width: int) -> Evaluation:
+        paths = [[token] for token in range(width)]
+        return Evaluation(
+            "hydra",
+            width,
+            sum(sizes.values()) - in_layer + width * row,
+            lambda: head.best_words(states[0], paths),
+            lambda: head.native_seconds,
+        )
+
+    keys_and_values = 2 * cached * layer.kv_size * _FLOAT_BYTES
+    return [
+        *(evaluation(width) for width in widths),
+        Evaluation(
+            "hydra++ layer",
+            1,
+            in_layer + keys_and_values,
+            lambda: layer.evaluate(states[cached:], cached, cached),
+            lambda: head.native_seconds,
+        ),
+    ]
+
 
 HeadType = Literal["F32", "F16", "Q8_0"]
 HEAD_TYPES: tuple[HeadType, ...] = ("F32", "F16", "Q8_0")
 _RANKS = 10  # words that a head has to name
 _PAIRS = 64  # that EAGLE's layer has cached, and positions that Hydra++'s has
 _WARM_UP = 2
-_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from specrun.convert.metadata import Metadata
-from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.convert.random_tensors import random_matrix, random_vector
-from specrun.convert.writer import PlannedTensor, write_gguf
-
-__all__ = ["LAYER_FEED_FORWARD", "write_eagle", "write_hydra", "write_medusa", "write_target"]
+from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
+from specrun.convert.random_model import RandomLlama, random_matrix, random_vector, write_random_llama
 
 LAYER_FEED_FORWARD = 2.6875
 """The width between, over the hidden size, of the Llama layers of published EAGLE and Hydra heads (11008 / 4096)."""

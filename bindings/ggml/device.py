@@ -8,8 +8,6 @@ from specrun.bindings.devices import available_cores
 from specrun.bindings.errors import ClosedError, SpecrunError
 from specrun.bindings.ggml.functions import call
 
-__all__ = ["ComputeDevice"]
-
 _CPU, _GPU, _INTEGRATED_GPU = 0, 1, 2
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from specrun.bindings.library import native_function
 
-__all__ = ["F16", "F32", "I32", "I64", "TensorFields", "call", "fields"]
-
 F32, F16, I32, I64 = 0, 1, 26, 27
 """Numbers of ggml's plain types (enum ggml_type)."""
 

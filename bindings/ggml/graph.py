@@ -16,8 +16,6 @@ from specrun.bindings.ggml.functions import F16, F32, I32, I64, InitParams, call
 from specrun.bindings.ggml.ready_graph import Graph
 from specrun.bindings.ggml.tensor import Tensor
 
-__all__ = ["Graph", "GraphBuilder", "Rope", "Tensor"]
-
 _NEOX = 2
 _DESCENDING = 1
 _PARTS = 4  # tensors that one operation of the builder may need

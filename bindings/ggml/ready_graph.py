@@ -14,8 +14,6 @@ from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.functions import call, fields
 from specrun.bindings.ggml.tensor import DTYPES, Tensor
 
-__all__ = ["Graph"]
-
 Array = npt.NDArray[np.generic]
 
 

@@ -12,12 +12,11 @@ import ctypes
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.functions import F32, I32
-from specrun.bindings.ggml.graph import GraphBuilder, Tensor
+from specrun.bindings.ggml.graph import GraphBuilder
+from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
 from specrun.bindings.library import native_function
 from specrun.bindings.model import Model
-
-__all__ = ["TargetTensors"]
 
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 

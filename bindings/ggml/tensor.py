@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from specrun.bindings.ggml.functions import F16, F32, I32, I64, fields
 
-__all__ = ["DTYPES", "Tensor"]
-
 DTYPES: Mapping[int, npt.DTypeLike] = {F32: np.float32, F16: np.float16, I32: np.int32, I64: np.int64}
 """numpy's types of ggml's plain ones."""
 

@@ -13,10 +13,7 @@ import numpy.typing as npt
 from specrun.bindings.errors import ClosedError, MalformedFileError, OutOfMemoryError
 from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.functions import InitParams, call, fields
-from specrun.bindings.gguf_header import TensorInfo, read_header
-from specrun.bindings.gguf_types import TENSOR_TYPES
-
-__all__ = ["TensorStore", "load_tensors"]
+from specrun.bindings.gguf import TENSOR_TYPES, TensorInfo, read_header
 
 _NUMBERS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
 _WEIGHTS = 1  # GGML_BACKEND_BUFFER_USAGE_WEIGHTS

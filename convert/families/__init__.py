@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.convert.checkpoint import JsonObject
 from specrun.convert.families import gemma, llama, mistral, phi3, qwen, smollm3
 from specrun.convert.families.family import Family
-from specrun.convert.json_file import JsonObject
 
 __all__ = ["family_of", "known_architectures"]
 

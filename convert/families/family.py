@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from specrun.convert.json_file import JsonObject
-from specrun.convert.metadata import Metadata
-
-__all__ = ["Array", "Family", "TensorRule", "unchanged"]
+from specrun.convert.checkpoint import JsonObject
+from specrun.convert.gguf import Metadata
 
 Array = npt.NDArray[Any]
 

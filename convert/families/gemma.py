@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.convert.checkpoint import JsonObject
 from specrun.convert.families.family import Family, TensorRule
 from specrun.convert.families.rope import describe_rope, rope_base, rope_settings
 from specrun.convert.families.steps import (
@@ -18,10 +19,7 @@ from specrun.convert.families.steps import (
     plus_one,
     require,
 )
-from specrun.convert.json_file import JsonObject
-from specrun.convert.metadata import Metadata
-
-__all__ = ["GEMMA2", "GEMMA3"]
+from specrun.convert.gguf import Metadata
 
 _NORMS = {
     "attn_norm": "input_layernorm",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from specrun.convert.checkpoint import JsonObject
 from specrun.convert.families.family import Family
 from specrun.convert.families.llama import describe_llama, llama_rules
-from specrun.convert.json_file import JsonObject
-from specrun.convert.metadata import Metadata
-
-__all__ = ["FAMILY"]
+from specrun.convert.gguf import Metadata
 
 
 def _describe(config: JsonObject, metadata: Metadata) -> None:

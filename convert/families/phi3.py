@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specrun.bindings.errors import UnsupportedModelError
+from specrun.convert.checkpoint import JsonObject
 from specrun.convert.families.family import Family, TensorRule
 from specrun.convert.families.rope import describe_longrope, longrope_factors, rope_settings
 from specrun.convert.families.steps import (
@@ -17,10 +18,7 @@ from specrun.convert.families.steps import (
     require_square_attention,
     with_bias,
 )
-from specrun.convert.json_file import JsonObject
-from specrun.convert.metadata import Metadata
-
-__all__ = ["FAMILY"]
+from specrun.convert.gguf import Metadata
 
 _NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from specrun.convert.checkpoint import JsonObject
 from specrun.convert.families.family import Family, TensorRule
 from specrun.convert.families.rope import describe_rope
 from specrun.convert.families.steps import (
@@ -16,10 +17,7 @@ from specrun.convert.families.steps import (
     require,
     require_square_attention,
 )
-from specrun.convert.json_file import JsonObject
-from specrun.convert.metadata import Metadata
-
-__all__ = ["QWEN2", "QWEN3"]
+from specrun.convert.gguf import Metadata
 
 _NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 

@@ -8,12 +8,10 @@ from math import log, pi, sqrt
 import numpy as np
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.convert.checkpoint import JsonObject
 from specrun.convert.families.family import Array, TensorRule
 from specrun.convert.families.steps import head_width, require
-from specrun.convert.json_file import JsonObject
-from specrun.convert.metadata import Metadata
-
-__all__ = ["describe_longrope", "describe_rope", "llama3_factors", "longrope_factors", "rope_base", "rope_settings"]
+from specrun.convert.gguf import Metadata
 
 _BASE = 10000.0
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specrun.bindings.errors import UnsupportedModelError
+from specrun.convert.checkpoint import JsonObject
 from specrun.convert.families.family import Family, TensorRule
 from specrun.convert.families.rope import describe_rope
 from specrun.convert.families.steps import attention, describe_decoder, embeddings, gated_feed_forward, norms, require
-from specrun.convert.json_file import JsonObject
-from specrun.convert.metadata import Metadata
-
-__all__ = ["FAMILY"]
+from specrun.convert.gguf import Metadata
 
 _NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 

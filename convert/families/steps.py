@@ -8,25 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.convert.checkpoint import JsonObject
 from specrun.convert.families.family import Array, TensorRule, unchanged
-from specrun.convert.json_file import JsonObject
-from specrun.convert.metadata import Metadata
-
-__all__ = [
-    "attention",
-    "describe_decoder",
-    "embeddings",
-    "gated_feed_forward",
-    "head_norms",
-    "head_width",
-    "interleave_halves",
-    "kv_heads",
-    "norms",
-    "plus_one",
-    "require",
-    "require_square_attention",
-    "with_bias",
-]
+from specrun.convert.gguf import Metadata
 
 
 def kv_heads(config: JsonObject) -> int:

@@ -5,14 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from specrun.bindings.errors import OptionError, SpecrunError, UnsupportedModelError
-from specrun.convert.checkpoint import Checkpoint, open_checkpoint
+from specrun.convert.checkpoint import PICKLE_ENDINGS, Checkpoint, open_checkpoint, read_json_object
 from specrun.convert.heads import eagle, eagle3, hydra, medusa
 from specrun.convert.heads.head_kind import HeadKind
-from specrun.convert.json_file import read_json_object
 from specrun.convert.names import nearest
-from specrun.convert.pickled_file import PICKLE_ENDINGS
-
-__all__ = ["HEAD_KINDS", "detect_kind", "kind_of", "known_kind", "open_head"]
 
 # The more particular ones first: the first that recognises a checkpoint has it.
 HEAD_KINDS: tuple[HeadKind, ...] = (

@@ -11,17 +11,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
-from specrun.convert.checkpoint import Checkpoint
+from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families.family import TensorRule
 from specrun.convert.families.rope import rope_base, rope_settings
 from specrun.convert.families.steps import kv_heads
-from specrun.convert.heads.head_kind import HeadKind, HeadPlan
-from specrun.convert.heads.matrix_shape import matrix_shape
+from specrun.convert.gguf import Metadata
+from specrun.convert.heads.head_kind import HeadKind, HeadPlan, matrix_shape
 from specrun.convert.heads.target_facts import TargetFacts
-from specrun.convert.json_file import JsonObject
-from specrun.convert.metadata import Metadata
-
-__all__ = ["KIND"]
 
 _LAYER = "layers.0."
 _EMBEDDING = "embed_tokens.weight"

@@ -1,37 +1,77 @@
-"""Converts a head's checkpoint folder to one GGUF file for a given target: planned and checked first, then written."""
+"""Converts a head's checkpoint folder to one GGUF file for a given target: planned and checked first, then written.
+
+What a head and its file are called: the checkpoint's name, with the kind of head in front.
+
+Quantizes a matrix as its numbers come, piece by piece: a piece need not end where a row does.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
+from gguf.utility import size_label
 
+from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import MalformedFileError
-from specrun.bindings.quantize_types import FILE_TYPES
+from specrun.bindings.quantizer import FILE_TYPES, quantize_rows
+from specrun.convert.checkpoint import SOURCE_KEY, JsonObject, SourceDigest
 from specrun.convert.conversion import AUTOMATIC_TYPE, ConversionPlan, ConversionReport, conversion_report, known_type
 from specrun.convert.families.family import TensorRule
-from specrun.convert.header_text import replace_text
+from specrun.convert.gguf import (
+    STORED_TYPES,
+    Metadata,
+    ModelName,
+    PlannedTensor,
+    Progress,
+    name_of,
+    replace_text,
+    safe_file_name,
+    write_gguf,
+)
 from specrun.convert.heads.detect import kind_of, known_kind, open_head
-from specrun.convert.heads.head_name import head_file_name, head_name
-from specrun.convert.heads.quantized_pieces import quantized_pieces
 from specrun.convert.heads.target_facts import TargetFacts, target_facts
-from specrun.convert.json_file import JsonObject
-from specrun.convert.metadata import Metadata
-from specrun.convert.model_name import ModelName
-from specrun.convert.quantize_head import HEAD_TYPE, fitting_type
-from specrun.convert.source_digest import SOURCE_KEY, SourceDigest
+from specrun.convert.quantize import HEAD_TYPE, fitting_type
 from specrun.convert.tensor_map import MappedTensor, map_rules, usual_type
-from specrun.convert.tensor_stream import TensorStream
-from specrun.convert.writer import STORED_TYPES, PlannedTensor, Progress, write_gguf
-from specrun.convert.written_check import check_written
-from specrun.runtime.atomic import check_target
+from specrun.convert.tensor_stream import TensorStream, check_written
 
-__all__ = ["convert_head", "plan_head"]
+
+def head_name(folder: Path, kind: str, n_parameters: int) -> ModelName:
+    """Return the name of the head in `folder`: a size in that is the target's, the label is the head's own."""
+    found = name_of(folder, 0)
+    label = size_label(n_parameters, 0, 0, 0)
+    if found.name.lower().startswith(kind):
+        return dataclasses.replace(found, size_label=label)
+    basename = f"{kind}-{found.basename}" if found.basename else None
+    return dataclasses.replace(found, name=f"{kind}-{found.name}", basename=basename, size_label=label)
+
+
+def head_file_name(name: ModelName, encoding: str) -> str:
+    """Return the name of the file, `encoding` being its type: medusa-vicuna-7b-v1.3-Q8_0.gguf."""
+    return safe_file_name(f"{name.name}-{encoding}")
+
+
+def quantized_pieces(
+    pieces: Iterable[npt.NDArray[Any]], width: int, type_name: str, *, n_threads: int = 0
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield the blocks of rows of `width` float32 numbers that come flat, in order, and cut anywhere.
+
+    Raises as `quantize_rows`; the numbers must make up whole rows.
+    """
+    rest = np.empty(0, np.float32)
+    for piece in pieces:
+        numbers = np.concatenate([rest, piece]) if rest.size else piece
+        whole = numbers.size // width * width
+        rest = numbers[whole:].copy()
+        if whole:
+            yield quantize_rows(numbers[:whole].reshape(-1, width), type_name, n_threads=n_threads)
+
 
 _OUTTYPE = HEAD_TYPE.lower()
 _LONGEST_NAME = 200

@@ -1,18 +1,19 @@
-"""What a kind of head must say so that its checkpoints can be converted."""
+"""What a kind of head must say so that its checkpoints can be converted.
+
+The shape of a matrix of a checkpoint that other shapes follow from.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from specrun.convert.checkpoint import Checkpoint
+from specrun.bindings.errors import MalformedFileError
+from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families.family import TensorRule
+from specrun.convert.gguf import Metadata
 from specrun.convert.heads.target_facts import TargetFacts
-from specrun.convert.json_file import JsonObject
-from specrun.convert.metadata import Metadata
 from specrun.runtime.methods import head_kinds
-
-__all__ = ["HeadKind", "HeadPlan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +54,13 @@ class HeadKind:
     def __post_init__(self) -> None:
         if self.name not in head_kinds():
             raise ValueError(f"no method of runtime/methods.py drafts with {self.name!r} heads")
+
+
+def matrix_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
+    """Return rows and columns of a tensor; raises MalformedFileError where it is missing or no matrix."""
+    stored = checkpoint.tensors.get(name)
+    if stored is None:
+        raise MalformedFileError(f"{checkpoint.folder} has no tensor {name}: it is incomplete, or another kind of head")
+    if len(stored.shape) != 2:
+        raise MalformedFileError(f"{stored.path} has {name} of shape {stored.shape}, which is no matrix")
+    return stored.shape[0], stored.shape[1]

@@ -16,15 +16,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
-from specrun.convert.checkpoint import Checkpoint
+from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families.family import TensorRule
-from specrun.convert.heads.head_kind import HeadKind, HeadPlan
-from specrun.convert.heads.matrix_shape import matrix_shape
+from specrun.convert.gguf import Metadata
+from specrun.convert.heads.head_kind import HeadKind, HeadPlan, matrix_shape
 from specrun.convert.heads.target_facts import TargetFacts
-from specrun.convert.json_file import JsonObject
-from specrun.convert.metadata import Metadata
-
-__all__ = ["KIND"]
 
 _IN_A_MODEL = "medusa_head."
 _NAME = re.compile(r"(\d{1,4})\.(\d{1,4})\.(linear\.weight|linear\.bias|weight)")

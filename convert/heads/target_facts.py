@@ -12,19 +12,13 @@ from typing import Any
 import numpy as np
 
 from specrun.bindings.errors import MalformedFileError, OptionError, PairError, UnsupportedModelError
-from specrun.bindings.gguf_header import read_header
+from specrun.bindings.gguf import read_header
 from specrun.bindings.model import Model
-from specrun.convert.checkpoint import Checkpoint
+from specrun.convert.checkpoint import Checkpoint, read_json_object
 from specrun.convert.families import family_of
 from specrun.convert.families.family import Array
-from specrun.convert.gguf_source import GGUFSource
-from specrun.convert.hf_tokenizer import read_vocabulary
-from specrun.convert.json_file import read_json_object
-from specrun.convert.metadata import Metadata
-from specrun.convert.model_name import name_of
-from specrun.convert.writer import write_gguf
-
-__all__ = ["TargetFacts", "target_facts"]
+from specrun.convert.gguf import GGUFSource, Metadata, name_of, write_gguf
+from specrun.convert.tokenizer import read_vocabulary
 
 _TOKENIZER = "tokenizer."
 _ROPE_FACTORS = "rope_freqs.weight"

@@ -34,8 +34,6 @@ from specrun.runtime.law import FloatArray, Law
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.tree import ROOT, DraftTree, Draw
 
-__all__ = ["BlockRule"]
-
 
 class BlockRule:
     """Block verification of the tree's leading chain, the exact rule for whatever branches below it.

@@ -10,11 +10,8 @@ from specrun.runtime.acceptance.kseq import KSeqRule
 from specrun.runtime.acceptance.rule import AcceptanceRule
 from specrun.runtime.acceptance.spec_cascade import CASCADES, SpecCascadeRule
 from specrun.runtime.acceptance.typical import TypicalRule
-from specrun.runtime.drafters.expression import Expression, parse_expression
-from specrun.runtime.drafters.expression_options import ExpressionOptions
+from specrun.runtime.language import Expression, ExpressionOptions, parse_expression
 from specrun.runtime.sampling import unknown_option
-
-__all__ = ["build_rule", "rule_names"]
 
 
 def rule_names() -> list[str]:

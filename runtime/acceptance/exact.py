@@ -14,13 +14,10 @@ Medusa or EAGLE-2 drafts. Greedy decoding is P a point mass.
 from __future__ import annotations
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.acceptance.rule import Acceptance, LawAt
-from specrun.runtime.acceptance.walk import count_to_test, settle_point_masses, walk
+from specrun.runtime.acceptance.rule import Acceptance, LawAt, count_to_test, settle_point_masses, walk
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.tree import DraftTree, Draw
-
-__all__ = ["ExactRule", "decide"]
 
 
 class ExactRule:

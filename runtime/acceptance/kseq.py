@@ -28,13 +28,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.acceptance.rule import Acceptance, LawAt
-from specrun.runtime.acceptance.walk import count_to_test, settle_point_masses, walk
+from specrun.runtime.acceptance.rule import Acceptance, LawAt, count_to_test, settle_point_masses, walk
 from specrun.runtime.law import FloatArray, Law
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.tree import DraftTree, Draw
-
-__all__ = ["KSeq", "KSeqRule"]
 
 _PRECISION = 1e-14
 

@@ -1,4 +1,7 @@
-"""What every acceptance rule is: a walk down the draft tree that keeps a path and picks the next token."""
+"""What every acceptance rule is: a walk down the draft tree that keeps a path and picks the next token.
+
+What token-wise rules share: the walk down the tree, and the single draw that settles point masses.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,7 @@ from typing import Protocol
 
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
-from specrun.runtime.tree import DraftTree
-
-__all__ = ["Acceptance", "AcceptanceRule", "LawAt"]
+from specrun.runtime.tree import ROOT, DraftTree, Draw
 
 LawAt = Callable[[int], Law]
 """The target's transformed law after a node (or ROOT); computed only for nodes a rule visits."""
@@ -41,3 +42,57 @@ class AcceptanceRule(Protocol):
         `position` is where the first new token will stand; the token at `position + depth` is decided by
         draws keyed with that position.
         """
+
+
+Decide = Callable[[DraftTree, tuple[Draw, ...], Law, NoiseSource], tuple[int | None, int]]
+"""From a node's draws and the target's law there to the accepted child (None: none) and the next token."""
+
+
+def walk(
+    tree: DraftTree,
+    law_at: LawAt,
+    noise: NoiseSource,
+    position: int,
+    decide: Decide,
+) -> Acceptance:
+    """Return the path that `decide` keeps, one token per node, with draws keyed by its position.
+
+    `law_at(node)` is the target's law after a node; the first new token stands at `position`.
+    """
+    path: list[int] = []
+    node = ROOT
+    while True:
+        noise.seek(position + len(path))
+        draws = tree.draws.get(node, ())
+        child, token = decide(tree, draws, law_at(node), noise)
+        if child is None:
+            return Acceptance(tuple(path), token, rejected=bool(draws))
+        path.append(child)
+        node = child
+
+
+def count_to_test(draws: tuple[Draw, ...]) -> int:
+    """Return how many draws must be tested in turn: all up to the last one that was sampled."""
+    count = len(draws)
+    while count and draws[count - 1].law is None:
+        count -= 1
+    return count
+
+
+def settle_point_masses(
+    tree: DraftTree,
+    draws: tuple[Draw, ...],
+    law: Law,
+    noise: NoiseSource,
+) -> tuple[int | None, int]:
+    """Return the child that one draw from `law` names, if there is one, and the token.
+
+    Testing point masses one by one and then drawing from what remains is the same as drawing
+    once and descending if the token was drafted. That single draw is plain decoding's own, so
+    deterministic drafters repeat plain decoding's text at every temperature.
+    """
+    token = noise.choose(law)
+    for draw in draws:
+        if tree.tokens[draw.node] == token:
+            return draw.node, token
+    return None, token

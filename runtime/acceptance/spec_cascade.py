@@ -33,8 +33,6 @@ from specrun.runtime.law import IdArray, Law
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.tree import DraftTree
 
-__all__ = ["CASCADES", "SpecCascadeRule", "chow", "diff", "opt", "token_specific"]
-
 TargetLaw = Callable[[Law, Law, float], Law]
 """From the drafter's law Q, the target's P and alpha to the law pi that drafts are verified against."""
 

@@ -28,8 +28,6 @@ from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.tree import ROOT, DraftTree
 
-__all__ = ["TypicalRule", "typical_threshold"]
-
 
 class TypicalRule:
     """Keeps the longest path of tokens that the target finds typical; `exact` is False.

@@ -7,13 +7,11 @@ from collections.abc import Callable
 from typing import cast
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.drafter import Drafter, DrafterWeights, NoDrafter
+from specrun.runtime.drafter import Drafter, DrafterWeights, NoDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
-from specrun.runtime.drafters.expression import Expression, parse_expression
+from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.methods import Method, find_method
 from specrun.runtime.pairing import check_rollback, check_verifiable
-
-__all__ = ["Builder", "build_drafter", "build_none", "load_builder"]
 
 Builder = Callable[[Expression, DraftEnvironment, BuildPart], DrafterWeights]
 """Builds an expression of one method; combinators build their members with the third argument."""

@@ -8,17 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bindings.context import ContextOptions
+from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
-from specrun.runtime.drafters.drafter import DrafterWeights, make_all
-from specrun.runtime.drafters.expression import Expression
+from specrun.runtime.costs import CostCurve, known_curve
+from specrun.runtime.drafter import DrafterWeights, make_all
+from specrun.runtime.language import Expression
 from specrun.runtime.methods import find_method
-from specrun.runtime.planning.cost_curves import CostCurve
-from specrun.runtime.planning.offload import LayerCount
-from specrun.runtime.planning.stored_curves import known_curve
-
-__all__ = ["BuildPart", "DraftEnvironment", "build_parts", "file_of"]
+from specrun.runtime.offload import LayerCount
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,126 @@
-"""The graphs of chains: by rows before the chain, words in it, and whether probabilities are returned."""
+"""The graphs of chains: by rows before the chain, words in it, and whether probabilities are returned.
+
+The words of a greedy chain as part of a graph: each depth's best word is found and fed on inside the graph.
+
+A word is left in a table that outlives the graph, so a whole chain comes back in one read. Which words ggml's backends
+can do this for is asked when a graph is built: `UnsupportedModelError` says that one cannot.
+
+Graphs over a cache that are kept to be run again: all of them read the same number of its cells.
+
+The chains of a head as one graph, where its backends can compute them; where they cannot, that is found out once.
+
+A few graph sizes serve all batches: rows are filled up to the next one.
+
+The best words of each row of logits with their log-probabilities, found where the logits are computed.
+
+Only a few numbers of each row leave the device: top-k and log-sum-exp are part of a head's graph.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, TypeVarTuple
 
-from specrun.bindings.ggml.device import ComputeDevice
-from specrun.bindings.ggml.graph import Graph
-from specrun.runtime.heads.chain_words import ChainTable, ChainWords
-from specrun.runtime.heads.length_graphs import LengthGraphs
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["ChainGraphs"]
+from specrun.bindings.errors import UnsupportedModelError
+from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
+
+MOST_CHAIN_WORDS = 64
+"""The longest chain of one graph."""
+
+_WIDTHS = (1, 2, 4, 8)  # few, because each is a graph of all depths
+MOST_CHAIN_ROWS = _WIDTHS[-1]
+"""The most rows that a chain's graph catches up on before it drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainWords:
+    """A greedy chain: its words (of the target), and their natural log-probabilities [n] where they were asked for."""
+
+    words: list[int]
+    log_probs: npt.NDArray[np.float32] | None = None
+
+
+class ChainTable:
+    """Where graphs leave the words of a chain. Close it after the graphs and before the device."""
+
+    def __init__(self, device: ComputeDevice) -> None:
+        size = (MOST_CHAIN_WORDS,)
+        self._tensors = TensorStore(device, {"words": ("I32", size), "log_probs": ("F32", size)})
+
+    def add(
+        self, builder: GraphBuilder, logits: Tensor, depth: int, *, ids: Tensor | None = None, probabilities: bool
+    ) -> Tensor:
+        """Note the best word of logits (words, 1) as that of a depth, from 0, and return it, I32 (1).
+
+        `ids`, I32 (1, words), names the target's words where the logits are of others.
+        """
+        word = builder.argmax(logits)
+        if probabilities:
+            value = builder.pick(logits, word, 1)
+            log_prob = builder.sub(value, builder.log_sum_exp(logits, value))
+            builder.keep(builder.copy(log_prob, builder.columns(Tensor(self._tensors["log_probs"]), depth, 1)))
+        if ids is not None:
+            word = builder.get_rows(ids, word)
+        builder.keep(builder.copy(word, builder.columns(Tensor(self._tensors["words"]), depth, 1)))
+        return word
+
+    def output(self, builder: GraphBuilder, n: int, *, probabilities: bool) -> None:
+        """Let a graph return the first n words."""
+        for name in ("words", "log_probs") if probabilities else ("words",):
+            builder.output(name, builder.columns(Tensor(self._tensors[name]), 0, n))
+
+    @staticmethod
+    def read(graph: Graph, *, probabilities: bool) -> ChainWords:
+        """Return the chain that a graph has computed."""
+        words: list[int] = graph.peek("words")[0].tolist()
+        return ChainWords(words, graph.read("log_probs")[0].astype(np.float32, copy=False) if probabilities else None)
+
+    def close(self) -> None:
+        """Free the table."""
+        self._tensors.close()
+
+
+def chain_width(n: int) -> int:
+    """Return the number of rows of the graph that catches up on n."""
+    return next(width for width in _WIDTHS if width >= n)
+
+
+Key = TypeVarTuple("Key")
+
+
+class LengthGraphs(Generic[*Key]):
+    """Builds graphs when they are first asked for: `build` takes the length and what else tells them apart."""
+
+    def __init__(self, build: Callable[[int, *Key], Graph]) -> None:
+        self._build = build
+        self._graphs: dict[tuple[*Key], Graph] = {}
+        self._length = 0  # of all graphs: a text that has outgrown one does not come back to it soon
+
+    def __len__(self) -> int:
+        """Return how many graphs are kept."""
+        return len(self._graphs)
+
+    def get(self, length: int, *key: *Key) -> Graph:
+        """Return the graph that reads `length` cells; those of another length are closed."""
+        if length != self._length:
+            self._close_graphs()
+            self._length = length
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._graphs[key] = self._build(length, *key)
+        return graph
+
+    def close(self) -> None:
+        """Free the graphs."""
+        self._close_graphs()
+
+    def _close_graphs(self) -> None:
+        while self._graphs:
+            self._graphs.popitem()[1].close()
 
 
 class ChainGraphs(LengthGraphs[int, int, bool]):
@@ -30,3 +141,76 @@ class ChainGraphs(LengthGraphs[int, int, bool]):
         """Free graphs and table."""
         super().close()
         self.table.close()
+
+
+class _Chains(Protocol):
+    def close(self) -> None: ...
+
+
+Chains = TypeVar("Chains", bound=_Chains)
+
+
+class PossibleChains(Generic[Chains]):
+    """Prepares chains when they are first asked for. `prepare`, and drafting with what it returns, may raise
+    UnsupportedModelError: then none is asked for again."""
+
+    def __init__(self, prepare: Callable[[], Chains]) -> None:
+        self.chains: Chains | None = None
+        self._prepare = prepare
+        self._impossible = False
+
+    def draft(self, n_rows: int, n: int, run: Callable[[Chains], ChainWords]) -> ChainWords | None:
+        """Return what `run` drafts: n words after `n_rows` rows; None where that is too much for one graph."""
+        if self._impossible or n > MOST_CHAIN_WORDS or n_rows > MOST_CHAIN_ROWS:
+            return None
+        try:
+            if self.chains is None:
+                self.chains = self._prepare()
+            return run(self.chains)
+        except UnsupportedModelError:
+            self._impossible = True
+            return None
+
+    def close(self) -> None:
+        """Free the chains."""
+        if self.chains is not None:
+            self.chains.close()
+            self.chains = None
+
+
+_GRAPH_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
+
+
+def filled_width(n: int) -> int:
+    """Return the number of rows of the graph that evaluates n."""
+    return next((width for width in _GRAPH_WIDTHS if width >= n), n)
+
+
+@dataclass(frozen=True, slots=True)
+class RankedWords:
+    """What a head says after n rows: `words` and natural `log_probs`, both [n, ranks], the most likely first."""
+
+    words: npt.NDArray[np.int32]
+    log_probs: npt.NDArray[np.float32]
+
+
+def add_ranking(builder: GraphBuilder, logits: Tensor, ranks: int, *, probabilities: bool = True) -> None:
+    """Let a graph return what `ranked_words`, or without `probabilities` only `words_by_rank`, reads.
+
+    The logits are (words, n), and so many of each row are returned.
+    """
+    words, values = builder.best(logits, ranks)
+    builder.output("words", words)
+    if probabilities:
+        total = builder.log_sum_exp(logits, values if ranks == 1 else builder.columns(values, 0, 1))
+        builder.output("log_probs", builder.sub(values, total))
+
+
+def words_by_rank(graph: Graph, n: int) -> npt.NDArray[np.int32]:
+    """Return the words [n, ranks] of the first n rows of a graph that has been computed, the most likely first."""
+    return graph.read("words")[:n].astype(np.int32, copy=False)
+
+
+def ranked_words(graph: Graph, n: int) -> RankedWords:
+    """Return the words of the first n rows with their log-probabilities, the most likely first."""
+    return RankedWords(words_by_rank(graph, n), graph.read("log_probs")[:n].astype(np.float32, copy=False))

@@ -11,11 +11,8 @@ import os
 from collections.abc import Sequence
 
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
-from specrun.bindings.gguf_header import GGUFHeader, read_header
-from specrun.bindings.gguf_types import ArrayValue
+from specrun.bindings.gguf import ArrayValue, GGUFHeader, read_header
 from specrun.bindings.model import Model
-
-__all__ = ["TARGET_VOCABULARY", "HeadFile"]
 
 TARGET_VOCABULARY = "specrun.target.vocabulary_sha256"
 

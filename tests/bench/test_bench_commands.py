@@ -63,7 +63,7 @@ def test_drafters_in_the_other_forms(drafters: list[str], tmp_path: Path) -> Non
 
 
 def test_a_padded_target_says_so_and_answers_the_same(drafters: list[str], tmp_path: Path) -> None:
-    pytest.importorskip("specrun.convert.pad")
+    pytest.importorskip("specrun.convert.cut.pad")
     picture, kept = tmp_path / "p.png", tmp_path / "padded.gguf"
     padded = bench(*drafters, "-p", "one", "--pad-to", "200K", "--keep", kept, "--plot", picture, "--drafter", "none")
     assert "Padding scales the target's cost" in good(padded)
@@ -118,7 +118,7 @@ def test_the_demo_asks_its_own_questions(
     questions.write_text('{"question": "who?", "answer": "a"}\n{"question": "why?", "answer": "b"}\n', encoding="utf-8")
     monkeypatch.setattr("specrun.runtime.demo.demo_target", lambda: tiny_model)
     monkeypatch.setattr("specrun.runtime.demo.demo_drafters", lambda: {"draft": tiny_flat_twin})
-    monkeypatch.setattr("specrun.bench.prompts.demo_questions", lambda: questions)
+    monkeypatch.setattr("specrun.bench.drafters.prompts.demo_questions", lambda: questions)
     quick = ["drafters", "--demo", "-n", "8", "-r", "1", "-t", "1", "-c", "256", "--spec-draft-n-max", "2"]
     results = json.loads(good(bench(*quick, "--pad-to", "100K", "--json")))["results"]
     assert [one["drafter"] for one in results] == ["none", "draft(twin.gguf, n=2)", "prompt-lookup"]

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from specrun.bench.drafters import DrafterBench, with_files
-from specrun.bench.overhead import OverheadOptions
-from specrun.bench.padding import padded_target, parse_parameters
-from specrun.bench.prompts import demo_prompts, read_prompts
+from specrun.bench.drafters.comparison import DrafterBench, with_files
+from specrun.bench.drafters.padding import padded_target, parse_parameters
+from specrun.bench.drafters.prompts import demo_prompts, read_prompts
+from specrun.bench.overhead.overhead import OverheadOptions
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError
-from specrun.bindings.gguf_header import read_header
+from specrun.bindings.gguf import read_header
 from specrun.runtime.demo import demo_questions
-from specrun.runtime.drafters.expression import parse_expression
+from specrun.runtime.language import parse_expression
 from specrun.runtime.sampling import SamplingParams
 
 
@@ -62,7 +62,7 @@ def test_a_missing_prompt_file(tmp_path: Path) -> None:
 def test_demo_questions_are_spread_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(f'{{"question": "q{n}"}}\n' for n in range(10)), encoding="utf-8")
-    monkeypatch.setattr("specrun.bench.prompts.demo_questions", lambda: file)
+    monkeypatch.setattr("specrun.bench.drafters.prompts.demo_questions", lambda: file)
     assert demo_questions() != file
     assert demo_prompts(3) == ("q0", "q3", "q6")
     assert len(demo_prompts(99)) == 10

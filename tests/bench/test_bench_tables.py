@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from specrun.bench.drafters import DrafterResult, TargetFacts, TextComparison
-from specrun.bench.overhead import SETTINGS, OverheadResult
-from specrun.bench.plot import check_plot_file, plot_drafters
+from specrun.bench.drafters.comparison import DrafterResult, TargetFacts, TextComparison
+from specrun.bench.overhead.overhead import SETTINGS, OverheadResult
+from specrun.bench.plots import check_plot_file, plot_drafters
 from specrun.bench.report import CONSTANT_COLUMNS, drafters_table, overhead_table
 from specrun.bench.table import Table, to_csv, to_json, to_markdown
 from specrun.bench.timing import Ratio, ratio_of, spread_of

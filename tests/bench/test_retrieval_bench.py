@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from specrun.bench.documentation_store import documentation_store, store_description
-from specrun.bench.literature import literature_note
+from specrun.bench.drafters.documentation import documentation_store, store_description
+from specrun.bench.drafters.prompts import Conversation, demo_workload
 from specrun.bench.lookup import LookupOptions, measure_lookup
-from specrun.bench.workloads import Conversation, demo_workload
+from specrun.bench.report import literature_note
 from specrun.bindings.errors import MalformedFileError, OptionError
 from specrun.bindings.model import Model
 from specrun.cli.main import cli
-from specrun.runtime.datastore.store_file import open_store
 from specrun.runtime.demo import demo_questions
-from specrun.train.corpus import Entry
+from specrun.runtime.drafters.retrieval.datastore import open_store
+from specrun.train.family.corpus import Entry
 
 QUESTIONS = [json.loads(line) for line in demo_questions().read_text(encoding="utf-8").splitlines()]
 ANSWERS = {one["question"]: one["answer"] for one in QUESTIONS}
@@ -52,7 +52,7 @@ def test_edited_answers_differ_a_little_from_an_earlier_one(monkeypatch: pytest.
     sentence = "Return the lowest index in {} where the subsection sub is found, and -1 on failure."
     entries = [Entry(f"{one}.find", "method", None, sentence.format(one)) for one in ("bytes", "str")]
     entries += [Entry("a.find", "method", None, "Search."), Entry("os.find", "method", None, "Walk the whole tree.")]
-    monkeypatch.setattr("specrun.train.corpus.build_corpus", lambda: entries)
+    monkeypatch.setattr("specrun.train.family.corpus.build_corpus", lambda: entries)
     chats = demo_workload("edited", 3, 0, count_words)
     assert len(chats) == 1
     for chat in chats:
@@ -106,8 +106,10 @@ def test_lookup_on_the_command_line() -> None:
 def small_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real thing takes seconds to read."""
     known = [("f", QUESTIONS[0]["answer"]), ("g", "Something else that is documented here.")]
-    monkeypatch.setattr("specrun.bench.documentation._of_files", lambda: iter(known))
-    monkeypatch.setattr("specrun.bench.documentation.native_entries", lambda: iter([("h", "class", None, None)]))
+    monkeypatch.setattr("specrun.bench.drafters.documentation._of_files", lambda: iter(known))
+    monkeypatch.setattr(
+        "specrun.bench.drafters.documentation.native_entries", lambda: iter([("h", "class", None, None)])
+    )
 
 
 @pytest.mark.usefixtures("small_documentation")

@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGUFReader
-from renamed_models import as_architecture, qwen3_norms
-from tiny_models import CHAT, F32
-from tiny_nextn import write_tiny_qwen35
+from support.renamed_models import as_architecture, qwen3_norms
+from support.tiny_models import CHAT, F32
+from support.tiny_nextn import write_tiny_qwen35
 
 from specrun.bindings import layer_inputs
 from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, StaleViewError, UnsupportedModelError
 from specrun.bindings.layer_inputs import LAYER_INPUT_ARCHITECTURES, check_layer_inputs
 from specrun.bindings.model import Model

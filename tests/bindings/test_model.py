@@ -6,7 +6,7 @@ import os
 import struct
 
 import pytest
-from tiny_models import TEMPLATE
+from support.tiny_models import TEMPLATE
 
 from specrun.bindings.errors import (
     ClosedError,

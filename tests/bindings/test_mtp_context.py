@@ -7,13 +7,14 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from tiny_models import F32
-from tiny_nextn import TinyNextN, variant, write_tiny_qwen35
+from support.tiny_models import F32
+from support.tiny_nextn import TinyNextN, variant, write_tiny_qwen35
 
 from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import ModelLoadError, OptionError, StaleViewError, UnsupportedModelError
-from specrun.bindings.gguf_header import read_header
+from specrun.bindings.gguf import read_header
 from specrun.bindings.model import Model
 from specrun.bindings.mtp_context import MtpContext, StateBatch, check_nextn
 from specrun.bindings.nextn import read_nextn

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.bindings.rope_scaling import AS_TRAINED, RopeScaling
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.drafters.build_draft import draft_context_options
+from specrun.runtime.drafters.draft_model import draft_context_options
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from specrun.bindings.errors import ClosedError, OptionError
 from specrun.bindings.model import Model
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.convert.synthetic_vocabulary import synthetic_vocabulary
-from specrun.convert.vocabulary import NORMAL, USER_DEFINED, BytePairVocabulary
+from specrun.convert.tokenizer import NORMAL, USER_DEFINED, BytePairVocabulary
+from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
 
 
 @pytest.fixture(scope="module")

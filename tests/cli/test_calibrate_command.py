@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tiny_heads import random_medusa
+from support.tiny_heads import random_medusa
 
 from specrun.cli.main import cli
-from specrun.runtime.heads.head_file import HeadFile
-from specrun.runtime.heads.node_accuracy import read_accuracy_csv, stored_accuracy
+from specrun.runtime.heads import HeadFile, read_accuracy_csv, stored_accuracy
 
 from .conftest import Models
 

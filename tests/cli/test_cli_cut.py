@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from specrun.bindings.gguf_header import read_header
+from specrun.bindings.gguf import read_header
 from specrun.convert import RandomLlama, write_random_llama
 
 from .conftest import ENDLESS, Models, Run

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ctrl_c import hearing_ctrl_c
+from support.ctrl_c import hearing_ctrl_c
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 20
 
@@ -127,8 +127,8 @@ def test_ctrl_c_in_a_real_process_leaves_nothing(models, tmp_path: Path):
 
 
 def test_a_reference_implies_prompt_lookup_only_where_nothing_else_drafts():
-    from specrun.cli.drafter_choice import drafter_expression
-    from specrun.cli.model_options import DraftSettings
+    from specrun.cli.options.drafter_choice import drafter_expression
+    from specrun.cli.options.model import DraftSettings
 
     def chosen(**values: object) -> str:
         nothing = dict.fromkeys(("model_draft", "drafter", "spec_type", "spec_draft_n_max", "spec_draft_p_min"))

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from specrun.cli import diagnosis
-from specrun.cli.diagnosis import interpret
+from specrun.cli import doctor as diagnosis
+from specrun.cli.doctor import interpret
 
 from .conftest import Run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specrun.cli import generate_command
+from specrun.cli import generate as generate_command
 from specrun.runtime import Runtime, SamplingParams
 
 from .conftest import ENDLESS, Models, Run
@@ -205,7 +205,7 @@ def test_flags_outvote_the_environment(run: Run, models: Models, monkeypatch: py
     monkeypatch.setenv("SPECRUN_DRAFTER", "prompt-lookup")
     assert drafter("-md", models.target) == f"draft({models.target}, n=2)"
     monkeypatch.delenv("SPECRUN_DRAFTER")
-    monkeypatch.setattr("specrun.cli.opening.demo_target", lambda: models.target.with_name("no.gguf"))
+    monkeypatch.setattr("specrun.cli.options.opening.demo_target", lambda: models.target.with_name("no.gguf"))
     demo = run("generate", "--demo", "-p", "x")
     assert "embedded models are not part" in demo.stderr
     monkeypatch.setenv("SPECRUN_DEMO", "1")

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_heads import random_medusa
-from tiny_nextn import TinyNextN
+from support.tiny_heads import random_medusa
+from support.tiny_nextn import TinyNextN
 
 from specrun.convert.quantize import quantize_model
 from specrun.convert.random_model import RandomLlama, write_random_llama

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from ctrl_c import hearing_ctrl_c
+from support.ctrl_c import hearing_ctrl_c
 
 from .conftest import ENDLESS, Models
 

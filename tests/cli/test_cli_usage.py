@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specrun.cli import opening
+from specrun.cli.options import opening
 
 from .conftest import Models, Run
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from specrun.bindings.gguf_header import read_header
-from specrun.bindings.quantize_types import FILE_TYPES
-from specrun.cli.quantize_command import default_output
-from specrun.convert.metadata import Metadata
+from specrun.bindings.gguf import read_header
+from specrun.bindings.quantizer import FILE_TYPES
+from specrun.cli.quantize import default_output
+from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.convert.writer import PlannedTensor, write_gguf
 
 TEXT = "all work and no play makes a model dull. " * 60
 

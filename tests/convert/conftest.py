@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tiny_checkpoints import Tensors, llama_config, llama_tensors, safetensors_bytes, tokenizer_files
+from support.tiny_checkpoints import Tensors, llama_config, llama_tensors, safetensors_bytes, tokenizer_files
 
 from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.model import Model
 
 

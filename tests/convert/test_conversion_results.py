@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_checkpoints import llama_config, llama_tensors, safetensors_bytes
+from support.tiny_checkpoints import llama_config, llama_tensors, safetensors_bytes
 
 from specrun.bindings.errors import MalformedFileError, OptionError, SpecrunError, UnsupportedModelError
-from specrun.bindings.gguf_header import read_header
-from specrun.convert import conversion, convert_checkpoint, plan_conversion, source_digest, tensor_stream
-from specrun.convert.model_name import ModelName, file_name, name_of
+from specrun.bindings.gguf import read_header
+from specrun.convert import conversion, convert_checkpoint, plan_conversion, tensor_stream
+from specrun.convert.checkpoint import source_tensor as source_digest
+from specrun.convert.gguf import ModelName, file_name, name_of
 
 HEAD = "lm_head.weight"
 

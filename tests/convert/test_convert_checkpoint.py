@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGUFReader
-from llama_reference import reference_logits
-from tiny_checkpoints import CONTROLS, TEMPLATE, llama_config, llama_tensors, safetensors_bytes, tokenizer_files
+from support.llama_reference import reference_logits
+from support.tiny_checkpoints import CONTROLS, TEMPLATE, llama_config, llama_tensors, safetensors_bytes, tokenizer_files
 from tokenizers import Tokenizer
 
-from specrun.bindings.gguf_header import read_header
+from specrun.bindings.gguf import read_header
 from specrun.bindings.model import Model
 from specrun.convert import convert_checkpoint
 

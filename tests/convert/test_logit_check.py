@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_checkpoints import llama_config, llama_tensors
+from support.tiny_checkpoints import llama_config, llama_tensors
 
 from specrun.bindings.errors import SpecrunError
 from specrun.convert import convert_checkpoint

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.gguf_header import read_header
+from specrun.bindings.gguf import read_header
 from specrun.bindings.model import Model
 from specrun.convert import RandomLlama, write_random_llama
-from specrun.convert.vocabulary import CONTROL, NORMAL, BytePairVocabulary
+from specrun.convert.tokenizer import CONTROL, NORMAL, BytePairVocabulary
 
 
 def entropies(rows: np.ndarray) -> np.ndarray:

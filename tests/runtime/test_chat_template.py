@@ -9,14 +9,14 @@ import jinja2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import TEMPLATE
+from support.tiny_models import TEMPLATE
 
 from specrun.bindings.errors import OptionError, TemplateError
 from specrun.bindings.model import Model
 from specrun.bindings.vocabulary import Vocabulary
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.convert.synthetic_vocabulary import synthetic_vocabulary
-from specrun.convert.vocabulary import BytePairVocabulary
+from specrun.convert.tokenizer import BytePairVocabulary
+from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
 from specrun.runtime import chat_template
 from specrun.runtime.chat_template import ChatTemplate, chat_tokens
 

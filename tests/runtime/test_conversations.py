@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tiny_models import F32
+from support.tiny_models import F32
 
-from specrun.bindings.context import ContextOptions
+from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.acceptance.exact import ExactRule
-from specrun.runtime.datastore.build_store import build_store
+from specrun.runtime.acceptance import ExactRule
+from specrun.runtime.costs import TYPICAL_GPU
+from specrun.runtime.drafter import Drafter, DrafterWeights, NoDrafter, close_all, make_all
 from specrun.runtime.drafters.build import build_drafter
-from specrun.runtime.drafters.drafter import Drafter, DrafterWeights, NoDrafter, close_all, make_all
+from specrun.runtime.drafters.combinators import combined
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.expression import quoted
-from specrun.runtime.drafters.members import combined
-from specrun.runtime.drafters.ngram_file import load_pool
+from specrun.runtime.drafters.lookahead import load_pool
+from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
+from specrun.runtime.language import quoted
+from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, decode_rounds
 from specrun.runtime.noise import SeededNoise
-from specrun.runtime.planning.limits import RoundLimits
-from specrun.runtime.planning.stored_curves import TYPICAL_GPU
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
 from specrun.runtime.tree import DraftTree

@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from joint_law import ALPHA, REJECTED, KeepsTooMuch, Text, model_joint_law, p_value, sampled_texts
+from support.joint_law import ALPHA, REJECTED, KeepsTooMuch, Text, model_joint_law, p_value, sampled_texts
 
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime
-from specrun.runtime.drafters.expression import quoted
+from specrun.runtime.language import quoted
 
 VOCABULARY = 12
 PROMPT = [3, 1, 4]

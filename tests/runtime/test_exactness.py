@@ -12,14 +12,22 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from branching import BranchingNoise, enumerate_law
-from enumeration import PROMPT, TOLERANCE, Propose, accepted_lengths, bias, chain, mixed_tree, numbers_used, proposals
-from scripted import LawTable, law_of
+from support.branching import BranchingNoise, enumerate_law
+from support.enumeration import (
+    PROMPT,
+    TOLERANCE,
+    Propose,
+    accepted_lengths,
+    bias,
+    chain,
+    mixed_tree,
+    numbers_used,
+    proposals,
+)
+from support.scripted import LawTable, law_of
 
-from specrun.runtime.acceptance.build import build_rule, rule_names
-from specrun.runtime.acceptance.exact import ExactRule
-from specrun.runtime.acceptance.rule import Acceptance, AcceptanceRule, LawAt
-from specrun.runtime.drafters.drafter import DraftRequest
+from specrun.runtime.acceptance import Acceptance, AcceptanceRule, ExactRule, LawAt, build_rule, rule_names
+from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import F32, fresh_logits
-from tiny_nextn import write_tiny_qwen35
+from support.tiny_models import F32, fresh_logits
+from support.tiny_nextn import write_tiny_qwen35
 
-from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.model import Model
 from specrun.runtime import Runtime, SamplingParams

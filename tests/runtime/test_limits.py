@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.planning.limits import Allowance, RoundLimits
-from specrun.runtime.planning.offload import parse_layer_count, resolve_gpu_layers
+from specrun.runtime.limits import Allowance, RoundLimits
+from specrun.runtime.offload import parse_layer_count, resolve_gpu_layers
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
 
@@ -91,17 +91,17 @@ def test_layers_are_resolved(tiny_model, monkeypatch):
     assert resolve_gpu_layers(5, tiny_model) == 5
     with pytest.raises(OptionError, match="-2"):
         resolve_gpu_layers(-2, tiny_model)
-    monkeypatch.setattr("specrun.runtime.planning.offload.supports_gpu_offload", lambda: False)
+    monkeypatch.setattr("specrun.runtime.offload.supports_gpu_offload", lambda: False)
     assert resolve_gpu_layers("auto", tiny_model) == 0
 
 
 @pytest.mark.parametrize(("share", "expected"), [(10.0, -1), (1.0, 1), (0.0, 0)])
 def test_auto_takes_what_fits_into_free_memory(tiny_model, monkeypatch, share, expected):
     from specrun.bindings.devices import Device
-    from specrun.bindings.gguf_header import read_header
+    from specrun.bindings.gguf import read_header
 
     weights = sum(tensor.n_bytes for tensor in read_header(tiny_model).tensors)
     gpu = Device("gpu0", "", "gpu", int(weights * share), 10**9)
-    monkeypatch.setattr("specrun.runtime.planning.offload.supports_gpu_offload", lambda: True)
-    monkeypatch.setattr("specrun.runtime.planning.offload.devices", lambda: [gpu])
+    monkeypatch.setattr("specrun.runtime.offload.supports_gpu_offload", lambda: True)
+    monkeypatch.setattr("specrun.runtime.offload.devices", lambda: [gpu])
     assert resolve_gpu_layers("auto", tiny_model) == expected

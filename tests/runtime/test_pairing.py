@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_models import F32
+from support.tiny_models import F32
 
 from specrun.bindings.errors import PairError, UnsupportedModelError
 from specrun.bindings.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.convert.synthetic_vocabulary import synthetic_vocabulary
-from specrun.convert.vocabulary import NORMAL, BytePairVocabulary
+from specrun.convert.tokenizer import NORMAL, BytePairVocabulary
+from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.drafters.expression import quoted
+from specrun.runtime.language import quoted
 from specrun.runtime.pairing import check_draftable, check_pair
 
 SIZE = 400

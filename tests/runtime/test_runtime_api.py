@@ -8,19 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import F32, fresh_logits
+from support.tiny_models import F32, fresh_logits
 
 import specrun.runtime
-from specrun.bindings.context import ContextOptions
-from specrun.bindings.errors import (
-    ClosedError,
-    FileMissingError,
-    ModelError,
-    OptionError,
-    TemplateError,
-)
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.errors import ClosedError, FileMissingError, ModelError, OptionError, TemplateError
 from specrun.runtime import GenerationResult, Runtime, RuntimeOptions, SamplingParams, TokenEvent
-from specrun.runtime.drafters.expression import quoted
+from specrun.runtime.language import quoted
 
 NO_END = {319: -math.inf, 318: -math.inf, 317: -math.inf}
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logit_bias=NO_END)

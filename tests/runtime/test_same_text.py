@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_models import F32
+from support.tiny_models import F32
 
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.drafters.expression import quoted
+from specrun.runtime.language import quoted
 
 LENGTH = 48
 

@@ -11,17 +11,15 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from tiny_models import F32, fresh_logits
+from support.tiny_models import F32, fresh_logits
 
 from specrun.bindings.context import Context
 from specrun.bindings.errors import BusyError, ClosedError, ContextFullError, OptionError, StaleViewError
 from specrun.runtime import GenerationResult, Runtime, SamplingParams
 from specrun.runtime.conversation import Conversation
-from specrun.runtime.drafters.cascade import CascadeDrafter
-from specrun.runtime.drafters.draft_model_state import DraftModelState
-from specrun.runtime.drafters.draft_model_target import DraftModelTarget
-from specrun.runtime.drafters.draft_tree_state import DraftTreeState
-from specrun.runtime.drafters.expression import quoted
+from specrun.runtime.drafters.combinators import CascadeDrafter, DraftModelTarget
+from specrun.runtime.drafters.draft_model import DraftModelState, DraftTreeState
+from specrun.runtime.language import quoted
 from specrun.runtime.loop import decode_rounds
 from specrun.runtime.target import TargetModel
 
@@ -345,7 +343,7 @@ def test_a_prompt_larger_than_the_context_is_refused(open_runtime):
 
 
 def test_a_drafter_with_a_shorter_context_stops_drafting(open_runtime, tiny_folder, tiny_model):
-    from tiny_models import CHAT
+    from support.tiny_models import CHAT
 
     from specrun.convert.random_model import RandomLlama, write_random_llama
 

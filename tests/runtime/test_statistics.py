@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specrun.runtime.statistics import RoundCounter
+from specrun.runtime.results import RoundCounter
 
 
 def counted(*rounds: tuple[int, int, int]) -> RoundCounter:

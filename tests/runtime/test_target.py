@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.memory import Memory
 from specrun.bindings.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.layout import count_leaves, layout_tree, moves_onto
-from specrun.runtime.target import CachedText, TargetModel
+from specrun.runtime.target import CachedText, TargetModel, count_leaves, layout_tree, moves_onto
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
 SEQUENCES = 8

@@ -18,7 +18,7 @@ def one_thread():
 def taught(one_thread, tmp_path_factory: pytest.TempPathFactory):
     """A tiny target that knows six answers by heart."""
     pytest.importorskip("transformers")
-    from tiny_targets import write_taught
+    from support.tiny_targets import write_taught
 
     folder: Path = tmp_path_factory.mktemp("taught")
     return write_taught(folder)

@@ -6,11 +6,10 @@ import logging
 import pytest
 
 from specrun.train import demo_family
-from specrun.train.corpus import Entry, build_corpus
-from specrun.train.demo_card import ModelFacts, model_card
 from specrun.train.demo_family import SHIPPED, make_family, parse_plan
-from specrun.train.demo_scores import Scores, draw_questions
-from specrun.train.llama import Llama, LlamaShape
+from specrun.train.family.corpus import Entry, build_corpus
+from specrun.train.family.demo_card import ModelFacts, Scores, draw_questions, model_card
+from specrun.train.family.llama import Llama, LlamaShape
 
 SMALL = LlamaShape(vocab_size=1024, hidden_size=256, num_layers=1, intermediate_size=256, num_heads=4)
 SCORES = Scores(

@@ -5,17 +5,17 @@ import json
 import logging
 
 import pytest
-from tiny_family import ANSWERS, make_family, question
+from support.tiny_family import ANSWERS, make_family, question
 
 from specrun.bindings.errors import OptionError
 from specrun.convert import convert_checkpoint
 from specrun.train import demo_heads
-from specrun.train.conversations import turn
-from specrun.train.corpus import Entry
 from specrun.train.demo_heads import KINDS, learnt_entries, make_heads, parse_plan
-from specrun.train.demo_scores import Question
-from specrun.train.eagle import EagleRecipe
-from specrun.train.medusa import MedusaRecipe
+from specrun.train.family.conversations import turn
+from specrun.train.family.corpus import Entry
+from specrun.train.family.demo_card import Question
+from specrun.train.heads.eagle import EagleRecipe
+from specrun.train.heads.medusa import MedusaRecipe
 
 ENTRIES = [Entry(name, "function", None, answers[0]) for name, answers in ANSWERS.items()]
 

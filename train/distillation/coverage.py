@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from specrun.bindings.batch import Batch
-from specrun.bindings.context import Context, ContextOptions
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.train.distillation.vocabularies import Words, check_same_words, gguf_words
-
-__all__ = ["ExistingDrafters", "covered_positions", "position_weights"]
 
 _ROWS_AT_ONCE = 64  # 32 MB of logits with 128k words
 

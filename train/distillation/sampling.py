@@ -9,9 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specrun.train.hf_model import HFModel
-
-__all__ = ["sample_answers", "uniform_numbers"]
+from specrun.train.target.hf_model import HFModel
 
 
 @torch.no_grad()

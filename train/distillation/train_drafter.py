@@ -12,37 +12,32 @@ from collections.abc import Sequence
 
 import torch
 
-from specrun.train.data_file import read_documents
-from specrun.train.device_name import device_name
+from specrun.train.data.data_file import read_documents
+from specrun.train.data.target_tokens import TargetWords
+from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
 from specrun.train.distillation.acceptance import acceptance_gain
-from specrun.train.distillation.answers import AnswerSettings, end_words, with_room_for_answers
+from specrun.train.distillation.answers import AnswerSettings, answered_by_target, end_words, with_room_for_answers
 from specrun.train.distillation.coverage import ExistingDrafters
-from specrun.train.distillation.drafter_card import drafter_card
-from specrun.train.distillation.drafter_folder import write_drafter_folder
+from specrun.train.distillation.drafter_folder import drafter_card, write_drafter_folder
 from specrun.train.distillation.drafter_run import (
     DEFAULTS,
     WEIGHTS_NAME,
     DrafterReport,
     DrafterRun,
+    drafter_memory,
     run_identity,
 )
 from specrun.train.distillation.learner import DistillationLearner
-from specrun.train.distillation.memory_need import drafter_memory
-from specrun.train.distillation.target_answers import answered_by_target
 from specrun.train.distillation.vocabularies import check_same_words, folder_words
-from specrun.train.head_folder import check_output, open_output
-from specrun.train.hf_model import HFModel, load_hf_model
-from specrun.train.memory import require_memory
-from specrun.train.precision import usable_device, usable_precision
-from specrun.train.run_checkpoint import earlier_run
-from specrun.train.run_listener import NobodyListens, RunListener
-from specrun.train.source_identity import source_identity
-from specrun.train.target_words import TargetWords
-from specrun.train.token_corpus import TokenCorpus, encode_corpus
-from specrun.train.trainer import train_learner
-from specrun.train.trainer_settings import TrainerSettings
-
-__all__ = ["DrafterReport", "DrafterRun", "train_drafter"]
+from specrun.train.heads.folder import check_output, open_output
+from specrun.train.target.hf_model import HFModel, load_hf_model
+from specrun.train.target.target_shape import source_identity
+from specrun.train.trainer.listener import NobodyListens, RunListener
+from specrun.train.trainer.memory import require_memory
+from specrun.train.trainer.precision import device_name, usable_device, usable_precision
+from specrun.train.trainer.run_checkpoint import earlier_run
+from specrun.train.trainer.settings import TrainerSettings
+from specrun.train.trainer.trainer import train_learner
 
 
 def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> DrafterReport:

@@ -9,10 +9,7 @@ from pathlib import Path
 from specrun.bindings.errors import PairError
 from specrun.bindings.model import Model
 from specrun.convert.checkpoint import open_checkpoint
-from specrun.convert.hf_tokenizer import read_vocabulary
-from specrun.convert.vocabulary import UNUSED
-
-__all__ = ["Words", "check_same_words", "folder_words", "gguf_words"]
+from specrun.convert.tokenizer import UNUSED, read_vocabulary
 
 # As for drafting: embeddings are rounded up to different numbers of rows within a family.
 _MAX_SIZE_DIFFERENCE = 128

@@ -15,10 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specrun.train.llama import RMSNorm, rotate
-from specrun.train.target_shape import TargetShape
-
-__all__ = ["Attention", "FeedForward", "KeysValues", "RMSNorm", "added_at", "rope_angles"]
+from specrun.train.family.llama import rotate
+from specrun.train.target.target_shape import TargetShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,11 @@
-"""A head's chains below every position of a text at once: its own states, the text's tokens."""
+"""A head's chains below every position of a text at once: its own states, the text's tokens.
+
+The loss of chains: each depth's, over the chains that count there, discounted and added up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -10,10 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from specrun.train.draft_marks import draft_marks
+from specrun.train.data.token_corpus import choosing, draft_marks
 from specrun.train.heads.attention import KeysValues
-
-__all__ = ["ChainHead", "chain_states"]
+from specrun.train.trainer.learner import LossPart
 
 
 class ChainHead(Protocol):
@@ -62,3 +64,30 @@ def chain_states(
             states, own = head(embeddings, states, earlier, wanted)
         earlier.append(own)
         yield states
+
+
+def chain_loss(
+    chains: Iterable[Tensor],
+    learnt: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    decay: float,
+    *,
+    recompute: bool,
+) -> LossPart | None:
+    """Return sum decay^s loss_s over the depths s of `chains`, states [B, T-1, h] each; None where nothing counts.
+
+    `learnt` [B, T] marks the words that count. `loss` takes the states [n, h] that chains predict and the numbers [n]
+    of the positions they stand for, among those `choosing` a word that counts, in reading order. With `recompute` its
+    insides are computed again for gradients: laws of all depths would fill the memory.
+    """
+    order = (choosing(learnt).flatten().long().cumsum(0) - 1).view(learnt.shape)
+    total, first = torch.zeros((), device=learnt.device), 0.0
+    for depth, predicted in enumerate(chains):
+        marks = draft_marks(learnt, depth)
+        if not marks.any():
+            break
+        rows, numbers = predicted[:, : marks.shape[1]][marks], order[:, depth + 1 : depth + 1 + marks.shape[1]][marks]
+        found = checkpoint(loss, rows, numbers, use_reentrant=False) if recompute else loss(rows, numbers)
+        total = total + decay**depth * found
+        first = first if depth else float(found.detach())
+    return LossPart("step 1", total, first) if total.requires_grad else None

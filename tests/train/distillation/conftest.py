@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_family import Family, make_family
+from support.tiny_family import Family, make_family
 
 from specrun.convert import convert_checkpoint
-from specrun.train.data_file import read_documents
-from specrun.train.hf_model import HFModel, load_hf_model
-from specrun.train.target_words import TargetWords
-from specrun.train.token_corpus import TokenCorpus, encode_corpus
+from specrun.train.data.data_file import read_documents
+from specrun.train.data.target_tokens import TargetWords
+from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
+from specrun.train.target.hf_model import HFModel, load_hf_model
 
 torch.set_num_threads(1)  # before the fixtures of the session, which train
 

@@ -7,14 +7,9 @@ import pytest
 import torch
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.planning.theory import acceptance_probability
-from specrun.train.distillation.acceptance import (
-    TextAcceptance,
-    acceptance_at,
-    acceptance_gain,
-    mean_acceptance,
-)
-from specrun.train.distillation.divergences import total_variation
+from specrun.runtime.costs import acceptance_probability
+from specrun.train.distillation.acceptance import TextAcceptance, acceptance_at, acceptance_gain, mean_acceptance
+from specrun.train.distillation.learner import total_variation
 
 
 def logits(*shape, seed=0):

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from specrun.train.distillation import target_answers
+from specrun.train.data.target_tokens import TokenSequence
+from specrun.train.data.token_corpus import TokenCorpus
+from specrun.train.distillation import answers as target_answers
 from specrun.train.distillation.answers import (
     AnswerSettings,
     answer_anew,
+    answered_by_target,
     collate,
     end_words,
     first_to_answer,
@@ -17,9 +20,6 @@ from specrun.train.distillation.answers import (
     with_room_for_answers,
 )
 from specrun.train.distillation.sampling import uniform_numbers
-from specrun.train.distillation.target_answers import answered_by_target
-from specrun.train.target_words import TokenSequence
-from specrun.train.token_corpus import TokenCorpus
 
 SETTINGS = AnswerSettings(temperature=1.0, n_longest=10, max_length=64, end_ids=(0,), n_words=300)
 

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.planning.theory import acceptance_probability
+from specrun.runtime.costs import acceptance_probability
 from specrun.train.distillation.answers import AnswerSettings
-from specrun.train.distillation.divergences import DIVERGENCES
-from specrun.train.distillation.learner import DistillationLearner, DistillationLoss
+from specrun.train.distillation.learner import DIVERGENCES, DistillationLearner, DistillationLoss
 
 ANSWERS = AnswerSettings(temperature=1.0, n_longest=10, max_length=64, end_ids=(0,), n_words=300)
 

@@ -5,13 +5,7 @@ import math
 import pytest
 import torch
 
-from specrun.train.distillation.divergences import (
-    DIVERGENCES,
-    forward_kl,
-    jensen_shannon,
-    reverse_kl,
-    total_variation,
-)
+from specrun.train.distillation.learner import DIVERGENCES, forward_kl, jensen_shannon, reverse_kl, total_variation
 
 P, Q = (0.7, 0.2, 0.1), (0.25, 0.25, 0.5)
 

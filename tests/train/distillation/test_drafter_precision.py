@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 
 from specrun.bindings.errors import OptionError
-from specrun.train import precision
-from specrun.train.distillation.train_drafter import DrafterRun, train_drafter
-from specrun.train.run_listener import NobodyListens
+from specrun.train.distillation.drafter_run import DrafterRun
+from specrun.train.distillation.train_drafter import train_drafter
+from specrun.train.trainer import precision
+from specrun.train.trainer.listener import NobodyListens
 
 
 def run_for(family, output) -> DrafterRun:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_family import N_TEXTS
+from support.tiny_family import N_TEXTS
 from transformers import AutoModelForCausalLM
 
 from specrun.bindings.errors import (
@@ -23,12 +23,11 @@ from specrun.bindings.errors import (
 from specrun.convert import convert_checkpoint
 from specrun.runtime import Runtime, SamplingParams
 from specrun.train.distillation import train_drafter as module
-from specrun.train.distillation.divergences import forward_kl
-from specrun.train.distillation.learner import DistillationLearner, DistillationLoss
-from specrun.train.distillation.memory_need import drafter_memory
-from specrun.train.distillation.train_drafter import DrafterRun, train_drafter
-from specrun.train.hf_model import load_hf_model
-from specrun.train.run_listener import RunListener
+from specrun.train.distillation.drafter_run import DrafterRun, drafter_memory
+from specrun.train.distillation.learner import DistillationLearner, DistillationLoss, forward_kl
+from specrun.train.distillation.train_drafter import train_drafter
+from specrun.train.target.hf_model import load_hf_model
+from specrun.train.trainer.listener import RunListener
 
 SETTINGS = {
     "steps": 30, "learning_rate": 1e-2, "tokens_per_batch": 400, "measures": 2, "held_out": 0.3, "max_length": 64,
@@ -302,7 +301,7 @@ def test_missing_folders_and_files(family, tmp_path):
 
 
 def test_a_device_too_small_is_known_before_models_are_loaded(family, tmp_path, monkeypatch):
-    monkeypatch.setattr("specrun.train.memory.free_memory", lambda device: 1000)
+    monkeypatch.setattr("specrun.train.trainer.memory.free_memory", lambda device: 1000)
     monkeypatch.setattr(module, "load_hf_model", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(OutOfMemoryError, match=r"drafter and optimizer"):
         train_drafter(run_for(family, tmp_path / "out"))

@@ -1,0 +1,1 @@
+"""Drafters against plain decoding: same target, same prompts, same process."""

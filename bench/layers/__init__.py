@@ -1,0 +1,1 @@
+"""Layer skipping: which layers of a target a self-draft should keep."""

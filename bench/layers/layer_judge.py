@@ -1,0 +1,201 @@
+"""How fast a self-draft with some of the target's layers should be, without running it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.errors import ContextFullError, OptionError
+from specrun.bindings.model import Model
+from specrun.convert.cut import LayeredModel
+from specrun.runtime.acceptance import ExactRule
+from specrun.runtime.costs import (
+    MEASURED_SIZES,
+    CostCurve,
+    expected_tokens,
+    measure_cost_curve,
+    predicted_tokens_per_second,
+)
+from specrun.runtime.drafter import NoDrafter
+from specrun.runtime.drafters.draft_model import RANKED_WORDS, ranking_params
+from specrun.runtime.law import Law
+from specrun.runtime.offload import LayerCount, resolve_gpu_layers
+from specrun.runtime.pairing import check_draftable
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.session import Session
+from specrun.runtime.trees import TreeSampling
+from specrun.runtime.tuning import CalibrationText, LawPair, acceptance_by_rank, laws_along
+
+if TYPE_CHECKING:
+    from specrun.bench.layers.layer_search import LayerSearchOptions, Progress
+
+_FEWEST_TOKENS = 8
+_TARGETS_SHARE = 0.75  # of the time for measuring costs
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTrial:
+    """A set of layers with what is expected of it: `predicted` tokens a second with drafts of `n_draft` tokens.
+
+    `acceptance` is the share of its tokens that would be accepted with `sampling`, "with" or "argmax";
+    `speed_up` is over plain decoding.
+    """
+
+    kept: tuple[int, ...]
+    sampling: str
+    acceptance: float
+    n_draft: int
+    predicted: float
+    speed_up: float
+
+    def skipped(self, n_layers: int) -> tuple[int, ...]:
+        """Return the layers of the whole model that are left out."""
+        return tuple(layer for layer in range(n_layers) if layer not in self.kept)
+
+
+class CutJudge:
+    """Judges sets of layers on texts that the target wrote, by laws and costs that were measured once."""
+
+    def __init__(
+        self,
+        options: LayerSearchOptions,
+        layered: LayeredModel,
+        folder: Path,
+        texts: Sequence[tuple[CalibrationText, list[Law]]],
+        curve: CostCurve,
+    ) -> None:
+        self._options = options
+        self._layered = layered
+        self._folder = folder
+        self._texts = texts
+        # More tokens never cost less: where they seem to, something else ran meanwhile.
+        self._curve = CostCurve.flat(list(accumulate(map(curve.seconds, range(1, options.max_draft + 2)), max)))
+        self._cheapest: tuple[int, float] | None = None  # layers and seconds a token of the cut that was measured
+
+    @property
+    def plain_speed(self) -> float:
+        """Tokens a second of plain decoding, by the target's evaluations alone."""
+        return 1.0 / self._curve.seconds(1)
+
+    def judge(self, kept: tuple[int, ...]) -> LayerTrial:
+        """Cut the model to these layers, and say how fast it would make the target."""
+        path = self._folder / "cut.gguf"
+        self._layered.write(path, kept, force=True)
+        try:
+            acceptance, sampling = self._acceptance(path, kept)
+        finally:
+            path.unlink(missing_ok=True)
+        step = self._step_seconds(len(kept))
+
+        def speed(n_draft: int) -> float:
+            tokens = expected_tokens(acceptance, n_draft)
+            return predicted_tokens_per_second(tokens, n_draft, self._curve.seconds, n_draft * step)
+
+        best = max(range(1, self._options.max_draft + 1), key=lambda n_draft: (speed(n_draft), -n_draft))
+        return LayerTrial(kept, sampling, acceptance, best, speed(best), speed(best) / self.plain_speed)
+
+    def _acceptance(self, path: Path, kept: tuple[int, ...]) -> tuple[float, TreeSampling]:
+        """Return the greatest share of accepted tokens, over the ways to draft; the first cut's cost is measured."""
+        params = self._options.params
+        ranking = ranking_params(params, RANKED_WORDS)
+        pairs: list[LawPair] = []
+        with (
+            _open(path, self._options, self._options.n_gpu_layers_draft) as model,
+            Context(model, _wide(self._options.context, model)) as context,
+        ):
+            for text, laws in self._texts:
+                drafted = laws_along(context, text, (params, ranking))
+                pairs += (LawPair(law, *both) for law, both in zip(laws, drafted, strict=True))
+            if self._cheapest is None:
+                seconds = (1 - _TARGETS_SHARE) * self._options.seconds
+                self._cheapest = len(kept), measure_cost_curve(context, seconds=seconds, sizes=(1,)).seconds(1)
+        ways: tuple[TreeSampling, ...] = ("argmax",) if params.is_greedy else ("with", "argmax")
+        shares = [(min(1.0, float(acceptance_by_rank(pairs, way, 1)[0])), way) for way in ways]
+        return max(shares, key=lambda share: share[0])
+
+    def _step_seconds(self, count: int) -> float:
+        """Return what one token of a cut costs: on the line through the whole model and the cut that was measured."""
+        whole, all_layers = self._curve.seconds(1), self._layered.n_layers
+        measured, seconds = self._cheapest or (all_layers, whole)
+        if measured == all_layers:
+            return whole * count / all_layers
+        slope = (whole - seconds) / (all_layers - measured)
+        # Noise must not make more layers cheaper, nor none of them cost less than nothing.
+        slope = min(max(slope, 0.0), whole / all_layers)
+        return whole - slope * (all_layers - count)
+
+
+def prepare_judge(
+    options: LayerSearchOptions,
+    prompts_of: Callable[[Model], Sequence[Sequence[int]]],
+    layered: LayeredModel,
+    folder: Path,
+    progress: Progress,
+) -> CutJudge:
+    """Let the target write, and measure it; it is closed again, so that a cut has the memory."""
+    with _open(options.target, options, options.n_gpu_layers) as model:
+        check_draftable(model)
+        size = _wide(options.context, model)
+        prompts = _checked(prompts_of(model), options.n_tokens, size.n_ctx)
+        progress("writing a text", 0.0)
+        texts = _written(model, size, prompts, options)
+        with Context(model, size) as context:
+            laws = [[law for (law,) in laws_along(context, text, (options.params,))] for text in texts]
+            curve = measure_cost_curve(
+                context,
+                seconds=_TARGETS_SHARE * options.seconds,
+                sizes=tuple(one for one in MEASURED_SIZES if one <= options.max_draft + 1),
+                progress=lambda done: progress("measuring the target", 0.1 + 0.2 * done),
+            )
+    return CutJudge(options, layered, folder, list(zip(texts, laws, strict=True)), curve)
+
+
+def _open(path: Path, options: LayerSearchOptions, layers: LayerCount) -> Model:
+    return Model(path, n_gpu_layers=resolve_gpu_layers(layers, path), use_mmap=options.use_mmap)
+
+
+def _wide(options: ContextOptions, model: Model) -> ContextOptions:
+    """Return a context whose evaluations give many rows."""
+    rows = max(MEASURED_SIZES)
+    return dataclasses.replace(
+        options, n_ctx=options.size_for(model), n_batch=max(rows, options.n_batch), n_outputs=rows
+    )
+
+
+def _checked(prompts: Sequence[Sequence[int]], n_tokens: int, n_ctx: int) -> list[list[int]]:
+    if not prompts or not all(prompts):
+        raise OptionError("the prompt is empty: the search needs a text to continue")
+    longest = max(map(len, prompts))
+    if longest + n_tokens > n_ctx:
+        raise ContextFullError(
+            f"a prompt of {longest} tokens and {n_tokens} more do not fit a context of {n_ctx}: shorten the prompt or "
+            "raise the context size (-c)"
+        )
+    return [list(prompt) for prompt in prompts]
+
+
+def _written(
+    model: Model, size: ContextOptions, prompts: list[list[int]], options: LayerSearchOptions
+) -> list[CalibrationText]:
+    """Return what the target answers."""
+    params: SamplingParams = options.params
+    most = max(8, options.n_tokens // len(prompts))
+    with Session.open(model, NoDrafter(), size, ExactRule()) as session:
+        answers = [session.stream(prompt, params, seed=options.seed, max_tokens=most).drain() for prompt in prompts]
+    texts = [
+        CalibrationText((*prompt, *one.token_ids), len(prompt))
+        for prompt, one in zip(prompts, answers, strict=True)
+        if one.token_ids
+    ]
+    written = sum(len(text.tokens) - text.n_prompt for text in texts)
+    if written < _FEWEST_TOKENS:
+        raise OptionError(
+            f"the target answered with {written} tokens, which say too little about acceptance: give other prompts"
+        )
+    return texts

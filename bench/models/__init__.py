@@ -1,0 +1,1 @@
+"""Two models on one text: perplexity, KL divergence, agreement, errors of tensors."""

@@ -1,0 +1,107 @@
+"""How far one model's laws are from another's, row by row, and what is said about many rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import OptionError
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class RowDivergence:
+    """One number a row: the negative log-likelihood of the word that came, in both models (nats), KL(P || Q) of
+    the original's law P from the other's Q (nats), and whether both find the same word most likely.
+    """
+
+    original_nll: Floats
+    other_nll: Floats
+    kl: Floats
+    same_top: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    """exp of the mean negative log-likelihood, with its standard error (of a mean over rows taken as independent)."""
+
+    value: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceSummary:
+    """What is said of all rows; KL in nats, `same_top` a share, `top_error` and `kl_error` standard errors."""
+
+    n_tokens: int
+    original: Perplexity
+    other: Perplexity
+    kl_mean: float
+    kl_error: float
+    kl_median: float
+    kl_99: float
+    kl_largest: float
+    same_top: float
+    top_error: float
+
+
+def row_divergence(original: npt.NDArray[Any], other: npt.NDArray[Any], words: Sequence[int]) -> RowDivergence:
+    """Compare logits of shape [rows, words of the vocabulary]; `words` came after each row."""
+    log_p, log_q = _log_laws(original), _log_laws(other)
+    rows, came = np.arange(len(words)), np.asarray(words)
+    p = np.exp(log_p)
+    # A word that the original never says adds nothing, whatever the other thinks of it.
+    with np.errstate(invalid="ignore"):
+        terms = np.where(p > 0, p * (log_p - log_q), 0.0)
+    return RowDivergence(
+        original_nll=-log_p[rows, came],
+        other_nll=-log_q[rows, came],
+        kl=np.maximum(terms.sum(axis=1), 0.0),  # below zero by rounding only
+        same_top=log_p.argmax(axis=1) == log_q.argmax(axis=1),
+    )
+
+
+def summarise_rows(parts: Sequence[RowDivergence]) -> DivergenceSummary:
+    """Return the figures over all rows; at least one is needed."""
+    if not parts:
+        raise OptionError("there is nothing to compare: the text is too short")
+    kl = np.concatenate([part.kl for part in parts])
+    same = np.concatenate([part.same_top for part in parts])
+    share = float(same.mean())
+    return DivergenceSummary(
+        n_tokens=len(kl),
+        original=_perplexity(np.concatenate([part.original_nll for part in parts])),
+        other=_perplexity(np.concatenate([part.other_nll for part in parts])),
+        kl_mean=float(kl.mean()),
+        kl_error=_standard_error(kl),
+        kl_median=float(np.median(kl)),
+        kl_99=float(np.quantile(kl, 0.99, method="higher")),
+        kl_largest=float(kl.max()),
+        same_top=share,
+        top_error=math.sqrt(share * (1 - share) / len(same)),
+    )
+
+
+def _log_laws(logits: npt.NDArray[Any]) -> Floats:
+    rows = logits.astype(np.float64)
+    rows -= rows.max(axis=1, keepdims=True)
+    rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    return np.asarray(rows)
+
+
+def _perplexity(nll: Floats) -> Perplexity:
+    # A word given probability 0 makes it infinite, which is what it then is.
+    value = math.exp(min(float(nll.mean()), 700.0)) if np.isfinite(nll).all() else math.inf
+    return Perplexity(value, value * _standard_error(nll) if math.isfinite(value) else math.inf)
+
+
+def _standard_error(values: Floats) -> float:
+    if not np.isfinite(values).all():
+        return math.inf
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0

@@ -1,0 +1,187 @@
+"""Timing proxies around the parts of the decoding loop, so that the shipped loop is measured as it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specrun.bindings.context import Context
+from specrun.runtime.acceptance import Acceptance, AcceptanceRule, LawAt
+from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.law import Law
+from specrun.runtime.noise import NoiseSource
+from specrun.runtime.target import CachedText, EvaluatedRows, TargetModel
+from specrun.runtime.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimes:
+    """Seconds of one round: the parts outside native evaluation, and native evaluation itself.
+
+    `draft` is propose and observe, `batch` filling and reading the target's evaluation, `law` turning
+    logits into laws, `acceptance` the rest of the rule, `commit` keeping the accepted path, `text` all that
+    lies between: the loop, text, events, statistics.
+    """
+
+    draft: float
+    batch: float
+    law: float
+    acceptance: float
+    commit: float
+    text: float
+    target_native: float
+    drafter_native: float
+    n_drafted: int
+    n_accepted: int
+
+    @property
+    def overhead(self) -> float:
+        """Wall time of the round outside native evaluation."""
+        return self.draft + self.batch + self.law + self.acceptance + self.commit + self.text
+
+
+class Stopwatch:
+    """Collects what the proxies time. A round lasts from one call of `Drafter.propose` to the next."""
+
+    def __init__(self, target: Callable[[], float], drafter: Callable[[], float]) -> None:
+        self.rounds: list[RoundTimes] = []
+        self._native = (target, drafter)
+        self._parts = dict.fromkeys(("draft", "evaluate", "law", "rule", "commit"), 0.0)
+        self._started: float | None = None
+        self._native_before = (0.0, 0.0)
+        self._drafted = 0
+        self._accepted = 0
+
+    def begin_round(self) -> None:
+        """Finish the round under way, if any, and start the next."""
+        now = time.perf_counter()
+        native = (self._native[0](), self._native[1]())
+        if self._started is not None:
+            self._finish(now - self._started, native)
+        self._native_before = native
+        self._parts = dict.fromkeys(self._parts, 0.0)
+        self._drafted = self._accepted = 0
+        self._started = time.perf_counter()
+
+    def abandon(self) -> None:
+        """Forget the round under way: what follows it is not the loop's time."""
+        self._started = None
+
+    def add(self, part: str, seconds: float) -> None:
+        """Add to one part of the round."""
+        self._parts[part] += seconds
+
+    def count(self, outcome: RoundOutcome) -> None:
+        """Note how many tokens were drafted and kept."""
+        self._drafted = outcome.tree.n_candidates
+        self._accepted = len(outcome.path)
+
+    def _finish(self, wall: float, native: tuple[float, float]) -> None:
+        parts = self._parts
+        target, drafter = (now - before for now, before in zip(native, self._native_before, strict=True))
+        timed = parts["draft"] + parts["evaluate"] + parts["rule"] + parts["commit"]
+        self.rounds.append(
+            RoundTimes(
+                draft=parts["draft"] - drafter,
+                batch=parts["evaluate"] - target,
+                law=parts["law"],
+                acceptance=parts["rule"] - parts["law"],
+                commit=parts["commit"],
+                text=wall - timed,
+                target_native=target,
+                drafter_native=drafter,
+                n_drafted=self._drafted,
+                n_accepted=self._accepted,
+            )
+        )
+
+
+class TimedDrafter(Drafter):
+    """A drafter with its `propose` and `observe` timed."""
+
+    def __init__(self, inner: Drafter, watch: Stopwatch) -> None:
+        self._inner = inner
+        self._watch = watch
+        self.name = inner.name
+        self.max_leaves = inner.max_leaves
+        self.max_nodes = inner.max_nodes
+        self.needs_hidden_states = inner.needs_hidden_states
+        self.layer_inputs = inner.layer_inputs
+
+    @property
+    def native_seconds(self) -> float:
+        """The wrapped drafter's."""
+        return self._inner.native_seconds
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Pass on; prompts are not part of a round."""
+        self._inner.begin(tokens)
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Pass on; prompts are not part of a round."""
+        self._inner.learn_prompt(start, rows, count)
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Start a round and time the proposal."""
+        self._watch.begin_round()
+        started = time.perf_counter()
+        tree = self._inner.propose(request)
+        self._watch.add("draft", time.perf_counter() - started)
+        return tree
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Time the observation."""
+        started = time.perf_counter()
+        self._inner.observe(outcome)
+        self._watch.add("draft", time.perf_counter() - started)
+        self._watch.count(outcome)
+
+    def close(self) -> None:
+        """Close the wrapped drafter."""
+        self._inner.close()
+
+
+class TimedTarget(TargetModel):
+    """The target with its evaluations and commits timed."""
+
+    def __init__(self, context: Context, watch: Stopwatch) -> None:
+        super().__init__(context)
+        self._watch = watch
+
+    def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
+        """Time filling the batch and evaluating it."""
+        started = time.perf_counter()
+        rows = super().evaluate(text, tree)
+        self._watch.add("evaluate", time.perf_counter() - started)
+        return rows
+
+    def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
+        """Time keeping the accepted path."""
+        started = time.perf_counter()
+        super().commit(text, tree, path)
+        self._watch.add("commit", time.perf_counter() - started)
+
+
+class TimedRule:
+    """A rule with its walk timed, and within it the laws it asks for."""
+
+    def __init__(self, inner: AcceptanceRule, watch: Stopwatch) -> None:
+        self._inner = inner
+        self._watch = watch
+        self.name = inner.name
+        self.exact = inner.exact
+
+    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+        """Time the whole walk."""
+
+        def timed_law(node: int) -> Law:
+            started = time.perf_counter()
+            law = law_at(node)
+            self._watch.add("law", time.perf_counter() - started)
+            return law
+
+        started = time.perf_counter()
+        accepted = self._inner.accept(tree, timed_law, noise, position)
+        self._watch.add("rule", time.perf_counter() - started)
+        return accepted

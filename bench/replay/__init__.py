@@ -1,0 +1,1 @@
+"""Drafters along known texts by a cost curve: the same figures on any machine."""

@@ -1,0 +1,217 @@
+"""Decoding replayed against a known text: what a drafter would have gained, exactly, without the target.
+
+Drafts that are point masses are accepted exactly where they are what the text says next, so how a drafter fares along
+a text is a function of the text. With a cost curve T(n), the time of an evaluation of n tokens, it says what a drafter
+gains: every round of n drafted nodes takes T(1 + n), plain decoding T(1) for every token. Nothing is timed, so the
+figures are the same on any machine and in any company, and `auto`, which measures, is given a clock that these costs
+move. A text may be anything; those that a target wrote at temperature 0 show what would happen on its answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.costs import CostCurve
+from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.noise import SeededNoise
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.tree import ROOT, DraftTree
+
+FIRST = 64
+"""Tokens of an answer after which a drafter has to know whether drafting pays."""
+
+_LONGEST_ANSWER = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayText:
+    """A prompt and how it goes on, as token ids; `name` says what it is an example of.
+
+    `end_tokens` are those after which a model would have said nothing more.
+    """
+
+    name: str
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    end_tokens: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not self.prompt or not self.answer:
+            raise OptionError(f"{self.name}: a text to replay has a prompt and an answer of at least one token each")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRound:
+    """One round: nodes drafted, tokens accepted, tokens produced, and its time."""
+
+    drafted: int
+    accepted: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """One drafter over the texts of one name. Speed-ups are over plain decoding on the same cost curve.
+
+    `late_speed_up` counts what comes after the first 64 tokens of answers, None where no answer was that long;
+    `worst_speed_up` is that of the text on which the drafter did worst.
+    """
+
+    name: str
+    drafter: str
+    n_texts: int
+    tokens: int
+    rounds: int
+    drafted: int
+    accepted: int
+    mean_accepted_length: float
+    speed_up: float
+    late_speed_up: float | None
+    worst_speed_up: float
+
+
+class ReplayClock:
+    """The time of a replay, in seconds of the cost curve."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+def replay(
+    drafter: Drafter,
+    text: ReplayText,
+    curve: CostCurve,
+    *,
+    clock: ReplayClock | None = None,
+    draft_seconds: float = 0.0,
+) -> list[ReplayRound]:
+    """Return the rounds of decoding a text with a drafter that goes on from what it knows.
+
+    `draft_seconds` is what every depth of a draft costs in rounds for which the drafter evaluated models of its own.
+    Raises `OptionError` for drafters that read the target's rows, which no text has.
+    """
+    clock = clock or ReplayClock()
+    if drafter.reads_target:
+        raise OptionError(f"{drafter.name} reads the target's states: a text alone cannot replay it")
+    whole = (*text.prompt, *text.answer)
+    tokens = list(text.prompt)
+    params, noise = SamplingParams(temperature=0.0), SeededNoise(0)
+    rounds: list[ReplayRound] = []
+    drafter.begin(tokens)
+    while len(tokens) < len(whole):
+        start, evaluated = len(tokens), drafter.native_seconds
+        left = _LONGEST_ANSWER - start
+        tree = drafter.propose(
+            DraftRequest(tokens, params, noise.for_drafting(start), left, drafter.max_nodes, text.end_tokens)
+        )
+        seconds = curve.seconds(1 + len(tree))
+        if drafter.native_seconds > evaluated:
+            seconds += draft_seconds * tree.max_depth
+        clock.now += seconds
+        path = written_path(tree, whole, start)
+        tokens += whole[start : start + len(path) + 1]
+        produced = len(tokens) - start
+        next_token = tokens[-1] if produced > len(path) else None
+        drafter.observe(RoundOutcome(tokens, tree, path, next_token, _NoRows(drafter.name)))
+        rounds.append(ReplayRound(len(tree), len(path), produced, seconds))
+    return rounds
+
+
+def replay_all(
+    drafter: Drafter,
+    texts: Sequence[ReplayText],
+    curve: CostCurve,
+    *,
+    clock: ReplayClock | None = None,
+    draft_seconds: float = 0.0,
+    keeps_state: bool = False,
+) -> ReplayResult:
+    """Return how a drafter fares over texts, each from scratch, or with `keeps_state` one after the other.
+
+    `clock` is the one that the drafter reads, if it reads any.
+    """
+    if not texts:
+        raise OptionError("there is no text to replay")
+    answers = []
+    for text in texts:
+        if not keeps_state:
+            drafter.begin(())
+        answers.append(replay(drafter, text, curve, clock=clock, draft_seconds=draft_seconds))
+    return _result(drafter.name, texts[0].name, answers, curve.seconds(1))
+
+
+def written_path(tree: DraftTree, text: Sequence[int], position: int) -> tuple[int, ...]:
+    """Return the path of the tree that `text` takes from `position` on."""
+    children = {
+        (parent, tree.tokens[node]): node for node, parent in enumerate(tree.parents) if tree.is_candidate[node]
+    }
+    path: list[int] = []
+    node = ROOT
+    for token in text[position : position + tree.max_depth]:
+        found = children.get((node, token))
+        if found is None:
+            break
+        path.append(found)
+        node = found
+    return tuple(path)
+
+
+def _result(drafter: str, name: str, answers: Sequence[Sequence[ReplayRound]], plain: float) -> ReplayResult:
+    rounds = [one for answer in answers for one in answer]
+    late = [one for answer in answers for one in _late(answer)]
+    tokens = sum(one.tokens for one in rounds)
+    return ReplayResult(
+        name=name,
+        drafter=drafter,
+        n_texts=len(answers),
+        tokens=tokens,
+        rounds=len(rounds),
+        drafted=sum(one.drafted for one in rounds),
+        accepted=sum(one.accepted for one in rounds),
+        mean_accepted_length=tokens / len(rounds),
+        speed_up=_speed_up(rounds, plain),
+        late_speed_up=_speed_up(late, plain) if late else None,
+        worst_speed_up=min(_speed_up(answer, plain) for answer in answers),
+    )
+
+
+def _late(answer: Sequence[ReplayRound]) -> Sequence[ReplayRound]:
+    tokens = 0
+    for index, one in enumerate(answer):
+        if tokens >= FIRST:
+            return answer[index:]
+        tokens += one.tokens
+    return ()
+
+
+def _speed_up(rounds: Iterable[ReplayRound], plain: float) -> float:
+    pairs = [(one.tokens, one.seconds) for one in rounds]
+    return sum(tokens for tokens, _ in pairs) * plain / sum(seconds for _, seconds in pairs)
+
+
+class _NoRows:
+    """Stands for rows that a replay does not have."""
+
+    def __init__(self, drafter: str) -> None:
+        self._drafter = drafter
+
+    def _refuse(self, _row: int) -> NoReturn:
+        raise OptionError(f"{self._drafter} reads the target's answers at every node: a text alone cannot replay it")
+
+    logits = hidden_state = _refuse
+
+    def layer_input(self, _row: int, _layer: int) -> NoReturn:
+        """Refuse."""
+        self._refuse(0)
+
+    def nextn_state(self, _row: int) -> NoReturn:
+        """Refuse."""
+        self._refuse(0)

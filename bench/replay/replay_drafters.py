@@ -1,0 +1,87 @@
+"""Drafters built for a replay: with the cost curve as their plan, and the replay's clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from specrun.bench.drafters.answers import short_label
+from specrun.bench.replay.replay import ReplayClock, ReplayResult, ReplayText, replay_all
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.errors import OptionError
+from specrun.bindings.model import Model
+from specrun.runtime.costs import TYPICAL_CPU, TYPICAL_GPU, CostCurve, known_curve
+from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.language import parse_expression
+
+_TYPICAL = {"cpu": TYPICAL_CPU, "gpu": TYPICAL_GPU}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """What to replay: `drafters` (expressions with their files) over `texts`, on a cost curve.
+
+    `draft_cost` is what an evaluation of a draft model costs, in those of one token by the target; None: as much as
+    its parameters are of the target's. With `keeps_state` the texts of one name are one session.
+    """
+
+    drafters: tuple[str, ...]
+    texts: tuple[ReplayText, ...]
+    curve: CostCurve
+    context: ContextOptions
+    draft_cost: float | None = None
+    keeps_state: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.drafters or not self.texts:
+            raise OptionError("there is nothing to replay: give drafters and texts")
+        if self.draft_cost is not None and not 0.0 <= self.draft_cost < float("inf"):
+            raise OptionError(f"draft cost is {self.draft_cost}: give a share of the target's evaluation, such as 0.1")
+
+
+def curve_of(text: str, target: Path, context: ContextOptions, n_gpu_layers: int) -> CostCurve:
+    """Return the curve that a word names: "known" (measured here, or typical), "cpu", "gpu", or its points.
+
+    Points are "1:1,2:1.38,4:1.98": tokens of an evaluation, and its time in any unit.
+    """
+    if text == "known":
+        return known_curve(target, context, n_gpu_layers)
+    if text in _TYPICAL:
+        return _TYPICAL[text]
+    try:
+        points = [one.split(":") for one in text.split(",")]
+        sizes, times = zip(*((int(size), float(time)) for size, time in points), strict=True)
+    except ValueError:
+        raise OptionError(
+            f"{text!r} is no cost curve: use known, cpu, gpu, or points such as 1:1,2:1.38,4:1.98"
+        ) from None
+    return CostCurve(sizes, times, times)
+
+
+def replay_drafters(options: ReplayOptions, target: Model) -> Iterator[ReplayResult]:
+    """Yield a result for each name of texts and each drafter."""
+    for _, texts in itertools.groupby(options.texts, key=lambda one: one.name):
+        group = list(texts)
+        for expression in options.drafters:
+            yield _replayed(expression, group, options, target)
+
+
+def _replayed(expression: str, texts: Sequence[ReplayText], options: ReplayOptions, target: Model) -> ReplayResult:
+    clock = ReplayClock()
+    environment = DraftEnvironment(target, options.context, n_gpu_layers=0, costs=options.curve, clock=clock)
+    with closing(build_drafter(expression, environment)) as weights, closing(weights.start()) as drafter:
+        share = drafter.n_params / target.n_params if options.draft_cost is None else options.draft_cost
+        result = replay_all(
+            drafter,
+            texts,
+            options.curve,
+            clock=clock,
+            draft_seconds=share * options.curve.seconds(1),
+            keeps_state=options.keeps_state,
+        )
+        return dataclasses.replace(result, drafter=short_label(parse_expression(expression)))

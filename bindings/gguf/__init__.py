@@ -1,0 +1,29 @@
+"""Headers of GGUF files, read and checked before any native code sees the file."""
+
+from specrun.bindings.gguf.header import GGUFHeader, TensorInfo, read_any_header, read_header
+from specrun.bindings.gguf.reader import MAX_HEADER_BYTES, MAX_STRINGS
+from specrun.bindings.gguf.types import (
+    BLOCK_SIZES,
+    FILE_TYPE_NAMES,
+    REMOVED_TENSOR_TYPES,
+    TENSOR_TYPES,
+    ArrayValue,
+    MetadataValue,
+    stored_bytes,
+)
+
+__all__ = [
+    "BLOCK_SIZES",
+    "FILE_TYPE_NAMES",
+    "MAX_HEADER_BYTES",
+    "MAX_STRINGS",
+    "REMOVED_TENSOR_TYPES",
+    "TENSOR_TYPES",
+    "ArrayValue",
+    "GGUFHeader",
+    "MetadataValue",
+    "TensorInfo",
+    "read_any_header",
+    "read_header",
+    "stored_bytes",
+]

@@ -1,0 +1,29 @@
+"""llama.cpp's quantizer, in a process of its own, and ggml's conversion of single rows."""
+
+from specrun.bindings.quantizer.process import QuantizerProcess
+from specrun.bindings.quantizer.quantizer import QuantizeOptions, plan_quantization, quantize_file
+from specrun.bindings.quantizer.rows import dequantize_rows, half_from_bfloat16, quantize_rows
+from specrun.bindings.quantizer.types import (
+    COPY,
+    FILE_TYPE_ALIASES,
+    FILE_TYPES,
+    OF_WORDS,
+    TENSOR_NUMBERS,
+    needs_importance,
+)
+
+__all__ = [
+    "COPY",
+    "FILE_TYPES",
+    "FILE_TYPE_ALIASES",
+    "OF_WORDS",
+    "TENSOR_NUMBERS",
+    "QuantizeOptions",
+    "QuantizerProcess",
+    "dequantize_rows",
+    "half_from_bfloat16",
+    "needs_importance",
+    "plan_quantization",
+    "quantize_file",
+    "quantize_rows",
+]

@@ -1,0 +1,1 @@
+"""`specrun bench` and its measurements."""

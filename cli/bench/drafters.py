@@ -1,0 +1,202 @@
+"""`specrun bench drafters`: drafters against plain decoding on one target, interleaved in one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from specrun.bindings.atomic import check_target
+from specrun.bindings.errors import OptionError
+from specrun.cli.bench.drafters_options import (
+    DrafterChoice,
+    Measuring,
+    PromptChoice,
+    SamplingGrid,
+    drafter_choice_options,
+    measuring_options,
+    prompt_choice_options,
+    sampling_grid_options,
+)
+from specrun.cli.bench.drafters_prompts import LONGEST_MESSAGES, chosen_prompts, with_documentation
+from specrun.cli.bench.output import OutputForm, format_options, print_results
+from specrun.cli.options.drafter_choice import draft_kind, require_draft_files
+from specrun.cli.options.group import SectionedCommand
+from specrun.cli.options.model import LoadSettings, load_options
+from specrun.cli.options.output import terminal_options
+from specrun.cli.options.prompt import named_target
+from specrun.cli.options.sampling import sampling_grid
+from specrun.cli.terminal.terminal import Terminal
+
+if TYPE_CHECKING:
+    from specrun.bench.drafters.comparison import DrafterBench, DrafterResult
+
+_EPILOG = """\b
+Examples:
+  specrun bench drafters --demo --pad-to 400M
+  specrun bench drafters --demo --pad-to 400M --workload repeated --context 1500 --drafter prompt-lookup
+  specrun bench drafters --demo --pad-to 400M --drafter rest --docs-store all
+  specrun bench drafters -m target.gguf -md small.gguf -f prompt.txt --temp 0,0.8 --plot speed.png
+  specrun bench drafters -m target.gguf --drafter prompt-lookup --drafter "draft(small.gguf, n=8)" -p "Once"
+
+\b
+Plain decoding is always measured too, with the same settings in the same process; the order of the
+drafters is reversed in every other repetition, and each answer starts from an empty cache. tok/s
+counts generated tokens over the time after the prompt. Unlike llama-bench's figures it includes
+sampling, verification and text, because drafting is not free of them. Do not use the machine meanwhile.
+"""
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
+@load_options
+@drafter_choice_options
+@prompt_choice_options
+@sampling_grid_options
+@measuring_options
+@format_options
+@terminal_options
+def drafters(
+    load: LoadSettings,
+    chosen: DrafterChoice,
+    source: PromptChoice,
+    sampling: SamplingGrid,
+    measuring: Measuring,
+    form: OutputForm,
+    terminal: Terminal,
+) -> None:
+    """Compare drafters with plain decoding: speed, acceptance, text."""
+    from specrun.bench.drafters.padding import padded_target
+    from specrun.bench.report import drafters_table
+
+    target = named_target(load)
+    _check_options(chosen, measuring)
+    try:
+        with ExitStack() as stack:
+            say = lambda what: terminal.passing(f"{what} ...")  # noqa: E731
+            chosen, about_store = with_documentation(chosen, target, source.docs_store, stack, say)
+            settings = _settings(target, load, chosen, source, sampling, measuring)
+            workload = "; ".join(filter(None, (settings.workload, about_store)))
+            path = stack.enter_context(padded_target(target, measuring.pad_to, keep=measuring.keep, progress=say))
+            results = _run(dataclasses.replace(settings, target=path, workload=workload), terminal)
+    finally:
+        terminal.passing("")
+    print_results("drafters", results, form, lambda: drafters_table(results), terminal)
+    if measuring.plot is not None:
+        from specrun.bench.plots import plot_drafters
+
+        plot_drafters(results, measuring.plot)
+        terminal.note(f"drew {measuring.plot}")
+
+
+def _run(bench: DrafterBench, terminal: Terminal) -> list[DrafterResult]:
+    from specrun.bench.drafters.comparison import measure_drafters
+
+    def show(done: int, total: int, what: str) -> None:
+        terminal.passing(f"{done} of {total} answers: {what} ...")
+
+    return measure_drafters(bench, progress=show)
+
+
+def _settings(
+    target: Path,
+    load: LoadSettings,
+    chosen: DrafterChoice,
+    source: PromptChoice,
+    sampling: SamplingGrid,
+    measuring: Measuring,
+) -> DrafterBench:
+    from specrun.bench.drafters.comparison import DrafterBench
+
+    expressions = _expressions(chosen, demo=load.demo)
+    prompts, workload = chosen_prompts(source, target, load.context.rope, demo=load.demo)
+    return DrafterBench(
+        target=target,
+        drafters=(*expressions, *_planned(target, load, chosen, sampling)),
+        prompts=prompts,
+        workload=workload,
+        params=sampling_grid(
+            sampling.temp, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, seed=sampling.seed
+        ),
+        rules=chosen.accept or ("exact",),
+        max_tokens=measuring.predict,
+        repetitions=measuring.repetitions,
+        as_chat=False if source.no_chat_template else None,
+        options={**load.runtime_options(), "n_ctx": _n_ctx(load, source, measuring)},
+    )
+
+
+def _n_ctx(load: LoadSettings, source: PromptChoice, measuring: Measuring) -> int:
+    """Return the context to make: -c, or more where --context needs it (the target's own length still limits it)."""
+    n_ctx = load.context.n_ctx
+    if n_ctx == 0 or not source.context:
+        return n_ctx
+    return max(n_ctx, source.context + LONGEST_MESSAGES + measuring.predict)
+
+
+def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
+    """Return the drafters to compare; without any choice, those that need nothing more than is given."""
+    from specrun.bench.drafters.comparison import with_files
+    from specrun.runtime.demo import demo_drafters
+    from specrun.runtime.language import parse_expression, quoted
+
+    files = [(draft_kind(path), quoted(str(path))) for path in chosen.model_draft]
+    lengths = [f"n={n}" for counts in chosen.spec_draft_n_max for n in counts] or [""]
+    if not files and demo and not chosen.drafter:
+        files = [("draft", "")]
+    if not files and chosen.spec_draft_n_max:
+        raise click.UsageError("--spec-draft-n-max needs a draft model: -md FILE (or put n into the --drafter)")
+    if chosen.planned and not chosen.spec_draft_n_max:
+        files = []  # the plans say what to draft
+    names = [f"{kind}({', '.join(filter(None, (file, length)))})" for kind, file in files for length in lengths]
+    names += chosen.drafter
+    if not chosen.drafter and not chosen.planned:
+        names.append("prompt-lookup")
+    defaults = demo_drafters() if demo else {}
+    expressions = tuple(with_files(name, defaults) for name in names)
+    for one in expressions:
+        require_draft_files(parse_expression(one))
+    return expressions
+
+
+def _planned(target: Path, load: LoadSettings, chosen: DrafterChoice, sampling: SamplingGrid) -> list[str]:
+    """Return what was planned for each temperature and draft model."""
+    if not chosen.planned:
+        return []
+    from specrun.runtime.costs import describe_settings, load_plans
+    from specrun.runtime.demo import demo_drafters
+
+    drafts = chosen.model_draft or (demo_drafters()["draft"],) if load.demo else chosen.model_draft
+    if not drafts:
+        raise click.UsageError("--planned needs a draft model: -md FILE")
+    settings = describe_settings(load.context, load.gpu_layers, load.gpu_layers_draft)
+    names: list[str] = []
+    for draft in drafts:
+        reasons: list[str] = []
+        plans = load_plans(target, draft, settings, warn=reasons.append)
+        if not plans:
+            why = f" ({reasons[0]})" if reasons else ""
+            raise OptionError(f"nothing is planned for {target.name} with {draft.name}{why}: run specrun tune first")
+        for params in sampling_grid(sampling.temp, top_k=0, top_p=1.0, min_p=0.0):
+            nearest = min(plans, key=lambda plan: abs(plan.temperature - params.temperature))
+            names += nearest.every_expression(draft)
+    return list(dict.fromkeys(names))
+
+
+def _check_options(chosen: DrafterChoice, measuring: Measuring) -> None:
+    """Refuse what could not be done before time is spent on measuring."""
+    if chosen.planned and measuring.pad_to is not None:
+        raise click.UsageError(
+            "--planned and --pad-to exclude each other: plans belong to a file; pad it first (--pad-to N --keep FILE), "
+            "then tune and measure FILE"
+        )
+    if measuring.keep is not None:
+        if measuring.pad_to is None:
+            raise click.UsageError("--keep says where the padded target goes: give --pad-to too")
+        check_target(measuring.keep)
+    if measuring.plot is not None:
+        from specrun.bench.plots import check_plot_file
+
+        check_plot_file(measuring.plot)

@@ -1,0 +1,188 @@
+"""`specrun bench replay`: drafters along known texts, by a cost curve: the same figures on any machine."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from specrun.bindings.atomic import check_target
+from specrun.cli.bench.drafters_options import DrafterChoice, PromptChoice, prompt_choice_options
+from specrun.cli.bench.drafters_prompts import LONGEST_MESSAGES, chosen_prompts, with_documentation
+from specrun.cli.bench.output import OutputForm, format_options, print_results
+from specrun.cli.options.group import SectionedCommand, option, option_group
+from specrun.cli.options.model import LoadSettings, load_options
+from specrun.cli.options.output import terminal_options
+from specrun.cli.options.prompt import named_target
+from specrun.cli.options.types import ExistingFile
+from specrun.cli.terminal.terminal import Terminal
+
+if TYPE_CHECKING:
+    from specrun.bench.replay.replay import ReplayText
+
+_SECTION = "Replay"
+_EPILOG = """\b
+Examples:
+  specrun bench replay --demo --workload edited --drafter prompt-lookup --drafter "prompt-lookup(n=7)"
+  specrun bench replay --demo --workload repeated --context 1800 --keep texts.jsonl
+  specrun bench replay --demo --texts texts.jsonl --drafter lookahead --curve 1:1,2:1.38,4:1.98,8:2.5,16:4
+
+\b
+Plain decoding's answers at temperature 0 are recorded, or read from --texts. Along them every drafter that proposes
+point masses accepts exactly what it would have accepted, so nothing is timed: a round of n drafted nodes costs T(1 + n)
+by the curve. Drafters that read the target's rows (heads, a lookahead window, Ouroboros) cannot be replayed.
+"""
+_DEFAULT_DRAFTERS = ("prompt-lookup", "lookahead")
+
+
+@dataclass(frozen=True, slots=True)
+class _Replaying:
+    """What is replayed, and by which costs."""
+
+    drafter: tuple[str, ...]
+    texts: Path | None
+    keep: Path | None
+    force: bool
+    predict: int
+    curve: str
+    draft_cost: float | None
+    one_session: bool
+
+
+_replay_options = option_group(
+    "replaying",
+    _Replaying,
+    option(
+        "--drafter",
+        section=_SECTION,
+        multiple=True,
+        metavar="EXPR",
+        show_default="prompt-lookup and lookahead",
+        help="A drafter; repeatable.",
+    ),
+    option("--texts", section=_SECTION, type=ExistingFile(), help="Texts that --keep wrote, instead of new answers."),
+    option(
+        "--keep",
+        section=_SECTION,
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Keep the recorded texts: JSON, one a line.",
+    ),
+    option("--force", section=_SECTION, is_flag=True, help="Overwrite the file of --keep."),
+    option(
+        *("-n", "--predict", "--max-tokens"),
+        section=_SECTION,
+        type=click.IntRange(1, 2**31 - 1),
+        default=128,
+        show_default=True,
+        help="The most tokens of a recorded answer.",
+    ),
+    option(
+        "--curve",
+        section=_SECTION,
+        metavar="CURVE",
+        default="known",
+        show_default=True,
+        help="What evaluations cost: known (measured by specrun tune, or typical), cpu, gpu, or points as 1:1,2:1.4.",
+    ),
+    option(
+        "--draft-cost",
+        section=_SECTION,
+        type=click.FloatRange(0.0, 1000.0),
+        metavar="X",
+        show_default="by parameters",
+        help="An evaluation of a draft model, as a share of the target's.",
+    ),
+    option(
+        "--one-session",
+        section=_SECTION,
+        is_flag=True,
+        help="Let drafters go on from text to text, instead of starting each from nothing.",
+    ),
+)
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
+@load_options
+@_replay_options
+@prompt_choice_options
+@format_options
+@terminal_options
+def replay(
+    load: LoadSettings, replaying: _Replaying, source: PromptChoice, form: OutputForm, terminal: Terminal
+) -> None:
+    """Show what drafters would have gained along known texts."""
+    from specrun.bench.replay.recorded_texts import read_texts, write_texts
+    from specrun.bench.replay.replay_drafters import ReplayOptions, curve_of, replay_drafters
+    from specrun.bench.report import replay_table
+    from specrun.bindings.model import Model
+    from specrun.runtime.offload import resolve_gpu_layers
+
+    target = named_target(load)
+    _check(replaying, source)
+    chosen = DrafterChoice((), _with_demo_files(replaying.drafter or _DEFAULT_DRAFTERS, demo=load.demo), (), False, ())
+    try:
+        texts = _recorded(target, load, replaying, source, terminal) if replaying.texts is None else None
+        if texts is not None and replaying.keep is not None:
+            write_texts(texts, replaying.keep, force=replaying.force)
+        with ExitStack() as stack, Model(target, n_gpu_layers=0, use_mmap=load.mmap) as model:
+            say = lambda what: terminal.passing(f"{what} ...")  # noqa: E731
+            chosen, _ = with_documentation(chosen, target, source.docs_store, stack, say)
+            known = tuple(read_texts(replaying.texts) if texts is None and replaying.texts else texts or ())
+            context = load.context
+            longest = 1 + max((len(one.prompt) + len(one.answer) for one in known), default=0)
+            layers = resolve_gpu_layers(load.gpu_layers, target)
+            options = ReplayOptions(
+                drafters=chosen.drafter,
+                texts=known,
+                curve=curve_of(replaying.curve, target, context, layers),
+                context=replace(context, n_ctx=max(context.n_ctx, longest) if context.n_ctx else 0),
+                draft_cost=replaying.draft_cost,
+                keeps_state=replaying.one_session,
+            )
+            terminal.passing("replaying ...")
+            results = list(replay_drafters(options, model))
+    finally:
+        terminal.passing("")
+    print_results("replay", results, form, lambda: replay_table(results), terminal)
+
+
+def _check(replaying: _Replaying, source: PromptChoice) -> None:
+    asked = source.prompt or source.file or source.prompts or source.workload or source.context
+    if replaying.texts is not None and (asked or replaying.keep):
+        raise click.UsageError("--texts has its own prompts and answers: leave out prompts, --workload and --keep")
+    if replaying.keep is not None:
+        check_target(replaying.keep, force=replaying.force)
+
+
+def _with_demo_files(drafters: tuple[str, ...], *, demo: bool) -> tuple[str, ...]:
+    from specrun.bench.drafters.comparison import with_files
+    from specrun.runtime.demo import demo_drafters
+
+    return tuple(with_files(one, demo_drafters()) for one in drafters) if demo else drafters
+
+
+def _recorded(
+    target: Path, load: LoadSettings, replaying: _Replaying, source: PromptChoice, terminal: Terminal
+) -> list[ReplayText]:
+    from specrun.bench.replay.recorded_texts import record_answers
+    from specrun.runtime.runtime import Runtime
+    from specrun.runtime.sampling import SamplingParams
+
+    prompts, workload = chosen_prompts(source, target, load.context.rope, demo=load.demo)
+    about = f", context {source.context}" if source.context else ""
+    longest = source.context + LONGEST_MESSAGES + replaying.predict
+    n_ctx = max(load.context.n_ctx, longest) if load.context.n_ctx else 0
+    with Runtime(target, **load.runtime_options(), n_ctx=n_ctx) as runtime:
+        return record_answers(
+            runtime,
+            prompts,
+            SamplingParams(temperature=0.0),
+            name=(workload.partition(",")[0].removeprefix("workload ") or "prompts") + about,
+            max_tokens=replaying.predict,
+            as_chat=False if source.no_chat_template else None,
+            progress=lambda done: terminal.passing(f"recording answer {done + 1} of {len(prompts)} ..."),
+        )

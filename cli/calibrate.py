@@ -1,0 +1,299 @@
+"""`specrun calibrate`: how often the guesses of heads are right, kept where their trees are made from it.
+
+Options of `specrun calibrate`: which heads are asked along which text, and where the result goes.
+
+How `specrun calibrate` prints what it measured: both tables of shares, and the tree that follows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specrun.cli.options.group import SectionedCommand, option, option_group
+from specrun.cli.options.model import LoadSettings, load_options
+from specrun.cli.options.output import terminal_options
+from specrun.cli.options.prompt import named_target, no_template_option
+from specrun.cli.options.types import ExistingFile
+from specrun.cli.terminal.paths import read_text
+from specrun.cli.terminal.progress import progress_bar
+from specrun.cli.terminal.table import print_table
+from specrun.cli.terminal.terminal import Terminal
+
+if TYPE_CHECKING:
+    from specrun.bindings.model import Model
+    from specrun.runtime.tuning import CalibrationText, HeadCalibration, HeadCalibrationOptions
+
+_TEXTS, _OUTPUT = "Texts", "Output"
+_MAX_COUNT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationSource:
+    """The heads, and the text that they are asked along."""
+
+    model_draft: Path | None
+    prompt: tuple[str, ...]
+    file: Path | None
+    no_chat_template: bool
+    predict: int
+    temp: float
+    ranks: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationOutput:
+    """What becomes of the result."""
+
+    output: Path | None
+    force: bool
+    save: bool
+    as_json: bool
+
+
+calibration_source_options = option_group(
+    "source",
+    CalibrationSource,
+    option(
+        *("-md", "--model-draft", "--draft-model"),
+        section="Model",
+        type=ExistingFile(),
+        help="The heads: a GGUF file of Medusa, Hydra or any EAGLE.",
+    ),
+    option(
+        "-f",
+        "--file",
+        section=_TEXTS,
+        type=ExistingFile(),
+        help="A text to ask the heads along, as it stands; otherwise the target writes one.",
+    ),
+    option("-p", "--prompt", section=_TEXTS, multiple=True, metavar="TEXT", help="A prompt to answer; repeatable."),
+    no_template_option(_TEXTS),
+    option(
+        *("-n", "--predict", "--max-tokens"),
+        section=_TEXTS,
+        type=click.IntRange(16, _MAX_COUNT),
+        default=1024,
+        show_default=True,
+        metavar="N",
+        help="Tokens that are guessed, over all texts together.",
+    ),
+    option(
+        *("--temp", "--temperature"),
+        section=_TEXTS,
+        type=click.FloatRange(0),
+        default=0.0,
+        show_default=True,
+        help="The temperature that the target writes at: the one that the heads will be used at.",
+    ),
+    option(
+        "--ranks",
+        section=_TEXTS,
+        type=click.IntRange(1, 32),
+        default=10,
+        show_default=True,
+        metavar="N",
+        help="Guesses of each head that are counted.",
+    ),
+    option(
+        "--seconds",
+        section=_TEXTS,
+        type=click.FloatRange(0),
+        default=12.0,
+        show_default=True,
+        help="Time for measuring what the target's evaluations cost; 0: plan with what is known.",
+    ),
+)
+
+calibration_output_options = option_group(
+    "output",
+    CalibrationOutput,
+    option(
+        *("-o", "--output"),
+        section=_OUTPUT,
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Write a CSV, and leave the heads' file as it is.",
+    ),
+    option("--force", section=_OUTPUT, is_flag=True, help="Overwrite FILE."),
+    option(
+        "--save/--no-save", section=_OUTPUT, default=True, show_default=True, help="Keep what was measured, or show it."
+    ),
+    option("--json", "as_json", section=_OUTPUT, is_flag=True, help="Print everything that was measured as JSON."),
+)
+
+
+_FEW = 200  # places, after which a share is known to about three hundredths
+
+
+def print_calibration(
+    options: HeadCalibrationOptions, result: HeadCalibration, *, as_json: bool, terminal: Terminal
+) -> None:
+    """Print all that was measured: tables and a verdict, or one JSON object."""
+    if as_json:
+        terminal.answer(json.dumps(_facts(options, result), indent=2) + "\n")
+        return
+    ranks = max(map(len, result.alone), default=0)
+    head = ("depth", "positions", *(f"{rank + 1}." for rank in range(ranks)))
+    for title, rows in (
+        ("Right, where the guesses before were right", result.accuracy),
+        ("Right, at all positions", result.alone),
+    ):
+        counted = result.n_reached if rows is result.accuracy else result.n_asked
+        cells = [
+            (str(depth + 1), str(count), *(f"{share:.3f}" for share in row))
+            for depth, (count, row) in enumerate(zip(counted, rows, strict=False))
+        ]
+        print_table(terminal, title, head, cells)
+    terminal.answer(_verdict(result) + "\n")
+    if result.n_positions < _FEW:
+        terminal.note(f"{result.n_positions} places are few: more prompts, or a longer text (-f), give steadier shares")
+
+
+def _verdict(result: HeadCalibration) -> str:
+    if result.plan is None:
+        return "no guess was ever right: these heads are of no use for this target"
+    costs = "measured" if result.is_measured else "typical"
+    plan = result.plan
+    text = (
+        f"tree of {len(plan.topology)} nodes for the {costs} costs: {plan.expected_tokens:.2f} tokens a round, "
+        f"{plan.speed_up:.2f} times the speed of plain decoding expected\n{plan.topology}"
+    )
+    return text if plan.speed_up > 1.0 else f"plain decoding is faster here; the least slow is a {text}"
+
+
+def _facts(options: HeadCalibrationOptions, result: HeadCalibration) -> dict[str, Any]:
+    plan = result.plan
+    return {
+        "target": str(options.target),
+        "heads": str(options.heads),
+        "positions": result.n_positions,
+        "positions_by_depth": result.n_reached,
+        "accuracy": result.accuracy,
+        "accuracy_alone": result.alone,
+        "costs": "measured" if result.is_measured else "typical",
+        "plan": None
+        if plan is None
+        else {
+            "tree": str(plan.topology),
+            "nodes": len(plan.topology),
+            "expected_tokens": plan.expected_tokens,
+            "speed_up": plan.speed_up,
+        },
+    }
+
+
+_DEMO_ANSWER = 12  # tokens of a short answer of the embedded model
+_EPILOG = """\b
+Examples:
+  specrun calibrate -m target.gguf -md heads.gguf
+  specrun calibrate -m target.gguf -md heads.gguf -f answers.txt -o accuracy.csv
+  specrun chat -m target.gguf --drafter "medusa(heads.gguf, accuracy=accuracy.csv)"
+
+\b
+The target writes answers to the prompts (or -f names a text, best one that it wrote), and every head
+is asked along them: how often is its first, second, ... guess the word that came, where the guesses
+before it were right? The tree of guesses is made from these shares, and sized by what evaluations cost
+on this machine, which is measured too. They are written into the heads' own file, which is replaced
+whole or not at all, or with -o into a CSV beside it. EAGLE's heads read them as eagle(FILE, tree=sequoia)
+alone. Do not use the machine meanwhile.
+"""
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
+@load_options
+@calibration_source_options
+@calibration_output_options
+@terminal_options
+def calibrate(load: LoadSettings, source: CalibrationSource, output: CalibrationOutput, terminal: Terminal) -> None:
+    """Measure how often heads guess right, and plan their tree."""
+    from specrun.bindings.atomic import check_target, require_writable
+    from specrun.runtime.tuning import calibrate_heads
+
+    options = _options(load, source)
+    _check_text(source, output)
+    if output.output is not None:
+        check_target(output.output, force=output.force)
+    elif output.save:
+        require_writable(options.heads)  # before the work, not after it
+    text = None if source.file is None else read_text(source.file)
+    with progress_bar(terminal, "loading the models") as progress:
+        result = calibrate_heads(options, lambda model: _texts(model, source, options, text, load.demo), progress)
+    print_calibration(options, result, as_json=output.as_json, terminal=terminal)
+    if output.save:
+        _keep(options, result, output, terminal)
+
+
+def _options(load: LoadSettings, source: CalibrationSource) -> HeadCalibrationOptions:
+    from specrun.runtime.sampling import SamplingParams
+    from specrun.runtime.tuning import HeadCalibrationOptions
+
+    target = named_target(load, ask="give -m FILE and -md FILE")
+    if source.model_draft is None:
+        raise click.UsageError("no heads are given: -md FILE names what is to be calibrated")
+    return HeadCalibrationOptions(
+        target=target,
+        heads=source.model_draft,
+        n_tokens=source.predict,
+        ranks=source.ranks,
+        seconds=source.seconds,
+        params=SamplingParams(temperature=source.temp),
+        context=load.context,
+        n_gpu_layers=load.gpu_layers,
+        use_mmap=load.mmap,
+    )
+
+
+def _check_text(source: CalibrationSource, output: CalibrationOutput) -> None:
+    if source.file is not None and source.prompt:
+        raise click.UsageError("-f is a text to read and -p one to answer: give one of them")
+    if source.file is not None and source.temp:
+        raise click.UsageError("--temp is about texts that the target writes: leave it out with -f")
+    if output.output is not None and not output.save:
+        raise click.UsageError("-o says where the result is kept, and --no-save that it is not: give one of them")
+
+
+def _texts(
+    model: Model, source: CalibrationSource, options: HeadCalibrationOptions, text: str | None, demo: bool
+) -> Sequence[CalibrationText]:
+    """Return the text of the file in pieces that fit the context, or the prompts."""
+    from specrun.bench.drafters.prompts import demo_prompts
+    from specrun.cli.tune.options import TuneText, prompt_texts
+    from specrun.runtime.chat_template import prompt_tokens
+    from specrun.runtime.tuning import CalibrationText
+
+    if text is not None:
+        tokens = model.vocabulary.tokenize(text)
+        size = options.context.size_for(model)
+        return [CalibrationText(tuple(tokens[i : i + size]), 0) for i in range(0, len(tokens), size)]
+    asked = TuneText(None, source.prompt, None, source.no_chat_template, options.n_tokens, options.seconds)
+    wanted = demo_prompts(-(-options.n_tokens // _DEMO_ANSWER)) if demo and not source.prompt else None
+    prompts = prompt_tokens(model, wanted or prompt_texts(asked, demo=False), source.no_chat_template)
+    return [CalibrationText(tuple(prompt), len(prompt)) for prompt in prompts]
+
+
+def _keep(
+    options: HeadCalibrationOptions, result: HeadCalibration, output: CalibrationOutput, terminal: Terminal
+) -> None:
+    from specrun.convert.heads.head_accuracy import store_accuracy, write_accuracy_csv
+    from specrun.runtime.costs import save_curve
+    from specrun.runtime.offload import resolve_gpu_layers
+
+    if options.seconds > 0.0:  # whatever the heads are worth
+        layers = resolve_gpu_layers(options.n_gpu_layers, options.target)
+        save_curve(result.curve, options.target, options.context, layers)
+    if result.plan is None:
+        terminal.note("nothing is kept")
+        return
+    if output.output is not None:
+        write_accuracy_csv(output.output, result.accuracy, result.alone, force=output.force)
+        terminal.note(f"kept in {output.output}")
+        return
+    store_accuracy(options.heads, result.accuracy, n_positions=result.n_positions)
+    terminal.note(f"kept in {options.heads}")

@@ -1,0 +1,1 @@
+"""`specrun chat`: a conversation in the terminal."""

@@ -1,0 +1,86 @@
+"""`specrun chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from specrun.cli.chat.commands import COMMAND_NAMES, handle_command
+from specrun.cli.chat.conversation import Conversation
+from specrun.cli.chat.input import make_line_reader
+from specrun.cli.chat.loop import Chat
+from specrun.cli.chat.settings import describe_sampling
+from specrun.cli.doctor import specrun_version
+from specrun.cli.options.group import SectionedCommand
+from specrun.cli.options.model import (
+    DraftSettings,
+    LoadSettings,
+    TemplateSettings,
+    draft_options,
+    load_options,
+    template_options,
+)
+from specrun.cli.options.opening import check_sampling, open_runtime
+from specrun.cli.options.output import AnswerDisplay, answer_display_options, terminal_options
+from specrun.cli.options.prompt import system_prompt_options
+from specrun.cli.options.sampling import AnswerSettings, answer_options
+from specrun.cli.terminal.table import count_text
+from specrun.cli.terminal.terminal import Terminal, one_line
+from specrun.runtime import Runtime
+
+_EPILOG = """\b
+Examples:
+  specrun chat --demo                                   the embedded models, offline
+  specrun chat --demo --show-draft                      see what was drafted
+  specrun chat -m target.gguf -md small.gguf -c 8192
+  specrun chat -m target.gguf --drafter prompt-lookup --temp 0 -sys "Be brief."
+  printf 'Hello\\nAnd again\\n' | specrun chat -m target.gguf -q
+
+\b
+In the chat, /help lists the commands. Ctrl-C stops an answer and keeps the conversation,
+Ctrl-D leaves. From a pipe, every line is a message. Options also come from SPECRUN_<OPTION>.
+"""
+_DEMO_NOTE = "The embedded models are tiny: drafting gains no time with them, it shows the method."
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
+@load_options
+@draft_options
+@answer_options
+@template_options
+@system_prompt_options
+@terminal_options
+@answer_display_options
+def chat(
+    load: LoadSettings,
+    draft: DraftSettings,
+    answer: AnswerSettings,
+    template: TemplateSettings,
+    system: str | None,
+    terminal: Terminal,
+    display: AnswerDisplay,
+) -> None:
+    """Talk to a model, with its drafts verified so that it says what it would have said without."""
+    with open_runtime(load, draft, template, answer.params, terminal) as runtime:
+        check_sampling(answer.params, runtime)
+        _ = runtime.chat_template  # a model without one is refused before the first message
+        _print_banner(runtime, answer, terminal, demo=load.demo)
+        conversation = Conversation(answer.params, answer.max_tokens, system)
+        exit_code = Chat(runtime, conversation, terminal, display).run(make_line_reader(COMMAND_NAMES), handle_command)
+    if not sys.stdin.isatty():
+        click.get_current_context().exit(exit_code)
+
+
+def _print_banner(runtime: Runtime, answer: AnswerSettings, terminal: Terminal, *, demo: bool) -> None:
+    model = runtime.model
+    name = model.header.metadata.get("general.name") or model.path.name
+    about = f"{model.architecture}, {count_text(model.n_params)} parameters"
+    terminal.note(f"specrun {specrun_version()} · {one_line(str(name), 60)} ({one_line(about)})", "bold")
+    drafter = f"drafter {one_line(runtime.drafter)} · {runtime.session.rule.name} · context {runtime.n_ctx:,} tokens"
+    terminal.note(drafter)
+    terminal.note(f"{describe_sampling(answer.params, answer.max_tokens)} · /help for commands")
+    if demo:
+        terminal.note(_DEMO_NOTE)
+    if terminal.notes_on_screen:
+        terminal.note("")

@@ -1,0 +1,179 @@
+"""The commands of a chat, which begin with a slash."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from specrun.bindings.errors import OptionError
+from specrun.cli.chat.conversation import load_conversation, save_conversation
+from specrun.cli.chat.loop import Chat
+from specrun.cli.chat.settings import SETTING_NAMES, change_setting, describe_sampling, setting_lines
+from specrun.cli.terminal.answer import statistics_line
+from specrun.cli.terminal.terminal import one_line
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """One command: how it is written, what it does, and whether the chat goes on after it."""
+
+    usage: str
+    help: str
+    run: Callable[[Chat, str], None]
+    leaves: bool = False
+
+
+def handle_command(chat: Chat, line: str) -> bool:
+    """Run the command on a line that begins with a slash; return whether the chat goes on."""
+    name, _, argument = line.strip().partition(" ")
+    command = _COMMANDS.get(_ALIASES.get(name, name))
+    if command is None:
+        near = difflib.get_close_matches(name, COMMAND_NAMES, 1)
+        hint = f"did you mean {near[0]}?" if near else "/help lists the commands."
+        literal = "" if near else " To send a message that begins with a slash, write two."
+        raise OptionError(f"there is no command {one_line(name, 40)}; {hint}{literal}")
+    command.run(chat, argument.strip())
+    return not command.leaves
+
+
+def _help(chat: Chat, _argument: str) -> None:
+    width = max(len(one.usage) for one in _COMMANDS.values())
+    for command in _COMMANDS.values():
+        chat.terminal.say(f"  {command.usage:{width}}  {command.help}")
+    chat.terminal.say(
+        '  """ begins a message of several lines and """ ends it; Alt-Enter breaks a line.\n'
+        "  Ctrl-C stops an answer and keeps the conversation; Ctrl-D leaves. // sends a slash."
+    )
+
+
+def _set(chat: Chat, argument: str) -> None:
+    name, _, value = argument.partition(" ")
+    if not name:
+        for line in setting_lines(chat.conversation):
+            chat.terminal.say(f"  {line}")
+        return
+    if not value.strip():
+        raise OptionError(f"give a value: /set {name} VALUE")
+    changed = change_setting(chat.conversation, name, value.strip(), vocab_size=chat.runtime.vocabulary.size)
+    line = next(one for one in setting_lines(chat.conversation) if one.split()[0] == changed)
+    chat.terminal.say(f"  {line}")
+
+
+def _show(chat: Chat, _argument: str) -> None:
+    runtime, conversation = chat.runtime, chat.conversation
+    system = "none" if conversation.system is None else one_line(conversation.system)
+    used = f", {chat.last.usage.prompt_tokens + chat.last.usage.completion_tokens:,} used" if chat.last else ""
+    facts = {
+        "model": one_line(str(runtime.model.path)),
+        "drafter": one_line(runtime.drafter),
+        "rule": runtime.session.rule.name,
+        "context": f"{runtime.n_ctx:,} tokens{used}",
+        "system": system,
+        "messages": str(len(conversation.messages)),
+    }
+    width = max(map(len, SETTING_NAMES))
+    for name, text in facts.items():
+        chat.terminal.say(f"  {name:{width}}  {text}")
+    for line in setting_lines(conversation):
+        chat.terminal.say(f"  {line}")
+
+
+def _stats(chat: Chat, _argument: str) -> None:
+    if chat.last is None:
+        chat.terminal.say("  There was no answer yet.")
+        return
+    stats, totals = chat.last.stats, chat.totals
+    positions = " ".join(f"{share:.0%}" for share in stats.acceptance_by_position) or "-"
+    lines = [
+        f"last      {statistics_line(chat.last, chat.runtime.model.n_ctx_train)}",
+        f"time      target {stats.target_s:.3f} s | drafter {stats.drafter_s:.3f} s | "
+        f"overhead {stats.overhead_s:.3f} s | all {stats.wall_s:.3f} s",
+        f"accepted  {positions} (by position in the draft)",
+        f"chat      {totals.answers} answers, {totals.completion_tokens:,} tokens in {totals.rounds:,} rounds, "
+        f"drafts {totals.accepted:,}/{totals.drafted:,} accepted, "
+        f"prompts {totals.prompt_tokens:,} tokens ({totals.cached_tokens:,} cached), {totals.wall_s:.2f} s",
+    ]
+    for line in lines:
+        chat.terminal.say(f"  {line}")
+
+
+def _clear(chat: Chat, _argument: str) -> None:
+    chat.conversation.messages.clear()
+    chat.terminal.say("  The conversation is empty; system prompt and settings stay.")
+
+
+def _system(chat: Chat, argument: str) -> None:
+    chat.conversation.system = argument or None
+    chat.terminal.say("  The system prompt is set." if argument else "  There is no system prompt now.")
+
+
+def _regen(chat: Chat, _argument: str) -> None:
+    conversation = chat.conversation
+    if not conversation.ends_with_answer:
+        raise OptionError("there is no answer to make again")
+    before = list(conversation.messages)
+    params = conversation.params
+    if params.seed is not None and chat.last_seed is not None:
+        params = params.replace(seed=chat.last_seed + 1)
+    if params.is_greedy:
+        chat.terminal.note("temperature 0 gives the same answer with every seed; /set temperature 0.8 does not")
+    conversation.messages.pop()
+    done = False
+    try:
+        done = chat.answer(params)
+    finally:
+        if not done:
+            conversation.messages[:] = before
+
+
+def _save(chat: Chat, argument: str) -> None:
+    _write(chat, argument, force=False)
+
+
+def _save_over(chat: Chat, argument: str) -> None:
+    _write(chat, argument, force=True)
+
+
+def _write(chat: Chat, argument: str, *, force: bool) -> None:
+    path = _path(argument, "/save")
+    if path.exists() and not force:
+        raise OptionError(f"{one_line(str(path))} exists: /save! {argument} overwrites it")
+    save_conversation(chat.conversation, path, force=force)
+    chat.terminal.say(f"  Saved {len(chat.conversation.messages)} messages to {path}.")
+
+
+def _load(chat: Chat, argument: str) -> None:
+    path = _path(argument, "/load")
+    chat.conversation = load_conversation(path)
+    chat.last_seed = None
+    sampling = describe_sampling(chat.conversation.params, chat.conversation.max_tokens)
+    chat.terminal.say(f"  {len(chat.conversation.messages)} messages from {path}; {sampling}")
+
+
+def _path(argument: str, command: str) -> Path:
+    if not argument:
+        raise OptionError(f"name a file: {command} FILE")
+    return Path(argument).expanduser()
+
+
+def _leave(_chat: Chat, _argument: str) -> None:
+    """Do nothing more."""
+
+
+_COMMANDS = {
+    "/help": _Command("/help", "this list", _help),
+    "/set": _Command("/set NAME VALUE", "change a setting, such as temperature; alone: list them", _set),
+    "/show": _Command("/show", "the models and all settings", _show),
+    "/stats": _Command("/stats", "what the last answer and the chat took", _stats),
+    "/clear": _Command("/clear", "forget the conversation, keep the settings", _clear),
+    "/system": _Command("/system TEXT", "set the system prompt; alone: remove it", _system),
+    "/regen": _Command("/regen", "answer the last message again, with another seed", _regen),
+    "/save": _Command("/save FILE", "write conversation and settings to a new file", _save),
+    "/save!": _Command("/save! FILE", "the same, over an existing file", _save_over),
+    "/load": _Command("/load FILE", "go on with a saved conversation", _load),
+    "/quit": _Command("/quit", "leave (also /bye, /exit, Ctrl-D)", _leave, leaves=True),
+}
+_ALIASES = {"/?": "/help", "/bye": "/quit", "/exit": "/quit"}
+COMMAND_NAMES = (*_COMMANDS, *_ALIASES)

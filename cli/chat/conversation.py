@@ -1,0 +1,163 @@
+"""A conversation: its messages, the system prompt, and the settings its answers are made with.
+
+Conversations on disk: one JSON object, written whole or not at all, checked when read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specrun.bindings.atomic import atomic_path
+from specrun.bindings.errors import ModelError, OptionError
+from specrun.cli.options.types import format_logit_bias, parse_logit_bias
+from specrun.cli.terminal.paths import read_text
+from specrun.runtime.results import GenerationResult
+from specrun.runtime.sampling import SamplingParams
+
+ASSISTANT, USER, SYSTEM = "assistant", "user", "system"
+
+
+@dataclass(slots=True)
+class Totals:
+    """What all answers of a chat took together."""
+
+    answers: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    wall_s: float = 0.0
+
+    def add(self, result: GenerationResult) -> None:
+        """Count an answer."""
+        self.answers += 1
+        self.prompt_tokens += result.usage.prompt_tokens
+        self.cached_tokens += result.usage.cached_tokens
+        self.completion_tokens += result.usage.completion_tokens
+        self.rounds += result.stats.rounds
+        self.drafted += result.stats.drafted
+        self.accepted += result.stats.accepted
+        self.wall_s += result.stats.wall_s
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Messages of the user and the assistant in turns, behind an optional system prompt."""
+
+    params: SamplingParams
+    max_tokens: int | None = None
+    system: str | None = None
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def ask(self, text: str) -> None:
+        """Add the user's message."""
+        self.messages.append({"role": USER, "content": text})
+
+    def reply(self, text: str) -> None:
+        """Add the assistant's answer."""
+        self.messages.append({"role": ASSISTANT, "content": text})
+
+    @property
+    def ends_with_answer(self) -> bool:
+        """Whether the last message is the assistant's."""
+        return bool(self.messages) and self.messages[-1]["role"] == ASSISTANT
+
+    def for_template(self) -> list[dict[str, str]]:
+        """Return all messages, the system prompt first."""
+        first = [{"role": SYSTEM, "content": self.system}] if self.system is not None else []
+        return [*first, *self.messages]
+
+
+_FORMAT = "specrun conversation"
+_VERSION = 1
+_KEYS = {"format", "version", "system", "messages", "sampling", "max_tokens"}
+
+
+def save_conversation(conversation: Conversation, path: Path, *, force: bool = False) -> None:
+    """Write a conversation with its settings; raises OptionError if the file exists, unless `force`."""
+    sampling = conversation.params.to_dict()
+    sampling["logit_bias"] = [format_logit_bias(*one) for one in conversation.params.logit_bias.items()]
+    values = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "system": conversation.system,
+        "messages": conversation.messages,
+        "sampling": sampling,
+        "max_tokens": conversation.max_tokens,
+    }
+    with atomic_path(path, force=force) as aside:
+        aside.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+def load_conversation(path: Path) -> Conversation:
+    """Return the conversation of a file; raises ModelError that names what is wrong with it."""
+    try:
+        values = json.loads(read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise _wrong(path, f"it is not JSON ({error})") from error
+    if not isinstance(values, dict) or values.get("format") != _FORMAT:
+        raise _wrong(path, "it was not written by /save")
+    if values.get("version") != _VERSION:
+        raise _wrong(
+            path, f"it has version {values.get('version')!r} and this specrun reads {_VERSION}: update specrun"
+        )
+    if values.keys() != _KEYS:
+        raise _wrong(path, f"its entries are {', '.join(sorted(values))} instead of {', '.join(sorted(_KEYS))}")
+    return Conversation(
+        params=_params(values["sampling"], path),
+        max_tokens=_max_tokens(values["max_tokens"], path),
+        system=_system(values["system"], path),
+        messages=_messages(values["messages"], path),
+    )
+
+
+def _wrong(path: Path, problem: str) -> ModelError:
+    return ModelError(f"{path} is not a saved conversation: {problem}")
+
+
+def _params(values: object, path: Path) -> SamplingParams:
+    try:
+        if not isinstance(values, dict) or not isinstance(values.get("logit_bias", []), list):
+            raise OptionError("the sampling settings are not a mapping")
+        bias = dict(parse_logit_bias(str(one)) for one in values.get("logit_bias", []))
+        params = SamplingParams.from_dict({**values, "logit_bias": bias})
+        if not (params.seed is None or (isinstance(params.seed, int) and params.seed >= 0)):
+            raise OptionError(f"seed is {params.seed!r}: it must be a whole number or null")
+        return params
+    except (OptionError, TypeError) as error:
+        raise _wrong(path, str(error)) from error
+
+
+def _max_tokens(value: object, path: Path) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise _wrong(path, f"max_tokens is {value!r}")
+
+
+def _system(value: object, path: Path) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise _wrong(path, f"the system prompt is {value!r}")
+
+
+def _messages(values: object, path: Path) -> list[dict[str, str]]:
+    if not isinstance(values, list):
+        raise _wrong(path, "its messages are not a list")
+    if len(values) % 2:
+        raise _wrong(path, "its last message has no answer")
+    for number, (message, role) in enumerate(zip(values, _roles(len(values)), strict=True), 1):
+        if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
+            raise _wrong(path, f"message {number} is not a role and a content")
+        if message["role"] != role or not isinstance(message["content"], str):
+            raise _wrong(path, f"message {number} is not a text of the {role}")
+    return [dict[str, Any](message) for message in values]
+
+
+def _roles(count: int) -> list[str]:
+    return [USER if index % 2 == 0 else ASSISTANT for index in range(count)]

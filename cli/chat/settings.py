@@ -1,0 +1,130 @@
+"""The settings of a running chat by name: what /set changes and /show lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from specrun.bindings.errors import OptionError
+from specrun.cli.chat.conversation import Conversation
+from specrun.cli.options.types import format_logit_bias, parse_logit_bias
+from specrun.runtime.sampling import SamplingParams, unknown_option
+
+MAX_TOKENS = "max_tokens"
+_ALIASES = {
+    "temp": "temperature",
+    "predict": MAX_TOKENS,
+    "n_predict": MAX_TOKENS,
+    "n": MAX_TOKENS,
+    "reverse_prompt": "stop",
+}
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise OptionError(f"{text!r} is not a whole number") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise OptionError(f"{text!r} is not a number") from None
+
+
+def _seed(text: str) -> int | None:
+    seed = -1 if text == "random" else _whole(text)
+    if seed < -1:
+        raise OptionError(f"seed is {seed}: give -1 (random) or 0 and more")
+    return None if seed == -1 else seed
+
+
+def _limit(text: str) -> int | None:
+    limit = _whole(text)
+    if limit < -1:
+        raise OptionError(f"{MAX_TOKENS} is {limit}: give -1 (no limit) or 0 and more")
+    return None if limit == -1 else limit
+
+
+def _stop(text: str) -> tuple[str, ...]:
+    return () if text == "none" else (text.replace("\\n", "\n").replace("\\t", "\t"),)
+
+
+def _logit_bias(text: str) -> dict[int, float]:
+    return {} if text == "none" else dict(parse_logit_bias(one) for one in text.split(","))
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "temperature": _number,
+    "top_k": _whole,
+    "top_p": _number,
+    "min_p": _number,
+    "repeat_penalty": _number,
+    "repeat_last_n": _whole,
+    "presence_penalty": _number,
+    "frequency_penalty": _number,
+    "logit_bias": _logit_bias,
+    "seed": _seed,
+    "stop": _stop,
+    MAX_TOKENS: _limit,
+}
+SETTING_NAMES = tuple(_READERS)
+
+
+def change_setting(conversation: Conversation, name: str, text: str, *, vocab_size: int) -> str:
+    """Change a setting to the value that `text` means; return the setting's name.
+
+    llama.cpp's names are understood too (temp, top-k, predict). Raises OptionError and changes nothing if
+    the name or the value makes no sense.
+    """
+    name = name.lstrip("-").replace("-", "_").lower()
+    name = _ALIASES.get(name, name)
+    if name not in _READERS:
+        raise unknown_option(name, list(_READERS), "/set")
+    value = _READERS[name](text)
+    if name == "logit_bias" and (beyond := [token for token in value if token >= vocab_size]):
+        raise OptionError(f"token {beyond[0]} does not exist: the model has {vocab_size} words, numbered from 0")
+    if name == MAX_TOKENS:
+        conversation.max_tokens = value
+    else:
+        conversation.params = conversation.params.replace(**{name: value})
+    return name
+
+
+def setting_lines(conversation: Conversation) -> list[str]:
+    """Return every setting with its value."""
+    values = {**conversation.params.to_dict(), MAX_TOKENS: conversation.max_tokens}
+    width = max(map(len, SETTING_NAMES))
+    return [f"{name:{width}}  {_shown(name, values[name])}" for name in SETTING_NAMES]
+
+
+def describe_sampling(params: SamplingParams, max_tokens: int | None) -> str:
+    """Return the effective sampling settings in one line; those that are off are left out."""
+    if params.is_greedy:
+        parts = ["greedy (temp 0)"]
+    else:
+        parts = [f"temp {params.temperature:g}"]
+        parts += [f"top-k {params.top_k}"] if params.top_k else []
+        parts += [f"top-p {params.top_p:g}"] if params.top_p < 1 else []
+        parts += [f"min-p {params.min_p:g}"] if params.min_p else []
+        parts.append(f"seed {_shown('seed', params.seed)}")
+    if params.has_penalties:
+        penalties = (params.repeat_penalty, params.presence_penalty, params.frequency_penalty)
+        parts.append("penalties " + "/".join(f"{one:g}" for one in penalties))
+    parts += [f"{len(params.logit_bias)} logit biases"] if params.logit_bias else []
+    parts += [f"at most {max_tokens} tokens"] if max_tokens is not None else []
+    return " · ".join(parts)
+
+
+def _shown(name: str, value: Any) -> str:  # noqa: ANN401 - values of any setting
+    if name == "seed":
+        return "random" if value is None else str(value)
+    if name == MAX_TOKENS:
+        return "no limit" if value is None else str(value)
+    if name == "stop":
+        return ", ".join(map(repr, value)) or "none"
+    if name == "logit_bias":
+        return ", ".join(format_logit_bias(*one) for one in value.items()) or "none"
+    return f"{value:g}"

@@ -1,0 +1,1 @@
+"""`specrun convert`: checkpoints to GGUF."""

@@ -1,0 +1,243 @@
+"""`specrun convert`: a Hugging Face checkpoint folder, of a model or of drafting heads, to one GGUF file.
+
+What `specrun convert` prints: the facts of a conversion, or the map of tensors that a dry run shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specrun.bindings.errors import OptionError
+from specrun.cli.convert.options import (
+    MODEL,
+    HeadSettings,
+    SourceSettings,
+    TargetSettings,
+    head_options,
+    source_options,
+    target_options,
+)
+from specrun.cli.options.group import SectionedCommand, option
+from specrun.cli.options.output import terminal_options
+from specrun.cli.terminal.progress import byte_progress
+from specrun.cli.terminal.table import bytes_text, count_text, print_facts, print_table
+from specrun.cli.terminal.terminal import Terminal
+
+if TYPE_CHECKING:
+    from specrun.convert.conversion import ConversionPlan, ConversionReport
+    from specrun.convert.logit_check import LogitCheck
+    from specrun.convert.tensor_map import MappedTensor
+
+
+def print_report(
+    report: ConversionReport, terminal: Terminal, *, as_json: bool, target: Mapping[str, Any] | None = None
+) -> None:
+    """Print what was written, and the `target` it was written for, by name, where it is a head."""
+    if as_json:
+        content = dataclasses.asdict(report) | ({} if target is None else {"target": dict(target)})
+        terminal.answer(json.dumps(content, default=str, indent=2) + "\n")
+        return
+    facts = _facts(report)
+    if target is not None:
+        sizes = f"hidden states of {target['hidden_size']:,}, {target['n_words']:,} words"
+        facts["target"] = f"{target['name']} ({target['architecture']}, {sizes})"
+    print_facts(terminal, "converted", facts)
+
+
+def _facts(report: ConversionReport) -> dict[str, str]:
+    shrunk = report.n_bytes / report.source_bytes
+    facts = {
+        "file": str(report.output),
+        "architecture": report.architecture,
+        "file type": report.type_name,
+        "tensors": f"{report.n_tensors:,} ({_counts(report.tensor_types)})",
+        "parameters": f"{report.n_parameters:,} ({count_text(report.n_parameters)})",
+        "words": f"{report.n_words:,}",
+        "size before": f"{bytes_text(report.source_bytes)} ({_counts(report.source_types)})",
+        "size after": f"{bytes_text(report.n_bytes)} ({100 * shrunk:.1f} %)",
+        "bits per weight": f"{report.bits_per_weight:.2f}",
+        "source sha256": report.source_sha256,
+        "names, shapes, types": "as planned, read again from the file",
+    }
+    if report.logits is not None:
+        facts["logits"] = _logits(report.logits, quantized=report.type_name.lower() not in ("f32", "f16", "bf16"))
+    return facts
+
+
+def _logits(found: LogitCheck, *, quantized: bool) -> str:
+    if found.relative_error is None or found.same_top is None:
+        return f"not compared: {found.reason}"
+    before = "; before quantizing" if quantized else ""
+    return (
+        f"transformers' own, off by {found.relative_error:.1e} of the largest ({found.largest_allowed:g} allowed), "
+        f"the same first word at {100 * found.same_top:.0f} % of {found.n_tokens} tokens{before}"
+    )
+
+
+def _counts(types: Any) -> str:  # noqa: ANN401 - a mapping of names to counts
+    return ", ".join(f"{count:,} {name}" for name, count in types.items())
+
+
+def print_plan(plan: ConversionPlan, output: Path, terminal: Terminal, *, as_json: bool) -> None:
+    """Print which tensor becomes which, and the file that would be written."""
+    if as_json:
+        content = {
+            "output": str(output),
+            "architecture": plan.architecture,
+            "file_type": plan.file_type,
+            "parameters": plan.n_parameters,
+            "source_bytes": plan.source_bytes,
+            "tensors": [_record(one) for one in plan.tensors],
+        }
+        terminal.answer(json.dumps(content, indent=2) + "\n")
+        return
+    rows = [
+        (
+            one.name,
+            " x ".join(map(str, one.shape)),
+            one.type_name,
+            bytes_text(one.n_bytes),
+            " + ".join(f"{source.name} ({source.type_name})" for source in one.sources) or "computed",
+        )
+        for one in plan.tensors
+    ]
+    print_table(terminal, "tensor map", ("tensor", "shape", "type", "size", "from"), rows)
+    then = f", then quantized to {plan.file_type}" if plan.is_quantized else ""
+    terminal.answer(f"{len(rows):,} tensors, {bytes_text(plan.n_bytes)}{then}; would write {output}\n")
+
+
+def _record(one: MappedTensor) -> dict[str, Any]:
+    sources = [
+        {"name": source.name, "type": source.type_name, "shape": source.shape, "file": source.path.name}
+        for source in one.sources
+    ]
+    return {"name": one.name, "shape": one.shape, "type": one.type_name, "bytes": one.n_bytes, "sources": sources}
+
+
+_EPILOG = """\b
+Examples:
+  specrun convert Llama-3.2-1B                        writes Llama-3.2-1.2B-F16.gguf here
+  specrun convert Llama-3.2-1B -o models --outtype q4_k_m
+  specrun convert Llama-3.2-1B --dry-run              which tensor becomes which
+  specrun convert old-checkpoint --allow-pickle       .bin and .pt weights
+  specrun convert medusa-vicuna-7b --target vicuna-7b-Q4_K_M.gguf --allow-pickle
+  specrun convert EAGLE-LLaMA3-8B --target-model-dir Llama-3-8B-Instruct -o heads
+
+\b
+DIR holds config.json, tokenizer.json and the weights as safetensors, in one file or in several with an
+index. The file appears whole or not at all. A number too large for f16 ends the conversion with the
+tensor's name, where others would write infinity: convert such a model to bf16. Heads are recognised, need
+neither tokenizer nor the target's weights, and fit one target only: say which.
+"""
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@source_options
+@head_options
+@target_options
+@terminal_options
+@option("--json", "as_json", section="Output", is_flag=True, help="Print one JSON object.")
+def convert(
+    folder: Path,
+    source: SourceSettings,
+    head: HeadSettings,
+    target: TargetSettings,
+    terminal: Terminal,
+    as_json: bool,
+) -> None:
+    """Convert a Hugging Face checkpoint to a GGUF file that computes the same numbers."""
+    from specrun.convert.heads.detect import detect_kind
+
+    folder = folder.expanduser()
+    kind = head.kind
+    if kind is None and head.drafts_for is None:
+        found = detect_kind(folder, allow_pickle=source.allow_pickle)
+        kind = MODEL if found is None else found.name
+    if kind == MODEL:
+        _convert_model(folder, source, head, target, terminal, as_json=as_json)
+    else:
+        _convert_head(folder, kind, source, head, target, terminal, as_json=as_json)
+
+
+def _convert_model(
+    folder: Path,
+    source: SourceSettings,
+    head: HeadSettings,
+    target: TargetSettings,
+    terminal: Terminal,
+    *,
+    as_json: bool,
+) -> None:
+    from specrun.convert import convert_checkpoint, plan_conversion
+
+    if head.drafts_for is not None:
+        raise OptionError(f"a target is what heads draft for: leave it out to convert the model in {folder}")
+    outtype = target.outtype or "f16"
+    output = None if target.output is None else target.output.expanduser()
+    if target.dry_run:
+        plan = plan_conversion(folder, outtype=outtype, allow_pickle=source.allow_pickle, pre=source.pre)
+        print_plan(plan, plan.output_in(output), terminal, as_json=as_json)
+        return
+    with byte_progress(terminal, "converting") as progress:
+        report = convert_checkpoint(
+            folder,
+            output,
+            outtype=outtype,
+            force=target.force,
+            allow_pickle=source.allow_pickle,
+            pre=source.pre,
+            verify=target.verify,
+            n_threads=target.threads,
+            progress=progress,
+        )
+    print_report(report, terminal, as_json=as_json)
+
+
+def _convert_head(
+    folder: Path,
+    kind: str | None,
+    source: SourceSettings,
+    head: HeadSettings,
+    target: TargetSettings,
+    terminal: Terminal,
+    *,
+    as_json: bool,
+) -> None:
+    from specrun.convert import convert_head, plan_head, target_facts
+    from specrun.convert.quantize import HEAD_TYPE
+
+    drafts_for = head.drafts_for
+    if drafts_for is None:
+        raise OptionError(
+            f"{folder} holds {kind} heads, which fit one model only: name it with --target FILE.gguf or "
+            f"--target-model-dir DIR (a model that lies beside its heads is converted with --kind {MODEL})"
+        )
+    if target.verify:
+        raise OptionError("--verify compares the logits of whole models: leave it out for heads")
+    facts = target_facts(drafts_for, pre=source.pre)
+    outtype = target.outtype or HEAD_TYPE.lower()
+    output = None if target.output is None else target.output.expanduser()
+    if target.dry_run:
+        plan = plan_head(folder, target=facts, kind=kind, outtype=outtype, allow_pickle=source.allow_pickle)
+        print_plan(plan, plan.output_in(output), terminal, as_json=as_json)
+        return
+    with byte_progress(terminal, "converting") as progress:
+        report = convert_head(
+            folder,
+            output,
+            target=facts,
+            kind=kind,
+            outtype=outtype,
+            force=target.force,
+            allow_pickle=source.allow_pickle,
+            n_threads=target.threads,
+            progress=progress,
+        )
+    print_report(report, terminal, as_json=as_json, target=facts.summary())

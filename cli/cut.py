@@ -1,0 +1,110 @@
+"""`specrun cut`: a model with fewer layers, to draft for itself; or one that costs more and says the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specrun.cli.options.group import SectionedCommand, option
+from specrun.cli.options.output import terminal_options
+from specrun.cli.options.types import ExistingFile, ParametersType
+from specrun.cli.terminal.progress import progress_bar
+from specrun.cli.terminal.table import bytes_text, count_text
+from specrun.cli.terminal.terminal import Terminal
+
+if TYPE_CHECKING:
+    from specrun.convert.cut import CutReport, PadReport
+
+_EPILOG = """\b
+Examples:
+  specrun cut target.gguf exit.gguf --layers 0-11          early exit: the first twelve layers
+  specrun cut target.gguf skip.gguf --skip-layers 4,6,9-12
+  specrun chat -m target.gguf --drafter "draft(skip.gguf, n=4)"
+  specrun cut small.gguf slow.gguf --pad-to 400M           costs as much as 400M parameters
+
+\b
+The layers of a model are numbered from 0. Weights are copied as they are, whatever their type. A
+self-draft takes the memory of the layers it keeps, and of their cache, a second time. specrun tune
+--layer-skip searches for layers to skip. Models whose layers would mean something else under other
+numbers are refused.
+"""
+_CUT = "Cut"
+Progress = Callable[[int, int], None]
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
+@click.argument("source", metavar="IN", type=ExistingFile())
+@click.argument("output", metavar="OUT", type=click.Path(path_type=Path))
+@option("--layers", section=_CUT, metavar="LIST", help="The layers to keep, such as 0-11 or 0-3,8,10-.")
+@option("--skip-layers", section=_CUT, metavar="LIST", help="The layers to leave out, such as 4,6,9-12.")
+@option(
+    "--pad-to",
+    section=_CUT,
+    type=ParametersType(),
+    metavar="N",
+    help="Widen the feed-forward layers to N parameters (400M, 1B) instead, with zeros: for benchmarks.",
+)
+@option("--force", section="Output", is_flag=True, help="Overwrite OUT.")
+@option("--json", "as_json", section="Output", is_flag=True, help="Print what was written as one JSON object.")
+@terminal_options
+def cut(
+    source: Path,
+    output: Path,
+    layers: str | None,
+    skip_layers: str | None,
+    pad_to: int | None,
+    force: bool,
+    as_json: bool,
+    terminal: Terminal,
+) -> None:
+    """Write a model with some of its layers only: a drafter for itself."""
+    given = [one is not None for one in (layers, skip_layers, pad_to)]
+    if sum(given) != 1:
+        problem = "exclude each other" if any(given) else "say what to do"
+        raise click.UsageError(f"--layers, --skip-layers and --pad-to {problem}: give one of them")
+    with progress_bar(terminal, f"reading {source.name}") as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar(f"writing {output.name}", done / max(1, total))
+
+        report = (
+            _cut(source, output, layers, skip_layers, force, progress)
+            if pad_to is None
+            else _pad(source, output, pad_to, force, progress)
+        )
+    facts, text = _described(report)
+    if as_json:
+        terminal.answer(json.dumps({"source": str(source), **facts}) + "\n")
+    else:
+        terminal.note(f"wrote {text}")
+
+
+def _cut(
+    source: Path, output: Path, layers: str | None, skip: str | None, force: bool, progress: Progress
+) -> CutReport | PadReport:
+    from specrun.convert import cut_layers
+
+    return cut_layers(source, output, layers=layers, skip=skip, force=force, progress=progress)
+
+
+def _pad(source: Path, output: Path, parameters: int, force: bool, progress: Progress) -> CutReport | PadReport:
+    from specrun.convert import pad_ffn
+
+    return pad_ffn(source, output, parameters, force=force, progress=progress)
+
+
+def _described(report: CutReport | PadReport) -> tuple[dict[str, Any], str]:
+    """Return what was written, for JSON and in a line."""
+    from specrun.convert.cut import CutReport, range_text
+
+    size = f"{count_text(report.n_parameters)} parameters, {bytes_text(report.n_bytes)}"
+    facts: dict[str, Any] = {"output": str(report.output), "parameters": report.n_parameters, "bytes": report.n_bytes}
+    if isinstance(report, CutReport):
+        facts |= {"layers": list(report.layers), "source_layers": report.source_layers}
+        return facts, f"{report.output}: layers {range_text(report.layers)} of {report.source_layers}, {size}"
+    facts |= {"padded_parameters": report.added_parameters, "feed_forward_width": report.width}
+    return facts, f"{report.output}: feed-forward width {report.source_width} to {report.width}, {size}"

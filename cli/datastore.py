@@ -1,0 +1,150 @@
+"""`specrun datastore`: the table of its commands.
+
+`specrun datastore build`: text files to a datastore for one vocabulary.
+
+`specrun datastore info`: what a datastore holds, and whether it is whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from specrun.bindings.atomic import check_target
+from specrun.bindings.errors import MalformedFileError
+from specrun.cli.lazy_group import LazyCommand, LazyGroup
+from specrun.cli.options.group import SectionedCommand, option
+from specrun.cli.options.output import terminal_options
+from specrun.cli.options.types import ExistingFile
+from specrun.cli.terminal.table import bytes_text
+from specrun.cli.terminal.terminal import Terminal, one_line
+
+if TYPE_CHECKING:
+    from specrun.runtime.drafters.retrieval.datastore import BuildProgress
+
+_COMMANDS = {
+    "build": LazyCommand("specrun.cli.datastore", "build", "Make a datastore of text files."),
+    "info": LazyCommand("specrun.cli.datastore", "info", "Show what a datastore holds, and check it."),
+}
+
+_EPILOG = """\b
+Examples:
+  specrun datastore build docs/*.md -m target.gguf -o docs.store
+  specrun datastore info docs.store
+  specrun chat -m target.gguf --drafter "rest(docs.store)"
+"""
+
+
+@click.group(cls=LazyGroup, lazy=_COMMANDS, epilog=_EPILOG)
+def datastore() -> None:
+    """Make and show datastores: texts ordered by context, from which rest(STORE) drafts."""
+
+
+_BUILD_EPILOG = """\b
+Examples:
+  specrun datastore build manual.txt -m target.gguf -o manual.store
+  specrun datastore build src/*.py docs/*.md -m target.gguf -o project.store --force
+
+\b
+Texts are UTF-8 and are kept apart from each other. The store fits every model with the same vocabulary as
+MODEL, of which only the words are loaded. It takes about 8 bytes a token (2 to 3 times the text); memory
+stays below some 300 MB whatever the size. Ctrl-C leaves nothing behind.
+"""
+
+
+@click.command(cls=SectionedCommand, epilog=_BUILD_EPILOG)
+@click.argument("files", nargs=-1, required=True, type=ExistingFile(), metavar="FILES...")
+@option("-m", "--model", section="Model", required=True, type=ExistingFile(), help="The target: its words are used.")
+@option(
+    "-o",
+    "--output",
+    section="Output",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="STORE",
+    help="The datastore to write.",
+)
+@option("--force", section="Output", is_flag=True, help="Overwrite an existing file.")
+@terminal_options
+def build(files: tuple[Path, ...], model: Path, output: Path, force: bool, terminal: Terminal) -> None:
+    """Tokenize text files and order them for retrieval."""
+    from specrun.bindings.model import Model
+    from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
+
+    check_target(output, force=force)
+    with Model(model, vocab_only=True) as words, _progress(terminal) as progress:
+        header = build_store(files, words.vocabulary, output, model=model.name, force=force, progress=progress)
+    size = bytes_text(output.stat().st_size)
+    terminal.note(
+        f"wrote {output}: {header.n_positions:,} tokens of {header.n_files:,} files "
+        f"({bytes_text(header.n_text_bytes)}) in {size}; draft with --drafter 'rest({output})'"
+    )
+
+
+@contextmanager
+def _progress(terminal: Terminal) -> Iterator[BuildProgress]:
+    """Yield what shows how far the work is, with the time left; nothing where no one looks."""
+    if terminal.quiet or not terminal.notes_on_screen:
+        yield lambda _what, _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, no_color=not terminal.color_notes, highlight=False)
+    text = TextColumn("{task.description}")
+    with Progress(text, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), console=console) as bar:
+        tasks = {
+            "reading": bar.add_task("reading", total=None),
+            "ordering": bar.add_task("ordering", total=None, start=False),
+        }
+
+        def report(what: str, done: int, total: int) -> None:
+            task = tasks[what]
+            if not bar.tasks[task].started:
+                bar.start_task(task)
+            bar.update(task, completed=done, total=total, description=_described(what, done, total))
+
+        yield report
+
+
+def _described(what: str, done: int, total: int) -> str:
+    if what == "reading":
+        return f"reading {bytes_text(done)} of {bytes_text(total)}"
+    return f"ordering {total:,} tokens"
+
+
+@click.command(cls=SectionedCommand)
+@click.argument("store", type=ExistingFile(), metavar="STORE")
+@option("-m", "--model", section="Model", type=ExistingFile(), help="Also say whether it fits this target.")
+@option("--json", "as_json", section="Output", is_flag=True, help="Print one JSON object.")
+@terminal_options
+def info(store: Path, model: Path | None, as_json: bool, terminal: Terminal) -> None:
+    """Show what a datastore holds; reads all of it to check that it is undamaged."""
+    from specrun.runtime.drafters.retrieval.datastore import open_store, read_store_header, verify_store
+
+    header = read_store_header(store)
+    if not verify_store(store):
+        raise MalformedFileError(f"the datastore {store} is damaged: its checksum differs; build it again")
+    if model is not None:
+        from specrun.bindings.model import Model
+
+        with Model(model, vocab_only=True) as target:
+            open_store(store, target.vocabulary)
+    if as_json:
+        terminal.answer(json.dumps(dataclasses.asdict(header), indent=2) + "\n")
+        return
+    lines = {
+        "datastore": f"{store} ({bytes_text(store.stat().st_size)}, undamaged)",
+        "tokens": f"{header.n_positions:,} of {header.n_files:,} files ({bytes_text(header.n_text_bytes)} of text)",
+        "vocabulary": f"{header.n_words:,} words, hash {header.vocabulary[:12]}, of {one_line(header.model)}",
+    }
+    if model is not None:
+        lines["fits"] = str(model)
+    for name, value in lines.items():
+        terminal.answer(f"{name:<11} {value}\n")

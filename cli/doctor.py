@@ -1,0 +1,200 @@
+"""`specrun doctor`: what is installed, what the machine offers, and what is broken.
+
+What is installed, in the lines of `specrun --version`.
+
+Asks probes in processes of their own and says what their answers, or their deaths, mean.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import click
+
+from specrun.bindings.errors import extra_command
+from specrun.cli.options.group import SectionedCommand, option
+from specrun.cli.options.output import terminal_options
+from specrun.cli.terminal.table import bytes_text, print_facts, print_table
+from specrun.cli.terminal.terminal import Terminal, one_line
+from specrun.runtime.demo import demo_target
+
+
+def specrun_version() -> str:
+    """Return the installed version of specrun."""
+    return importlib.metadata.version("specrun")
+
+
+def version_lines() -> list[str]:
+    """Return the versions and backends; loads llama.cpp, because only the library knows its commit."""
+    from specrun.bindings.devices import devices
+    from specrun.bindings.library import engine_versions
+
+    lines = [f"specrun {specrun_version()}"]
+    lines += [f"{name} {one_line(version)}" for name, version in engine_versions().items()]
+    backends = ", ".join(dict.fromkeys(one_line(device.name) for device in devices()))
+    return [*lines, f"backends {backends or 'none'}"]
+
+
+KERNEL_TYPES = ("Q8_0", "Q4_0", "Q4_K_M")
+_TIMEOUT_S = 120.0
+_ILLEGAL_INSTRUCTIONS = {-getattr(signal, "SIGILL", 4), 0xC000001D, -1073741795}
+_REBUILD = (
+    "rebuild llama-cpp-python with CFLAGS and CXXFLAGS set to "
+    '"-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" (`make chat` does), or with CMAKE_ARGS="-DGGML_NATIVE=OFF"'
+)
+State = Literal["ok", "failed", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding; `remedy` says what to do about a failure."""
+
+    name: str
+    state: State
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Everything that was found."""
+
+    versions: dict[str, str]
+    machine: dict[str, str]
+    devices: list[dict[str, Any]]
+    checks: list[Check]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing failed."""
+        return all(check.state != "failed" for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the findings as a mapping, ready for JSON."""
+        return {**asdict(self), "healthy": self.healthy}
+
+
+def diagnose() -> Diagnosis:
+    """Examine this installation and this machine."""
+    engine, check = _ask("engine")
+    checks = [_renamed(check, "llama.cpp loads")]
+    if check.state == "ok":
+        checks += _kernel_checks()
+    versions = {"specrun": specrun_version(), "Python": platform.python_version(), **engine.get("versions", {})}
+    machine = {"system": f"{platform.system()} {platform.release()} {platform.machine()}"}
+    if engine:
+        machine |= {"cores": str(engine["cores"]), "CPU features": _features(engine["features"])}
+        machine["GPU offload"] = "yes" if engine["gpu_offload"] else "no"
+    return Diagnosis(versions, machine, engine.get("devices", []), [*checks, _demo_check(check)])
+
+
+def _kernel_checks() -> list[Check]:
+    if find_spec("gguf") is None:
+        return [Check("quantized kernels", "skipped", f"needs the package gguf: {extra_command('convert')}")]
+    return [_renamed(_ask("kernels", file_type)[1], f"{file_type} kernels") for file_type in KERNEL_TYPES]
+
+
+def _demo_check(engine: Check) -> Check:
+    if not demo_target().is_file():
+        return Check("embedded models", "skipped", "not part of this installation; name a model with -m")
+    if engine.state != "ok":
+        return Check("embedded models", "skipped", "llama.cpp does not load")
+    return _renamed(_ask("file", str(demo_target()))[1], "embedded models")
+
+
+def _ask(*question: str) -> tuple[dict[str, Any], Check]:
+    """Return a probe's answer, {} if it failed, and what is to be said about it."""
+    command = [sys.executable, "-m", "specrun.cli.probe", *question]
+    try:
+        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {}, Check("", "failed", f"no answer within {_TIMEOUT_S:.0f} s", "end what else uses the processor")
+    return interpret(done.returncode, done.stdout, done.stderr)
+
+
+def interpret(exit_code: int, output: bytes, messages: bytes) -> tuple[dict[str, Any], Check]:
+    """Return what a probe said, and a check without a name, from how it ended."""
+    if exit_code in _ILLEGAL_INSTRUCTIONS:
+        return {}, Check("", "failed", "illegal instruction: llama.cpp was built for another processor", _REBUILD)
+    try:
+        answer = json.loads(output)
+    except ValueError:
+        lines = messages.decode("utf-8", "replace").strip().splitlines()
+        detail = f"died ({_ending(exit_code)})" + (f": {lines[-1]}" if lines else "")
+        return {}, Check("", "failed", detail, "install llama-cpp-python again: see the README")
+    if "error" in answer:
+        return {}, Check("", "failed", answer["error"], "install specrun and llama-cpp-python again: see the README")
+    return answer, Check("", "ok", "")
+
+
+def _ending(exit_code: int) -> str:
+    try:
+        return f"signal {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
+    except ValueError:
+        return f"exit code {exit_code}"
+
+
+def _renamed(check: Check, name: str) -> Check:
+    return Check(name, check.state, check.detail, check.remedy)
+
+
+def _features(line: str) -> str:
+    """Return the instruction sets of llama.cpp's line "CPU : AVX = 1 | AVX2 = 1 | ... "."""
+    parts = [part.rpartition(":")[2].strip() for part in line.split("|")]
+    return " ".join(part.removesuffix(" = 1") for part in parts if part.endswith("= 1"))
+
+
+_EPILOG = """\b
+Examples:
+  specrun doctor
+  specrun doctor --json > report.json      to attach to a bug report
+
+Exit code 1 if something is broken.
+"""
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
+@terminal_options
+@option("--json", "as_json", section="Output", is_flag=True, help="Print one JSON object.")
+def doctor(terminal: Terminal, as_json: bool) -> None:
+    """Check this installation and this machine.
+
+    Quantized kernels are tried in processes of their own, so that a processor that lacks an instruction
+    is reported instead of ending the program.
+    """
+    terminal.passing("looking around, a few seconds ...")
+    try:
+        diagnosis = diagnose()
+    finally:
+        terminal.passing("")
+    if as_json:
+        terminal.answer(json.dumps(diagnosis.to_dict()) + "\n")
+    else:
+        _print(terminal, diagnosis)
+    if not diagnosis.healthy:
+        click.get_current_context().exit(1)
+
+
+def _print(terminal: Terminal, diagnosis: Diagnosis) -> None:
+    print_facts(terminal, "versions", diagnosis.versions)
+    print_facts(terminal, "machine", diagnosis.machine)
+    devices = [
+        (one["name"], one["description"], one["kind"], bytes_text(one["memory_free"]), bytes_text(one["memory_total"]))
+        for one in diagnosis.devices
+    ]
+    if devices:
+        print_table(terminal, "devices", ("name", "description", "kind", "free", "memory"), devices)
+    rows = [(check.name, check.state, check.detail) for check in diagnosis.checks]
+    print_table(terminal, "checks", ("check", "state", ""), rows)
+    for check in diagnosis.checks:
+        if check.remedy:
+            terminal.warn(f"{check.name}: {check.remedy}")
+    terminal.answer("Nothing is broken.\n" if diagnosis.healthy else "Something is broken: see above.\n")

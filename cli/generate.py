@@ -1,0 +1,103 @@
+"""`specrun generate`: one prompt, one answer on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from specrun.cli.options.group import SectionedCommand, option
+from specrun.cli.options.model import (
+    DraftSettings,
+    LoadSettings,
+    TemplateSettings,
+    draft_options,
+    load_options,
+    template_options,
+)
+from specrun.cli.options.opening import check_sampling, open_runtime
+from specrun.cli.options.output import AnswerDisplay, answer_display_options, terminal_options
+from specrun.cli.options.prompt import PromptSettings, prompt_options, read_prompt, system_prompt_options
+from specrun.cli.options.sampling import AnswerSettings, answer_options
+from specrun.cli.terminal.answer import Answer, AnswerWriter, context_full, run_stream, statistics_line
+from specrun.cli.terminal.errors import INTERRUPTED
+from specrun.cli.terminal.terminal import Terminal
+from specrun.runtime import GenerationStream, Runtime
+
+_EPILOG = """\b
+Examples:
+  specrun generate --demo -p "What does os.getcwd do?" --temp 0
+  specrun generate -m target.gguf -md small.gguf -f prompt.txt -n 256 > answer.txt
+  git diff | specrun generate -m target.gguf -sys "Describe this change." -q
+  specrun generate -m target.gguf -p "Once upon a time" --drafter prompt-lookup --json
+
+\b
+A model with a chat template answers the prompt as a message; --no-chat-template continues it
+as text, as models without a template always do. stdout carries only the answer (with --json
+one object), everything else goes to stderr. Options also come from SPECRUN_<OPTION>.
+"""
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
+@load_options
+@prompt_options
+@draft_options
+@answer_options
+@template_options
+@system_prompt_options
+@terminal_options
+@answer_display_options
+@option("--json", "as_json", section="Output", is_flag=True, help="Print one JSON object instead of the text.")
+def generate(
+    load: LoadSettings,
+    prompt: PromptSettings,
+    draft: DraftSettings,
+    answer: AnswerSettings,
+    template: TemplateSettings,
+    system: str | None,
+    terminal: Terminal,
+    display: AnswerDisplay,
+    as_json: bool,
+) -> None:
+    """Continue a prompt, or answer it where the model has a chat template."""
+    text = read_prompt(prompt)
+    with open_runtime(load, draft, template, answer.params, terminal) as runtime:
+        check_sampling(answer.params, runtime)
+        stream = _start(runtime, text, system, answer, template)
+        writer = None if as_json else AnswerWriter(terminal, show_draft=display.show_draft)
+        answered = run_stream(stream, writer)
+        full = context_full(answered, answer.max_tokens, runtime)
+        trained = runtime.model.n_ctx_train
+    if as_json:
+        terminal.answer(_as_json(answered, stream.seed) + "\n")
+    if display.show_timings:
+        terminal.note(statistics_line(answered.result, trained))
+    if full:
+        terminal.note(full, "yellow")
+    if answered.interrupted:
+        click.get_current_context().exit(INTERRUPTED)
+
+
+def _start(
+    runtime: Runtime, text: str, system: str | None, answer: AnswerSettings, template: TemplateSettings
+) -> GenerationStream:
+    given = template.chat_template is not None or template.chat_template_file is not None
+    if template.no_chat_template or not (given or runtime.model.chat_template):
+        if system is not None:
+            why = "--no-chat-template" if template.no_chat_template else "a model without a chat template"
+            raise click.UsageError(f"-sys has no place with {why}: write it into the prompt")
+        return runtime.stream(text, answer.params, max_tokens=answer.max_tokens)
+    messages = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return runtime.stream_chat(messages, answer.params, max_tokens=answer.max_tokens)
+
+
+def _as_json(answered: Answer, seed: int) -> str:
+    values: dict[str, Any] = answered.result.to_dict()
+    del values["usage"]["cached_tokens"]  # nothing is cached before the first prompt
+    values["seed"] = seed
+    unicode_output = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    return json.dumps(values, ensure_ascii=not unicode_output, allow_nan=False)

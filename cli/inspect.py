@@ -1,0 +1,308 @@
+"""`specrun inspect`: what a GGUF file holds, whether a draft model fits it, and how two models differ.
+
+Options of `specrun inspect A B`: on which text two models are compared, and how it is evaluated.
+
+What `specrun inspect A B` finds and prints: sizes, perplexities, divergence, and the error of each tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specrun.bindings.errors import MalformedFileError, SpecrunError
+from specrun.bindings.gguf import read_header
+from specrun.cli.model_summary import describe_summary, file_sha256, summarise, tensor_rows
+from specrun.cli.options.group import SectionedCommand, option, option_group
+from specrun.cli.options.output import terminal_options
+from specrun.cli.options.types import ExistingFile, LayerCountType
+from specrun.cli.terminal.paths import read_text
+from specrun.cli.terminal.progress import byte_progress
+from specrun.cli.terminal.table import bytes_text, print_facts, print_table
+from specrun.cli.terminal.terminal import Terminal
+from specrun.runtime.offload import LayerCount
+
+_SECTION = "Comparison of two models"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonSettings:
+    """The text, and its evaluation."""
+
+    text_file: Path | None
+    ctx_size: int
+    chunks: int
+    threads: int
+    gpu_layers: LayerCount
+
+
+comparison_options = option_group(
+    "comparison",
+    ComparisonSettings,
+    option(
+        "-f",
+        "--file",
+        "text_file",
+        section=_SECTION,
+        type=ExistingFile(),
+        show_default="a short fixed text",
+        help="Compare on the text of a file.",
+    ),
+    option(
+        "-c",
+        "--ctx-size",
+        section=_SECTION,
+        type=click.IntRange(8, 2**20),
+        metavar="N",
+        default=512,
+        show_default=True,
+        help="Tokens of a chunk, of which the second half is scored.",
+    ),
+    option(
+        "--chunks",
+        section=_SECTION,
+        type=click.IntRange(0),
+        metavar="N",
+        default=0,
+        show_default="all",
+        help="The most chunks to evaluate.",
+    ),
+    option(
+        "-t",
+        "--threads",
+        section=_SECTION,
+        type=click.IntRange(0, 512),
+        metavar="N",
+        default=0,
+        show_default="one a core",
+        help="Threads of the evaluation.",
+    ),
+    option(
+        "-ngl",
+        "--gpu-layers",
+        section=_SECTION,
+        type=LayerCountType(),
+        default="0",
+        show_default=True,
+        help="Layers on the GPU.",
+    ),
+)
+
+
+_SHOWN_TENSORS = 10
+
+
+def compare_files(original: Path, other: Path, settings: ComparisonSettings, terminal: Terminal) -> dict[str, Any]:
+    """Return what is found, ready for JSON. Raises PairError unless both files have one vocabulary."""
+    from specrun.bench.models.model_comparison import ComparisonOptions, compare_models
+    from specrun.bench.models.tensor_errors import tensor_errors
+    from specrun.convert.logit_check import FIXED_TEXT
+
+    text = FIXED_TEXT if settings.text_file is None else read_text(settings.text_file)
+    options = ComparisonOptions(
+        n_ctx=settings.ctx_size,
+        n_chunks=settings.chunks,
+        n_threads=settings.threads,
+        n_gpu_layers=settings.gpu_layers,
+    )
+    try:
+        found = compare_models(
+            original, other, text, options, lambda done, total: terminal.passing(f"chunk {done} of {total}")
+        )
+    finally:
+        terminal.passing("")
+    with byte_progress(terminal, "comparing tensors") as progress:
+        errors = [dataclasses.asdict(one) for one in tensor_errors(original, other, progress)]
+    return {
+        "text": "fixed" if settings.text_file is None else str(settings.text_file),
+        **dataclasses.asdict(found),
+        "tensor_errors": errors,
+    }
+
+
+def print_comparison(terminal: Terminal, one: dict[str, Any], other: dict[str, Any], found: dict[str, Any]) -> None:
+    """Print both files side by side, then the figures, then the tensors that are furthest off."""
+    rows = [
+        ("file", one["file"], other["file"]),
+        ("size", bytes_text(one["file_bytes"]), bytes_text(other["file_bytes"])),
+        ("file type", str(one["file_type"]), str(other["file_type"])),
+        ("bits per weight", f"{one['bits_per_weight']:.2f}", f"{other['bits_per_weight']:.2f}"),
+        ("perplexity", *(_perplexity(found["summary"][which]) for which in ("original", "other"))),
+    ]
+    print_table(terminal, "models", ("", "first", "second"), rows)
+    print_facts(terminal, "the second against the first", _facts(found))
+    _print_tensors(terminal, found["tensor_errors"])
+
+
+def _facts(found: dict[str, Any]) -> dict[str, str]:
+    summary = found["summary"]
+    text = "the fixed text" if found["text"] == "fixed" else found["text"]
+    return {
+        "scored": f"{summary['n_tokens']:,} tokens of {text} ({found['n_chunks']:,} chunks of {found['n_ctx']:,})",
+        "KL divergence, mean": f"{summary['kl_mean']:.3g} +- {summary['kl_error']:.2g} nats",
+        "KL divergence, median": f"{summary['kl_median']:.3g}",
+        "KL divergence, 99 %": f"{summary['kl_99']:.3g}",
+        "KL divergence, largest": f"{summary['kl_largest']:.3g}",
+        "same first word": f"{100 * summary['same_top']:.2f} +- {100 * summary['top_error']:.2f} %",
+    }
+
+
+def _perplexity(one: dict[str, float]) -> str:
+    return f"{one['value']:.4f} +- {one['error']:.2g}"
+
+
+def _print_tensors(terminal: Terminal, errors: list[dict[str, Any]]) -> None:
+    compared = [one for one in errors if one["relative_rms"] is not None]
+    changed = sorted((one for one in compared if one["relative_rms"] > 0), key=lambda one: -one["relative_rms"])
+    rows = [
+        (one["name"], one["original_type"], one["other_type"], f"{one['relative_rms']:.3g}")
+        for one in changed[:_SHOWN_TENSORS]
+    ]
+    if rows:
+        title = f"tensors furthest off ({len(changed):,} of {len(compared):,} differ; --json has all)"
+        print_table(terminal, title, ("tensor", "first", "second", "relative RMS error"), rows)
+    else:
+        terminal.answer(f"All {len(compared):,} tensors have the same numbers.\n")
+    for one in errors:
+        if one["relative_rms"] is None:
+            terminal.warn(f"{one['name']} was not compared: {one['note']}")
+
+
+_EPILOG = """\b
+Examples:
+  specrun inspect target.gguf
+  specrun inspect target.gguf -md small.gguf      exit code 4 if they do not fit
+  specrun inspect target.gguf target-q4.gguf -f text.txt      what quantizing cost
+  specrun inspect target.gguf --sha256            print the checksum
+  specrun inspect target.gguf --sha256 9f86d0...  exit code 3 if it differs
+"""
+_HASH = re.compile(r"[0-9a-fA-F]{64}")
+_ONLY_PRINT = "print"
+
+
+class _InspectCommand(SectionedCommand):
+    """Lets --sha256 stand before the file without taking it for the checksum."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments, `--sha256 FILE` as `--sha256= FILE`."""
+        if "--sha256" in args:
+            following = args[args.index("--sha256") + 1 : args.index("--sha256") + 2]
+            if not following or Path(following[0]).exists():
+                args[args.index("--sha256")] = f"--sha256={_ONLY_PRINT}"
+        return super().parse_args(ctx, args)
+
+
+def _check_hash(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    if value is not None and value != _ONLY_PRINT and not _HASH.fullmatch(value):
+        raise click.BadParameter(f"{value!r} is not a SHA-256: 64 hexadecimal digits")
+    return value
+
+
+@click.command(cls=_InspectCommand, epilog=_EPILOG)
+@click.argument("file", type=ExistingFile())
+@click.argument("other", type=ExistingFile(), required=False)
+@option(
+    "-md", "--model-draft", "--draft-model", section="Model", type=ExistingFile(), help="Check a draft model or heads."
+)
+@option(
+    "--sha256",
+    section="Model",
+    is_flag=False,
+    flag_value=_ONLY_PRINT,
+    callback=_check_hash,
+    metavar="[HEX]",
+    help="Print the file's checksum; with HEX, fail if it is another.",
+)
+@comparison_options
+@terminal_options
+@option("--json", "as_json", section="Output", is_flag=True, help="Print one JSON object.")
+def inspect(
+    file: Path,
+    other: Path | None,
+    model_draft: Path | None,
+    sha256: str | None,
+    comparison: ComparisonSettings,
+    terminal: Terminal,
+    as_json: bool,
+) -> None:
+    """Show what a GGUF file holds, and whether a draft model fits it.
+
+    Only the header is read; -md also loads both vocabularies. With OTHER, a model of the same vocabulary such as
+    FILE quantized, both are evaluated on a text: perplexities, KL divergence, agreement, error by tensor.
+    """
+    if other is not None:
+        if model_draft is not None or sha256 is not None:
+            raise click.UsageError("comparing two models goes without -md and --sha256")
+        _compare(file, other, comparison, terminal, as_json=as_json)
+        return
+    facts = summarise(file, read_header(file))
+    if sha256 is not None:
+        facts["sha256"] = file_sha256(file)
+    problem: SpecrunError | None = None
+    if model_draft is not None:
+        draft_facts = summarise(model_draft, read_header(model_draft))
+        problem = _pair_problem(file, model_draft)
+        facts["pair"] = {"draft": draft_facts, "fits": problem is None, "reason": str(problem) if problem else None}
+    if as_json:
+        terminal.answer(json.dumps(facts, ensure_ascii=True) + "\n")
+    else:
+        _print(terminal, facts)
+    _check_sum(file, sha256, facts.get("sha256"))
+    if problem is not None:
+        raise problem
+
+
+def _compare(file: Path, other: Path, settings: ComparisonSettings, terminal: Terminal, *, as_json: bool) -> None:
+    one, two = (summarise(path, read_header(path)) for path in (file, other))
+    found = compare_files(file, other, settings, terminal)
+    if as_json:
+        terminal.answer(json.dumps({"first": one, "second": two, "comparison": found}, ensure_ascii=True) + "\n")
+    else:
+        print_comparison(terminal, one, two, found)
+
+
+def _pair_problem(target: Path, draft: Path) -> SpecrunError | None:
+    """Return why the pair does not fit, by the rule that drafting itself applies."""
+    from specrun.bindings.model import Model
+    from specrun.runtime.drafters.eagle import check_head, is_head
+    from specrun.runtime.pairing import check_blocks, check_pair, check_rollback
+
+    with Model(target) as one:
+        try:
+            check_rollback(one)
+            if is_head(draft):
+                check_head(draft, one)
+                return None
+        except SpecrunError as error:
+            return error
+        with Model(draft) as other:
+            try:
+                check = check_blocks if other.nextn.alone else check_pair
+                check(one, other)
+            except SpecrunError as error:
+                return error
+    return None
+
+
+def _print(terminal: Terminal, facts: dict[str, Any]) -> None:
+    print_facts(terminal, "model", describe_summary(facts))
+    print_table(terminal, "tensors", ("type", "tensors", "parameters", "size"), tensor_rows(facts))
+    pair = facts.get("pair")
+    if pair is None:
+        return
+    print_facts(terminal, "draft model", describe_summary(pair["draft"]))
+    if pair["fits"]:
+        terminal.answer("The pair fits: the draft model can draft for this target.\n")
+        if pair["draft"]["parameters"] > facts["parameters"]:
+            terminal.warn("the draft model is larger than the target: were they swapped?")
+
+
+def _check_sum(file: Path, wanted: str | None, found: str | None) -> None:
+    if wanted is not None and wanted != _ONLY_PRINT and wanted.lower() != found:
+        raise MalformedFileError(f"{file} has the SHA-256 {found}, not {wanted.lower()}: get the file again")

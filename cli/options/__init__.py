@@ -1,0 +1,1 @@
+"""Options that commands share: models, sampling, prompts, output; and what is opened from them."""

@@ -1,0 +1,313 @@
+"""Options about models: which target and drafter, and how they are loaded and evaluated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specrun.bindings.context_options import ContextOptions
+from specrun.cli.options.group import Decorator, option, option_group, outvoted
+from specrun.cli.options.rope import ROPE_OPTIONS, rope_scaling
+from specrun.cli.options.types import ExistingFile, LayerCountType
+from specrun.runtime.acceptance import build_rule, rule_names
+from specrun.runtime.methods import METHODS
+from specrun.runtime.offload import LayerCount
+from specrun.runtime.runtime import RuntimeOptions
+
+_MODEL, _DRAFTING, _EVALUATION, _CHAT = "Model", "Drafting", "Context and devices", "Chat template"
+_MAX_COUNT = 2**31 - 1
+_MAX_THREADS = 1024
+_UNSET = {"model": None, "demo": False}
+_DEFAULTS = RuntimeOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSettings:
+    """How to draft: an expression, or the llama.cpp options that are rewritten to one."""
+
+    model_draft: Path | None
+    drafter: str | None
+    spec_type: str | None
+    spec_draft_n_max: int | None
+    spec_draft_p_min: float | None
+    accept: str
+    reference: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """Which target, and how models are loaded and evaluated."""
+
+    model: Path | None
+    demo: bool
+    context: ContextOptions
+    gpu_layers: LayerCount
+    gpu_layers_draft: LayerCount
+    mmap: bool
+    mlock: bool
+
+    def runtime_options(self) -> dict[str, Any]:
+        """Return the options of `Runtime` that say how models are loaded and evaluated."""
+        return {
+            "context": self.context,
+            "n_gpu_layers": self.gpu_layers,
+            "n_gpu_layers_draft": self.gpu_layers_draft,
+            "use_mmap": self.mmap,
+            "use_mlock": self.mlock,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSettings:
+    """Which chat template renders messages; all unset: the model's own."""
+
+    chat_template: str | None
+    chat_template_file: Path | None
+    no_chat_template: bool
+
+
+def _removed(name: str, advice: str) -> Decorator:
+    """Return a hidden option that only says what replaces it."""
+
+    def refuse(context: click.Context, _option: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            raise click.UsageError(f"{name} was removed, here as in llama.cpp: use {advice}", context)
+
+    return option(
+        name,
+        f"removed_{name.strip('-').replace('-', '_')}",
+        section=_DRAFTING,
+        hidden=True,
+        expose_value=False,
+        allow_from_autoenv=False,
+        callback=refuse,
+    )
+
+
+def _load_settings(**values: Any) -> LoadSettings:  # noqa: ANN401 - as click passes them
+    lost = outvoted(["model"], by=["demo"]) | outvoted(["demo"], by=["model"])
+    context = _context_options(values)
+    return LoadSettings(**{**values, **{name: _UNSET[name] for name in lost}}, context=context)
+
+
+def _context_options(values: dict[str, Any]) -> ContextOptions:
+    """Take what is said about contexts out of the options' values, and return it."""
+    threads, threads_batch = values.pop("threads"), values.pop("threads_batch")
+    return ContextOptions(
+        n_ctx=values.pop("ctx_size"),
+        n_batch=values.pop("batch_size"),
+        n_ubatch=values.pop("ubatch_size"),
+        n_threads=max(0, threads),  # -1 leaves it to us, as in llama.cpp
+        n_threads_batch=max(0, threads_batch),
+        flash_attention=values.pop("flash_attn"),
+        cache_type_k=values.pop("cache_type_k"),
+        cache_type_v=values.pop("cache_type_v"),
+        rope=rope_scaling(values),
+    )
+
+
+def _draft_settings(**values: Any) -> DraftSettings:  # noqa: ANN401
+    rewritten = ["model_draft", "spec_type", "spec_draft_n_max", "spec_draft_p_min"]
+    lost = outvoted(rewritten, by=["drafter"]) | outvoted(["drafter"], by=rewritten)
+    lost |= outvoted(["model_draft"], by=["demo"])
+    return DraftSettings(**{**values, **dict.fromkeys(lost)})
+
+
+load_options = option_group(
+    "load",
+    _load_settings,
+    option("-m", "--model", section=_MODEL, type=ExistingFile(), help="The target: a GGUF file."),
+    option("--demo", section=_MODEL, is_flag=True, help="The embedded target and drafter, instead of -m."),
+    option(
+        "-c",
+        "--ctx-size",
+        section=_EVALUATION,
+        type=click.IntRange(0, _MAX_COUNT),
+        metavar="N",
+        default=_DEFAULTS.context.n_ctx,
+        show_default=True,
+        help="Context size in tokens; 0: what the model was trained with, which is also the most unless positions are "
+        "stretched (--rope-scale).",
+    ),
+    *ROPE_OPTIONS,
+    option(
+        "-b",
+        "--batch-size",
+        section=_EVALUATION,
+        type=click.IntRange(1, _MAX_COUNT),
+        metavar="N",
+        default=_DEFAULTS.context.n_batch,
+        show_default=True,
+        help="The most tokens of one evaluation.",
+    ),
+    option(
+        "-ub",
+        "--ubatch-size",
+        section=_EVALUATION,
+        type=click.IntRange(1, _MAX_COUNT),
+        metavar="N",
+        default=_DEFAULTS.context.n_ubatch,
+        show_default=True,
+        help="The most tokens that are computed at once.",
+    ),
+    option(
+        "-t",
+        "--threads",
+        section=_EVALUATION,
+        type=click.IntRange(-1, _MAX_THREADS),
+        metavar="N",
+        default=-1,
+        show_default="one a core",
+        help="Threads that evaluate single tokens.",
+    ),
+    option(
+        "-tb",
+        "--threads-batch",
+        section=_EVALUATION,
+        type=click.IntRange(-1, _MAX_THREADS),
+        metavar="N",
+        default=-1,
+        show_default="as -t",
+        help="Threads that evaluate prompts and drafts.",
+    ),
+    option(
+        "-fa",
+        "--flash-attn",
+        section=_EVALUATION,
+        type=click.Choice(["on", "off", "auto"]),
+        default=_DEFAULTS.context.flash_attention,
+        show_default=True,
+        help="Flash attention.",
+    ),
+    option(
+        "-ctk",
+        "--cache-type-k",
+        section=_EVALUATION,
+        metavar="TYPE",
+        default=_DEFAULTS.context.cache_type_k,
+        show_default=True,
+        help="Number type of the cached keys.",
+    ),
+    option(
+        "-ctv",
+        "--cache-type-v",
+        section=_EVALUATION,
+        metavar="TYPE",
+        default=_DEFAULTS.context.cache_type_v,
+        show_default=True,
+        help="Number type of the cached values.",
+    ),
+    option(
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        section=_EVALUATION,
+        type=LayerCountType(),
+        default=_DEFAULTS.n_gpu_layers,
+        show_default=True,
+        help="Layers of the target on the GPU.",
+    ),
+    option(
+        "-ngld",
+        "--gpu-layers-draft",
+        "--n-gpu-layers-draft",
+        section=_EVALUATION,
+        type=LayerCountType(),
+        default=_DEFAULTS.n_gpu_layers_draft,
+        show_default=True,
+        help="Layers of the draft model on the GPU.",
+    ),
+    option(
+        "--mmap/--no-mmap",
+        section=_EVALUATION,
+        default=_DEFAULTS.use_mmap,
+        show_default=True,
+        help="Map model files into memory instead of reading them.",
+    ),
+    option("--mlock", section=_EVALUATION, is_flag=True, help="Keep the target in RAM (not with --no-mmap)."),
+)
+
+
+def _rules() -> str:
+    """Return the names of all rules, those marked that change what the target would say."""
+    return ", ".join(name if build_rule(name).exact else f"{name} (not exact)" for name in rule_names())
+
+
+draft_options = option_group(
+    "draft",
+    _draft_settings,
+    option(
+        "-md",
+        "--model-draft",
+        "--draft-model",
+        section=_DRAFTING,
+        type=ExistingFile(),
+        help="What drafts: a draft model, heads (Medusa, Hydra, EAGLE) or NextN blocks; short for --drafter "
+        'KIND("FILE").',
+    ),
+    option(
+        "--drafter",
+        section=_DRAFTING,
+        metavar="EXPR",
+        help=f"{', '.join(METHODS)}, with arguments as in draft(small.gguf, n=5).  "  # each is a row
+        "[default: none; with --demo: draft]",
+    ),
+    option(
+        "--spec-type",
+        section=_DRAFTING,
+        metavar="TYPE",
+        help="llama.cpp's name of a method: none, draft-simple, draft-eagle3, draft-mtp, ngram-simple; "
+        "or prompt-lookup.",
+    ),
+    option(
+        "--spec-draft-n-max",
+        "--num-draft-tokens",
+        section=_DRAFTING,
+        type=click.IntRange(1, 1024),
+        metavar="N",
+        help="The most tokens drafted in a round.  "
+        "[default: the drafter's own: draft model 5, mtp 3, prompt-lookup 15]",
+    ),
+    option(
+        "--spec-draft-p-min",
+        "--draft-p-min",
+        section=_DRAFTING,
+        type=click.FloatRange(0, 1),
+        metavar="P",
+        help="End a draft where the draft model is less certain than this.  [default: 0]",
+    ),
+    option(
+        "--reference",
+        section=_DRAFTING,
+        type=ExistingFile(),
+        help="A text that answers may quote, read by prompt-lookup (which it implies) beside the conversation.",
+    ),
+    _removed("--draft", "--spec-draft-n-max"),
+    _removed("--draft-n", "--spec-draft-n-max"),
+    _removed("--draft-max", "--spec-draft-n-max"),
+    _removed("--draft-min", "--spec-draft-n-max for the length, --spec-draft-p-min to end drafts early"),
+    option(
+        "--accept",
+        section=_DRAFTING,
+        metavar="RULE",
+        default=_DEFAULTS.accept,
+        show_default=True,
+        help=f"The acceptance rule: {_rules()}.",
+    ),
+)
+
+template_options = option_group(
+    "template",
+    TemplateSettings,
+    option("--chat-template", section=_CHAT, metavar="JINJA", help="The text of a chat template."),
+    option("--chat-template-file", section=_CHAT, type=ExistingFile(), help="A file with a chat template."),
+    option(
+        "--no-chat-template",
+        section=_CHAT,
+        is_flag=True,
+        help="Continue plain text instead of using the model's chat template.",
+    ),
+)

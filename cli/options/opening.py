@@ -1,0 +1,123 @@
+"""From option values to an open runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from specrun.bindings.errors import FileMissingError, OptionError
+from specrun.cli.options.drafter_choice import drafter_expression, is_bare_auto
+from specrun.cli.options.model import DraftSettings, LoadSettings, TemplateSettings
+from specrun.cli.options.prompt import check_named
+from specrun.cli.terminal.paths import read_text
+from specrun.cli.terminal.terminal import Terminal
+from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.demo import demo_drafters, demo_target
+from specrun.runtime.drafters.combinators import auto_expression
+
+# --no-chat-template in a chat: the messages' texts, one below the other.
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{{ '\n' }}{% endfor %}"
+
+
+@contextmanager
+def open_runtime(
+    load: LoadSettings, draft: DraftSettings, template: TemplateSettings, params: SamplingParams, terminal: Terminal
+) -> Iterator[Runtime]:
+    """Load the models that the options name, and close them at the end; `params` choose among tuned plans."""
+    check_named(load)
+    drafter = _tuned_expression(load, draft, params, terminal) or drafter_expression(draft, demo=load.demo)
+    options = {**load.runtime_options(), "accept": draft.accept, "chat_template": template_text(template), "seed": None}
+    options["reference"] = draft.reference
+    terminal.passing(f"loading {load.model or 'the embedded models'} ...")
+    try:
+        if load.model is not None:
+            runtime = Runtime(load.model, drafter=drafter, **options)
+        else:
+            _require_demo_files()
+            runtime = Runtime.demo(drafter, **options)
+    finally:
+        terminal.passing("")
+    with runtime:
+        _warn_of_large_drafter(runtime, terminal)
+        _warn_of_lossy_rule(runtime, terminal)
+        yield runtime
+
+
+def _tuned_expression(
+    load: LoadSettings, draft: DraftSettings, params: SamplingParams, terminal: Terminal
+) -> str | None:
+    """Return what `specrun tune` found for this pair on this machine, if -md alone says how to draft."""
+    explicit = (draft.spec_type, draft.spec_draft_n_max, draft.spec_draft_p_min, draft.reference)
+    choosing = draft.drafter is not None and is_bare_auto(draft.drafter)
+    if load.model is None or draft.model_draft is None or any(one is not None for one in explicit):
+        return None
+    if draft.drafter is not None and not choosing:
+        return None
+    from specrun.runtime.costs import tuned_expression
+
+    expression = tuned_expression(
+        load.model,
+        draft.model_draft,
+        params,
+        context=load.context,
+        n_gpu_layers=load.gpu_layers,
+        n_gpu_layers_draft=load.gpu_layers_draft,
+        warn=terminal.warn,
+    )
+    if choosing:  # auto measures again, so a plan that found plain decoding faster only leaves the default shape
+        return None if expression in (None, "none") else auto_expression(expression)
+    if expression == "none":
+        terminal.note("specrun tune found that drafting does not pay for this pair here: decoding plainly")
+    return expression
+
+
+def template_text(template: TemplateSettings) -> str | None:
+    """Return the text of the chat template that was asked for; None: the model's own."""
+    given = (template.chat_template is not None, template.chat_template_file is not None, template.no_chat_template)
+    if sum(given) > 1:
+        raise click.UsageError("give one of --chat-template, --chat-template-file and --no-chat-template")
+    if template.no_chat_template:
+        return PLAIN_TEMPLATE
+    if template.chat_template_file is not None:
+        return read_text(template.chat_template_file)
+    if template.chat_template is not None and "{" not in template.chat_template:
+        raise click.UsageError(
+            f"--chat-template {template.chat_template!r} is not Jinja text: there are no built-in templates by name; "
+            "for a file use --chat-template-file"
+        )
+    return template.chat_template
+
+
+def check_sampling(params: SamplingParams, runtime: Runtime) -> None:
+    """Raise if a logit bias names a token that the target lacks."""
+    size = runtime.vocabulary.size
+    for token in params.logit_bias:
+        if token >= size:
+            raise OptionError(f"--logit-bias names token {token}: the model has {size} words, numbered from 0")
+
+
+def _require_demo_files() -> None:
+    missing: list[Path] = [path for path in (demo_target(), *demo_drafters().values()) if not path.is_file()]
+    if missing:
+        raise FileMissingError(
+            f"the embedded models are not part of this installation ({missing[0].name} is missing): "
+            "install specrun again, or name a model with -m"
+        )
+
+
+def _warn_of_large_drafter(runtime: Runtime, terminal: Terminal) -> None:
+    ours, theirs = runtime.model.n_params, runtime.session.drafter.n_params
+    if theirs > ours:
+        terminal.warn(
+            f"the draft model is larger than the target ({theirs:,} parameters against {ours:,}): "
+            "were they swapped? Drafting will cost more than it saves"
+        )
+
+
+def _warn_of_lossy_rule(runtime: Runtime, terminal: Terminal) -> None:
+    rule = runtime.session.rule
+    if not rule.exact:
+        terminal.warn(f"--accept {rule.name} is not exact: the text does not have the target's distribution")

@@ -1,0 +1,136 @@
+"""Options about what is shown: colour, logging, statistics. Used by every command.
+
+The log: silent by default, to stderr with -v, to a file with --log-file.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from specrun.bindings.errors import OptionError
+from specrun.cli.options.group import option, option_group
+from specrun.cli.terminal.errors import set_verbosity
+from specrun.cli.terminal.terminal import ColorChoice, Terminal, one_line
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _SafeFormatter(logging.Formatter):
+    """Logged metadata comes from model files: no control codes may reach the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return one_line(super().format(record), 2000)
+
+
+def start_logging(verbosity: int, log_file: Path | None) -> Callable[[], None]:
+    """Log as -v and --log-file ask; return what ends it.
+
+    -v shows specrun's own messages and llama.cpp's warnings, -vv everything. The file gets at least all
+    messages of level INFO.
+    """
+    root = logging.getLogger("specrun")
+    handlers: list[logging.Handler] = []
+    if verbosity:
+        handlers.append(logging.StreamHandler(sys.stderr))
+        handlers[0].setLevel(logging.DEBUG if verbosity > 1 else logging.INFO)
+        if verbosity == 1:
+            handlers[0].addFilter(_without_native_chatter)
+    if log_file is not None:
+        handlers.append(_file_handler(log_file))
+    for handler in handlers:
+        handler.setFormatter(_SafeFormatter(_FORMAT))
+        root.addHandler(handler)
+    level_before = root.level
+    if handlers:
+        root.setLevel(logging.DEBUG if verbosity > 1 else logging.INFO)
+
+    def stop() -> None:
+        for handler in handlers:
+            root.removeHandler(handler)
+            handler.close()
+        root.setLevel(level_before)
+
+    return stop
+
+
+def _without_native_chatter(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING or not record.name.startswith("specrun.llama")
+
+
+def _file_handler(path: Path) -> logging.Handler:
+    try:
+        return logging.FileHandler(path.expanduser(), encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise OptionError(f"the log file {path} cannot be written ({error.strerror}); choose another") from error
+
+
+_SECTION = "Output"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDisplay:
+    """What is shown of an answer beside its text."""
+
+    show_timings: bool
+    show_draft: bool
+
+
+def _open_terminal(color: ColorChoice, verbose: int, quiet: bool, log_file: Path | None) -> Terminal:
+    set_verbosity(verbose)
+    stop = start_logging(verbose, log_file)
+    click.get_current_context().call_on_close(stop)
+    return Terminal(color, quiet=quiet, verbosity=verbose)
+
+
+terminal_options = option_group(
+    "terminal",
+    _open_terminal,
+    option(
+        "-co",
+        "--color",
+        section=_SECTION,
+        type=click.Choice(["on", "off", "auto"]),
+        default="auto",
+        show_default=True,
+        help="Colours; auto: on terminals, and as NO_COLOR and FORCE_COLOR say.",
+    ),
+    option(
+        "-v",
+        "--verbose",
+        section=_SECTION,
+        count=True,
+        help="Log to stderr; -vv logs llama.cpp too, and shows tracebacks.",
+    ),
+    option("-q", "--quiet", section=_SECTION, is_flag=True, help="Only answers, warnings and errors."),
+    option(
+        "--log-file",
+        section=_SECTION,
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Append the log, llama.cpp's too, to a file.",
+    ),
+)
+
+answer_display_options = option_group(
+    "display",
+    AnswerDisplay,
+    option(
+        "--show-timings/--no-show-timings",
+        section=_SECTION,
+        default=True,
+        show_default=True,
+        help="A line of statistics after each answer. tok/s of gen leaves out the prompt's time.",
+    ),
+    option(
+        "--show-draft",
+        section=_SECTION,
+        is_flag=True,
+        help="Show accepted drafted tokens in cyan (with colours).",
+    ),
+)

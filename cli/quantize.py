@@ -1,0 +1,215 @@
+"""`specrun quantize`: a GGUF file with smaller numbers.
+
+The options of `specrun quantize`, and its table of types.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specrun.bindings.errors import OptionError
+from specrun.bindings.gguf import read_header
+from specrun.bindings.quantizer import COPY, FILE_TYPE_ALIASES, FILE_TYPES
+from specrun.cli.options.group import SectionedCommand, option
+from specrun.cli.options.output import terminal_options
+from specrun.cli.options.types import ExistingFile
+from specrun.cli.terminal.paths import require_file
+from specrun.cli.terminal.progress import ProgressLine
+from specrun.cli.terminal.table import bytes_text, count_text, print_table
+from specrun.cli.terminal.terminal import Terminal
+
+if TYPE_CHECKING:
+    from specrun.convert.quantize import QuantizationReport
+
+
+class TensorTypeParameter(click.ParamType[tuple[str, str]]):
+    """The value of --tensor-type: a regular expression and a tensor type."""
+
+    name = "RE=TYPE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:  # noqa: ANN401
+        """Return the expression and the type."""
+        pattern, equals, kind = str(value).rpartition("=")
+        if not equals or not pattern or not kind:
+            self.fail(f"{value!r} is not RE=TYPE, such as attn_v=Q8_0", param, ctx)
+        from specrun.convert.quantize import known_tensor_type
+
+        try:
+            return pattern, known_tensor_type(kind)
+        except OptionError as error:
+            self.fail(str(error), param, ctx)
+
+
+def type_table() -> str:
+    """Return the file types with the bits a weight takes, in columns, for the help."""
+    cells = [
+        f"{name + ('*' if kind.needs_importance else ''):<10}{kind.bits_per_weight:>6.2f}"
+        for name, kind in FILE_TYPES.items()
+    ]
+    rows = -(-len(cells) // 5)
+    lines = ["   ".join(cells[row::rows]) for row in range(rows)]
+    return "\n".join(f"  {line}" for line in lines)
+
+
+_TYPES, _SPECIAL = "Types", "Special cases"
+_EPILOG = f"""\b
+Types, with the bits a weight takes in a Llama of 8 billion parameters (*: needs --imatrix):
+{type_table()}
+  COPY copies tensors as they are. TYPE may be written in any case.
+
+\b
+Examples:
+  specrun quantize model-F16.gguf Q4_K_M                 writes model-Q4_K_M.gguf
+  specrun quantize model-F16.gguf small.gguf IQ2_M --imatrix model.imatrix.gguf
+  specrun quantize model-F16.gguf Q4_K_M --tensor-type attn_v=Q8_0 --output-tensor-type Q6_K
+  specrun quantize heads-F16.gguf                        heads (medusa, hydra, eagle): Q8_0
+"""
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG, options_metavar="[OPTIONS]")
+@click.argument("arguments", nargs=-1, required=True, metavar="IN [OUT] TYPE")
+@option(
+    "--imatrix", section="Model", type=ExistingFile(), help="An importance matrix (specrun imatrix, llama-imatrix)."
+)
+@option("--pure", section=_TYPES, is_flag=True, help="One type for all matrices instead of llama.cpp's mix.")
+@option(
+    "--tensor-type",
+    section=_TYPES,
+    type=TensorTypeParameter(),
+    multiple=True,
+    help="A type for tensors whose names match; may be repeated, the first match decides.",
+)
+@option("--output-tensor-type", section=_TYPES, metavar="TYPE", help="The type of output.weight.")
+@option("--token-embedding-type", section=_TYPES, metavar="TYPE", help="The type of the token embeddings.")
+@option("--leave-output-tensor", section=_TYPES, is_flag=True, help="Leave output.weight as it is.")
+@option("--allow-requantize", section=_SPECIAL, is_flag=True, help="Accept a quantized IN: errors add up.")
+@option("--force", section=_SPECIAL, is_flag=True, help="Replace OUT if it exists.")
+@option(
+    "-t",
+    "--threads",
+    section=_SPECIAL,
+    type=click.IntRange(0, 1024),
+    default=0,
+    show_default="one a core",
+    metavar="N",
+    help="Threads.",
+)
+@terminal_options
+@option("--json", "as_json", section="Output", is_flag=True, help="Print one JSON object.")
+def quantize(arguments: tuple[str, ...], terminal: Terminal, as_json: bool, **options: Any) -> None:  # noqa: ANN401
+    """Write a GGUF file with smaller numbers.
+
+    Works on models and on drafting heads. The new file appears whole or not at all; OUT, if it is left out,
+    is IN with the type in its name.
+    """
+    from specrun.convert.quantize import HEAD_TYPE, is_head, quantize_model
+    from specrun.convert.quantize.quantize_head import quantize_head
+
+    if len(arguments) > 3:
+        raise click.UsageError(f"{len(arguments)} names are too many: give IN [OUT] TYPE")
+    source = require_file(Path(arguments[0]).expanduser())
+    head = is_head(read_header(source))
+    file_type, named = _type_and_output(arguments[1:], HEAD_TYPE if head else None)
+    output = named or default_output(source, file_type)
+    options["n_threads"] = options.pop("threads")
+    options["tensor_types"] = options.pop("tensor_type")
+    if head:
+        if options.pop("imatrix") is not None:
+            raise OptionError("there are no importance matrices for heads: leave out --imatrix")
+        options.pop("pure")  # they always are
+    started = time.monotonic()
+    progress = ProgressLine(terminal, f"{output.name}: {file_type}")
+    try:
+        report = (quantize_head if head else quantize_model)(source, output, file_type, progress=progress, **options)
+    finally:
+        progress.close()
+    _print_report(report, time.monotonic() - started, terminal, as_json)
+
+
+def _type_and_output(rest: tuple[str, ...], default: str | None) -> tuple[str, Path | None]:
+    """Return the file type and OUT of what stands after IN."""
+    from specrun.convert.quantize import known_file_type
+
+    if rest and (_is_type(rest[-1]) or len(rest) == 2):
+        return known_file_type(rest[-1]), Path(rest[0]).expanduser() if len(rest) == 2 else None
+    if default is not None:
+        return default, Path(rest[0]).expanduser() if rest else None
+    if rest and not rest[0].lower().endswith(".gguf"):
+        known_file_type(rest[0])  # which says what it may have meant
+    raise click.UsageError(f"TYPE is missing: one of {', '.join(FILE_TYPES)}")
+
+
+def _is_type(word: str) -> bool:
+    return word.upper() in {*FILE_TYPES, *FILE_TYPE_ALIASES, COPY}
+
+
+def default_output(source: Path, file_type: str) -> Path:
+    """Return `source` with its encoding replaced: model-F16.gguf becomes model-Q4_K_M.gguf.
+
+    The encoding is the last part of the name, between - . or _, that is one; a name without gets it appended.
+    """
+    names = "|".join(sorted((*FILE_TYPES, *FILE_TYPE_ALIASES), key=len, reverse=True))
+    stem = source.name.removesuffix(source.suffix) if source.suffix.lower() == ".gguf" else source.name
+    found = list(re.finditer(rf"(?<=[-._])(?:{names})(?![A-Za-z0-9_])", stem, re.IGNORECASE))
+    if not found:
+        return source.with_name(f"{stem}-{file_type}.gguf")
+    start, end = found[-1].span()
+    written = file_type.lower() if stem[start:end].islower() else file_type
+    return source.with_name(f"{stem[:start]}{written}{stem[end:]}.gguf")
+
+
+def _print_report(report: QuantizationReport, seconds: float, terminal: Terminal, as_json: bool) -> None:
+    if as_json:
+        terminal.answer(json.dumps(_as_dict(report, seconds)) + "\n")
+    else:
+        rows = [
+            (
+                share.type_name,
+                str(share.n_tensors),
+                count_text(share.n_parameters),
+                bytes_text(share.n_bytes),
+                f"{8 * share.n_bytes / share.n_parameters:.2f}",
+            )
+            for share in report.shares
+        ]
+        total = (str(sum(share.n_tensors for share in report.shares)), count_text(report.n_parameters))
+        rows.append(("in all", *total, bytes_text(report.n_bytes), f"{report.bits_per_weight:.2f}"))
+        head = ("type", "tensors", "weights", "size", "bits/weight")
+        print_table(terminal, f"{report.output}: {report.file_type}", head, rows)
+    terminal.note(f"{bytes_text(report.source_bytes)} became {bytes_text(report.n_bytes)} in {seconds:.1f} s", "green")
+    if report.n_substituted:
+        terminal.warn(
+            f"{report.n_substituted} matrices have rows that do not divide into the blocks of {report.file_type}: "
+            "they were stored in other types"
+        )
+    if report.n_without_importance:
+        terminal.warn(f"{report.n_without_importance} matrices were quantized without importance: the file has none")
+
+
+def _as_dict(report: QuantizationReport, seconds: float) -> dict[str, Any]:
+    return {
+        "output": str(report.output),
+        "file_type": report.file_type,
+        "source_bytes": report.source_bytes,
+        "n_bytes": report.n_bytes,
+        "n_parameters": report.n_parameters,
+        "bits_per_weight": report.bits_per_weight,
+        "types": [
+            {
+                "type": share.type_name,
+                "tensors": share.n_tensors,
+                "parameters": share.n_parameters,
+                "bytes": share.n_bytes,
+            }
+            for share in report.shares
+        ],
+        "n_substituted": report.n_substituted,
+        "n_without_importance": report.n_without_importance,
+        "seconds": seconds,
+    }

@@ -1,0 +1,114 @@
+"""Shows an answer while it is made, and stops it on Ctrl-C without losing what was said.
+
+The line of statistics below an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specrun.cli.terminal.terminal import Terminal
+from specrun.runtime import Runtime
+from specrun.runtime.results import GenerationResult, TokenEvent
+from specrun.runtime.session import GenerationStream
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A finished or stopped answer."""
+
+    result: GenerationResult
+    interrupted: bool
+
+
+class AnswerWriter:
+    """Writes the text of token events to stdout; accepted drafts in cyan if `show_draft`."""
+
+    def __init__(self, terminal: Terminal, *, show_draft: bool = False) -> None:
+        self._terminal = terminal
+        self._show_draft = show_draft and terminal.color_answers
+        self._written = 0
+        self._last = ""
+
+    def write(self, event: TokenEvent) -> None:
+        """Write the text that became certain with a token."""
+        if event.text:
+            drafted = self._show_draft and event.origin == "drafted"
+            self._terminal.answer(event.text, "cyan" if drafted else "plain")
+            self._written += len(event.text)
+            self._last = event.text[-1]
+
+    def finish(self, text: str) -> None:
+        """Write what an interruption kept back of the whole `text`, and end the line."""
+        rest = text[self._written :]
+        self._terminal.answer(rest)
+        if (rest[-1:] or self._last) != "\n":
+            self._terminal.answer("\n")
+
+
+def run_stream(stream: GenerationStream, writer: AnswerWriter | None = None) -> Answer:
+    """Run a stream to its end, or until Ctrl-C, which leaves the runtime usable."""
+    interrupted = False
+    try:
+        for event in stream:
+            if writer is not None:
+                writer.write(event)
+            del event  # an event that somebody holds costs the stream a copy of its logits
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        stream.close()
+        if writer is not None:
+            writer.finish(stream.result.text)
+    return Answer(stream.result, interrupted)
+
+
+def context_full(answer: Answer, max_tokens: int | None, runtime: Runtime) -> str | None:
+    """Return what to say if the end of the context cut the answer short, otherwise None."""
+    result = answer.result
+    if result.finish_reason != "length" or result.usage.completion_tokens == max_tokens:
+        return None
+    if runtime.n_ctx < runtime.model.n_ctx_train or runtime.options.context.rope.stretches:
+        advice = "a larger -c gives more room"
+    else:
+        advice = "the model was trained for no more (--rope-scaling yarn --rope-scale 2 stretches it)"
+    return f"The context of {runtime.n_ctx:,} tokens is full, so the answer ends here; {advice}."
+
+
+def statistics_line(result: GenerationResult, trained: int | None = None) -> str:
+    """Return prompt, generation and drafting of one answer in one line; "-" where nothing was counted.
+
+    The prompt's rate counts the tokens that were evaluated (not the cached ones), the generation's leaves
+    out the time of the prompt. `trained` is the context that the model was trained for: more of it is said.
+    """
+    usage, stats = result.usage, result.stats
+    cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
+    parts = [
+        f"prompt {usage.prompt_tokens} tok{cached} {_rate(stats.prompt_tokens_per_second)}",
+        f"gen {usage.completion_tokens} tok {_rate(stats.tokens_per_second)}",
+        f"draft {stats.accepted}/{stats.drafted} accepted {stats.acceptance_rate:.1%}"
+        if stats.acceptance_rate is not None
+        else "draft -",
+        "- tok/round" if stats.mean_accepted_length is None else f"{stats.mean_accepted_length:.2f} tok/round",
+        "TTFT -" if stats.time_to_first_token_s is None else f"TTFT {stats.time_to_first_token_s:.2f} s",
+    ]
+    if "choices" in stats.drafting:
+        parts.append(_choices(stats.drafting))
+    if not stats.exact:
+        parts.append(f"rule {stats.rule}, not exact")
+    if trained is not None and usage.prompt_tokens + usage.completion_tokens > trained:
+        parts.append(f"beyond the {trained:,} tokens it was trained for")
+    return " | ".join(parts)
+
+
+def _rate(value: float | None) -> str:
+    return "- tok/s" if value is None else f"{value:.1f} tok/s"
+
+
+def _choices(drafting: Mapping[str, Any]) -> str:
+    """Return how the rounds were shared out by `auto`, the most used drafter first."""
+    arms = sorted((arm for arm in drafting["arms"] if arm["rounds"]), key=lambda arm: -int(arm["rounds"]))
+    total = sum(arm["rounds"] for arm in arms)
+    return "auto " + (", ".join(f"{arm['drafter']} {arm['rounds'] / total:.0%}" for arm in arms) or "-")

@@ -1,0 +1,1 @@
+"""`specrun train` and its trainers."""

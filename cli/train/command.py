@@ -1,0 +1,32 @@
+"""`specrun train`: the table of its commands."""
+
+from __future__ import annotations
+
+import click
+
+from specrun.cli.lazy_group import LazyCommand, LazyGroup
+
+_COMMANDS = {
+    "medusa": LazyCommand("specrun.cli.train.medusa", "medusa", "Heads that guess the next words at once."),
+    "hydra": LazyCommand("specrun.cli.train.hydra", "hydra", "Medusa's heads that see each other's words."),
+    "eagle": LazyCommand("specrun.cli.train.eagle", "eagle", "A layer that predicts hidden states."),
+    "eagle3": LazyCommand("specrun.cli.train.eagle", "eagle3", "A layer that reads three of the target's."),
+    "drafter": LazyCommand("specrun.cli.train.drafter", "drafter", "A small model, taught by the target."),
+}
+
+_EPILOG = """\b
+Examples:
+  specrun train medusa --target Llama-3.2-1B --data chats.jsonl -o heads --gguf heads.gguf
+  specrun train eagle --target Llama-3.2-1B --data chats.jsonl -o head --epochs 4
+  specrun train eagle --target Llama-2-7b --teacher llama-2-7b-q4_k_m.gguf --data chats.jsonl -o head
+  specrun train medusa --target Llama-3.2-1B --data chats.jsonl -o heads --resume
+
+\b
+Data are a text, or JSON Lines: {"text"}, {"prompt", "answer"} or {"messages": [{"role", "content"}]}. Of
+prompts and chats only the answers are learnt. Ctrl-C keeps a checkpoint, and --resume goes on from it.
+"""
+
+
+@click.group(cls=LazyGroup, lazy=_COMMANDS, epilog=_EPILOG)
+def train() -> None:
+    """Train what drafts for a model: heads that read its hidden states, or a small model."""

@@ -1,0 +1,256 @@
+"""`specrun tune`: measures a pair of models on this machine, plans what to draft, and keeps the plan.
+
+How `specrun tune` prints what it found: the cost curves, the acceptance by rank, and the plans.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from specrun.cli.options.group import SectionedCommand
+from specrun.cli.options.model import LoadSettings, load_options
+from specrun.cli.options.output import terminal_options
+from specrun.cli.options.prompt import named_target
+from specrun.cli.options.sampling import sampling_grid
+from specrun.cli.terminal.paths import require_file
+from specrun.cli.terminal.progress import progress_bar
+from specrun.cli.terminal.table import print_table
+from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.tune.options import (
+    LayerSkip,
+    TuneOutput,
+    TuneSampling,
+    TuneText,
+    layer_skip_options,
+    prompt_texts,
+    tune_output_options,
+    tune_sampling_options,
+    tune_text_options,
+)
+
+if TYPE_CHECKING:
+    from specrun.runtime.costs import Candidate, TunedSetting, TuneOptions, TuneResult
+
+_SCHEMES = {"argmax": "most likely words", "without": "drawn without replacement", "with": "drawn with replacement"}
+
+
+def print_tuning(draft: Path, result: TuneResult, terminal: Terminal) -> None:
+    """Print all tables, and the verdict for each temperature."""
+    _print_curves(result, terminal)
+    for one in result.settings:
+        _print_acceptance(one, terminal)
+        _print_plans(one, terminal)
+    _print_theory(result, terminal)
+    for one in result.settings:
+        terminal.answer(_verdict(one, draft) + "\n")
+
+
+def _print_curves(result: TuneResult, terminal: Terminal) -> None:
+    rows = []
+    for size in sorted({*result.target.sizes, *result.draft.sizes}):
+        cells = [str(size)]
+        for curve in (result.target, result.draft):
+            if size not in curve.sizes:
+                cells += ["", ""]
+                continue
+            seconds = curve.seconds(size)
+            cells += [f"{1e3 * seconds:.2f}", f"{seconds / curve.seconds(1):.2f}"]
+        rows.append(cells)
+    head = ("tokens", "target ms", "times one", "draft ms", "times one")
+    print_table(terminal, "What an evaluation costs", head, rows)
+
+
+def _print_acceptance(one: TunedSetting, terminal: Terminal) -> None:
+    ranks = max(map(len, one.acceptance.values()), default=0)
+    rows = [(_SCHEMES[name], *_shares(shares)) for name, shares in one.acceptance.items()]
+    head = ("drafts", *(f"{rank + 1}." for rank in range(ranks)))
+    print_table(terminal, f"Accepted by rank, temperature {one.params.temperature:g}", head, rows)
+
+
+def _shares(values: Sequence[float]) -> list[str]:
+    return [f"{value:.3f}" for value in values]
+
+
+def _print_plans(one: TunedSetting, terminal: Terminal) -> None:
+    rows = [
+        (
+            candidate.options or "no drafting",
+            str(candidate.n_nodes),
+            f"{candidate.expected_tokens:.2f}",
+            "" if candidate.mean_accepted_length is None else f"{candidate.mean_accepted_length:.2f}",
+            f"{candidate.predicted:.1f}",
+            "" if candidate.measured is None else f"{candidate.measured:.1f}",
+            _gain(candidate, one),
+        )
+        for candidate in one.candidates
+    ]
+    head = ("plan", "nodes", "tokens/round", "measured", "tokens/s", "measured", "speed-up")
+    print_table(terminal, f"Plans, temperature {one.params.temperature:g}", head, rows)
+
+
+def _print_theory(result: TuneResult, terminal: Terminal) -> None:
+    rows = []
+    for one in result.settings:
+        theory = one.theory
+        chains = [candidate for candidate in one.candidates if candidate.kind == "chain" and candidate.measured]
+        measured = max(((candidate.measured or 0.0) / one.plain.speed for candidate in chains), default=None)
+        rows.append(
+            (
+                f"{one.params.temperature:g}",
+                f"{theory.acceptance:.3f}",
+                f"{theory.cost_ratio:.3f}",
+                f"{theory.flat_improvement:.2f} (n={theory.flat_length})",
+                f"{theory.improvement:.2f} (n={theory.length})",
+                f"{theory.expected_tokens:.2f}",
+                f"{theory.operations:.2f}",
+                "" if measured is None else f"{measured:.2f}",
+            )
+        )
+    head = ("temp", "alpha", "c", "free width", "measured T(n)", "tokens/round", "operations", "measured")
+    print_table(terminal, "Theory of chains (Leviathan et al. 2023): times the speed of plain decoding", head, rows)
+
+
+def _gain(candidate: Candidate, one: TunedSetting) -> str:
+    if candidate.measured is None:
+        return f"{candidate.predicted / one.plain.predicted:.2f} predicted"
+    return f"{candidate.measured / one.plain.speed:.2f}"
+
+
+def _verdict(one: TunedSetting, draft: Path) -> str:
+    temperature = f"temperature {one.params.temperature:g}"
+    best = one.best
+    if not best.options:
+        return f"{temperature}: plain decoding is fastest; --drafter none"
+    gain = best.speed / one.plain.speed
+    return f"{temperature}: draft({draft.name}, {best.options}) gives {gain:.2f} times the speed of plain decoding"
+
+
+_EPILOG = """\b
+Examples:
+  specrun tune -m target.gguf -md small.gguf
+  specrun tune -m target.gguf
+  specrun tune -m target.gguf -md small.gguf -f prompt.txt --temp 0,0.6,1 --plot plan.png
+  specrun tune --layer-skip -m target.gguf -f prompt.txt --cut skip.gguf --plot search.png
+
+\b
+Measures how long the target and the draft model take for 1 to 64 tokens, and how often drafted tokens
+are accepted, rank by rank, in texts that the target writes; then picks the tree of drafts that should
+give the most tokens a second, or none where plain decoding is faster. chat and generate use the plan
+for this pair, -m and -md, on this machine (not with --demo). Do not use the machine meanwhile.
+
+\b
+Without a draft model only the target's times are measured: prompt-lookup, lookahead and rest draft as
+much as pays with them.
+
+\b
+--layer-skip needs no draft model: it searches which layers of the target a draft made of the others
+should skip (Draft & Verify), for the most predicted tokens a second. Ctrl-C keeps the best so far.
+"""
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
+@load_options
+@tune_text_options
+@layer_skip_options
+@tune_sampling_options
+@tune_output_options
+@terminal_options
+def tune(
+    load: LoadSettings,
+    text: TuneText,
+    layer_skip: LayerSkip,
+    sampling: TuneSampling,
+    output: TuneOutput,
+    terminal: Terminal,
+) -> None:
+    """Measure a target and a draft model, and plan what to draft."""
+    if layer_skip.wanted:
+        from specrun.cli.tune.layer_skip import run_layer_skip
+
+        run_layer_skip(load, text, layer_skip, sampling, output, terminal)
+        return
+    if layer_skip.output is not None:
+        raise click.UsageError("--cut writes what --layer-skip finds: give both")
+    if text.model_draft is None and load.model is not None and not load.demo:
+        from specrun.cli.tune.target_costs import run_target_costs
+
+        run_target_costs(load, load.model, text, output, terminal)
+        return
+    from specrun.runtime.chat_template import prompt_tokens
+    from specrun.runtime.costs import save_curve, save_plans
+    from specrun.runtime.offload import resolve_gpu_layers
+    from specrun.runtime.tuning import tuning
+
+    options = _options(load, text, sampling)
+    if output.plot is not None:
+        from specrun.bench.plots import check_plot_file
+
+        check_plot_file(output.plot)
+    prompts = prompt_texts(text, demo=load.demo)
+    with progress_bar(terminal, "loading the models") as progress:
+        result = tuning.tune(options, lambda model: prompt_tokens(model, prompts, text.no_chat_template), progress)
+    _show(options, result, output, terminal)
+    if output.save:
+        terminal.note(f"kept in {save_plans(options, result)}")
+        layers = resolve_gpu_layers(options.n_gpu_layers, options.target)
+        save_curve(result.target, options.target, options.context, layers)  # drafters without a model plan with it
+    if output.plot is not None:
+        from specrun.bench.plots import plot_tuning
+
+        plot_tuning(result, output.plot, f"{options.target.name} with {options.draft.name}")
+        terminal.note(f"drew {output.plot}")
+
+
+def _options(load: LoadSettings, text: TuneText, sampling: TuneSampling) -> TuneOptions:
+    from specrun.runtime.costs import TuneOptions
+
+    target, draft = _files(load, text)
+    return TuneOptions(
+        target=target,
+        draft=draft,
+        params=sampling_grid(sampling.temp, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p),
+        n_tokens=text.predict,
+        seconds=text.seconds,
+        context=load.context,
+        n_gpu_layers=load.gpu_layers,
+        n_gpu_layers_draft=load.gpu_layers_draft,
+        use_mmap=load.mmap,
+    )
+
+
+def _files(load: LoadSettings, text: TuneText) -> tuple[Path, Path]:
+    from specrun.runtime.demo import demo_drafters
+
+    target = named_target(load, ask="give -m FILE (and -md FILE), or --demo for the embedded models")
+    draft = text.model_draft or (demo_drafters().get("draft") if load.demo else None)
+    if draft is None:
+        raise click.UsageError("the embedded draft model is missing: name one with -md FILE")
+    _refuse_heads(require_file(draft))
+    return target, require_file(draft)
+
+
+def _refuse_heads(draft: Path) -> None:
+    from specrun.bindings.gguf import read_header
+    from specrun.runtime.methods import method_of_head
+
+    kind = read_header(draft).architecture
+    if method_of_head(kind) is not None:
+        raise click.UsageError(f"{draft.name} holds {kind} heads, not a model: specrun calibrate measures those")
+
+
+def _show(options: TuneOptions, result: TuneResult, output: TuneOutput, terminal: Terminal) -> None:
+    if output.as_json:
+        content = {"target": str(options.target), "draft": str(options.draft), **_measured(result)}
+        terminal.answer(json.dumps(content, indent=2) + "\n")
+        return
+    print_tuning(options.draft, result, terminal)
+
+
+def _measured(result: TuneResult) -> dict[str, object]:
+    values = result.to_dict()
+    return {"target_costs": values.pop("target"), "draft_costs": values.pop("draft"), **values}

@@ -1,0 +1,101 @@
+"""JSON files of a checkpoint, read with named errors: an object whose values are asked for by kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specrun.bindings.errors import FileMissingError, MalformedFileError
+
+_LARGEST = 200 << 20  # the largest tokenizer.json in use has about 35 MB
+
+
+class JsonObject:
+    """A JSON object and where it came from. A `null` counts as absent.
+
+    Each method returns the value of a key, or `default` where it is absent, and raises MalformedFileError
+    if it is of another kind, or absent without a default.
+    """
+
+    def __init__(self, values: Mapping[str, Any], shown: str) -> None:
+        self.values = values
+        self.shown = shown
+
+    def __contains__(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def any(self, key: str) -> Any:  # noqa: ANN401 - any JSON value
+        """Return the value of `key` whatever it is, None where it is absent."""
+        return self.values.get(key)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a whole number of at least 1 that fits 32 bits."""
+        return int(self._get(key, default, lambda v: type(v) is int and 0 < v < 2**32, "a positive whole number"))
+
+    def token(self, key: str) -> int | None:
+        """Return a token id, or None where it is absent."""
+        if key not in self:
+            return None
+        return int(self._get(key, None, lambda v: type(v) is int and 0 <= v < 2**32, "a token id"))
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a finite number above 0."""
+        return float(self._get(key, default, lambda v: type(v) in (int, float) and 0 < v < 1e30, "a positive number"))
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """Return true or false."""
+        return bool(self._get(key, default, lambda v: isinstance(v, bool), "true or false"))
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a string."""
+        return str(self._get(key, default, lambda v: isinstance(v, str), "a string"))
+
+    def items(self, key: str) -> list[Any]:
+        """Return a list, empty where it is absent."""
+        value: list[Any] = self._get(key, [], lambda v: isinstance(v, list), "a list")
+        return value
+
+    def object(self, key: str) -> JsonObject:
+        """Return the object inside, empty where it is absent."""
+        value = self._get(key, {}, lambda v: isinstance(v, dict), "an object")
+        return JsonObject(value, f"{key} in {self.shown}")
+
+    def _get(self, key: str, default: Any, fits: Any, kind: str) -> Any:  # noqa: ANN401 - any JSON value
+        value = self.values.get(key)
+        if value is None:
+            if default is None:
+                raise MalformedFileError(f"{self.shown} does not say {key!r}, which must be {kind}")
+            return default
+        if not fits(value):
+            shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:80] + "..."
+            raise MalformedFileError(f"{self.shown} has {key} = {shown}, which is not {kind}")
+        return value
+
+
+def read_json_object(path: Path) -> JsonObject:
+    """Read a JSON file whose outermost value is an object.
+
+    Raises FileMissingError if it is not there or cannot be read, MalformedFileError if it is something else.
+    """
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise MalformedFileError(f"{path} has more than {_LARGEST >> 20} MB, too much for such a file")
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise FileMissingError(f"there is no {path.name} in {path.parent}; is the checkpoint complete?") from error
+    except OSError as error:
+        raise FileMissingError(f"{path} cannot be read ({error.strerror}); check its permissions") from error
+    return parse_json_object(data, str(path))
+
+
+def parse_json_object(data: bytes, shown: str) -> JsonObject:
+    """Return the JSON object in `data`; raises MalformedFileError, naming it `shown`, if it is not one."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise MalformedFileError(f"{shown} is not JSON ({str(error)[:100]}); get it again") from error
+    if not isinstance(value, dict):
+        raise MalformedFileError(f"{shown} holds a JSON {type(value).__name__} instead of an object")
+    return JsonObject(value, shown)

@@ -1,0 +1,211 @@
+"""Writes a model with fewer layers: a drafter made of its own target.
+
+Leaving out the last layers is early exit (LayerSkip, Elhoushi et al. 2024); leaving out some in between is what Draft &
+Verify (Zhang et al. 2023) drafts with. Both are files like any other here, so that any drafter can be made of them. The
+weights that are kept are copied bit by bit, whatever their type.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from specrun.bindings.atomic import check_target
+from specrun.bindings.errors import MalformedFileError, OptionError, UnsupportedModelError
+from specrun.bindings.gguf import ArrayValue
+from specrun.convert.cut.layer_metadata import cut_metadata, lowered_facts, missing_kind
+from specrun.convert.cut.layer_rules import RULES, LayerFacts
+from specrun.convert.cut.layer_selection import range_text, selected_layers
+from specrun.convert.cut.pad import PADDED_PARAMETERS
+from specrun.convert.gguf import GGUFSource, Metadata, PlannedTensor, Progress, write_gguf
+
+CUT_LAYERS = "specrun.cut.layers"
+"""The metadata key with the numbers, in the whole model, of the layers that a cut kept."""
+CUT_SOURCE = "specrun.cut.source"
+"""The metadata key with the file name of the whole model."""
+CUT_SOURCE_LAYERS = "specrun.cut.source_layers"
+"""The metadata key with the whole model's number of layers."""
+
+_BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class CutReport:
+    """What a cut wrote: the layers kept, of `source_layers`, and the parameters that are left."""
+
+    output: Path
+    layers: tuple[int, ...]
+    source_layers: int
+    n_parameters: int
+    n_bytes: int
+
+
+def cut_layers(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    layers: str | None = None,
+    skip: str | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> CutReport:
+    """Write the model `source` to `output` with the layers `layers` only, or all but `skip` ("0-3,8,10-").
+
+    Raises OptionError for layers the model has not, for a cut that leaves none, and if `output` exists without
+    `force`; UnsupportedModelError for a model that would not be what it should with these layers, and for one
+    part of a split model; FileMissingError, MalformedFileError. Nothing is left behind on failure.
+    """
+    check_target(Path(output), force=force)
+    model = LayeredModel(source)
+    kept = selected_layers(model.n_layers, layers=layers, skip=skip)
+    return model.write(output, kept, force=force, progress=progress)
+
+
+class LayeredModel:
+    """A model to be cut: read once, written as often as wanted.
+
+    `n_layers` does not count the layers at the end that predict further tokens (NextN); cuts leave them out.
+    """
+
+    def __init__(self, source: str | os.PathLike[str]) -> None:
+        self._source = GGUFSource(source)
+        header = self._source.header
+        self.path = self._source.path
+        architecture = header.architecture
+        rules = RULES.get(architecture)
+        if rules is None:
+            raise UnsupportedModelError(
+                f"{self.path} is a {architecture}: whether its layers depend on their numbers is not known, so it "
+                "cannot be cut"
+            )
+        self._rules = rules
+        all_layers = self._source.count(f"{architecture}.block_count")
+        facts = LayerFacts(architecture, header.metadata, all_layers)
+        self.n_layers = all_layers - facts.number("nextn_predict_layers")
+        self._facts = LayerFacts(architecture, header.metadata, self.n_layers)
+        self._check_model()
+        self._metadata: Metadata | None = None
+
+    def check(self, kept: Sequence[int]) -> None:
+        """Raise unless a model of these layers, ascending, is what its layers make of it; see `cut_layers`."""
+        if not kept:
+            raise OptionError(f"{self.path} would have no layer left: keep at least one of its {self.n_layers}")
+        if list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < self.n_layers:
+            raise OptionError(f"{self.path} has layers 0 to {self.n_layers - 1}: name each once, in their order")
+        name, rules, count = self._facts.architecture, self._rules, len(kept)
+        if rules.exit_only and tuple(kept) != tuple(range(count)):
+            early = range_text(range(count))
+            raise UnsupportedModelError(
+                f"{self.path} is a {name}, and {rules.exit_only}: only its last layers can go, as in --layers {early}"
+            )
+        if rules.kind_of(self.n_layers) != rules.kind_of(count):
+            raise UnsupportedModelError(
+                f"{self.path} cannot have {count} layers: llama.cpp takes a {name} of {self.n_layers} layers for "
+                f"another kind of model than one of {count}"
+            )
+        kind = missing_kind(self._facts, rules, kept)
+        if kind:
+            raise UnsupportedModelError(
+                f"{self.path} is a {name}: one of its layers with {kind} must stay, and {range_text(kept)} has none"
+            )
+        moved = self._first_out_of_place(kept)
+        if moved is not None:
+            possible = self.nearest(kept)
+            hint = f"; --layers {range_text(possible)} can be kept" if possible else ""
+            raise UnsupportedModelError(
+                f"{self.path} is a {name}, where a layer's number decides about rope or experts: layer {kept[moved]} "
+                f"cannot become layer {moved}{hint}"
+            )
+
+    def nearest(self, wanted: Collection[int]) -> tuple[int, ...]:
+        """Return layers that can be kept, of the wanted ones where that is possible; () where none can."""
+        if self._rules.exit_only:
+            kept = list(range(len(wanted)))
+        else:
+            kept = []
+            for layer in range(self.n_layers):
+                if layer in wanted and self._in_place([*kept, layer], len(kept)):
+                    kept.append(layer)
+        same_kind = self._rules.kind_of(self.n_layers) == self._rules.kind_of(len(kept))
+        return tuple(kept) if kept and same_kind and not missing_kind(self._facts, self._rules, kept) else ()
+
+    def write(
+        self,
+        output: str | os.PathLike[str],
+        kept: Sequence[int],
+        *,
+        force: bool = False,
+        progress: Progress | None = None,
+    ) -> CutReport:
+        """Write the model with these layers, ascending; see `cut_layers`."""
+        target = Path(output)
+        self.check(kept)
+        if self._metadata is None:
+            self._metadata = self._source.metadata()
+        metadata = self._metadata.copy()
+        cut_metadata(metadata, self._facts, self._rules, kept)
+        self._sign(metadata, kept)
+        tensors = list(self._plan(kept))
+        n_bytes = write_gguf(target, self._facts.architecture, metadata, tensors, force=force, progress=progress)
+        n_parameters = sum(prod(tensor.shape) for tensor in tensors)
+        return CutReport(target, tuple(kept), self.n_layers, n_parameters, n_bytes)
+
+    # -- what may be kept --------------------------------------------------------------------------------
+
+    def _check_model(self) -> None:
+        metadata = self._source.header.metadata
+        parts = metadata.get("split.count")
+        if isinstance(parts, int) and parts > 1:
+            raise UnsupportedModelError(f"{self.path} is one part of a split model: merge the parts first")
+        reason = self._rules.refuse(self._facts)
+        if reason:
+            raise UnsupportedModelError(f"{self.path} is a {self._facts.architecture} and cannot be cut: {reason}")
+        if "general.tensor_extra.name" in metadata:
+            raise UnsupportedModelError(f"{self.path} has settings for single tensors, which a cut would lose")
+        found = {int(match[1]) for name in self._source.tensors if (match := _BLOCK.fullmatch(name))}
+        missing = next((layer for layer in range(self.n_layers) if layer not in found), None)
+        if self.n_layers < 1 or missing is not None:
+            which = "no layers" if missing is None else f"no tensors of layer {missing}"
+            raise MalformedFileError(f"{self.path} has {which}: get the file again, or convert the model again")
+
+    def _first_out_of_place(self, kept: Sequence[int]) -> int | None:
+        return next((index for index in range(len(kept)) if not self._in_place(kept, index)), None)
+
+    def _in_place(self, kept: Sequence[int], index: int) -> bool:
+        """Return whether layer `kept[index]` plays the same part as layer `index` of the cut model."""
+        before = self._rules.roles_of(self._facts, kept[index])
+        return before == self._rules.roles_of(lowered_facts(self._facts, kept), index)
+
+    # -- what is written ---------------------------------------------------------------------------------
+
+    def _plan(self, kept: Sequence[int]) -> Iterator[PlannedTensor]:
+        numbers = {layer: index for index, layer in enumerate(kept)}
+        for tensor in self._source.header.tensors:
+            match = _BLOCK.fullmatch(tensor.name)
+            if match is None:
+                yield self._source.unchanged(tensor, tensor.name)
+            elif int(match[1]) in numbers:
+                yield self._source.unchanged(tensor, f"blk.{numbers[int(match[1])]}.{match[2]}")
+
+    def _sign(self, metadata: Metadata, kept: Sequence[int]) -> None:
+        """Write down what was cut, in the numbers of the whole model if this one was cut already."""
+        header = self._source.header.metadata
+        earlier = header.get(CUT_LAYERS)
+        layers = list(kept)
+        if isinstance(earlier, ArrayValue) and len(earlier) == self.n_layers:
+            layers = [int(earlier[layer]) for layer in kept]
+        else:
+            metadata.text(CUT_SOURCE, self.path.name)
+            metadata.count(CUT_SOURCE_LAYERS, self.n_layers)
+        metadata.integers(CUT_LAYERS, layers)
+        name = header.get("general.name")
+        if isinstance(name, str) and name:
+            metadata.text("general.name", f"{name.split(', layers ')[0]}, layers {range_text(layers)}")
+        metadata.remove("general.size_label")  # it would now be wrong
+        padded = header.get(PADDED_PARAMETERS)
+        if isinstance(padded, int):
+            metadata.large_count(PADDED_PARAMETERS, padded * len(kept) // self.n_layers)

@@ -1,0 +1,163 @@
+"""Makes a model cost as much as a larger one without changing what it says.
+
+The feed-forward layers get more inner units whose outputs are multiplied by zero: every evaluation reads and
+multiplies the added weights, and the result stays. Layers, attention, KV memory and hidden states are as
+before, so a small trained model can stand in for a large one where speed is measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.atomic import check_target
+from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.convert.checkpoint import stored_as
+from specrun.convert.gguf import GGUFSource, Metadata, PlannedTensor, Progress, write_gguf
+
+PADDED_PARAMETERS = "specrun.padded_parameters"
+"""The metadata key that says how many of the file's parameters are padding."""
+PADDED_FROM = "specrun.padded_from"
+"""The metadata key with the file name of the model as it was before padding."""
+
+_STEP = 256  # widths stay multiples of this, so that the file can be quantized to any type
+# Of gate, up and down matrices alone, without norms or experts in between: zeros in the last are zeros at the end.
+_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral3", "olmo2", "granite", "smollm3")
+_SPREAD = 0.02  # of the added weights: ordinary numbers, neither denormal nor large
+_CHUNK = 1 << 22  # how many numbers are drawn at a time
+_FFN = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.weight")
+_FFN_OTHER = re.compile(r"blk\.\d+\.ffn_(?!norm\.weight$)")
+_MOST_PARAMETERS = 10**13
+
+Load = Callable[[], npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class PadReport:
+    """What padding wrote: parameters in all and added, the feed-forward width before and after."""
+
+    output: Path
+    n_parameters: int
+    added_parameters: int
+    source_width: int
+    width: int
+    n_bytes: int
+
+
+def pad_ffn(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    parameters: int,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> PadReport:
+    """Write `source` to `output`, widened until it has about `parameters` parameters; its outputs stay.
+
+    `source` is a GGUF model of an architecture with plain feed-forward layers (Llama, Qwen 2 and 3, Gemma 1 to 3,
+    ...) in F32, F16 or BF16; Q8_0 is read too and written as F16. The feed-forward width becomes a multiple of 256.
+    The added input weights are random from a fixed seed, the added output weights zero; the file's metadata says so
+    (PADDED_PARAMETERS, PADDED_FROM).
+
+    Raises OptionError if `parameters` is not above the source's count, or `output` exists without `force`;
+    UnsupportedModelError for other architectures and types, and for experts; FileMissingError,
+    MalformedFileError. Nothing is left behind on failure.
+    """
+    target = Path(output)
+    check_target(target, force=force)
+    model = GGUFSource(source)
+    _check(model)
+    old = model.count(f"{model.header.architecture}.feed_forward_length")
+    new = _new_width(model, old, parameters)
+    tensors = list(_plan(model, old, new))
+    total = sum(prod(tensor.shape) for tensor in tensors)
+    added = total - model.header.n_parameters
+    metadata = _metadata(model, new, added)
+    n_bytes = write_gguf(target, model.header.architecture, metadata, tensors, force=force, progress=progress)
+    return PadReport(target, total, added, old, new, n_bytes)
+
+
+def _check(model: GGUFSource) -> None:
+    if model.header.architecture not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise UnsupportedModelError(f"{model.path} is a {model.header.architecture}: only {known} can be padded")
+    for name in model.tensors:
+        if _FFN_OTHER.match(name) and not _FFN.fullmatch(name):
+            raise UnsupportedModelError(f"{model.path} has {name}: only plain feed-forward layers can be padded")
+
+
+def _new_width(model: GGUFSource, old: int, parameters: int) -> int:
+    now = model.header.n_parameters
+    if not now < parameters <= _MOST_PARAMETERS:
+        raise OptionError(f"{model.path} has {now:,} parameters: pad to more than that, not to {parameters:,}")
+    name = model.header.architecture
+    per_unit = 3 * model.count(f"{name}.embedding_length") * model.count(f"{name}.block_count")
+    new = round((old + (parameters - now) / per_unit) / _STEP) * _STEP
+    if new <= old:
+        least = now + ((old // _STEP + 1) * _STEP - old) * per_unit
+        raise OptionError(f"{model.path} can be padded to {least:,} parameters or more, not to {parameters:,}")
+    return new
+
+
+def _metadata(model: GGUFSource, width: int, added: int) -> Metadata:
+    metadata = model.metadata()
+    metadata.count(f"{model.header.architecture}.feed_forward_length", width)
+    metadata.remove("general.size_label")  # it would now be wrong
+    if any(tensor.type_name == "Q8_0" for tensor in model.header.tensors):
+        metadata.count("general.file_type", 1)  # F16
+    before = model.header.metadata.get(PADDED_PARAMETERS, 0)
+    metadata.large_count(PADDED_PARAMETERS, added + (before if isinstance(before, int) else 0))
+    if PADDED_FROM not in metadata:
+        metadata.text(PADDED_FROM, model.path.name)
+    return metadata
+
+
+def _plan(model: GGUFSource, old: int, new: int) -> Iterator[PlannedTensor]:
+    width = model.count(f"{model.header.architecture}.embedding_length")
+    found = 0
+    for tensor in model.header.tensors:
+        shape = tensor.shape[::-1]
+        kind, load = model.loader(tensor)
+        if match := _FFN.fullmatch(tensor.name):
+            found += 1
+            down = match[1] == "down"
+            if shape != ((width, old) if down else (old, width)):
+                raise UnsupportedModelError(f"{model.path} has {tensor.name} of the unexpected shape {shape}")
+            change = _with_zero_columns if down else _with_random_rows
+            load = functools.partial(change, load, kind, tensor.name, new)
+            shape = (width, new) if down else (new, width)
+        yield PlannedTensor(tensor.name, shape, kind, load)
+    expected = 3 * model.count(f"{model.header.architecture}.block_count")
+    if found != expected:
+        raise UnsupportedModelError(f"{model.path} has {found} feed-forward matrices instead of {expected}")
+
+
+def _with_zero_columns(load: Load, _kind: str, _name: str, new: int) -> npt.NDArray[Any]:
+    array = load()
+    padded = np.zeros((array.shape[0], new), array.dtype)  # all bits zero is 0.0 in BF16 too
+    padded[:, : array.shape[1]] = array
+    return padded
+
+
+def _with_random_rows(load: Load, kind: str, name: str, new: int) -> npt.NDArray[Any]:
+    array = load()
+    old, width = array.shape
+    padded = np.empty((new, width), array.dtype)
+    padded[:old] = array
+    source = np.random.default_rng(zlib.crc32(name.encode()))
+    step = max(1, _CHUNK // width)
+    for start in range(old, new, step):
+        rows = min(step, new - start)
+        drawn = source.standard_normal((rows, width), dtype=np.float32) * np.float32(_SPREAD)
+        padded[start : start + rows] = stored_as(drawn, kind, name)
+    return padded

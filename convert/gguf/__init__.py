@@ -1,0 +1,22 @@
+"""GGUF files as they are written: metadata, tensors, names; and as the source of another."""
+
+from specrun.convert.gguf.gguf_source import GGUFSource
+from specrun.convert.gguf.metadata import Metadata
+from specrun.convert.gguf.model_name import ModelName, file_name, loadable_name, name_of, safe_file_name
+from specrun.convert.gguf.writer import STORED_TYPES, EarlySync, PlannedTensor, Progress, replace_text, write_gguf
+
+__all__ = [
+    "STORED_TYPES",
+    "EarlySync",
+    "GGUFSource",
+    "Metadata",
+    "ModelName",
+    "PlannedTensor",
+    "Progress",
+    "file_name",
+    "loadable_name",
+    "name_of",
+    "replace_text",
+    "safe_file_name",
+    "write_gguf",
+]

@@ -1,0 +1,102 @@
+"""A GGUF file to make another from: its metadata with types, its tensors one at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
+from gguf.quants import dequantize
+
+from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.bindings.gguf import GGUFHeader, TensorInfo, read_header
+from specrun.convert.checkpoint import read_array
+from specrun.convert.gguf.metadata import Metadata
+from specrun.convert.gguf.writer import STORED_TYPES, PlannedTensor
+
+
+class _MetadataReader(GGUFReader):
+    """Reads the metadata only: the package refuses tensors of types that it does not know."""
+
+    def _build_tensors(self, start_offs: int, fields: object) -> None:
+        self.tensors = []
+
+
+class GGUFSource:
+    """A checked GGUF file. Raises FileMissingError or MalformedFileError if it cannot be used."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        # First the check that cannot be made to hang or to run out of memory.
+        self.header: GGUFHeader = read_header(self.path)
+        self.tensors: dict[str, TensorInfo] = {tensor.name: tensor for tensor in self.header.tensors}
+
+    def metadata(self) -> Metadata:
+        """Return a copy of the metadata to change and write; architecture and empty lists are left out."""
+        copied = Metadata()
+        try:
+            for field in _MetadataReader(self.path).fields.values():
+                if field.name.startswith("GGUF.") or field.name == "general.architecture":
+                    continue
+                is_array = field.types[0] is GGUFValueType.ARRAY
+                value = field.contents()
+                if not is_array or len(value):
+                    copied.raw(field.name, value, field.types[0], field.types[-1] if is_array else None)
+        except (ValueError, IndexError, KeyError) as error:
+            raise MalformedFileError(f"{self.path} has metadata that cannot be copied ({error})") from error
+        return copied
+
+    def count(self, key: str) -> int:
+        """Return a positive whole number of the metadata; raises UnsupportedModelError if it is something else."""
+        value = self.header.metadata.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UnsupportedModelError(f"{self.path} has no single number as {key}")
+        return value
+
+    def unchanged(self, tensor: TensorInfo, name: str) -> PlannedTensor:
+        """Return the tensor as it stands, of any type and bit by bit, to be written under `name`."""
+        shape = tensor.shape[::-1]
+        planned = PlannedTensor(name, shape, tensor.type_name, lambda: np.empty(0))
+        kind, stored = planned.array_type, planned.array_shape
+        return dataclasses.replace(planned, load=lambda: read_array(self.path, kind, stored, tensor.offset))
+
+    def loader(self, tensor: TensorInfo) -> tuple[str, Callable[[], npt.NDArray[Any]]]:
+        """Return the type a tensor has once read, and the function that reads it, shape in numpy's order.
+
+        Plain types stay; Q8_0 becomes F16. Raises UnsupportedModelError for
+        other quantized types.
+        """
+        shape = tensor.shape[::-1]
+        if tensor.type_name in STORED_TYPES:
+            return tensor.type_name, lambda: read_array(self.path, STORED_TYPES[tensor.type_name], shape, tensor.offset)
+        if tensor.type_name == "Q8_0":
+            rows = (*shape[:-1], shape[-1] // 32 * 34)
+            return "F16", lambda: _from_q8_0(read_array(self.path, np.uint8, rows, tensor.offset))
+        raise UnsupportedModelError(
+            f"{self.path} stores {tensor.name} as {tensor.type_name}: only F32, F16, BF16 and Q8_0 can be read"
+        )
+
+    def numbers(self, tensor: TensorInfo) -> npt.NDArray[np.float32]:
+        """Return the numbers a tensor stands for, shape in numpy's order.
+
+        Raises UnsupportedModelError for types that the gguf package cannot read.
+        """
+        rows, shape = tensor.shape[::-1][:-1], tensor.shape[::-1]
+        width = tensor.n_bytes // max(1, tensor.n_elements // tensor.shape[0])
+        stored = read_array(self.path, np.uint8, (*rows, width), tensor.offset)
+        try:
+            found = dequantize(stored, GGMLQuantizationType[tensor.type_name])
+        except (KeyError, NotImplementedError) as error:
+            raise UnsupportedModelError(
+                f"{self.path} stores {tensor.name} as {tensor.type_name}, which cannot be read"
+            ) from error
+        return np.ascontiguousarray(found.reshape(shape), np.float32)
+
+
+def _from_q8_0(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.float16]:
+    return dequantize(blocks, GGMLQuantizationType.Q8_0).astype(np.float16)

@@ -1,0 +1,220 @@
+"""Writes GGUF files: the header first, then one tensor at a time or piece by piece, the whole file or nothing.
+
+Brings a file to the disk while it is still being written.
+
+A system that has room keeps gigabytes of written data in memory until the last fsync, which then takes as long as
+the disk does while nothing else happens, behind a progress bar that says 100 %.
+
+Replaces a text in the header of a GGUF file that is being written, by another of the same length.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGUFValueType, GGUFWriter
+
+from specrun.bindings.atomic import check_target, require_free_space, unnamed_path
+from specrun.bindings.errors import SpecrunError
+from specrun.bindings.gguf import TENSOR_TYPES, stored_bytes
+from specrun.convert.gguf.metadata import Metadata
+
+_STRETCH = 128 << 20  # bytes from one sync to the next
+
+
+class EarlySync:
+    """Syncs an open file in a thread of its own, every 128 MiB; a context manager that waits for the last one.
+
+    A sync that fails raises its OSError from the next call of `wrote`, or at the end.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._descriptor = file.fileno()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="specrun-sync")
+        self._running: Future[None] | None = None
+        self._waiting = 0
+
+    def __enter__(self) -> EarlySync:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown()
+        if error is None and self._running is not None:
+            self._running.result()
+
+    def wrote(self, n_bytes: int) -> None:
+        """Count what was written."""
+        self._waiting += n_bytes
+        if self._waiting < _STRETCH or (self._running is not None and not self._running.done()):
+            return
+        if self._running is not None:
+            self._running.result()
+        self._waiting = 0
+        self._running = self._pool.submit(_sync, self._descriptor)
+
+
+def _sync(descriptor: int) -> None:
+    getattr(os, "fdatasync", os.fsync)(descriptor)
+
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes written so far and the bytes in all."""
+
+STORED_TYPES: dict[str, npt.DTypeLike] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": np.uint16,
+    "I32": np.int32,
+    "I64": np.int64,
+}
+"""The plain tensor types, with the numpy type that holds them; BF16 as its 16 bits."""
+
+_CODES = {kind.name: code for code, kind in TENSOR_TYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTensor:
+    """A tensor that will be written: `shape` in numpy's order (rows first), `type_name` any GGUF tensor type.
+
+    `load` is called once, when its turn comes, and returns the array in the numpy type of `type_name`, or
+    pieces that make it up in order, of which one at a time is in memory. Of a type that is not in STORED_TYPES
+    it returns blocks: uint8 with the bytes of a row in place of its numbers.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type_name: str
+    load: Callable[[], npt.NDArray[Any] | Iterable[npt.NDArray[Any]]]
+
+    @property
+    def n_bytes(self) -> int:
+        """The size in the file, without padding."""
+        return stored_bytes(self.shape, self.type_name)
+
+    @property
+    def array_type(self) -> np.dtype[Any]:
+        """The numpy type of what `load` returns."""
+        return np.dtype(STORED_TYPES.get(self.type_name, np.uint8))
+
+    @property
+    def array_shape(self) -> tuple[int, ...]:
+        """The shape of what `load` returns."""
+        if self.type_name in STORED_TYPES:
+            return self.shape
+        return (*self.shape[:-1], stored_bytes(self.shape[-1:], self.type_name))
+
+
+def write_gguf(
+    output: str | os.PathLike[str],
+    architecture: str,
+    metadata: Metadata,
+    tensors: Sequence[PlannedTensor],
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    finish: Callable[[Path], None] | None = None,
+) -> int:
+    """Write a GGUF file and return its size in bytes; only one tensor is in memory at a time.
+
+    `finish` gets the path of the complete file before it becomes `output`: what it raises stops that.
+    Raises OptionError if `output` exists and `force` is not given, SpecrunError if the disk is full; what
+    `PlannedTensor.load` raises passes through. Nothing is left behind on failure.
+    """
+    target = Path(output)
+    check_target(target, force=force)
+    total = sum(tensor.n_bytes for tensor in tensors)
+    require_free_space(target.parent, total)
+    with unnamed_path(target, force=force) as aside:
+        alignment = _write_header(aside, architecture, metadata, tensors)
+        with aside.open("ab") as file, EarlySync(file) as synced:
+            _write_tensors(file, alignment, tensors, total, progress, synced)
+        if finish is not None:
+            finish(aside)
+        return aside.stat().st_size
+
+
+def _write_header(aside: Path, architecture: str, metadata: Metadata, tensors: Sequence[PlannedTensor]) -> int:
+    """Write everything before the tensors' numbers; return what their places are a multiple of."""
+    writer = GGUFWriter(aside, architecture)
+    try:
+        for key, value, kind, element in metadata:
+            writer.add_key_value(key, value, kind, element)
+            if key == "general.alignment" and kind is GGUFValueType.UINT32:
+                writer.data_alignment = value
+        for tensor in tensors:
+            # The type's number, not gguf's name of it: llama.cpp has types that the package does not know. With one
+            # given, any numpy type but uint8 lets the shape stay in numbers.
+            code: Any = _CODES[tensor.type_name]
+            writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.n_bytes, code)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        return int(writer.data_alignment)
+    finally:
+        writer.close()
+
+
+def _write_tensors(
+    file: BinaryIO,
+    alignment: int,
+    tensors: Sequence[PlannedTensor],
+    total: int,
+    progress: Progress | None,
+    synced: EarlySync,
+) -> None:
+    done = 0
+    for tensor in tensors:
+        _pad(file, alignment)
+        content = tensor.load()
+        if isinstance(content, np.ndarray) and content.shape != tensor.array_shape:
+            raise _mistake(tensor, f"{content.shape}, not {tensor.array_shape}")
+        end = done + tensor.n_bytes
+        for piece in [content] if isinstance(content, np.ndarray) else content:
+            done += piece.nbytes
+            if piece.dtype != tensor.array_type or done > end:
+                raise _mistake(tensor, f"{piece.size} numbers of {piece.dtype}, too many for {tensor.type_name}")
+            file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
+            synced.wrote(piece.nbytes)
+            if progress is not None:
+                progress(done, total)
+        if done != end:
+            raise _mistake(tensor, f"{end - done} bytes too few")
+    if tensors:
+        _pad(file, alignment)
+
+
+def _pad(file: BinaryIO, alignment: int) -> None:
+    file.write(bytes(-file.tell() % alignment))
+
+
+def _mistake(tensor: PlannedTensor, got: str) -> SpecrunError:
+    return SpecrunError(f"the tensor {tensor.name} came out as {got}: this is a mistake in specrun")
+
+
+_STRING = 8  # the number of the type
+_SEARCHED = 1 << 20  # such keys stand before the words, at the start of the file
+
+
+def replace_text(path: Path, key: str, old: str, new: str) -> None:
+    """Change the value of `key` from `old` to `new`, in place."""
+    if len(old.encode()) != len(new.encode()):
+        raise SpecrunError(f"the value of {key} must keep its length: this is a mistake in specrun")
+    with path.open("r+b") as file:
+        head = file.read(_SEARCHED)
+        before = struct.pack("<Q", len(key.encode())) + key.encode() + struct.pack("<IQ", _STRING, len(old.encode()))
+        place = head.find(before + old.encode())
+        if place < 0:
+            raise SpecrunError(f"{path} has no {key} to replace: this is a mistake in specrun")
+        file.seek(place + len(before))
+        file.write(new.encode())

@@ -1,0 +1,105 @@
+"""What a quantization will make of each tensor, read from llama.cpp's own log of it.
+
+Whether an importance matrix fits the model that is quantized with it, and is there where it must be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from specrun.bindings.errors import OptionError, PairError, SpecrunError
+from specrun.bindings.gguf import GGUFHeader, TensorInfo, stored_bytes
+from specrun.bindings.quantizer import OF_WORDS, QuantizeOptions, needs_importance
+
+# Such as "[   3/  48] blk.0.attn_k.weight   - [ 4096,  1024,     1,     1], type =    f16, size = ... (q4_K)".
+_LINE = re.compile(r"\[ *\d+/ *\d+\] (.+?) +- \[[\d, ]+\], type = +(\w+),(?:.*-> .* \((\w+)\))?")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedType:
+    """A tensor and the type it will be stored in."""
+
+    tensor: TensorInfo
+    type_name: str
+
+    @property
+    def changes(self) -> bool:
+        """Whether it is stored in another type than now."""
+        return self.type_name != self.tensor.type_name
+
+    @property
+    def n_bytes(self) -> int:
+        """The size it will have."""
+        return stored_bytes(self.tensor.shape, self.type_name)
+
+
+def planned_types(header: GGUFHeader, log: Iterable[str]) -> list[PlannedType]:
+    """Return the type of every tensor of `header`, from the log of llama.cpp's dry run.
+
+    Raises SpecrunError if the log does not name them all.
+    """
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    planned: dict[str, PlannedType] = {}
+    for line in log:
+        match = _LINE.match(line)
+        if match and match[1] in tensors:
+            planned[match[1]] = PlannedType(tensors[match[1]], (match[3] or match[2]).upper())
+    missing = next((name for name in tensors if name not in planned), None)
+    if missing is not None:
+        raise SpecrunError(f"llama.cpp's plan says nothing of the tensor {missing}: this is a mistake in specrun")
+    return list(planned.values())
+
+
+def tensor_of_line(line: str, tensors: Mapping[str, TensorInfo]) -> TensorInfo | None:
+    """Return the tensor whose turn a line of llama.cpp's log reports, None for other lines."""
+    match = _LINE.match(line)
+    return tensors.get(match[1]) if match else None
+
+
+_PLAIN = {"F32", "F16", "BF16"}
+
+
+def check_importance(model: Path, plan: Sequence[PlannedType], options: QuantizeOptions) -> int:
+    """Return how many matrices will be quantized without an entry in the importance matrix that was given.
+
+    The matrices of words, which have none by default, do not count. Raises OptionError if a type needs a
+    matrix and there is none, PairError if it has entries of another model or lacks one that is needed.
+    """
+    tensors = {one.tensor.name: one.tensor for one in plan}
+    for name, means in options.importance.items():
+        _check_entry(model, name, tensors.get(name), means.size)
+    changed = [one for one in plan if one.changes and one.type_name not in _PLAIN]
+    missing = [one for one in changed if one.tensor.name not in options.importance]
+    for one in missing:
+        if not needs_importance(one.tensor.name, one.type_name, options.file_type):
+            continue
+        if not options.importance:
+            raise OptionError(
+                f"{options.file_type} stores {one.tensor.name} as {one.type_name}, which needs an importance "
+                "matrix: make one with specrun imatrix, and pass it with --imatrix"
+            )
+        if one.tensor.name in OF_WORDS:
+            raise OptionError(
+                f"the importance matrix has no entry for {one.tensor.name}, as usual, and {one.type_name} needs one: "
+                "name a larger type with --token-embedding-type or --output-tensor-type"
+            )
+        raise PairError(
+            f"the importance matrix has no entry for {one.tensor.name}, which {model} needs to become "
+            f"{one.type_name}: was it made for another model, or from too short a text?"
+        )
+    return sum(one.tensor.name not in OF_WORDS for one in missing) if options.importance else 0
+
+
+def _check_entry(model: Path, name: str, tensor: TensorInfo | None, size: int) -> None:
+    if tensor is None:
+        raise PairError(f"the importance matrix is of another model: it has {name}, which {model} lacks")
+    wanted = prod(tensor.shape) // tensor.shape[1] if len(tensor.shape) > 1 else tensor.shape[0]
+    if size != wanted:
+        raise PairError(
+            f"the importance matrix is of another model: it has {size:,} inputs for {name}, "
+            f"where {model} has {wanted:,}"
+        )

@@ -1,0 +1,255 @@
+"""Quantizes a GGUF model: planned and checked before, written aside, and looked at after."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specrun.bindings.atomic import atomic_path, check_target, require_free_space, require_writable
+from specrun.bindings.errors import MalformedFileError, ModelError, OptionError, SpecrunError, UnsupportedModelError
+from specrun.bindings.gguf import BLOCK_SIZES, GGUFHeader, read_header
+from specrun.bindings.quantizer import (
+    COPY,
+    FILE_TYPE_ALIASES,
+    FILE_TYPES,
+    TENSOR_NUMBERS,
+    QuantizeOptions,
+    QuantizerProcess,
+)
+from specrun.convert.gguf import Progress
+from specrun.convert.names import nearest
+from specrun.convert.quantize.imatrix_file import ImportanceMatrix, read_importance
+from specrun.convert.quantize.quantization_plan import PlannedType, check_importance, planned_types, tensor_of_line
+
+_PLAIN = {"F32", "F16", "BF16"}
+_KEPT = {"F64", "I8", "I16", "I32", "I64"}
+_BLOCK = 32  # the smallest block of numbers that shares a scale
+_BUFFER_BYTES = 32 << 20  # enough rows to keep every thread busy; a whole tensor at a time would be no faster
+_HEADER_ROOM = 1 << 20  # a header may grow by the keys that name the importance matrix
+
+
+@dataclass(frozen=True, slots=True)
+class TypeShare:
+    """The tensors of one type in a file."""
+
+    type_name: str
+    n_tensors: int
+    n_parameters: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationReport:
+    """What a quantization wrote.
+
+    `tensor_types` counts the tensors of each type, `shares` says what they weigh. `n_substituted` is how many
+    matrices llama.cpp could not store as asked, because their rows do not divide into the type's blocks (256
+    numbers for K types), and stored as a larger type. `n_without_importance` is how many matrices became
+    smaller without an entry in the importance matrix that was given (those of words have none by default).
+    """
+
+    output: Path
+    file_type: str
+    source_bytes: int
+    n_bytes: int
+    n_parameters: int
+    bits_per_weight: float
+    tensor_types: Mapping[str, int]
+    shares: tuple[TypeShare, ...]
+    n_substituted: int
+    n_without_importance: int = 0
+
+
+def quantize_model(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    ftype: str,
+    *,
+    force: bool = False,
+    n_threads: int = 0,
+    pure: bool = False,
+    allow_requantize: bool = False,
+    leave_output_tensor: bool = False,
+    output_tensor_type: str | None = None,
+    token_embedding_type: str | None = None,
+    tensor_types: Sequence[tuple[str, str]] = (),
+    imatrix: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> QuantizationReport:
+    """Write the GGUF file `source` to `output` with numbers of type `ftype`, such as "Q4_K_M" in any case.
+
+    `n_threads` 0 means as many as cores; `pure` gives every matrix the same type instead of llama.cpp's mix;
+    `allow_requantize` accepts a source that is quantized already, at a loss. `tensor_types` are pairs of a
+    regular expression, searched in tensor names, and a tensor type; `imatrix` is the file of an importance
+    matrix. llama.cpp works in a process of its own, so an interrupt ends it at once.
+
+    Raises OptionError (unknown type, `output` exists without `force`, a quantized source, rows that no
+    quantized type can hold, a type that needs an importance matrix), FileMissingError, MalformedFileError,
+    PairError (the matrix of another model), UnsupportedModelError for one part of a split model, SpecrunError
+    if the disk is full, ModelError if llama.cpp fails. Nothing is left behind on failure.
+    """
+    options = QuantizeOptions(
+        known_file_type(ftype),
+        n_threads=n_threads,
+        pure=pure,
+        allow_requantize=allow_requantize,
+        leave_output_tensor=leave_output_tensor,
+        output_tensor_type=output_tensor_type and known_tensor_type(output_tensor_type),
+        token_embedding_type=token_embedding_type and known_tensor_type(token_embedding_type),
+        tensor_types=tuple((pattern, known_tensor_type(kind)) for pattern, kind in tensor_types),
+        buffer_bytes=_BUFFER_BYTES,
+    )
+    original, target = Path(source), Path(output)
+    check_target(target, force=force)
+    header = read_header(original)
+    _check_source(original, header, options)
+    _check_overrides(original, header, options)
+    require_writable(target)
+    if imatrix is not None:
+        options = _with_importance(options, Path(imatrix), read_importance(imatrix))
+    with QuantizerProcess(original, options) as quantizer:
+        plan = planned_types(header, quantizer.plan())
+        without = check_importance(original, plan, options)
+        require_free_space(target.parent, sum(one.n_bytes for one in plan) + _HEADER_ROOM)
+        with atomic_path(target, force=force) as aside:
+            written = _write(quantizer, aside, header, plan, progress)
+    return _report(target, options.file_type, header, written, without)
+
+
+def known_file_type(typed: str) -> str:
+    """Return the name of a file type that was typed in any case; raises OptionError with the nearest one."""
+    name = FILE_TYPE_ALIASES.get(typed.upper(), typed.upper())
+    if name not in FILE_TYPES and name != COPY:
+        hint = nearest(typed.upper(), FILE_TYPES)
+        raise OptionError(f"there is no file type {typed!r}{hint}; use one of {', '.join(FILE_TYPES)}, {COPY}")
+    return name
+
+
+def known_tensor_type(typed: str) -> str:
+    """Return the name of a tensor type that was typed in any case; raises OptionError with the nearest one."""
+    if typed.upper() not in TENSOR_NUMBERS:
+        hint = nearest(typed.upper(), TENSOR_NUMBERS)
+        known = ", ".join(TENSOR_NUMBERS)
+        raise OptionError(f"there is no tensor type {typed!r}{hint}; use one of {known}")
+    return typed.upper()
+
+
+def share_types(header: GGUFHeader) -> tuple[TypeShare, ...]:
+    """Return what the tensors of each type weigh, the heaviest type first."""
+    shares = []
+    for name in header.tensor_type_counts:
+        tensors = [tensor for tensor in header.tensors if tensor.type_name == name]
+        sizes = sum(tensor.n_elements for tensor in tensors), sum(tensor.n_bytes for tensor in tensors)
+        shares.append(TypeShare(name, len(tensors), *sizes))
+    return tuple(sorted(shares, key=lambda share: -share.n_bytes))
+
+
+def _check_source(path: Path, header: GGUFHeader, options: QuantizeOptions) -> None:
+    parts = header.metadata.get("split.count")
+    if isinstance(parts, int) and parts > 1:
+        raise UnsupportedModelError(f"{path} is one part of a split model: merge the parts first")
+    if options.file_type == COPY:
+        return
+    quantized = sorted({tensor.type_name for tensor in header.tensors} - _PLAIN - _KEPT)
+    if quantized and not options.allow_requantize:
+        raise OptionError(
+            f"{path} is quantized already ({', '.join(quantized)}): quantize the original, "
+            "or accept the loss with --allow-requantize"
+        )
+    width = header.metadata.get(f"{header.architecture}.embedding_length")
+    if options.file_type not in _PLAIN and isinstance(width, int) and width % _BLOCK:
+        raise OptionError(
+            f"{path} has rows of {width} numbers, not a multiple of {_BLOCK}: "
+            f"it can be converted to F16, BF16 or F32, but not to {options.file_type}"
+        )
+
+
+def _check_overrides(path: Path, header: GGUFHeader, options: QuantizeOptions) -> None:
+    """Refuse types for single tensors that llama.cpp would pass over, or answer with an assertion."""
+    if options.tensor_types and options.file_type in {*_PLAIN, COPY}:
+        raise OptionError(f"types of single tensors have no effect with {options.file_type}: name a quantized type")
+    for pattern, _ in options.tensor_types:
+        try:
+            found = any(re.search(pattern, tensor.name) for tensor in header.tensors)
+        except re.error as error:
+            raise OptionError(f"{pattern!r} in a tensor type is no regular expression ({error})") from error
+        if not found:
+            hint = nearest(pattern, [part for tensor in header.tensors for part in tensor.name.split(".")])
+            raise OptionError(f"no tensor of {path} has a name with {pattern!r}{hint}")
+    for name, kind in (
+        ("output.weight", options.output_tensor_type),
+        ("token_embd.weight", options.token_embedding_type or options.output_tensor_type),
+    ):
+        row = next((tensor.shape[0] for tensor in header.tensors if tensor.name == name), 0)
+        if kind is not None and row % BLOCK_SIZES[kind]:
+            raise OptionError(f"{path} has rows of {row} numbers in {name}, which do not divide into {kind}'s blocks")
+
+
+def _with_importance(options: QuantizeOptions, path: Path, matrix: ImportanceMatrix) -> QuantizeOptions:
+    """Add the matrix, and the metadata by which llama.cpp's own quantizer names it."""
+    metadata: dict[str, str | int] = {"quantize.imatrix.file": path.name}
+    if matrix.datasets:
+        metadata["quantize.imatrix.dataset"] = matrix.datasets[0]
+    metadata["quantize.imatrix.entries_count"] = len(matrix.entries)
+    if matrix.chunk_count:
+        metadata["quantize.imatrix.chunks_count"] = matrix.chunk_count
+    return replace(options, importance=matrix.means(), metadata=metadata)
+
+
+def _write(
+    quantizer: QuantizerProcess,
+    aside: Path,
+    header: GGUFHeader,
+    plan: Sequence[PlannedType],
+    progress: Progress | None,
+) -> GGUFHeader:
+    """Let llama.cpp write, and return the header of what it wrote, which is what was planned."""
+    try:
+        _follow(quantizer.write(aside), header, progress)
+        written = read_header(aside)
+    except (ModelError, MalformedFileError) as error:
+        # llama.cpp does not say why it could not write, and goes on after some writes that failed.
+        if shutil.disk_usage(aside.parent).free < _HEADER_ROOM:
+            raise SpecrunError(f"the disk of {aside.parent} is full: nothing was written; free some space") from error
+        if isinstance(error, MalformedFileError):
+            raise SpecrunError(
+                f"llama.cpp could not write all of the file into {aside.parent}: is there a limit on its size?"
+            ) from error
+        raise
+    promised = {one.tensor.name: (one.tensor.shape, one.type_name) for one in plan}
+    if {tensor.name: (tensor.shape, tensor.type_name) for tensor in written.tensors} != promised:
+        raise SpecrunError(f"llama.cpp wrote other tensors than it planned for {aside.name}: quantize again")
+    return written
+
+
+def _follow(log: Iterable[str], header: GGUFHeader, progress: Progress | None) -> None:
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    done, total = 0, sum(tensor.n_bytes for tensor in header.tensors)
+    for line in log:
+        tensor = tensor_of_line(line, tensors)
+        if tensor is not None and progress is not None:
+            done += tensor.n_bytes
+            progress(done, total)
+
+
+def _report(
+    target: Path, name: str, source: GGUFHeader, written: GGUFHeader, n_without_importance: int
+) -> QuantizationReport:
+    block = 1 if name == COPY else BLOCK_SIZES[FILE_TYPES[name].base_type]
+    matrices = [tensor for tensor in written.tensors if len(tensor.shape) > 1 and "weight" in tensor.name]
+    return QuantizationReport(
+        output=target,
+        file_type=name,
+        source_bytes=source.file_size,
+        n_bytes=written.file_size,
+        n_parameters=written.n_parameters,
+        bits_per_weight=written.bits_per_weight,
+        tensor_types=written.tensor_type_counts,
+        shares=share_types(written),
+        n_substituted=sum(tensor.shape[0] % block != 0 for tensor in matrices),
+        n_without_importance=n_without_importance,
+    )

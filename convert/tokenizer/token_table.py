@@ -1,0 +1,116 @@
+"""The words of a checkpoint's vocabulary by id: the tokenizer's own, those added to it, and padding.
+
+The merges of a BPE tokenizer.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from specrun.bindings.errors import MalformedFileError
+from specrun.convert.checkpoint import Checkpoint, JsonObject
+from specrun.convert.tokenizer.vocabulary import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+
+# Words that are marks whatever a checkpoint says of them: llama.cpp's converter takes them for control words too.
+_MARKS = {"<pad>", "<mask>", "<2mass>", "[@BOS@]"}
+_MARK_ENDS = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
+_SPACE = "▁"  # SentencePiece's sign for a space
+_ADDED_SCORE = -1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class AddedWord:
+    """A word added to a tokenizer; `special` ones are never part of ordinary text."""
+
+    text: str
+    token: int
+    special: bool
+
+
+class WordTable:
+    """A table of `size` words, filled id by id; `shown` names the file in messages."""
+
+    def __init__(self, size: int, shown: str) -> None:
+        self.shown = shown
+        self.words: list[str | None] = [None] * size
+        self.types = [UNUSED] * size
+        self.scores = [-10000.0] * size
+
+    def place(self, word: str, token: object, kind: int = NORMAL, score: float = 0.0) -> None:
+        """Put a word of the tokenizer itself at its id; raises MalformedFileError if that is taken or outside."""
+        if type(token) is not int or not 0 <= token < len(self.words):
+            raise MalformedFileError(
+                f"{self.shown} gives {word[:40]!r} the id {token!r}, outside the model's {len(self.words)} words"
+            )
+        known = self.words[token]
+        if known is not None and known != word:
+            raise MalformedFileError(f"{self.shown} gives the id {token} to {known[:40]!r} and {word[:40]!r}")
+        self.words[token], self.types[token], self.scores[token] = word, kind, score
+
+    def add(self, added: Iterable[AddedWord], *, spaced: bool = False) -> None:
+        """Put added words at their ids, in place of what is there; `spaced` where a sign stands for spaces.
+
+        A word that the model has no row for cannot be read or written by it, and is left out.
+        """
+        for word in added:
+            if word.token >= len(self.words):
+                continue
+            known = self.types[word.token]
+            control = word.special or word.text in _MARKS or _is_mark(word.text)
+            text = word.text if control or not spaced else word.text.replace(_SPACE, " ")
+            self.words[word.token] = text
+            self.types[word.token] = UNKNOWN if known == UNKNOWN else CONTROL if control else USER_DEFINED
+            self.scores[word.token] = _ADDED_SCORE
+
+    def filled(self) -> tuple[str, ...]:
+        """Return the words; ids without one, as embeddings rounded up have, are called [PADn]."""
+        return tuple(f"[PAD{token}]" if word is None else word for token, word in enumerate(self.words))
+
+
+def added_words(checkpoint: Checkpoint, tokenizer: JsonObject, settings: JsonObject) -> Iterator[AddedWord]:
+    """Yield the words that tokenizer.json, tokenizer_config.json and added_tokens.json add, each id once."""
+    seen: set[int] = set()
+    for word in _all_added(checkpoint, tokenizer, settings):
+        if word.token not in seen:
+            seen.add(word.token)
+            yield word
+
+
+def _all_added(checkpoint: Checkpoint, tokenizer: JsonObject, settings: JsonObject) -> Iterator[AddedWord]:
+    for value in tokenizer.items("added_tokens"):
+        entry = JsonObject(value if isinstance(value, dict) else {}, f"an added token in {tokenizer.shown}")
+        yield AddedWord(entry.text("content"), _id(entry.any("id"), entry.shown), entry.flag("special", False))
+    decoder = settings.object("added_tokens_decoder")
+    for key in decoder.values:
+        entry = decoder.object(key)
+        yield AddedWord(entry.text("content"), _id(key, decoder.shown), entry.flag("special", False))
+    names = checkpoint.optional("added_tokens.json")
+    for text, token in names.values.items():
+        yield AddedWord(text, _id(token, names.shown), False)
+
+
+def _id(value: object, shown: str) -> int:
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:
+        return int(value)
+    if type(value) is not int or value < 0:
+        raise MalformedFileError(f"{shown} has the id {str(value)[:40]!r}, which is not a token id")
+    return value
+
+
+def _is_mark(text: str) -> bool:
+    return any(text.startswith(start) and text.endswith(end) for start, end in _MARK_ENDS)
+
+
+def read_merges(tokenizer: JsonObject) -> list[tuple[str, str]]:
+    """Return the pairs that merge, the first first; raises MalformedFileError if there are none, or no pairs."""
+    merges: list[tuple[str, str]] = []
+    for entry in tokenizer.object("model").items("merges"):
+        # Before transformers 4.45 a merge was one string.
+        parts = entry.split(" ") if isinstance(entry, str) else entry
+        if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(p, str) and p for p in parts):
+            raise MalformedFileError(f"{tokenizer.shown} has a merge {str(entry)[:60]!r}, which is not two words")
+        merges.append((parts[0], parts[1]))
+    if not merges:
+        raise MalformedFileError(f"{tokenizer.shown} has no merges, which a BPE tokenizer needs")
+    return merges

@@ -1,0 +1,127 @@
+"""Vocabularies as a GGUF file states them: byte-level BPE, and SentencePiece's words with scores."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from specrun.bindings.errors import OptionError
+from specrun.convert.gguf import Metadata
+
+# llama.cpp's token types
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+
+class Vocabulary(Protocol):
+    """The words of a tokenizer, in the order of their ids, ready to be written."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words."""
+
+    @property
+    def types(self) -> tuple[int, ...]:
+        """What each word is: NORMAL, CONTROL, UNUSED, ..."""
+
+    def describe(self, metadata: Metadata) -> None:
+        """Add the tokenizer's keys to `metadata`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BytePairVocabulary:
+    """The words of a byte-level BPE tokenizer, in the order of their ids.
+
+    `types` has NORMAL, CONTROL, USER_DEFINED or UNUSED for each word; `merges` are "left right", the first
+    first; `special_ids` maps names such as "bos", "eos", "padding" to ids; `pre` names the way text is split
+    before merging, as llama.cpp knows it.
+    """
+
+    words: tuple[str, ...]
+    types: tuple[int, ...]
+    merges: tuple[str, ...]
+    special_ids: Mapping[str, int] = field(default_factory=dict)
+    pre: str = "gpt-2"
+    add_bos: bool | None = False
+    add_eos: bool | None = None
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.words, self.types, self.special_ids)
+
+    def describe(self, metadata: Metadata) -> None:
+        """Add the tokenizer's keys to `metadata`."""
+        metadata.text("tokenizer.ggml.model", "gpt2")
+        metadata.text("tokenizer.ggml.pre", self.pre)
+        metadata.texts("tokenizer.ggml.tokens", self.words)
+        metadata.integers("tokenizer.ggml.token_type", self.types)
+        # llama.cpp refuses a file without merges: one of two zero bytes, which no text has, does no harm.
+        metadata.texts("tokenizer.ggml.merges", self.merges or (f"{byte_words()[0]} {byte_words()[0]}",))
+        _describe_special(self, metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredVocabulary:
+    """The words of a SentencePiece tokenizer (BPE by scores), in the order of their ids.
+
+    Two neighbours merge where together they are a word, the one of the highest score first; what is no word in
+    the end is written as byte words (`<0x0A>`, type BYTE). `add_space` is whether text gets a space in front.
+    Raises OptionError if a byte word is missing: llama.cpp ends the process when it needs that one.
+    """
+
+    words: tuple[str, ...]
+    types: tuple[int, ...]
+    scores: tuple[float, ...]
+    special_ids: Mapping[str, int] = field(default_factory=dict)
+    add_space: bool = True
+    add_bos: bool | None = True
+    add_eos: bool | None = None
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.words, self.types, self.special_ids)
+        if len(self.scores) != len(self.words):
+            raise OptionError(f"a vocabulary of {len(self.words)} words has {len(self.scores)} scores")
+        missing = {f"<0x{byte:02X}>" for byte in range(256)}.difference(self.words)
+        if missing:
+            raise OptionError(f"the vocabulary has no byte word {min(missing)}, which llama.cpp needs")
+
+    def describe(self, metadata: Metadata) -> None:
+        """Add the tokenizer's keys to `metadata`."""
+        metadata.text("tokenizer.ggml.model", "llama")
+        metadata.text("tokenizer.ggml.pre", "default")
+        metadata.texts("tokenizer.ggml.tokens", self.words)
+        metadata.numbers("tokenizer.ggml.scores", self.scores)
+        metadata.integers("tokenizer.ggml.token_type", self.types)
+        metadata.flag("tokenizer.ggml.add_space_prefix", self.add_space)
+        _describe_special(self, metadata)
+
+
+def _check(words: tuple[str, ...], types: tuple[int, ...], special_ids: Mapping[str, int]) -> None:
+    if len(types) != len(words):
+        raise OptionError(f"a vocabulary of {len(words)} words has {len(types)} word types")
+    for name, token in special_ids.items():
+        if not 0 <= token < len(words):
+            raise OptionError(f"the {name} token {token} is outside a vocabulary of {len(words)} words")
+
+
+def _describe_special(vocabulary: BytePairVocabulary | ScoredVocabulary, metadata: Metadata) -> None:
+    for name, token in vocabulary.special_ids.items():
+        metadata.count(f"tokenizer.ggml.{name}_token_id", token)
+    for name, added in (("bos", vocabulary.add_bos), ("eos", vocabulary.add_eos)):
+        if added is not None:
+            metadata.flag(f"tokenizer.ggml.add_{name}_token", added)
+    if vocabulary.chat_template is not None:
+        metadata.text("tokenizer.chat_template", vocabulary.chat_template)
+
+
+@functools.cache
+def byte_words() -> tuple[str, ...]:
+    """Return the character that stands for each of the 256 bytes in a byte-level vocabulary.
+
+    Bytes that Latin-1 prints stand for themselves; the others take the code points from 256 on, in order.
+    """
+    printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(256, 512))
+    return tuple(chr(byte if byte in printed else next(others)) for byte in range(256))

@@ -1,0 +1,70 @@
+"""What evaluations cost on this machine, and the trees that pay for them: Sequoia, Medusa's sparse tree."""
+
+from specrun.runtime.costs.curves import CostCurve, RoundCosts
+from specrun.runtime.costs.measure import MEASURED_SIZES, measure_cost_curve, measure_target_costs
+from specrun.runtime.costs.medusa_tree import TYPICAL_ACCURACY, TYPICAL_PATH_ACCURACY, HeadPlan, plan_medusa_tree
+from specrun.runtime.costs.sequoia import MAX_PLANNED_DEPTH, SequoiaProgramme, best_tree, typical_acceptance
+from specrun.runtime.costs.stored_curves import (
+    TYPICAL_CPU,
+    TYPICAL_GPU,
+    known_curve,
+    load_curve,
+    measured_or_typical,
+    save_curve,
+    typical_curve,
+)
+from specrun.runtime.costs.theory import (
+    acceptance_probability,
+    chain_theory,
+    expected_tokens,
+    predicted_tokens_per_second,
+)
+from specrun.runtime.costs.tune_result import Candidate, PlanKind, TunedSetting, TuneOptions, TuneResult
+from specrun.runtime.costs.tuned import (
+    cache_folder,
+    describe_settings,
+    load_plans,
+    measured_acceptance,
+    plan_file,
+    save_plans,
+    tuned_expression,
+)
+
+__all__ = [
+    "MAX_PLANNED_DEPTH",
+    "MEASURED_SIZES",
+    "TYPICAL_ACCURACY",
+    "TYPICAL_CPU",
+    "TYPICAL_GPU",
+    "TYPICAL_PATH_ACCURACY",
+    "Candidate",
+    "CostCurve",
+    "HeadPlan",
+    "PlanKind",
+    "RoundCosts",
+    "SequoiaProgramme",
+    "TuneOptions",
+    "TuneResult",
+    "TunedSetting",
+    "acceptance_probability",
+    "best_tree",
+    "cache_folder",
+    "chain_theory",
+    "describe_settings",
+    "expected_tokens",
+    "known_curve",
+    "load_curve",
+    "load_plans",
+    "measure_cost_curve",
+    "measure_target_costs",
+    "measured_acceptance",
+    "measured_or_typical",
+    "plan_file",
+    "plan_medusa_tree",
+    "predicted_tokens_per_second",
+    "save_curve",
+    "save_plans",
+    "tuned_expression",
+    "typical_acceptance",
+    "typical_curve",
+]

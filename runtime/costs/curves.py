@@ -1,0 +1,85 @@
+"""What an evaluation costs by the number of its tokens, and what a round with a given tree costs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.trees import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """Seconds of one evaluation of n tokens, measured at ascending `sizes`.
+
+    `reused` is the time when the evaluation before had the same shape, so that llama.cpp reuses its graph;
+    `rebuilt` the time after one of another shape.
+    """
+
+    sizes: tuple[int, ...]
+    reused: tuple[float, ...]
+    rebuilt: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.sizes) == len(self.reused) == len(self.rebuilt) > 0:
+            raise OptionError("a cost curve needs at least one size, and two times for each")
+        if self.sizes[0] != 1 or any(a >= b for a, b in itertools.pairwise(self.sizes)):
+            raise OptionError("the sizes of a cost curve start at 1 and ascend")
+        if not all(0.0 < one < float("inf") for one in (*self.reused, *self.rebuilt)):
+            raise OptionError("the times of a cost curve are positive")
+
+    @staticmethod
+    def flat(seconds: Sequence[float]) -> CostCurve:
+        """Return the curve of these times for 1, 2, 3, ... tokens, rebuilding for nothing."""
+        return CostCurve(tuple(range(1, len(seconds) + 1)), tuple(seconds), tuple(seconds))
+
+    def seconds(self, n: int, *, rebuilt: bool = False) -> float:
+        """Return the time of n tokens, on straight lines between what was measured and beyond."""
+        times = self.rebuilt if rebuilt else self.reused
+        if n in self.sizes:
+            return times[self.sizes.index(n)]
+        if len(self.sizes) == 1:
+            return times[0] * n
+        above = next((i for i, size in enumerate(self.sizes) if size > n), len(self.sizes) - 1)
+        (a, b), (low, high) = self.sizes[above - 1 : above + 1], times[above - 1 : above + 1]
+        return max(low + (high - low) * (n - a) / (b - a), min(times))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCosts:
+    """All that decides how long a round takes.
+
+    The target evaluates the same shape round after round, so its graph is reused; the draft model's is where
+    one depth is as wide as the one before. The others are seconds of Python around the evaluations: `per_round`
+    in any round, `per_tree` in one that drafts, `per_law` for each evaluated draft node, `per_node` for each
+    drafted one.
+    """
+
+    target: CostCurve
+    draft: CostCurve
+    per_round: float = 0.0
+    per_tree: float = 0.0
+    per_law: float = 0.0
+    per_node: float = 0.0
+
+    @property
+    def plain_seconds(self) -> float:
+        """Seconds of one token without drafting."""
+        return self.target.seconds(1) + self.per_round
+
+    def depth_seconds(self, width: int, before: int | None) -> float:
+        """Return what the draft model takes for a depth of `width` nodes after one of `before` (None: the root)."""
+        rebuilt = before is not None and width != before
+        return self.draft.seconds(width, rebuilt=rebuilt) + width * self.per_law
+
+    def verify_seconds(self, nodes: int) -> float:
+        """Return what the target and the loop take for a tree of so many nodes."""
+        return self.target.seconds(nodes + 1) + self.per_round + self.per_tree + nodes * self.per_node
+
+    def round_seconds(self, topology: Topology) -> float:
+        """Return what a round with this tree takes."""
+        widths = topology.inner_widths
+        drafting = sum(self.depth_seconds(b, a) for a, b in itertools.pairwise((None, *widths)) if b is not None)
+        return self.verify_seconds(len(topology)) + drafting

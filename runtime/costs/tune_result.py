@@ -1,0 +1,126 @@
+"""What tuning is asked and what it answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.errors import OptionError
+from specrun.runtime.costs.curves import CostCurve
+from specrun.runtime.costs.theory import ChainTheory
+from specrun.runtime.offload import LayerCount
+from specrun.runtime.sampling import SamplingParams
+
+PlanKind = Literal["plain", "chain", "tree", "dynamic"]
+"""What a plan drafts: nothing, a chain, a tree of a fixed shape, or one that grows where the drafter is sure."""
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """What to measure, and how models are loaded.
+
+    Each of `params` is planned for on its own; `n_tokens` are written for each, over all prompts together.
+    `seconds` are spent on cost curves, `max_depth` is the deepest tree that is planned.
+    """
+
+    target: Path
+    draft: Path
+    params: tuple[SamplingParams, ...]
+    n_tokens: int = 128
+    seconds: float = 12.0
+    max_depth: int = 10
+    context: ContextOptions = field(default_factory=ContextOptions)
+    n_gpu_layers: LayerCount = "auto"
+    n_gpu_layers_draft: LayerCount = "auto"
+    use_mmap: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.params:
+            raise OptionError("no sampling settings are given to plan for")
+        if self.n_tokens < 8:
+            raise OptionError(f"{self.n_tokens} tokens say too little about acceptance: give 8 or more")
+        if not 1 <= self.max_depth <= 16:
+            raise OptionError(f"the deepest tree is {self.max_depth}: plans are made for 1 to 16")
+        if not self.seconds > 0.0:
+            raise OptionError(f"{self.seconds} seconds are no time to measure in: give more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A way to draft, with what is expected of it; `measured` tokens a second where it was run.
+
+    `options` is the inside of the drafter expression after the file, "" for plain decoding.
+    """
+
+    options: str
+    kind: PlanKind
+    sampling: str
+    n_nodes: int
+    depth: int
+    expected_tokens: float
+    predicted: float
+    measured: float | None = None
+    mean_accepted_length: float | None = None
+
+    @property
+    def speed(self) -> float:
+        """The measured tokens a second, or else the predicted ones."""
+        return self.predicted if self.measured is None else self.measured
+
+
+@dataclass(frozen=True, slots=True)
+class TunedSetting:
+    """What was found for one sampling setting: first the candidates that were run, the fastest first.
+
+    `acceptance` holds for each proposal scheme the share of positions at which the child of each rank is
+    accepted, `theory` what the formulas say about chains whose acceptance is that of the best scheme's first rank.
+    """
+
+    params: SamplingParams
+    acceptance: dict[str, tuple[float, ...]]
+    theory: ChainTheory
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> Candidate:
+        """The fastest of those that were run; plain decoding always was."""
+        return self.candidates[0]
+
+    @property
+    def plain(self) -> Candidate:
+        """Plain decoding."""
+        return next(one for one in self.candidates if not one.options)
+
+
+@dataclass(frozen=True, slots=True)
+class TuneResult:
+    """Everything that was measured, and the `seconds` it took."""
+
+    target: CostCurve
+    draft: CostCurve
+    settings: tuple[TunedSetting, ...]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as a mapping, ready for JSON."""
+        return {
+            "target": dataclasses.asdict(self.target),
+            "draft": dataclasses.asdict(self.draft),
+            "settings": [
+                {
+                    "temperature": one.params.temperature,
+                    "top_k": one.params.top_k,
+                    "top_p": one.params.top_p,
+                    "min_p": one.params.min_p,
+                    "acceptance_by_rank": one.acceptance,
+                    "theory": dataclasses.asdict(one.theory),
+                    "plans": [dataclasses.asdict(candidate) for candidate in one.candidates],
+                    "best": one.best.options or "none",
+                }
+                for one in self.settings
+            ],
+            "seconds": self.seconds,
+        }

@@ -1,0 +1,264 @@
+"""Plans that were measured, kept in the user's cache directory and used where they still apply.
+
+A plan belongs to a machine, a pair of model files (by size and content, wherever they lie) and the settings that change
+what evaluations cost. Where one of them differs the plan is ignored, with a warning that says which.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specrun.bindings.atomic import atomic_path
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.devices import available_cores, devices
+from specrun.bindings.errors import FileMissingError
+from specrun.runtime.costs.tune_result import TuneOptions, TuneResult
+from specrun.runtime.language import quoted
+from specrun.runtime.offload import LayerCount
+from specrun.runtime.sampling import SamplingParams
+
+_FORMAT = 2
+_HASHED = 1 << 20  # bytes at the beginning and at the end: header, first and last tensors
+_MAX_FILE = 1 << 20
+_AGAIN = "run specrun tune again"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """The fastest way to draft at one temperature; `options` is "" for plain decoding. Speeds in tokens a second.
+
+    `alternatives` are the options of the best chain and trees of every proposal scheme, itself among them.
+    """
+
+    temperature: float
+    options: str
+    alternatives: tuple[str, ...]
+    predicted: float
+    measured: float | None
+    plain: float | None
+
+    def expression(self, draft: Path) -> str:
+        """Return the drafter expression for a draft model file."""
+        return _expression(draft, self.options)
+
+    def every_expression(self, draft: Path) -> list[str]:
+        """Return the expressions of all alternatives."""
+        return [_expression(draft, options) for options in self.alternatives]
+
+
+def _expression(draft: Path, options: str) -> str:
+    return f"draft({quoted(str(draft))}, {options})" if options else "none"
+
+
+def tuned_expression(
+    target: Path,
+    draft: Path,
+    params: SamplingParams,
+    *,
+    context: ContextOptions,
+    n_gpu_layers: LayerCount = "auto",
+    n_gpu_layers_draft: LayerCount = "auto",
+    warn: Callable[[str], None] = lambda _: None,
+) -> str | None:
+    """Return the drafter expression planned for this pair at about this temperature, None if there is none.
+
+    A plan that does not apply is ignored; `warn` is told why in one sentence. Nothing here raises.
+    """
+    try:
+        plans = load_plans(
+            target,
+            draft,
+            describe_settings(context, n_gpu_layers, n_gpu_layers_draft),
+            warn=warn,
+        )
+    except OSError as error:
+        warn(f"the stored plan cannot be read ({error.strerror}); {_AGAIN}")
+        return None
+    if not plans:
+        return None
+    return min(plans, key=lambda plan: abs(plan.temperature - params.temperature)).expression(draft)
+
+
+def measured_acceptance(target: Path, draft: Path, sampling: str) -> tuple[float, ...] | None:
+    """Return the acceptance by rank measured for a pair and a proposal scheme, None if it was not.
+
+    It hangs on the models alone, so that a plan of another machine will do. Of several temperatures the highest is
+    taken, where the scheme draws, and the lowest, where it takes the most likely words.
+    """
+    try:
+        content = _read(plan_file(target, draft)) or {}
+        if any(content.get(name) != describe_file(path) for name, path in (("target", target), ("draft", draft))):
+            return None
+        known = [one for one in content["plans"] if one["acceptance"].get(sampling)]
+        known.sort(key=lambda one: float(one["temperature"]), reverse=sampling != "argmax")
+        return tuple(float(share) for share in known[0]["acceptance"][sampling]) if known else None
+    except (OSError, FileMissingError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def save_plans(options: TuneOptions, result: TuneResult) -> Path:
+    """Store what was found, over an earlier plan of the pair; return the file."""
+    path = plan_file(options.target, options.draft)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plans = [
+        {
+            "temperature": one.params.temperature,
+            "options": one.best.options,
+            "alternatives": [candidate.options for candidate in one.candidates if candidate.options],
+            "predicted": one.best.predicted,
+            "measured": one.best.measured,
+            "plain": one.plain.measured,
+            "acceptance": one.acceptance,
+        }
+        for one in result.settings
+    ]
+    content = {
+        "format": _FORMAT,
+        "machine": describe_machine(),
+        "target": describe_file(options.target),
+        "draft": describe_file(options.draft),
+        "settings": describe_settings(options.context, options.n_gpu_layers, options.n_gpu_layers_draft),
+        "plans": plans,
+    }
+    with atomic_path(path, force=True) as aside:
+        aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def load_plans(
+    target: Path, draft: Path, settings: Mapping[str, object], *, warn: Callable[[str], None] = lambda _: None
+) -> list[StoredPlan]:
+    """Return the plans of a pair; none, and a warning, where they were made for something else."""
+    path = plan_file(target, draft)
+    if not path.is_file():
+        return []
+    content = _read(path)
+    if content is None:
+        warn(f"the stored plan {path} is damaged and was ignored; {_AGAIN}")
+        return []
+    reason = _mismatch(content, target, draft, settings)
+    if reason:
+        warn(f"the stored plan for this pair was ignored: {reason}; {_AGAIN}")
+        return []
+    try:
+        return [_plan(one) for one in content["plans"]]
+    except (KeyError, TypeError, ValueError):
+        warn(f"the stored plan {path} is damaged and was ignored; {_AGAIN}")
+        return []
+
+
+def plan_file(target: Path, draft: Path) -> Path:
+    """Return where the plan of two model files is kept; their places name it."""
+    places = "\n".join(str(path.expanduser().resolve()) for path in (target, draft))
+    key = hashlib.sha256(places.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return cache_folder() / "plans" / f"{target.stem[:40]}+{draft.stem[:40]}-{key}.json"
+
+
+def cache_folder() -> Path:
+    """Return specrun's folder in the user's cache directory."""
+    home = Path.home()
+    if sys.platform == "darwin":
+        base = home / "Library" / "Caches"
+    elif os.name == "nt":
+        base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    else:
+        base = home / ".cache"
+    # The XDG specification ignores relative paths.
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else base) / "specrun"
+
+
+def describe_machine() -> dict[str, object]:
+    """Return what makes this machine's costs its own."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count() or 1,
+        "devices": [one.description for one in devices() if one.kind != "cpu"],
+    }
+
+
+def describe_file(path: Path) -> dict[str, object]:
+    """Return what tells a model file from another; its place is not part of it."""
+    if not path.is_file():
+        raise FileMissingError(f"there is no file {path}")
+    size = path.stat().st_size
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        digest.update(file.read(_HASHED))
+        file.seek(max(0, size - _HASHED))
+        digest.update(file.read(_HASHED))
+    return {"size": size, "sha256_of_ends": digest.hexdigest()}
+
+
+def describe_settings(
+    context: ContextOptions, n_gpu_layers: LayerCount, n_gpu_layers_draft: LayerCount
+) -> dict[str, object]:
+    """Return the settings that change what evaluations cost."""
+    threads = context.n_threads or available_cores()
+    return {
+        "threads": threads,
+        "batch threads": context.n_threads_batch or threads,
+        "flash attention": context.flash_attention,
+        "key cache": context.cache_type_k,
+        "value cache": context.cache_type_v,
+        "GPU layers": n_gpu_layers,
+        "GPU layers of the draft model": n_gpu_layers_draft,
+    }
+
+
+def _mismatch(content: Mapping[str, Any], target: Path, draft: Path, settings: Mapping[str, object]) -> str:
+    """Return why a plan does not apply, "" if it does."""
+    if content.get("format") != _FORMAT:
+        return "it was written by another version of specrun"
+    if content.get("machine") != describe_machine():
+        return "it was measured on another machine"
+    for name, path in (("target", target), ("draft", draft)):
+        if content.get(name) != describe_file(path):
+            return f"{path.name} is another file than the one it was measured with"
+    stored = content.get("settings")
+    if not isinstance(stored, dict):
+        return "its settings are missing"
+    for key, value in settings.items():
+        if stored.get(key) != value:
+            return f"it was measured with {key} {stored.get(key)}, not {value}"
+    return ""
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    with path.open("rb") as file:
+        data = file.read(_MAX_FILE + 1)
+    try:
+        content = json.loads(data.decode("utf-8")) if len(data) <= _MAX_FILE else None
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _plan(value: Mapping[str, Any]) -> StoredPlan:
+    optional = {key: None if value[key] is None else float(value[key]) for key in ("measured", "plain")}
+    if not isinstance(value["options"], str):
+        raise TypeError("options must be a text")
+    alternatives = value["alternatives"]
+    if not (isinstance(alternatives, list) and all(isinstance(one, str) for one in alternatives)):
+        raise TypeError("alternatives must be a list of texts")
+    temperature, predicted = float(value["temperature"]), float(value["predicted"])
+    return StoredPlan(temperature, value["options"], tuple(alternatives), predicted, **optional)
+
+
+def _cpu_name() -> str:
+    """Return the processor's name as far as the system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,1 +1,0 @@
-"""Corpora of tokens ordered by context: what REST retrieves from, and what prompt lookup reads as a reference."""

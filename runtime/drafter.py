@@ -1,0 +1,203 @@
+"""What every drafter is: propose a tree, then learn what became of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from specrun.runtime.noise import NoiseSource
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What a drafter may know: the committed tokens, the settings, its own noise, and how much to draft.
+
+    `tokens` is the live list of all committed tokens (do not keep or change it); the first drafted token
+    will stand at position len(tokens). Trees deeper than `max_depth` or larger than `max_nodes` are an
+    error: their tokens would not fit the context or the answer. After one of `end_tokens` nothing is generated, so
+    what is drafted below one is evaluated for nothing.
+    """
+
+    tokens: Sequence[int]
+    params: SamplingParams
+    noise: NoiseSource
+    max_depth: int
+    max_nodes: int
+    end_tokens: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """What became of a round: the tree, the accepted path and the target's own token after it.
+
+    `tokens` is the live list of all committed tokens, the new ones included. `next_token` is None when the
+    path ended with an end-of-generation token. `rows` are views that die with the next evaluation: copy.
+    """
+
+    tokens: Sequence[int]
+    tree: DraftTree
+    path: tuple[int, ...]
+    next_token: int | None
+    rows: EvaluatedRows
+
+    @property
+    def n_new(self) -> int:
+        """How many tokens it committed: those of the path and the target's own."""
+        return len(self.path) + (self.next_token is not None)
+
+    @property
+    def start(self) -> int:
+        """The position of the first token that it committed; the one before is its root."""
+        return len(self.tokens) - self.n_new
+
+    @property
+    def path_rows(self) -> list[int]:
+        """The rows of the root and of the accepted nodes, those from whose logits its tokens came."""
+        return [0, *(node + 1 for node in self.path)]
+
+
+class Drafter(ABC):
+    """Proposes the draft trees of one conversation.
+
+    Owns what native memory the conversation needs, such as a context of a draft model: `close()` it before the
+    weights that started it.
+    """
+
+    name: str
+    """The expression that made it, such as "draft(a.gguf, n=5)"."""
+
+    max_leaves: int = 1
+    """The most root-to-leaf paths a proposal has: how many sequence ids the target's context needs."""
+
+    max_nodes: int = 0
+    """The most nodes a proposal has: how many output rows the target's context needs beside the root."""
+
+    needs_hidden_states: bool = False
+    """Whether it reads the target's final hidden states from the rows of an outcome."""
+
+    layer_inputs: tuple[int, ...] = ()
+    """The layers of the target, ascending, whose inputs it reads from the rows of an outcome."""
+
+    needs_nextn_states: bool = False
+    """Whether it reads what the target's NextN blocks would read, from the rows of an outcome."""
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether it reads more of the target than its logits; then it is shown prompts, too."""
+        return self.needs_hidden_states or self.needs_nextn_states or bool(self.layer_inputs)
+
+    def begin(self, tokens: Sequence[int]) -> None:  # noqa: B027 - most drafters keep no state
+        """Start an answer: `tokens` is the whole prompt, which may continue or contradict earlier ones."""
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:  # noqa: B027
+        """Learn the target's states at prompt tokens `start` to `start + count - 1`, rows 0 to count - 1.
+
+        Called after `begin`, in pieces, for what of the prompt was not cached, if it `reads_target`; the prompt's last
+        token is the root of the first round. Rows have no logits unless `needs_hidden_states`.
+        """
+
+    @abstractmethod
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return a tree of guesses below the last committed token; empty to propose nothing."""
+
+    def forecast(self, request: DraftRequest) -> float:
+        """Return the speed-up over plain decoding that a proposal would promise now, cheaply; 0 if there is no telling.
+
+        It proposes nothing, and may be asked any number of times.
+        """
+        return 0.0
+
+    def observe(self, outcome: RoundOutcome) -> None:  # noqa: B027
+        """Learn what was accepted, and what the target said at every node."""
+
+    def rewind(self, length: int) -> None:  # noqa: B027
+        """Forget the tokens from position `length` on: a combinator had this drafter go on from guesses.
+
+        Where drafters draft for drafters, or one after the other, `DraftRequest.tokens` ends with tokens that
+        are drafted, not committed. Before anything else is asked, the combinator takes back those that were
+        rejected. Whoever keeps what it knows by position must drop it here.
+        """
+
+    def report(self) -> dict[str, Any]:
+        """Return what there is to say about the answer since `begin`, ready for JSON; empty if nothing."""
+        return {}
+
+    @property
+    def native_seconds(self) -> float:
+        """Time spent inside native evaluation of the drafter's own models so far."""
+        return 0.0
+
+    @property
+    def n_params(self) -> int:
+        """How many parameters the drafter's own models have; 0 if it has none."""
+        return 0
+
+    def close(self) -> None:  # noqa: B027
+        """Free the conversation's native memory, never the weights; calling it again does nothing."""
+
+
+class Owned(Protocol):
+    """Something with native memory or an open file, such as a model, a head or a datastore."""
+
+    def close(self) -> None:
+        """Free it; calling it again does nothing."""
+
+
+@dataclass(slots=True)
+class DrafterWeights:
+    """What all conversations of a drafter share: models, heads, stores, and the costs it plans with.
+
+    `start` makes the drafter of one conversation: its cache positions, its state, what it has learnt. `owned` is
+    closed with the weights, first to last; every drafter that was started is closed before.
+    """
+
+    name: str
+    start: Callable[[], Drafter]
+    owned: Sequence[Owned] = ()
+
+    def close(self) -> None:
+        """Free everything owned, whatever goes wrong with a part of it."""
+        owned, self.owned = self.owned, ()
+        close_all(owned)
+
+
+def close_all(owned: Sequence[Owned]) -> None:
+    """Close everything, first to last, whatever goes wrong with a part of it; raises the last error afterwards."""
+    if owned:
+        try:
+            owned[0].close()
+        finally:
+            close_all(owned[1:])
+
+
+_Part = TypeVar("_Part", bound=Owned)
+
+
+def make_all(makers: Iterable[Callable[[], _Part]]) -> list[_Part]:
+    """Return what each of them makes; where one fails, those already made are closed."""
+    made: list[_Part] = []
+    try:
+        for make in makers:
+            made.append(make())  # a list comprehension would lose those made before an error
+    except BaseException:
+        close_all(made)
+        raise
+    return made
+
+
+class NoDrafter(Drafter):
+    """Proposes nothing: plain decoding is the same loop with empty trees."""
+
+    name = "none"
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return the empty tree."""
+        return _EMPTY
+
+
+_EMPTY = DraftTree()

@@ -1,0 +1,37 @@
+"""Drafters made of drafters: cascade, relay, ensemble, Ouroboros, auto."""
+
+from specrun.runtime.drafters.combinators.arm_choice import ArmChooser
+from specrun.runtime.drafters.combinators.auto import AutoDrafter, ChoiceLog, read_choice_logs
+from specrun.runtime.drafters.combinators.build import auto_expression
+from specrun.runtime.drafters.combinators.cascade import CascadeDrafter, DraftModelTarget
+from specrun.runtime.drafters.combinators.ensemble import EnsembleDrafter, merge_trees
+from specrun.runtime.drafters.combinators.members import combined, first_path, graft
+from specrun.runtime.drafters.combinators.ouroboros import (
+    OuroborosDrafter,
+    PhraseDrafter,
+    matched_phrases,
+    phrase_tree,
+    refined_phrases,
+)
+from specrun.runtime.drafters.combinators.relay import RelayDrafter
+
+__all__ = [
+    "ArmChooser",
+    "AutoDrafter",
+    "CascadeDrafter",
+    "ChoiceLog",
+    "DraftModelTarget",
+    "EnsembleDrafter",
+    "OuroborosDrafter",
+    "PhraseDrafter",
+    "RelayDrafter",
+    "auto_expression",
+    "combined",
+    "first_path",
+    "graft",
+    "matched_phrases",
+    "merge_trees",
+    "phrase_tree",
+    "read_choice_logs",
+    "refined_phrases",
+]

@@ -1,0 +1,218 @@
+"""The drafter with the best measured speed, chosen while decoding.
+
+The choice of a round depends on the tokens and the times of earlier rounds only, so the text keeps the target's
+distribution whatever is chosen. Times are measured, so another run may choose otherwise: every choice is logged,
+and a log can be replayed.
+
+What `auto` chose in one answer, as statistics and as a log that can be replayed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specrun.bindings.errors import FileMissingError, OptionError
+from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.combinators.arm_choice import ArmChooser
+from specrun.runtime.drafters.combinators.members import MembersDrafter, outcome_for_idle
+from specrun.runtime.prefix import common_prefix
+from specrun.runtime.tree import DraftTree
+
+_MAX_ROUNDS = 1 << 24
+
+
+@dataclass(slots=True)
+class ChoiceLog:
+    """Choices among `names` as runs of [index, rounds], with each one's rounds, tokens and seconds."""
+
+    names: Sequence[str]
+    runs: list[list[int]] = field(default_factory=list)
+    n_rounds: int = 0
+    totals: list[list[float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.totals = [[0, 0, 0.0] for _ in self.names]
+
+    def add(self, index: int, n_tokens: int, seconds: float) -> None:
+        """Note a round."""
+        if self.runs and self.runs[-1][0] == index:
+            self.runs[-1][1] += 1
+        else:
+            self.runs.append([index, 1])
+        self.n_rounds += 1
+        total = self.totals[index]
+        total[0] += 1
+        total[1] += n_tokens
+        total[2] += seconds
+
+    def choices_for(self, names: Sequence[str]) -> list[int]:
+        """Return the choice of each round; raises `OptionError` if it was made among other drafters."""
+        if list(names) != list(self.names):
+            raise OptionError(
+                f"auto: the log was made with {', '.join(self.names)} and cannot be replayed with {', '.join(names)}"
+            )
+        return [index for index, rounds in self.runs for _ in range(rounds)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return statistics and log, ready for JSON."""
+        arms = [
+            {
+                "drafter": name,
+                "rounds": int(rounds),
+                "tokens": int(tokens),
+                "seconds": seconds,
+                "tokens_per_second": tokens / seconds if seconds > 0.0 else None,
+            }
+            for name, (rounds, tokens, seconds) in zip(self.names, self.totals, strict=True)
+        ]
+        return {"arms": arms, "choices": [list(run) for run in self.runs]}
+
+
+def read_choice_logs(path: Path) -> list[ChoiceLog]:
+    """Return the logs of a file: JSON objects as `generate --json` prints them, one an answer, in order.
+
+    Raises `FileMissingError` or `OptionError` for files that hold none.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileMissingError(f"{path} does not exist: give a file that generate --json wrote") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path} cannot be read as a log of choices: {error}") from None
+    decoder, logs, position = json.JSONDecoder(), list[ChoiceLog](), 0
+    while rest := text[position:].lstrip():
+        try:
+            value, length = decoder.raw_decode(rest)
+            logs.append(_log_of(value))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise OptionError(
+                f"{path} is not a log of choices: give what generate --json printed with --drafter auto"
+            ) from None
+        position = len(text) - len(rest) + length
+    if not logs:
+        raise OptionError(f"{path} is empty: give what generate --json printed with --drafter auto")
+    return logs
+
+
+def _log_of(value: Any) -> ChoiceLog:  # noqa: ANN401 - whatever a file holds
+    """Return the log in a result, in its statistics, or by itself."""
+    for name in ("stats", "drafting"):
+        if not isinstance(value, Mapping):
+            raise ValueError
+        value = value.get(name, value)
+    names, runs = [arm["drafter"] for arm in value["arms"]], value["choices"]
+    valid = all(isinstance(name, str) for name in names) and all(
+        isinstance(index, int) and isinstance(rounds, int) and 0 <= index < len(names) and rounds > 0
+        for index, rounds in runs
+    )
+    if not valid or sum(rounds for _, rounds in runs) > _MAX_ROUNDS:
+        raise ValueError
+    return ChoiceLog(names, [list(run) for run in runs])
+
+
+_FAST = 1.5  # a promised speed-up that is worth to begin with
+
+Clock = Callable[[], float]
+"""Returns seconds from any fixed moment on."""
+
+
+class AutoDrafter(MembersDrafter):
+    """Asks one of its members each round, the one that `ArmChooser` picks. Owns them; one of them should be `none`.
+
+    A round's time runs from the request for a draft to the end of `observe`: drafting, verification and what
+    drafters learn, not what the consumer of a stream does between rounds. All members learn of every round, and one
+    that slept catches up with the text when it is asked again, which is part of its time. `sizes` say how complicated
+    members are: of equally fast ones the simplest is asked.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Drafter],
+        *,
+        replay: Sequence[ChoiceLog] = (),
+        clock: Clock = time.perf_counter,
+        sizes: Sequence[int] = (),
+        name: str = "auto",
+    ) -> None:
+        if len(members) < 2:
+            raise OptionError(f"{name}: there is nothing to choose from; name at least one drafter beside none")
+        super().__init__(members, name=name)
+        self.max_leaves = max(member.max_leaves for member in members)
+        self.max_nodes = max(member.max_nodes for member in members)
+        self._names = [member.name for member in members]
+        for log in replay:
+            log.choices_for(self._names)  # a log of other drafters is refused at once
+        self._sizes = tuple(sizes)
+        self._chooser = self._new_chooser()
+        self._clock = clock
+        self._replay = list(replay)
+        self._replayed: list[int] = []
+        self._log = ChoiceLog(self._names)
+        self._known: list[int] = []
+        self._chosen: int | None = None
+        self._started = 0.0
+
+    @property
+    def n_params(self) -> int:
+        """The parameters of the largest member: only one of them runs at a time."""
+        return max(member.n_params for member in self._members)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start an answer: what was measured before is kept, and seen again sooner; no tokens forget it."""
+        super().begin(tokens)
+        if not tokens:
+            self._chooser = self._new_chooser()
+        self._chooser.begin(len(tokens) - common_prefix(self._known, tokens))
+        self._known = list(tokens)
+        self._log = ChoiceLog(self._names)
+        self._chosen = None
+        if self._replay:
+            self._replayed = self._replay.pop(0).choices_for(self._names)
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return the proposal of the member that is likely fastest."""
+        self._started = self._clock()
+        n_rounds = self._log.n_rounds
+        if n_rounds < len(self._replayed):
+            self._chosen = self._replayed[n_rounds]
+        else:
+            if self._chooser.is_new:
+                self._start(request)
+            self._chosen = self._chooser.choose()
+        return self._members[self._chosen].propose(request)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Tell the member that was asked what became of its tree, the others what the text is now."""
+        for index, member in enumerate(self._members):
+            member.observe(outcome if index == self._chosen else outcome_for_idle(outcome))
+        self._known += outcome.tokens[len(self._known) :]
+        if self._chosen is None:
+            return
+        seconds = self._clock() - self._started
+        self._chooser.record(self._chosen, outcome.n_new, seconds, len(outcome.tree) > 0)
+        self._log.add(self._chosen, outcome.n_new, seconds)
+        self._chosen = None
+
+    def _start(self, request: DraftRequest) -> None:
+        """Begin with the first member, unless another one sees already that it will be fast."""
+        promised = [member.forecast(request) for member in self._members]
+        best = promised.index(max(promised))
+        self._chooser.start_with(best if promised[best] >= _FAST else 0)
+
+    def _new_chooser(self) -> ArmChooser:
+        plain = self._names.index("none") if "none" in self._names else 0
+        return ArmChooser(len(self._names), plain, sizes=self._sizes)
+
+    def rewind(self, length: int) -> None:
+        """Pass on."""
+        del self._known[length:]
+        super().rewind(length)
+
+    def report(self) -> dict[str, Any]:
+        """Return who was asked how often and how fast it was, and all choices in order, as a log to replay."""
+        return {**self._log.to_dict(), **super().report()}

@@ -1,0 +1,323 @@
+"""A drafter drafts for the drafter: CS-Drafting's vertical cascade (Chen et al. 2023, section 3.1), staged decoding.
+
+The draft model decodes speculatively itself, in the same loop and by the same exact rule as the target. So every
+token that it emits, whether accepted, recovered or bonus, is a draw from its own transformed law given the text
+before it (Leviathan et al. 2023, theorem 3.5), and that law is what the target's acceptance has to divide by: never
+the residual that a recovered token happened to come from, and with no emitted token left out. To pass on accepted
+tokens only, or those under the inner drafter's law, would bias the text.
+
+How far a chain goes may be decided by what was drawn above its end, by how the inner rounds went, and by laws that
+are read before anything is drawn from them.
+
+A draft model as the target of a drafter of its own: what evaluates and verifies inside a cascade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.context import Context
+from specrun.bindings.errors import OptionError
+from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
+from specrun.runtime.conversation import Conversation
+from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.combinators.members import graft
+from specrun.runtime.drafters.draft_model import RANKED_WORDS, DraftSampling, ranking_params
+from specrun.runtime.law import Law
+from specrun.runtime.limits import RoundLimits
+from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
+from specrun.runtime.noise import NoiseSource
+from specrun.runtime.prefix import common_prefix
+from specrun.runtime.results import RoundCounter
+from specrun.runtime.target import CachedText, EvaluatedRows, PromptLearner, Target, TargetModel
+from specrun.runtime.transform import penalty_window, transformed_law
+from specrun.runtime.tree import DraftTree
+
+
+class InnerTarget(Target, Protocol):
+    """What a cascade needs of its draft model; tests pass scripted ones."""
+
+    @property
+    def n_ctx(self) -> int:
+        """The context size in tokens."""
+
+    @property
+    def max_nodes(self) -> int:
+        """The most tree nodes one evaluation can take beside the root."""
+
+    @property
+    def native_seconds(self) -> float:
+        """Time inside the model's evaluations."""
+
+    @property
+    def n_params(self) -> int:
+        """The model's parameters."""
+
+    def rewind(self, text: CachedText, length: int) -> None:
+        """Drop everything of the text after its first `length` tokens."""
+
+    def prefill(self, text: CachedText, end: int) -> None:
+        """Evaluate the text's tokens up to position `end`, or leave some of them to the next evaluation."""
+
+    def close(self) -> None:
+        """Free what it holds of this conversation."""
+
+
+class CascadeDrafter(Drafter):
+    """Drafts chains of `num_draft_tokens` tokens with a model that `inner` drafts for.
+
+    `sampling` "with" draws from the model's own law, transformed like the target's; "argmax" takes its most likely
+    tokens as point masses, so that the text stays plain decoding's own. `max_rounds` ends a chain after so many
+    evaluations of the model (0: no limit): it is then long where `inner` guesses well, and cheap where it does not.
+    A chain ends where the model's most likely token has probability below `p_min`. Owns the inner drafter and the
+    model's context.
+    """
+
+    def __init__(
+        self,
+        model: InnerTarget,
+        inner: Drafter,
+        *,
+        num_draft_tokens: int = 5,
+        sampling: DraftSampling = "with",
+        p_min: float = 0.0,
+        max_rounds: int = 0,
+        name: str = "cascade",
+    ) -> None:
+        if num_draft_tokens < 1:
+            raise OptionError(f"n is {num_draft_tokens}: a draft model must draft at least 1 token (or use none)")
+        if not 0.0 <= p_min <= 1.0:
+            raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")
+        if max_rounds < 0:
+            raise OptionError(f"rounds is {max_rounds}: give the most evaluations of the draft model, or 0 for any")
+        if inner.reads_target:
+            raise OptionError(
+                f"{inner.name} reads the target's hidden states, and in a cascade it would draft for the draft model"
+            )
+        self.name = name
+        self.max_nodes = num_draft_tokens
+        self._model = model
+        self._sampling = sampling
+        self._p_min = p_min
+        self._max_rounds = max_rounds
+        self._counter = RoundCounter()
+        self._inner = inner
+        self._text = Conversation(inner)  # as model and inner drafter know it, guesses included
+
+    @property
+    def native_seconds(self) -> float:
+        """Time inside the evaluations of both."""
+        return self._model.native_seconds + self._inner.native_seconds
+
+    @property
+    def n_params(self) -> int:
+        """The parameters of both."""
+        return self._model.n_params + self._inner.n_params
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Keep the cache of what the prompt shares with the last one."""
+        self._counter = RoundCounter()
+        self._model.rewind(self._text, common_prefix(self._text.tokens, tokens))
+        self._inner.begin(tokens)
+        self._text.tokens = list(tokens)
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return a chain; shorter than asked where the model's own context ends, or `p_min` or `max_rounds` stop it."""
+        start = len(request.tokens)
+        # The last drafted token is never evaluated, so it needs no position.
+        count = min(self.max_nodes, request.max_depth, request.max_nodes, self._model.n_ctx - start + 1)
+        if count < 1:
+            return DraftTree()
+        text = self._text
+        self._model.rewind(text, start - 1)
+        text.tokens += request.tokens[len(text.tokens) :]
+        self._model.prefill(text, start - 1)
+        laws = self._draft(request, count)
+        points = self._sampling == "argmax" or request.params.is_greedy
+        return DraftTree.chain(text.tokens[start : start + len(laws)], None if points else laws)
+
+    def _draft(self, request: DraftRequest, count: int) -> list[Law]:
+        """Let the model decode up to `count` tokens, appended to the text; return the law of each that counts."""
+        params = request.params.replace(temperature=0.0) if self._sampling == "argmax" else request.params
+        rule = _RemembersLaws()
+        limits = RoundLimits(n_ctx=self._model.n_ctx, max_nodes=self._model.max_nodes, max_tokens=count)
+        self._text.noise = request.noise
+        laws: list[Law] = []
+        rounds = decode_rounds(self._model, self._text, DecodeSettings(rule, params, limits, request.end_tokens))
+        for number, one in enumerate(rounds, 1):
+            self._counter.count(one.tree.n_candidates, one.tree.candidate_depth, len(one.path), len(one.tokens))
+            for index in range(len(one.tokens)):
+                if self._is_unsure(one, index, rule.laws, request):
+                    return laws
+                laws.append(rule.laws[one.node_before(index)])
+            if number == self._max_rounds:
+                break
+        return laws
+
+    def _is_unsure(self, one: Round, index: int, laws: Mapping[int, Law], request: DraftRequest) -> bool:
+        """Whether the law of a round's token, read without looking at the token, ends the chain."""
+        if self._p_min == 0.0:
+            return False
+        law = laws[one.node_before(index)]
+        if len(law.probs) == 1:  # a greedy law is always certain: what would it be otherwise?
+            tokens = self._text.tokens[: len(self._text.tokens) - len(one.tokens) + index]
+            params = request.params
+            params = ranking_params(params, RANKED_WORDS) if params.is_greedy else params
+            row = one.rows.logits(one.row_before(index))
+            law = transformed_law(row, params, penalty_window(tokens, (), params))
+        return law.most_likely[1] < self._p_min
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Take back what was rejected, from the model's cache and the inner drafter; the rest stays evaluated."""
+        start = outcome.start
+        self.rewind(start + common_prefix(self._text.tokens[start:], outcome.tokens[start:]))
+
+    def rewind(self, length: int) -> None:
+        """Forget the tokens from position `length` on."""
+        if length < len(self._text.tokens):
+            self._model.rewind(self._text, length)
+            self._inner.rewind(length)
+
+    def report(self) -> dict[str, Any]:
+        """Return how the draft model's own rounds went."""
+        counter = self._counter
+        return {
+            "inner": {
+                "drafter": self._inner.name,
+                "rounds": counter.rounds,
+                "drafted": counter.drafted,
+                "accepted": counter.accepted,
+                "acceptance_rate": counter.acceptance_rate,
+                "mean_accepted_length": counter.mean_accepted_length,
+                **self._inner.report(),
+            }
+        }
+
+    def close(self) -> None:
+        """Free the inner drafter, then the model's context."""
+        try:
+            self._inner.close()
+        finally:
+            self._model.close()
+
+
+class _RemembersLaws:
+    """The exact rule, which keeps the laws of the nodes that it visited in the last round."""
+
+    name = "exact"
+    exact = True
+
+    def __init__(self) -> None:
+        self.laws: dict[int, Law] = {}
+        self._rule = ExactRule()
+
+    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+        """Decide one round."""
+        self.laws = {}
+
+        def remembered(node: int) -> Law:
+            self.laws[node] = law = law_at(node)
+            return law
+
+        return self._rule.accept(tree, remembered, noise, position)
+
+
+JOINED_TOKENS = 1
+"""How many missing tokens are evaluated with a tree; the context needs as many more output rows."""
+
+
+class DraftModelTarget(TargetModel):
+    """Evaluates trees like `TargetModel`, for text that contains tokens of a larger target's vocabulary.
+
+    The model is fed a stand-in for tokens that it lacks, and rows are cut to the tokens that both models know: one
+    outside has probability 0 in the draft, never in the target.
+
+    A few tokens before the last one are evaluated together with the next tree: after a draft that was accepted as
+    a whole its last token is still missing, and an evaluation of its own would cost as much as the whole tree.
+    """
+
+    def __init__(self, context: Context, *, target_vocab_size: int) -> None:
+        super().__init__(context)
+        vocabulary = context.model.vocabulary
+        self._own_size = vocabulary.size
+        self._shared_size = min(self._own_size, target_vocab_size)
+        self._lacks_tokens = target_vocab_size > self._own_size
+        self._stand_in = vocabulary.eos if vocabulary.eos is not None else 0
+
+    @property
+    def n_ctx(self) -> int:
+        """The model's context size in tokens."""
+        return self.context.n_ctx
+
+    @property
+    def native_seconds(self) -> float:
+        """Time inside the model's evaluations."""
+        return self.context.native_seconds
+
+    @property
+    def n_params(self) -> int:
+        """The model's parameters."""
+        return self.context.model.n_params
+
+    def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
+        """Evaluate the text's tokens up to position `end`, unless so few are missing that they join the next tree."""
+        if end - text.n_cached > JOINED_TOKENS:
+            super().prefill(text, end, learn)
+
+    def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
+        """Evaluate what is missing of the text, its last token at least, and `tree` below it in one llama_decode."""
+        if len(text.tokens) - 1 - text.n_cached + len(tree) > self.max_nodes:
+            super().prefill(text, len(text.tokens) - 1)
+        joined, n_missing = _joined(text, tree)
+        rows = self._evaluate_at(text.n_cached, text.tokens[text.n_cached], joined)
+        return _Rows(rows, n_missing, self._shared_size)
+
+    def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
+        """Keep the evaluated root and these nodes, a path from the root down; drop the others."""
+        joined, n_missing = _joined(text, tree)
+        self._keep_at(text.n_cached, joined, [*range(n_missing), *(n_missing + node for node in path)])
+        text.commit(tree.tokens[node] for node in path)
+
+    def close(self) -> None:
+        """Free the context; the model belongs to the weights. Calling it again does nothing."""
+        self.context.close()
+
+    def _fed(self, tokens: list[int]) -> list[int]:
+        if not self._lacks_tokens:
+            return tokens
+        return [token if token < self._own_size else self._stand_in for token in tokens]
+
+
+def _joined(text: CachedText, tree: DraftTree) -> tuple[DraftTree, int]:
+    """Return the tree below the first token that is not cached, and how many more such tokens it begins with."""
+    missing = text.tokens[text.n_cached + 1 :]
+    return graft(DraftTree.chain(missing), len(missing) - 1, tree)[0], len(missing)
+
+
+class _Rows:
+    """An evaluation's rows without those of the first tokens, cut to the tokens of both models."""
+
+    def __init__(self, rows: EvaluatedRows, skipped: int, size: int) -> None:
+        self._rows = rows
+        self._skipped = skipped
+        self._size = size
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """Return the logits of one row, a view of [shared tokens]."""
+        return self._rows.logits(row + self._skipped)[: self._size]
+
+    def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
+        """Return the final hidden state of one row, [n_embd]."""
+        return self._rows.hidden_state(row + self._skipped)
+
+    def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
+        """Return the input of a layer at one row, [n_embd]."""
+        return self._rows.layer_input(row + self._skipped, layer)
+
+    def nextn_state(self, row: int) -> npt.NDArray[np.float32]:
+        """Return what NextN blocks read of one row, [n_embd_out]."""
+        return self._rows.nextn_state(row + self._skipped)

@@ -1,0 +1,82 @@
+"""Several drafters at once, their trees merged by shared prefixes (SpecInfer, Miao et al. 2023, section 3).
+
+A node that several members drafted keeps every draw that produced it: the first member's draws in their order,
+then the second's, and so on. Each draw stays independent of the other members', given the path above it, so its
+law is the one it was drawn from; laws and point masses may mix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.combinators.members import MemberNoise, MembersDrafter, outcome_for
+from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+
+
+class EnsembleDrafter(MembersDrafter):
+    """Proposes what all its members propose. Owns them."""
+
+    def __init__(self, members: Sequence[Drafter], *, name: str = "ensemble") -> None:
+        if len(members) < 2:
+            raise OptionError(f"{name}: an ensemble needs at least two drafters, as in ensemble(draft(a.gguf), ...)")
+        super().__init__(members, name=name)
+        self.max_leaves = sum(member.max_leaves for member in members)
+        self.max_nodes = sum(member.max_nodes for member in members)
+        self._trees: list[DraftTree] = []
+        self._places: list[dict[int, int]] = []
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Forget the round before, and pass on."""
+        self._trees, self._places = [], []
+        super().begin(tokens)
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return the members' trees merged; where nodes are short, each member gets its share beforehand."""
+        self._trees = [
+            member.propose(
+                DraftRequest(
+                    request.tokens,
+                    request.params,
+                    MemberNoise(request.noise, index),
+                    request.max_depth,
+                    self._share(member, request.max_nodes),
+                    request.end_tokens,
+                )
+            )
+            for index, member in enumerate(self._members)
+        ]
+        merged, self._places = merge_trees(self._trees)
+        return merged
+
+    def _share(self, member: Drafter, max_nodes: int) -> int:
+        # Fixed before anything is drawn: what one member drew must not decide what another may draw.
+        if max_nodes >= self.max_nodes:
+            return member.max_nodes
+        return max_nodes * member.max_nodes // self.max_nodes
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Tell each member what became of its own tree, with the accepted nodes it lacked added to it."""
+        for index, member in enumerate(self._members):
+            if index >= len(self._trees):
+                member.observe(outcome)
+                continue
+            member.observe(outcome_for(outcome, self._trees[index], self._places[index]))
+        self._trees, self._places = [], []
+
+
+def merge_trees(trees: Sequence[DraftTree]) -> tuple[DraftTree, list[dict[int, int]]]:
+    """Return one tree of all draws, and for each tree where its nodes went."""
+    builder = TreeBuilder()
+    all_places: list[dict[int, int]] = []
+    for tree in trees:
+        places = {ROOT: ROOT}
+        for parent in range(ROOT, len(tree)):
+            for draw in tree.draws.get(parent, ()):
+                places[draw.node] = builder.add(places[parent], tree.tokens[draw.node], draw.law)
+        for node, parent in enumerate(tree.parents):
+            if not tree.is_candidate[node]:
+                places[node] = builder.add_hidden(places[parent], tree.tokens[node])
+        all_places.append(places)
+    return builder.build(), all_places

@@ -1,0 +1,216 @@
+"""What all drafters that are made of drafters have in common.
+
+Apart from each other: the draws of drafters that share one round's noise.
+
+A round's outcome as one of several drafters sees it: in the nodes of the tree that it proposed itself.
+
+Puts one drafter's tree below a node of another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.drafter import Drafter, DrafterWeights, RoundOutcome, close_all, make_all
+from specrun.runtime.law import Law
+from specrun.runtime.noise import NoiseSource
+from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.tree import ROOT, DraftTree, Draw
+
+
+class MembersDrafter(Drafter):
+    """Owns its members, drafters of the same conversation.
+
+    It reads of the target what they read, and passes on what concerns all of them.
+
+    A subclass says how many leaves and nodes its trees have, proposes, and tells members what became of it.
+    """
+
+    def __init__(self, members: Sequence[Drafter], *, name: str) -> None:
+        self.name = name
+        self.needs_hidden_states = any(member.needs_hidden_states for member in members)
+        self.layer_inputs = tuple(sorted({layer for member in members for layer in member.layer_inputs}))
+        self.needs_nextn_states = any(member.needs_nextn_states for member in members)
+        self._members = list(members)
+
+    @property
+    def native_seconds(self) -> float:
+        """Time inside all members' evaluations."""
+        return sum(member.native_seconds for member in self._members)
+
+    @property
+    def n_params(self) -> int:
+        """All members' parameters."""
+        return sum(member.n_params for member in self._members)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Pass on."""
+        for member in self._members:
+            member.begin(tokens)
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Show the target's states over a prompt to the members that read them."""
+        for member in self._members:
+            if member.reads_target:
+                member.learn_prompt(start, rows, count)
+
+    def rewind(self, length: int) -> None:
+        """Pass on."""
+        for member in self._members:
+            member.rewind(length)
+
+    def report(self) -> dict[str, Any]:
+        """Return the reports of the members that have something to say, as {"parts": [{"drafter": name, ...}]}."""
+        parts = [{"drafter": one.name, **report} for one in self._members if (report := one.report())]
+        return {"parts": parts} if parts else {}
+
+    def close(self) -> None:
+        """Close all members, whatever one of them raises."""
+        close_all(self._members)
+
+
+def combined(
+    name: str, members: Sequence[DrafterWeights], combine: Callable[[Sequence[Drafter]], Drafter]
+) -> DrafterWeights:
+    """Return the weights of a combinator, which own those of its members.
+
+    Starting it starts every member, and `combine` makes one drafter of them, which owns them; if anything fails, what
+    was started is closed again.
+    """
+
+    def start() -> Drafter:
+        started = make_all(member.start for member in members)
+        try:
+            return combine(started)
+        except BaseException:
+            close_all(started)
+            raise
+
+    return DrafterWeights(name, start, members)
+
+
+_STREAMS = 1_000_003  # more than any position, so that members and positions never meet
+_POSITION_BITS = 0x7FFF_FFFF_FFFF_FFFF
+
+
+class MemberNoise:
+    """A member's own draws: the same keys for two members would make their drafts dependent, and biased."""
+
+    def __init__(self, noise: NoiseSource, index: int) -> None:
+        self._noise = noise
+        self._index = index
+
+    def seek(self, position: int) -> None:
+        """Turn to this member's draws of a position; ensembles inside ensembles stay apart too."""
+        self._noise.seek((position * _STREAMS + self._index + 1) & _POSITION_BITS)
+
+    def accept(self, probability: float) -> bool:
+        """Pass on."""
+        return self._noise.accept(probability)
+
+    def choose(self, law: Law) -> int:
+        """Pass on."""
+        return self._noise.choose(law)
+
+    def for_drafting(self, round_start: int) -> NoiseSource:
+        """Return a source for a drafter of this member's, keyed apart from the other members'."""
+        return MemberNoise(self._noise.for_drafting(round_start), self._index)
+
+
+def outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -> RoundOutcome:
+    """Return the outcome as the member sees it: its own nodes keep their numbers, accepted ones are appended.
+
+    `places` says where its nodes stand in the round's tree. Its ROOT may stand at an accepted node, for members
+    that went on from what others drafted; then the member sees what came after that node.
+    """
+    root = places[ROOT]
+    accepted = outcome.path if root == ROOT else outcome.path[outcome.path.index(root) + 1 :]
+    back = {merged: node for node, merged in places.items()}
+    tokens, parents, depths, flags = list(own.tokens), list(own.parents), list(own.depths), list(own.is_candidate)
+    rows = [places[node] for node in range(len(own))]
+    path: list[int] = []
+    for merged in accepted:
+        node = back.get(merged)
+        if node is None:
+            node = len(tokens)
+            tokens.append(outcome.tree.tokens[merged])
+            parents.append(path[-1] if path else ROOT)
+            depths.append(len(path) + 1)
+            flags.append(True)
+            rows.append(merged)
+        path.append(node)
+    tree = own
+    if len(tokens) > len(own):
+        tree = DraftTree(tuple(tokens), tuple(parents), tuple(depths), tuple(flags), own.draws)
+    return RoundOutcome(outcome.tokens, tree, tuple(path), outcome.next_token, MemberRows(outcome.rows, [root, *rows]))
+
+
+def outcome_for_idle(outcome: RoundOutcome) -> RoundOutcome:
+    """Return the outcome as a member sees it that proposed nothing: the accepted path is all there is."""
+    return outcome_for(outcome, DraftTree(), {ROOT: ROOT})
+
+
+class MemberRows:
+    """The evaluation's rows under a member's own node numbers: `places` of its root and its nodes, in order."""
+
+    def __init__(self, rows: EvaluatedRows, places: list[int]) -> None:
+        self._rows = rows
+        self._places = places
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """Return the logits of the member's row."""
+        return self._rows.logits(self._places[row] + 1)
+
+    def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
+        """Return the hidden state of the member's row."""
+        return self._rows.hidden_state(self._places[row] + 1)
+
+    def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
+        """Return the input of a layer at the member's row."""
+        return self._rows.layer_input(self._places[row] + 1, layer)
+
+    def nextn_state(self, row: int) -> npt.NDArray[np.float32]:
+        """Return what NextN blocks read of the member's row."""
+        return self._rows.nextn_state(self._places[row] + 1)
+
+
+def first_path(tree: DraftTree) -> tuple[int, ...]:
+    """Return the path of each node's first draw, from the root down: where a drafter bets most."""
+    path: list[int] = []
+    node = ROOT
+    while draws := tree.draws.get(node):
+        node = draws[0].node
+        path.append(node)
+    return tuple(path)
+
+
+def graft(tree: DraftTree, node: int, below: DraftTree) -> tuple[DraftTree, dict[int, int]]:
+    """Return `tree` with `below` grown from one of its nodes (or ROOT), and where the nodes of `below` went.
+
+    The node must have no draws yet: draws of one parent are tested in the order in which they were made, and
+    whoever wants to add some must merge the trees instead.
+    """
+    if node in tree.draws:
+        raise OptionError(f"node {node} already has drafted children: nothing can be grafted there")
+    if not len(below):
+        return tree, {ROOT: node}
+    first = len(tree)
+    depth = 0 if node == ROOT else tree.depths[node]
+    places = {ROOT: node, **{one: first + one for one in range(len(below))}}
+    draws = {
+        places[parent]: tuple(Draw(places[draw.node], draw.law) for draw in made)
+        for parent, made in below.draws.items()
+    }
+    grafted = DraftTree(
+        tree.tokens + below.tokens,
+        tree.parents + tuple(places[parent] for parent in below.parents),
+        tree.depths + tuple(depth + one for one in below.depths),
+        tree.is_candidate + below.is_candidate,
+        {**tree.draws, **draws},
+    )
+    return grafted, places

@@ -1,0 +1,228 @@
+"""Ouroboros: a draft model that drafts phrases, and a pool of phrases that verification feeds (Zhao et al. 2024).
+
+1. The draft model drafts with the pool: phrases after the last token are its own drafts, which it verifies itself
+   (section 3.2), a cascade whose inner drafter is the pool.
+2. Phrases after the draft's last token extend the draft as branches (section 3.3), point masses below it.
+3. The target's evaluation answers at every node. The answers along the branches are refined phrases, and what it
+   agrees with behind a rejected token are phrases too (sections 3.3 and 3.4). Both flow back, with the text's own.
+4. The pool outlives the answer, and with a file the process: warm start (section 3.5).
+
+The paper decodes greedily. Here drawn tokens keep their laws, and phrases are point masses, so every temperature is
+exact; which phrases there are depends on earlier rounds only.
+
+Phrases from a pool as branches of a draft tree, and what a target's answers make of them.
+
+A phrase goes on after its first token. What the target says at every node of a tree, accepted or not, is known
+after its evaluation, and makes new phrases (Ouroboros, Zhao et al. 2024, sections 3.3 and 3.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.combinators.members import MemberRows, first_path, graft
+from specrun.runtime.drafters.lookahead import NgramPool, NgramStore, WindowGuard
+from specrun.runtime.prefix import common_prefix
+from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+
+
+def phrase_tree(pool: NgramPool, last: int, count: int, max_depth: int, max_nodes: int) -> DraftTree:
+    """Return the `count` latest phrases that begin with token `last`, merged by shared prefixes, as point masses."""
+    builder = TreeBuilder()
+    children: dict[tuple[int, int], int] = {}
+    for phrase in pool.guesses(last, count):
+        node = ROOT
+        for token in phrase[: max(0, max_depth)]:
+            child = children.get((node, token))
+            if child is None:
+                if len(builder) >= max_nodes:
+                    return builder.build()
+                child = children[node, token] = builder.add(node, token)
+            node = child
+    return builder.build()
+
+
+def refined_phrases(tree: DraftTree, first: int, rows: EvaluatedRows) -> Iterator[list[int]]:
+    """Yield each path of a phrase tree as the target would have it: its answers at the nodes, one after the other.
+
+    `first` is the token before the phrases, `rows` are numbered as the tree's. A phrase N O X Q to which the target
+    answers O, P, Q becomes N O P Q.
+    """
+    inner = set(tree.parents)
+    answers = [_answer(rows, node) if node in inner else 0 for node in range(ROOT, len(tree))]
+    for leaf in range(len(tree)):
+        if leaf not in inner:
+            yield [first, *(answers[tree.parents[node] + 1] for node in tree.path_to(leaf))]
+
+
+def matched_phrases(
+    tokens: Sequence[int], nodes: Sequence[int], length: int, rows: EvaluatedRows
+) -> Iterator[list[int]]:
+    """Yield what the target agrees with of a rejected tail: runs in which its answer is the next drafted token.
+
+    `tokens` stand at `nodes`, a path. Every phrase of up to `length` tokens ends with the target's own answer. A tail
+    drafted on a wrong token often fits the right one: the target only rejected what came before it.
+    """
+    answers = [_answer(rows, node) for node in nodes]
+    start = 0
+    for index, answer in enumerate(answers):
+        if index + 1 < len(tokens) and answer == tokens[index + 1]:
+            continue
+        run = [*tokens[start : index + 1], answer]
+        if len(run) > 2:  # else nothing was agreed with
+            for begin in range(len(run) - 2):
+                yield run[begin : begin + length]
+        start = index + 1
+
+
+def _answer(rows: EvaluatedRows, node: int) -> int:
+    return int(rows.logits(node + 1).argmax())
+
+
+class PhraseDrafter(Drafter):
+    """Drafts phrases from a pool that others fill: for the draft model inside Ouroboros."""
+
+    def __init__(self, store: NgramStore, *, count: int, length: int) -> None:
+        self.name = f"phrases({count})"
+        self.max_leaves = count
+        self.max_nodes = count * length
+        self._store = store
+        self._count = count
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return the latest phrases that begin with the last token."""
+        last = request.tokens[-1]
+        return phrase_tree(
+            self._store.pool, last, self._count, request.max_depth, min(self.max_nodes, request.max_nodes)
+        )
+
+
+class OuroborosDrafter(Drafter):
+    """Extends the chains of `draft` by up to `count` phrases of `length` tokens. Owns `draft`.
+
+    `draft` is a cascade over a `PhraseDrafter` of the same `store`, or any drafter of chains. A `guard` leaves phrases
+    out of the target's evaluations while they do not pay there.
+    """
+
+    def __init__(
+        self,
+        draft: Drafter,
+        store: NgramStore,
+        *,
+        count: int = 3,
+        length: int = 4,
+        guard: WindowGuard | None = None,
+        name: str = "ouroboros",
+    ) -> None:
+        if count < 1 or length < 1:
+            raise OptionError(f"{name}: phrases={count} of length={length}: give at least 1 of both")
+        self.name = name
+        self.max_nodes = draft.max_nodes + count * length
+        self.max_leaves = draft.max_leaves + count - 1
+        self._draft = draft
+        self._store = store
+        self._count = count
+        self._length = length
+        self._guard = guard
+        self._read: list[int] = []
+        self._proposal: _Proposal | None = None
+        self._n_phrases = [0, 0]  # drafted, and used by at least one token
+
+    @property
+    def native_seconds(self) -> float:
+        """Time inside the draft model's evaluations."""
+        return self._draft.native_seconds
+
+    @property
+    def n_params(self) -> int:
+        """The draft model's parameters."""
+        return self._draft.n_params
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start an answer: the pool goes on, unless there are no tokens; then it starts over."""
+        self._draft.begin(tokens)
+        self._proposal = None
+        self._n_phrases = [0, 0]
+        if not tokens:
+            self._store.forget()
+            self._read.clear()
+            if self._guard is not None:
+                self._guard.forget()
+            return
+        self._store.save()
+        del self._read[common_prefix(self._read, tokens) :]
+        self._learn_text(tokens)
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return the draft with phrases below its last token."""
+        tree = self._draft.propose(request)
+        chain = first_path(tree)
+        last = tree.tokens[chain[-1]] if chain else request.tokens[-1]
+        depth = min(self._length, request.max_depth - len(chain))
+        room = min(self._count * self._length, request.max_nodes - len(tree))
+        if (self._guard is not None and not self._guard.is_open) or last in request.end_tokens:
+            room = 0
+        phrases = phrase_tree(self._store.pool, last, self._count, depth, room)
+        whole, places = graft(tree, chain[-1] if chain else ROOT, phrases)
+        self._proposal = _Proposal(whole, chain, phrases, places, last)
+        self._n_phrases[0] += len(phrases.draws.get(ROOT, ()))
+        return whole
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Take refined phrases, what was right behind a rejected token, and the new text into the pool."""
+        proposal, self._proposal = self._proposal, None
+        if proposal is not None and outcome.tree.tokens[: len(proposal.tree)] == proposal.tree.tokens:
+            self._learn(outcome, proposal)
+        self._draft.observe(outcome)
+        self._learn_text(outcome.tokens)
+
+    def _learn(self, outcome: RoundOutcome, proposal: _Proposal) -> None:
+        chain = proposal.chain
+        kept = common_prefix(chain, outcome.path)
+        self._n_phrases[1] += kept == len(chain) < len(outcome.path)
+        if self._guard is not None:
+            gained = len(outcome.path) - kept if kept == len(chain) else 0
+            self._guard.count(len(proposal.tree) - len(proposal.phrases), len(proposal.phrases), gained, outcome.n_new)
+        tail = [proposal.tree.tokens[node] for node in chain[kept:]]
+        for phrase in matched_phrases(tail, chain[kept:], self._length + 1, outcome.rows):
+            self._store.add(phrase)
+        if len(proposal.phrases):
+            rows = MemberRows(outcome.rows, [proposal.places[node] for node in range(ROOT, len(proposal.phrases))])
+            for phrase in refined_phrases(proposal.phrases, proposal.last, rows):
+                self._store.add(phrase)
+
+    def _learn_text(self, tokens: Sequence[int]) -> None:
+        """Add the phrases of the text that end after what was read before."""
+        start = len(self._read)
+        self._read.extend(tokens[start:])
+        self._store.add_text(tokens, start, self._length + 1)
+
+    def rewind(self, length: int) -> None:
+        """Forget guesses; phrases that they made stay, as phrases may come from anywhere."""
+        del self._read[length:]
+        self._draft.rewind(length)
+
+    def report(self) -> dict[str, Any]:
+        """Return how the phrases fared, and the draft model's own rounds."""
+        drafted, used = self._n_phrases
+        return {"phrases": {"pool": len(self._store.pool), "drafted": drafted, "used": used}, **self._draft.report()}
+
+    def close(self) -> None:
+        """Close `draft`; the store belongs to the weights."""
+        self._draft.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    """A draft, its chain, the phrases below it, where their nodes stand, and the token that they follow."""
+
+    tree: DraftTree
+    chain: tuple[int, ...]
+    phrases: DraftTree
+    places: dict[int, int]
+    last: int

@@ -1,0 +1,89 @@
+"""One drafter after the other: CS-Drafting's horizontal cascade (Chen et al. 2023, section 3.2).
+
+The first tokens of a draft are accepted most often, so they are worth the better drafter; those behind them, which
+count only if all before them are accepted, get a cheaper one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.combinators.members import (
+    MemberNoise,
+    MembersDrafter,
+    first_path,
+    graft,
+    outcome_for,
+    outcome_for_idle,
+)
+from specrun.runtime.prefix import common_prefix
+from specrun.runtime.tree import ROOT, DraftTree
+
+
+class RelayDrafter(MembersDrafter):
+    """Each member goes on where the one before it stopped, for at most `counts[i]` tokens (None: its own number).
+
+    A member that proposes nothing is skipped. Below a tree, the next member goes on from one leaf only, that of the
+    path of first draws: the drafter's favourite. Members get the guesses before them as if they were committed,
+    and take back what was rejected (`Drafter.rewind`). Owns them.
+    """
+
+    def __init__(self, members: Sequence[Drafter], counts: Sequence[int | None], *, name: str = "relay") -> None:
+        if len(members) < 2:
+            raise OptionError(f"{name}: a relay needs at least two drafters, as in relay(draft(a.gguf)@2, ...)")
+        super().__init__(members, name=name)
+        self.max_nodes = sum(member.max_nodes for member in members)
+        # The leaf that a member goes on from is a leaf no longer.
+        self.max_leaves = sum(member.max_leaves for member in members) - len(members) + 1
+        self._counts = list(counts)
+        self._trees: list[DraftTree] = []
+        self._places: list[dict[int, int]] = []
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Forget the round before, and pass on."""
+        self._trees, self._places = [], []
+        super().begin(tokens)
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return the members' trees, one below the other."""
+        self._trees, self._places = [], []
+        tree, tip = DraftTree(), ROOT
+        tokens: Sequence[int] = request.tokens
+        for index, (member, count) in enumerate(zip(self._members, self._counts, strict=True)):
+            depth = 0 if tip == ROOT else tree.depths[tip]
+            own = member.propose(
+                DraftRequest(
+                    tokens,
+                    request.params,
+                    MemberNoise(request.noise, index),
+                    min(request.max_depth - depth, count or request.max_depth),
+                    request.max_nodes - len(tree),
+                    request.end_tokens,
+                )
+            )
+            path = first_path(own)
+            tree, places = graft(tree, tip, own)
+            self._trees.append(own)
+            self._places.append(places)
+            if path:
+                tip = places[path[-1]]
+                tokens = [*tokens, *(own.tokens[node] for node in path)]
+        return tree
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Take rejected guesses back from each member, and tell it what became of its own tree."""
+        for index, member in enumerate(self._members):
+            if index >= len(self._trees):
+                member.observe(outcome_for_idle(outcome))
+                continue
+            own, places = self._trees[index], self._places[index]
+            guessed = outcome.tree.path_to(places[ROOT])
+            agreed = common_prefix(guessed, outcome.path)
+            if agreed == len(guessed) and len(own):
+                member.observe(outcome_for(outcome, own, places))
+            else:
+                member.rewind(outcome.start + agreed)
+                member.observe(outcome_for_idle(outcome))
+        self._trees, self._places = [], []

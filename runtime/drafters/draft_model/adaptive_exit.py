@@ -1,0 +1,79 @@
+"""When to stop drafting: the confidence threshold of Draft & Verify, which learns from what was accepted.
+
+Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (2023), section
+3.4: a draft ends where the drafter is less sure than a threshold; after each round the threshold moves so that the
+share of accepted tokens tends to a target. Constants are those of the authors' program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specrun.bindings.errors import OptionError
+
+_GREEDY_START, _SAMPLED_START = 0.8, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveExitOptions:
+    """The rule's constants: the target `acceptance` (alpha), the `step` (epsilon), the averages' `beta1`, `beta2`.
+
+    `start` is the first threshold; None means 0.8 at temperature 0 and 0.5 above.
+    """
+
+    start: float | None = None
+    acceptance: float = 0.9
+    step: float = 0.01
+    beta1: float = 0.5
+    beta2: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name in ("start", "acceptance", "step", "beta1", "beta2"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value <= 1.0:
+                raise OptionError(f"p_min=adaptive: {name} is {value}: it must be between 0 and 1")
+
+
+class AdaptiveExit:
+    """The threshold of one answer. It knows only rounds that are over, so that drafts stay exact.
+
+    The authors look at the drawn token's own probability and keep the token; here the greatest probability of the
+    law is read before anything is drawn from it. The first token of a round is always drafted, as theirs is: a
+    round without a draft would teach nothing, and a threshold that is too high would stay.
+    """
+
+    def __init__(self, options: AdaptiveExitOptions | None = None) -> None:
+        self._options = options or AdaptiveExitOptions()
+        self._threshold: float | None = None
+        self._acceptance = 0.0
+
+    def begin(self) -> None:
+        """Forget everything: each answer starts alike, so that a seed gives the same text again."""
+        self._threshold = None
+        self._acceptance = 0.0
+
+    def threshold(self, *, greedy: bool) -> float:
+        """Return how sure the drafter must be to draft on."""
+        if self._threshold is None:
+            start = self._options.start
+            self._threshold = (_GREEDY_START if greedy else _SAMPLED_START) if start is None else start
+        return self._threshold
+
+    def learn(self, drafted: int, accepted: int, *, most: int) -> None:
+        """Move the threshold after a round that drafted so many tokens of at most `most`.
+
+        AR <- b1 AR + (1 - b1) accepted / drafted; then the threshold moves by a share 1 - b2 of epsilon: up where
+        AR is below alpha, else down, unless the draft was as long as it may be.
+        """
+        if drafted < 1 or self._threshold is None:
+            return
+        options = self._options
+        self._acceptance = options.beta1 * self._acceptance + (1 - options.beta1) * accepted / drafted
+        if self._acceptance < options.acceptance:
+            wanted = self._threshold + options.step
+        elif drafted < most:
+            wanted = self._threshold - options.step
+        else:
+            return
+        moved = options.beta2 * self._threshold + (1 - options.beta2) * wanted
+        self._threshold = min(1.0, max(0.0, moved))

@@ -1,0 +1,172 @@
+"""Builds `draft(a.gguf, ...)`: opens the draft model, of which each conversation gets a context of the right size."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.errors import OptionError
+from specrun.bindings.model import Model
+from specrun.bindings.rope_scaling import AS_TRAINED, RopeScaling
+from specrun.runtime.costs import best_tree, measured_acceptance, typical_acceptance
+from specrun.runtime.drafter import Drafter, DrafterWeights
+from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
+from specrun.runtime.drafters.draft_model.chain import DraftModelDrafter, DraftSampling
+from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter, draft_size
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
+from specrun.runtime.drafters.tree_options import TreeOptions
+from specrun.runtime.language import Expression, ExpressionOptions
+from specrun.runtime.methods import options_of
+from specrun.runtime.offload import resolve_gpu_layers
+from specrun.runtime.pairing import check_pair
+from specrun.runtime.trees import Topology, TreeSampling
+
+
+@dataclass(frozen=True, slots=True)
+class ChainOptions:
+    """What `draft(a.gguf, n=5, sampling=with, p_min=0)` says about chains.
+
+    `adaptive_exit` are the options of p_min=adaptive, None without it; with it `p_min` is 0.
+    """
+
+    n: int
+    sampling: DraftSampling
+    p_min: float
+    adaptive_exit: AdaptiveExitOptions | None
+
+
+def chain_options(expression: Expression) -> ChainOptions:
+    """Return the options of a draft model that drafts chains."""
+    options = options_of(expression)
+    sampling: DraftSampling = "argmax" if options.choice("sampling", ["with", "argmax"], "with") == "argmax" else "with"
+    adaptive_exit = _adaptive_exit(options)
+    p_min = 0.0 if adaptive_exit is not None else options.number("p_min", 0.0)
+    return ChainOptions(options.integer("n", 5), sampling, p_min, adaptive_exit)
+
+
+def build_draft(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+    """Build `draft(a.gguf, ...)`: a chain or a tree from a draft model."""
+    options = options_of(expression)
+    tree = TreeOptions(
+        tree=options.optional("tree"),
+        depth=options.optional_integer("depth"),
+        topk=options.optional_integer("topk"),
+        nodes=options.optional_integer("nodes"),
+        n=options.optional_integer("n"),
+    )
+    if tree.asks_for_tree:
+        if _adaptive_exit(options) is not None:
+            raise OptionError(f"{expression}: p_min=adaptive ends chains, not trees; give n= or a fixed p_min")
+        return _build_draft_tree(expression, environment, options, tree, options.number("p_min", 0.0))
+    chain = chain_options(expression)
+
+    def drafter(context: Context) -> Drafter:
+        return DraftModelDrafter(
+            context,
+            target_vocab_size=environment.target.vocabulary.size,
+            num_draft_tokens=chain.n,
+            sampling=chain.sampling,
+            p_min=chain.p_min,
+            # The threshold is learnt: each conversation has its own.
+            adaptive_exit=None if chain.adaptive_exit is None else AdaptiveExit(chain.adaptive_exit),
+            name=str(expression),
+        )
+
+    return _with_draft_model(expression, environment, drafter)
+
+
+def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
+    """Return the options of Draft & Verify's stop for p_min=adaptive or p_min=adaptive(acceptance=0.9, ...)."""
+    given = options.expression("p_min")
+    if given is None or given.atom != "adaptive":
+        return None
+    defaults = AdaptiveExitOptions()
+    inner = ExpressionOptions(given, ["start", "acceptance", "step", "beta1", "beta2"], 0)
+    return AdaptiveExitOptions(
+        start=None if inner.optional("start") is None else inner.number("start", 0.0),
+        acceptance=inner.number("acceptance", defaults.acceptance),
+        step=inner.number("step", defaults.step),
+        beta1=inner.number("beta1", defaults.beta1),
+        beta2=inner.number("beta2", defaults.beta2),
+    )
+
+
+def _build_draft_tree(
+    expression: Expression, environment: DraftEnvironment, options: ExpressionOptions, tree: TreeOptions, p_min: float
+) -> DrafterWeights:
+    schemes: dict[str, TreeSampling] = {"with": "with", "without": "without", "argmax": "argmax"}
+    sampling = schemes[options.choice("sampling", list(schemes), "argmax" if tree.is_dynamic else "without")]
+    path = file_of(expression, environment)
+
+    def plan(nodes: int, depth: int) -> Topology:
+        measured = measured_acceptance(environment.target.path, path, sampling)
+        return best_tree(measured or typical_acceptance(sampling), nodes, depth)
+
+    shape = tree.shape(environment.context.n_batch, plan)
+
+    def drafter(context: Context) -> Drafter:
+        return DraftTreeDrafter(
+            context,
+            target_vocab_size=environment.target.vocabulary.size,
+            shape=shape,
+            sampling=sampling,
+            p_min=p_min,
+            name=str(expression),
+        )
+
+    return _with_draft_model(expression, environment, drafter, *draft_size(shape))
+
+
+def _with_draft_model(
+    expression: Expression,
+    environment: DraftEnvironment,
+    make: Callable[[Context], Drafter],
+    n_sequences: int = 1,
+    n_outputs: int = 1,
+) -> DrafterWeights:
+    """Open a draft model; every conversation gets a context of this size, and what `make` makes of it."""
+    model = open_draft_model(file_of(expression, environment), environment)
+
+    def start() -> Drafter:
+        options = draft_context_options(environment.context, model)
+        context = Context(model, dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs))
+        try:
+            return make(context)
+        except BaseException:
+            context.close()
+            raise
+
+    return DrafterWeights(str(expression), start, [model])
+
+
+def open_draft_model(path: Path, environment: DraftEnvironment) -> Model:
+    """Load a model that can draft for the target; raises `PairError` or `UnsupportedModelError` for others."""
+    layers = resolve_gpu_layers(environment.n_gpu_layers, path)
+    model = Model(path, n_gpu_layers=layers, use_mmap=environment.use_mmap)
+    try:
+        check_pair(environment.target, model)
+    except BaseException:
+        model.close()
+        raise
+    return model
+
+
+def draft_context_options(options: ContextOptions, model: Model) -> ContextOptions:
+    """Return the target's context settings, no longer than the draft model was trained for.
+
+    Where the target's positions are stretched, the draft model's are too, by what it needs itself, unless it was
+    trained for so many.
+    """
+    rope, trained = options.rope, model.n_ctx_train
+    if 0 < options.n_ctx <= trained:
+        rope = AS_TRAINED
+    elif rope.scale > 1.0:
+        # Base and original length are the target's own, and another model's may differ.
+        needed = model.rope_factor * max(options.n_ctx / trained, rope.scale)
+        rope = RopeScaling("yarn" if rope.kind == "yarn" else "linear", scale=needed)
+    n_ctx = rope.context_size(options.n_ctx, trained, model.rope_factor)
+    return dataclasses.replace(options, n_ctx=n_ctx, rope=rope)

@@ -1,0 +1,117 @@
+"""A small model of the same vocabulary drafts a chain (Leviathan et al. 2023; Chen et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from specrun.bindings.context import Context
+from specrun.bindings.errors import OptionError
+from specrun.runtime.drafter import DraftRequest, RoundOutcome
+from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit
+from specrun.runtime.drafters.draft_model.state import RANKED_WORDS, DraftModelState, ModelDrafter, ranking_params
+from specrun.runtime.law import Law
+from specrun.runtime.prefix import common_prefix
+from specrun.runtime.transform import greedy_token, penalty_window, transformed_law
+from specrun.runtime.tree import DraftTree
+from specrun.runtime.trees import draft_chain
+
+DraftSampling = Literal["with", "argmax"]
+
+
+class DraftModelDrafter(ModelDrafter):
+    """Drafts up to `num_draft_tokens` tokens in a row with a model of its own.
+
+    `sampling` "with" draws each token from the drafter's own law, transformed like the target's, and
+    stores that law: acceptance is then min(1, p/q). "argmax" takes its most likely token as a point mass:
+    better where the models are peaked, and the text stays plain decoding's own at every temperature.
+    The chain ends early when the drafter's most likely token has probability below `p_min`: the law is
+    read before the draw, so exactness holds. At temperature 0 that is its probability at temperature 1.
+    With `adaptive_exit` the threshold is Draft & Verify's, which learns, instead of `p_min`.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        target_vocab_size: int,
+        num_draft_tokens: int = 5,
+        sampling: DraftSampling = "with",
+        p_min: float = 0.0,
+        adaptive_exit: AdaptiveExit | None = None,
+        name: str = "draft",
+    ) -> None:
+        if num_draft_tokens < 1:
+            raise OptionError(f"n is {num_draft_tokens}: a draft model must draft at least 1 token (or use none)")
+        self._state = DraftModelState(context, target_vocab_size=target_vocab_size)
+        super().__init__(self._state, p_min=p_min, name=name)
+        self.max_nodes = num_draft_tokens
+        self._sampling = sampling
+        self._exit = adaptive_exit
+        self._drafted: Sequence[int] = ()
+        self._most = 0
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return a chain; shorter than asked where the drafter's own context ends or `p_min` stops it."""
+        start = len(request.tokens)
+        room = self._context.n_ctx - start + 1
+        count = min(self.max_nodes, request.max_depth, request.max_nodes, room)
+        if count < 1:
+            return DraftTree()
+        state = self._state
+        state.rewind(min(len(state.cached), start - 1))  # the last token's row is needed again
+        # A greedy law is a point mass too: there is nothing to draw, and no law to store.
+        points = self._sampling == "argmax" or request.params.is_greedy
+        threshold = self._p_min if self._exit is None else self._exit.threshold(greedy=request.params.is_greedy)
+        params = request.params
+        if params.is_greedy and threshold > 0.0:
+            params = ranking_params(params, RANKED_WORDS)  # a greedy law is always certain
+        if params.is_greedy:
+            return self._greedy_chain(request, count)
+
+        def law_after(drafted: list[int]) -> Law:
+            row = state.feed_one(drafted[-1]) if drafted else state.feed(request.tokens[len(state.cached) :])
+            return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
+
+        tree = draft_chain(
+            law_after,
+            request.noise,
+            start,
+            most=count,
+            points=points,
+            threshold=threshold,
+            always_first=self._exit is not None,
+            end_tokens=request.end_tokens,
+        )
+        ended = bool(tree.tokens) and tree.tokens[-1] in request.end_tokens
+        self._drafted, self._most = tree.tokens, len(tree) if ended else count
+        return tree
+
+    def _greedy_chain(self, request: DraftRequest, count: int) -> DraftTree:
+        """Return the most likely words, one after the other: without a confidence stop they need no laws."""
+        params, state = request.params, self._state
+        row = state.feed(request.tokens[len(state.cached) :])
+        tokens: list[int] = []
+        while True:
+            tokens.append(greedy_token(row, params, penalty_window(request.tokens, tokens, params)))
+            if len(tokens) == count or tokens[-1] in request.end_tokens:
+                break
+            row = state.feed_one(tokens[-1])
+        self._drafted, self._most = tokens, len(tokens)
+        return DraftTree.chain(tokens)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start an answer: keep the cache of what the prompt shares with the last one."""
+        super().begin(tokens)
+        if self._exit is not None:
+            self._exit.begin()
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Drop the cache of rejected tokens, the accepted ones stay evaluated; learn when to stop."""
+        base = outcome.start
+        if self._exit is not None:
+            # In an ensemble the path may be another drafter's.
+            accepted = common_prefix(self._drafted, outcome.tokens[base : base + len(outcome.path)])
+            self._exit.learn(len(self._drafted), accepted, most=self._most)
+            self._drafted = ()
+        self._state.rewind(base + common_prefix(self._state.cached[base:], outcome.tokens[base:]))

@@ -1,0 +1,251 @@
+"""A draft model's context and the committed tokens it has cached: what every drafter with a model keeps.
+
+A draft model's cache while a tree grows in it depth by depth.
+
+A tree that is still growing does not know its leaves, so llama.cpp's sequence ids are handed out on the way: the
+first child of a node goes on in its parent's sequence, each further one takes an unused sequence that first shares
+the parent's cells. Sharing (`seq_cp`) and dropping (`seq_rm`) walk all cells of the context, about 14 us at 4,096
+of them; so a sequence catches up with the committed text only when it is taken, in the same walk.
+
+What drafters with a model of their own share: its cache, its cost, its confidence.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.batch import Batch
+from specrun.bindings.context import Context
+from specrun.bindings.errors import OptionError
+from specrun.bindings.rows import Rows
+from specrun.runtime.drafter import Drafter
+from specrun.runtime.prefix import common_prefix
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.transform import Logits
+from specrun.runtime.tree import ROOT
+
+
+class DraftModelState:
+    """Evaluates committed tokens for sequence `main` and knows which of them are cached.
+
+    `cached` are exactly the tokens that `main` holds. The draft model may know fewer words than the target:
+    it is fed a stand-in for those it lacks, and its rows are cut to the words that both know, so that the
+    others have probability 0 in the draft, never in the target.
+    """
+
+    def __init__(self, context: Context, *, target_vocab_size: int) -> None:
+        self.context = context
+        self.cached: list[int] = []
+        self.main = 0
+        self.batch = Batch(context.n_batch, 1)
+        self._own_size = context.model.vocabulary.size
+        self._shared_size = min(self._own_size, target_vocab_size)
+        eos = context.model.vocabulary.eos
+        self._stand_in = eos if eos is not None else 0
+
+    def known(self, token: int) -> int:
+        """Return the token, or a word that stands in for one that the draft model lacks."""
+        return token if token < self._own_size else self._stand_in
+
+    def shared(self, logits: Logits) -> Logits:
+        """Return a row cut to the words of both models, a view."""
+        return logits[: self._shared_size]
+
+    def feed(self, tokens: Sequence[int]) -> Logits:
+        """Evaluate tokens after the cached ones and return the last one's logits, a view of [shared words]."""
+        if len(tokens) == 1:
+            return self.feed_one(tokens[0])
+        n_batch = self.context.n_batch
+        for begin in range(0, len(tokens), n_batch):
+            piece = list(tokens[begin : begin + n_batch])
+            n, start = len(piece), len(self.cached)
+            known = [self.known(token) for token in piece]
+            # Rows of earlier pieces are asked for too: one row each is cheaper than a second kind of batch.
+            self.batch.fill(known, range(start, start + n), None, [self.main] * n, _last_of(n))
+            rows = self.context.decode(self.batch)
+            self.cached.extend(piece)
+        return self.shared(rows.logits(0))
+
+    def feed_one(self, token: int) -> Logits:
+        """Evaluate one token after the cached ones and return its logits, a view of [shared words]."""
+        self.batch.fill_one(self.known(token), len(self.cached), self.main)
+        rows = self.context.decode(self.batch)
+        self.cached.append(token)
+        return self.shared(rows.logits(0))
+
+    def rewind(self, length: int) -> None:
+        """Cut the cache to `length` tokens, and drop what an interrupted evaluation may have left."""
+        if length < len(self.cached) or self.context.memory.last_position(self.main) >= length:
+            del self.cached[length:]  # first: an interrupt in between must not leave tokens that are not cached
+            self.context.memory.truncate(length)
+
+    def close(self) -> None:
+        """Free the context; the model belongs to the weights. Calling it again does nothing."""
+        self.context.close()
+
+
+@functools.lru_cache(maxsize=64)
+def _last_of(n: int) -> npt.NDArray[np.int8]:
+    """Return flags that ask for the last of n tokens' row only."""
+    flags = np.zeros(n, np.int8)
+    flags[-1] = 1
+    return flags
+
+
+class DraftTreeState(DraftModelState):
+    """Committed tokens as in `DraftModelState`, and below the last one the evaluated nodes of a growing tree.
+
+    Between rounds sequence s holds exactly the first `_synced[s]` cached tokens; `main` holds all of them.
+    Nodes are numbered from 0 in the order of their evaluation.
+    """
+
+    def __init__(self, context: Context, *, target_vocab_size: int) -> None:
+        super().__init__(context, target_vocab_size=target_vocab_size)
+        self._n_sequences = context.options.n_sequences
+        self._synced = [0] * self._n_sequences
+        self._forget_nodes()
+
+    def _forget_nodes(self) -> None:
+        self._parents: list[int] = []
+        self._depths: list[int] = []
+        self._ids: list[int] = []
+        self._places: dict[tuple[int, int], int] = {}
+        self._tips: dict[int, int] = {}  # the deepest node of each sequence in use
+        # Those whose sequence a child has taken over. First to fill and last to be emptied: it marks a round under way.
+        self._inherited: set[int] = set()
+
+    def rewind(self, length: int) -> None:
+        """Cut the cache to `length` tokens; drop all nodes, and what an interrupted round may have left."""
+        memory = self.context.memory
+        interrupted = bool(self._inherited)
+        if interrupted or length < len(self.cached) or memory.last_position(self.main) >= length:
+            # The cache comes last: an interrupt in between must not leave tokens that are not cached.
+            self._synced = [min(synced, length) for synced in self._synced]
+            del self.cached[length:]
+            memory.truncate(length)
+        if interrupted:
+            # Sequences taken by a round that never ended may or may not share the text already.
+            for sequence in range(self._n_sequences):
+                if sequence != self.main:
+                    memory.truncate(self._synced[sequence], sequence=sequence)
+            self._forget_nodes()
+
+    def evaluate(self, parents: Sequence[int], tokens: Sequence[int]) -> Rows:
+        """Evaluate the next depth in one batch: token i below node `parents[i]` (ROOT: the last cached token)."""
+        base = len(self.cached)
+        depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
+        ids = [self._sequence_for(parent, base + depth - 1) for parent in parents]
+        for parent, token, sequence in zip(parents, tokens, ids, strict=True):
+            self._places.setdefault((parent, token), len(self._parents))
+            self._tips[sequence] = len(self._parents)
+            self._parents.append(parent)
+            self._depths.append(depth)
+            self._ids.append(sequence)
+        positions = [base + depth - 1] * len(tokens)
+        self.batch.fill([self.known(token) for token in tokens], positions, None, ids, [1] * len(tokens))
+        return self.context.decode(self.batch)
+
+    def _sequence_for(self, parent: int, end: int) -> int:
+        """Return the sequence of the next child of `parent`; it holds all positions before `end`."""
+        source = self.main if parent == ROOT else self._ids[parent]
+        if parent not in self._inherited:
+            self._inherited.add(parent)
+            return source
+        for sequence in range(self._n_sequences):
+            if sequence != self.main and sequence not in self._tips:
+                break
+        else:
+            raise OptionError(f"a draft tree with more paths than the draft context's {self._n_sequences} sequences")
+        self._tips[sequence] = parent
+        self.context.memory.branch(source, sequence, self._synced[sequence], end)
+        return sequence
+
+    def keep(self, tokens: Sequence[int]) -> None:
+        """Keep the nodes that spell the beginning of `tokens`, now committed, and drop the others."""
+        path: list[int] = []
+        node = ROOT
+        for token in tokens:
+            child = self._places.get((node, token))
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        if not self._parents:
+            return
+        base = len(self.cached)
+        end = base + len(path)
+        memory = self.context.memory
+        if max(self._depths) > len(path):
+            memory.truncate(end)  # one walk drops everything deeper, for all sequences
+        for sequence, tip in self._tips.items():
+            own = self._path_to(tip)
+            shared = common_prefix(own, path)
+            if min(len(own), len(path)) > shared:
+                memory.truncate(base + shared, end, sequence)
+            self._synced[sequence] = base + shared
+        if path:
+            self.main = self._ids[path[-1]]
+            self._synced[self.main] = end
+            self.cached.extend(tokens[: len(path)])
+        self._forget_nodes()
+
+    def _path_to(self, node: int) -> list[int]:
+        path: list[int] = []
+        while node != ROOT:
+            path.append(node)
+            node = self._parents[node]
+        path.reverse()
+        return path
+
+
+RANKED_WORDS = 40
+"""Words among which point masses are chosen where the settings do not truncate."""
+
+
+class ModelDrafter(Drafter):
+    """Owns a context of a draft model through its state; `p_min` ends drafts where the model is less certain."""
+
+    def __init__(self, state: DraftModelState, *, p_min: float, name: str) -> None:
+        if not 0.0 <= p_min <= 1.0:
+            raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")
+        self.name = name
+        self._p_min = p_min
+        self._context = state.context
+        self._model_state = state
+
+    @property
+    def native_seconds(self) -> float:
+        """Time inside the draft model's evaluations."""
+        return self._context.native_seconds
+
+    @property
+    def n_params(self) -> int:
+        """The draft model's parameters."""
+        return self._context.model.n_params
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Keep the cache of what the prompt shares with the last one."""
+        self._model_state.rewind(common_prefix(self._model_state.cached, tokens))
+
+    def rewind(self, length: int) -> None:
+        """Drop the cache of tokens that were only guesses."""
+        self._model_state.rewind(min(length, len(self._model_state.cached)))
+
+    def close(self) -> None:
+        """Free the context."""
+        self._model_state.close()
+
+
+def ranking_params(params: SamplingParams, ranked: int) -> SamplingParams:
+    """Return the settings that rank the `ranked` most likely words: at temperature 0, those of temperature 1.
+
+    Greedy settings make a law of one word, which ranks nothing and is always certain. Otherwise the ranking
+    keeps the target's truncation: words that it can never say are not worth a node.
+    """
+    if params.is_greedy:
+        return params.replace(temperature=1.0, top_k=ranked, top_p=1.0, min_p=0.0)
+    return params.replace(top_k=min(params.top_k or ranked, ranked))

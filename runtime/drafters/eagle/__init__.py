@@ -1,0 +1,19 @@
+"""EAGLE-1, EAGLE-2 and EAGLE-3 (Li et al. 2024, 2025): one layer that predicts the target's hidden states."""
+
+from specrun.runtime.drafters.eagle.drafter import EagleDrafter
+from specrun.runtime.drafters.eagle.eagle3_head import Eagle3Head, check_head, is_head
+from specrun.runtime.drafters.eagle.eagle_head import EagleHead
+from specrun.runtime.drafters.eagle.pair_head import EagleRows, PairCells, PairHead
+from specrun.runtime.drafters.eagle.state import EagleState
+
+__all__ = [
+    "Eagle3Head",
+    "EagleDrafter",
+    "EagleHead",
+    "EagleRows",
+    "EagleState",
+    "PairCells",
+    "PairHead",
+    "check_head",
+    "is_head",
+]

@@ -1,0 +1,111 @@
+"""Builds `eagle(head.gguf, ...)` and `eagle3(head.gguf, ...)`: the head, shared, and the shape of its trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.costs import MAX_PLANNED_DEPTH, best_tree, plan_medusa_tree, typical_acceptance
+from specrun.runtime.costs.medusa_tree import medusa_tree
+from specrun.runtime.drafter import DrafterWeights
+from specrun.runtime.drafters.eagle.drafter import EagleDrafter
+from specrun.runtime.drafters.eagle.eagle3_head import Eagle3Head
+from specrun.runtime.drafters.eagle.eagle_head import EagleHead
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
+from specrun.runtime.drafters.tree_options import TreeOptions, head_accuracy
+from specrun.runtime.heads import HeadFile, stored_accuracy
+from specrun.runtime.language import Expression, ExpressionOptions
+from specrun.runtime.methods import find_method, options_of
+from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, check_p_min, check_sampling
+
+# EAGLE-2's trees of 60 nodes are for GPUs: a CPU verifies this many for less than two tokens' time.
+_DEFAULT = DynamicShape(depth=5, topk=2, nodes=6)
+
+
+def build_eagle(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+    """Build `eagle(head.gguf, depth=5, topk=8, nodes=32)`, `eagle(head.gguf, n=4)` or `eagle(head.gguf, tree=4x2)`."""
+    return _build(expression, environment, EagleHead)
+
+
+def build_eagle3(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+    """Build `eagle3(head.gguf, ...)`, with the options of `eagle`."""
+    return _build(expression, environment, Eagle3Head)
+
+
+def _build(expression: Expression, environment: DraftEnvironment, kind: type[EagleHead | Eagle3Head]) -> DrafterWeights:
+    options = options_of(expression)
+    named = options.optional("tree")
+    tree = TreeOptions(
+        tree=None if named is None else find_method(expression.atom).published_tree(named),
+        depth=options.optional_integer("depth"),
+        topk=options.optional_integer("topk"),
+        nodes=options.optional_integer("nodes"),
+        n=options.optional_integer("n"),
+    )
+    schemes: dict[str, TreeSampling] = {"with": "with", "without": "without", "argmax": "argmax"}
+    sampling = schemes[options.choice("sampling", list(schemes), "argmax")]
+    path = file_of(expression, environment)
+    shape = _shape(tree, environment.context.n_batch, _planner(expression, options, tree, sampling, path, environment))
+    check_sampling(shape, sampling)
+    p_min = options.number("p_min", 0.0)
+    check_p_min(p_min)
+    # Dynamic trees evaluate more nodes than they keep.
+    evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
+    head = kind(
+        path,
+        environment.target,
+        ranks=shape.max_width,
+        whole_rows=sampling != "argmax",
+        n_threads=environment.context.n_threads,
+    )
+    name, n_cells = str(expression), environment.n_ctx + evaluated
+
+    def start() -> EagleDrafter:
+        return EagleDrafter(head.cells(n_cells), shape, sampling=sampling, p_min=p_min, name=name)
+
+    return DrafterWeights(name, start, [head])
+
+
+def _planner(
+    expression: Expression,
+    options: ExpressionOptions,
+    tree: TreeOptions,
+    sampling: TreeSampling,
+    path: Path,
+    environment: DraftEnvironment,
+) -> Callable[[int, int], Topology]:
+    """Return what makes the tree of tree=sequoia, of so many nodes and depths.
+
+    Where the head's accuracies by depth and rank are known it is made from them, without nodes= of the size that pays
+    most. They are of the head's favourite words and say nothing about drawn ones.
+    """
+    measured = sampling == "argmax"
+    if options.optional("accuracy") is not None and not (measured and tree.tree == "sequoia"):
+        raise OptionError(f"{expression}: accuracy= is what tree=sequoia is made from, with sampling=argmax")
+
+    def plan(nodes: int, depth: int) -> Topology:
+        file = HeadFile(path, expression.atom)
+        accuracy = head_accuracy(options, MAX_PLANNED_DEPTH, stored_accuracy(file)) if measured else None
+        if accuracy is None:
+            return best_tree(typical_acceptance(sampling), nodes, depth)
+        if tree.nodes is not None:
+            return medusa_tree(accuracy[:depth], nodes)
+        curve, target = environment.curve, environment.target
+        words = 0 if "output.weight" in file else target.n_embd * target.vocabulary.size
+        share = (file.header.n_parameters + words) / target.n_params  # every depth reads the head and an output matrix
+        return plan_medusa_tree(accuracy[:depth], curve, share * curve.seconds(1)).topology
+
+    return plan
+
+
+def _shape(tree: TreeOptions, n_batch: int, plan: Callable[[int, int], Topology]) -> Topology | DynamicShape:
+    if tree.n is not None and not tree.asks_for_tree:
+        if not 1 <= tree.n <= n_batch - 1:
+            raise OptionError(
+                f"n is {tree.n}: give 1 to {n_batch - 1} tokens, as many as a batch holds beside the last one"
+            )
+        return Topology.chain(tree.n)
+    if not tree.asks_for_tree:
+        return _DEFAULT
+    return tree.shape(n_batch, plan)

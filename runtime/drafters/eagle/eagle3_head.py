@@ -1,0 +1,286 @@
+"""The head of EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and 3.1 in llama.cpp's GGUF layout: it reads layer inputs.
+
+The target's features at position j are the inputs of some of its layers there, one after the other (three, low, middle
+and high). fc makes a state g_j of them. With the token after it, t_(j+1), one Llama layer computes
+y = r + attn([norm_1(embed(t_(j+1))); norm_2(g_j)]), z = y + mlp(norm_3(y)), where r is g_j, or norm_2(g_j) if
+`norm_before_residual`. output(norm(z)) is the draft law of t_(j+2), over a draft vocabulary of which `d2t` names the
+target's words. Below the last real pair z stands in the place of g.
+
+EAGLE-3.1 norms what goes in and comes back: `norm_before_fc`, all features together by `enc.output_norm` (the only one
+that llama.cpp computes too); `fc_norm`, each layer's by a norm of its own; `norm_output`, norm(z) is fed back, not z.
+References: SafeAILab/EAGLE, `eagle/model/cnets.py` at 148042c5; vLLM's `llama_eagle3.py`; llama.cpp's
+`src/models/eagle3.cpp`. The file: `eagle3_layout`.
+
+llama.cpp's GGUF layout of EAGLE-3 heads, checked against the target: files of its converter and ours are alike.
+
+Keys: `eagle3.target_layers`, `.target_hidden_size`, `.norm_before_residual`, and the sizes that any model has. Tensors:
+`fc.weight` (taps * target's h, h), `enc.output_norm.weight`, `fc_norm.{i}.weight`, `blk.0.attn_norm` (1),
+`blk.0.attn_norm_2` (2), `blk.0.attn_{q,k,v}` (2h, ...), `blk.0.attn_output`, `blk.0.ffn_norm` (3),
+`blk.0.ffn_{gate,up,down}`, `output_norm`, `output` (h, draft words), `d2t` (I64), `token_embd`, `rope_freqs`. Where
+`output` or `token_embd` is missing, it is the target's. Rotary pairs are neighbours, as llama.cpp's converter has them.
+
+`fc_norm` and `norm_output` of EAGLE-3.1 are keys that llama.cpp does not know: it refuses the additional tensors of the
+first, and ignores the second.
+
+Whether a head's file fits a target, by the checks that opening it would apply, without its weights.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
+from specrun.bindings.ggml import ComputeDevice, GraphBuilder, Rope, Tensor, load_tensors
+from specrun.bindings.gguf import read_header
+from specrun.bindings.layer_inputs import check_layer_inputs
+from specrun.bindings.model import Model
+from specrun.runtime.drafters.eagle.pair_head import PairHead, PairSizes
+from specrun.runtime.heads import AttentionSizes, HeadFile, Places
+from specrun.runtime.methods import method_of_head
+
+FEATURES_NORM = "enc.output_norm.weight"
+ROPE_FACTORS = "rope_freqs.weight"
+WORD_MAP = "d2t"
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Layout:
+    """What a file says of its head: the layers it reads, in its order, its sizes, and which tensors are there."""
+
+    taps: tuple[int, ...]
+    sizes: PairSizes
+    norm_before_residual: bool
+    norm_output: bool
+    tensors: tuple[str, ...]
+
+
+def read_layout(file: HeadFile, target: Model) -> Eagle3Layout:
+    """Return the layout of a file; raises as `Eagle3Head` does."""
+    file.check_target(target, hidden_key="target_hidden_size")
+    if file.size("block_count", default=1) != 1:
+        raise UnsupportedModelError(f"{file.path} has {file.size('block_count')} layers, and an EAGLE-3 head has one")
+    taps = _taps(file, target)
+    sizes = _sizes(file, target, len(taps))
+    return Eagle3Layout(
+        taps=taps,
+        sizes=sizes,
+        norm_before_residual=file.flag("norm_before_residual"),
+        norm_output=file.flag("norm_output"),
+        tensors=_tensor_names(file, sizes, target, len(taps)),
+    )
+
+
+def checked_words(ids: npt.NDArray[np.int64], file: HeadFile, target: Model) -> npt.NDArray[np.int32]:
+    """Return the target's word of each of the head's; each must be a word of the target, and another one."""
+    outside = ids[(ids < 0) | (ids >= target.vocabulary.size)]
+    if len(outside):
+        raise PairError(
+            f"{file.path} cannot draft for {target.path}: its vocabulary map (d2t) names word {outside[0]}, and the "
+            f"target has {target.vocabulary.size}"
+        )
+    words, counts = np.unique(ids, return_counts=True)
+    if len(words) != len(ids):
+        twice = words[counts > 1][0]
+        raise MalformedFileError(f"{file.path} has word {twice} twice in its vocabulary map (d2t): convert it again")
+    return ids.astype(np.int32)
+
+
+def _taps(file: HeadFile, target: Model) -> tuple[int, ...]:
+    """Return the layers whose inputs the head reads, in its order; each must be one of the target's."""
+    numbers = file.numbers("target_layers")
+    if not numbers or not all(0 <= number < 1e6 and number == int(number) for number in numbers):
+        raise MalformedFileError(f"{file.path} does not say which layers it reads (eagle3.target_layers)")
+    taps = tuple(int(number) for number in numbers)
+    if max(taps) >= target.n_layer:
+        raise PairError(
+            f"{file.path} cannot draft for {target.path}: it reads the input of layer {max(taps)}, and the target has "
+            f"{target.n_layer} layers, the first of them layer 0"
+        )
+    check_layer_inputs(target, taps)
+    return taps
+
+
+def _sizes(file: HeadFile, target: Model, n_taps: int) -> PairSizes:
+    hidden, heads = file.size("embedding_length"), file.size("attention.head_count")
+    kv = file.size("attention.head_count_kv", default=heads)
+    head_size = file.size("attention.key_length", default=max(1, hidden // heads))
+    if heads % kv or head_size != file.size("attention.value_length", default=head_size):
+        raise MalformedFileError(
+            f"{file.path} has {heads} heads and {kv} key-value heads of {head_size} numbers: convert it again"
+        )
+    words = target.vocabulary.size
+    if "output.weight" in file:
+        words = file.shape("output.weight")[-1]
+    return PairSizes(
+        hidden=hidden,
+        features=n_taps * target.n_embd,
+        words=words,
+        feed_forward=file.size("feed_forward_length"),
+        norm_eps=file.number("attention.layer_norm_rms_epsilon", 1e-6),
+        attention=AttentionSizes(heads, kv, head_size, _rope(file, head_size)),
+    )
+
+
+def _rope(file: HeadFile, head_size: int) -> Rope:
+    scaling = file.header.metadata.get("eagle3.rope.scaling.type", "none")
+    if scaling not in ("none", "linear"):
+        raise UnsupportedModelError(
+            f"{file.path} scales its positions by {scaling!r}: EAGLE-3 heads are run with none, linear or rope_freqs"
+        )
+    n_dims = file.size("rope.dimension_count", default=head_size)
+    if n_dims % 2 or n_dims > head_size:
+        raise MalformedFileError(f"{file.path} rotates {n_dims} of {head_size} numbers of a head: convert it again")
+    factor = file.number("rope.scaling.factor", 1.0) if scaling == "linear" else 1.0
+    return Rope(n_dims, freq_base=file.number("rope.freq_base", 10000.0), freq_scale=1.0 / factor)
+
+
+def _tensor_names(file: HeadFile, sizes: PairSizes, target: Model, n_taps: int) -> tuple[str, ...]:
+    """Return all tensors of the file that are used, checked."""
+    h, wide, attention = sizes.hidden, sizes.feed_forward, sizes.attention
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (sizes.features, h),
+        "blk.0.attn_norm.weight": (h,),
+        "blk.0.attn_norm_2.weight": (h,),
+        "blk.0.attn_q.weight": (2 * h, attention.size),
+        "blk.0.attn_k.weight": (2 * h, attention.kv_size),
+        "blk.0.attn_v.weight": (2 * h, attention.kv_size),
+        "blk.0.attn_output.weight": (attention.size, h),
+        "blk.0.ffn_norm.weight": (h,),
+        "blk.0.ffn_gate.weight": (h, wide),
+        "blk.0.ffn_up.weight": (h, wide),
+        "blk.0.ffn_down.weight": (wide, h),
+        "output_norm.weight": (h,),
+    }
+    if file.flag("norm_before_fc"):
+        shapes[FEATURES_NORM] = (sizes.features,)
+    if file.flag("fc_norm"):
+        shapes |= {f"fc_norm.{tap}.weight": (target.n_embd,) for tap in range(n_taps)}
+    if ROPE_FACTORS in file:
+        shapes[ROPE_FACTORS] = (attention.rope.n_dims // 2,)
+    if WORD_MAP in file:
+        shapes[WORD_MAP] = (sizes.words,)
+    elif sizes.words != target.vocabulary.size:
+        raise MalformedFileError(
+            f"{file.path} predicts {sizes.words} words of the target's {target.vocabulary.size}, and has no tensor d2t "
+            "that says which"
+        )
+    for name, words in (("token_embd.weight", target.vocabulary.size), ("output.weight", sizes.words)):
+        if name in file:
+            shapes[name] = (h, words)
+        elif h != target.n_embd:
+            raise PairError(
+                f"{file.path} cannot draft for {target.path}: it has no {name}, and the target's is for states of "
+                f"{target.n_embd} numbers, not {h}"
+            )
+    return tuple(file.require(name, shape) for name, shape in shapes.items())
+
+
+FloatRows = npt.NDArray[np.float32]
+
+
+class Eagle3Head(PairHead):
+    """The head of a file, for the target it was made for; the options are those of `PairHead`.
+
+    Raises UnsupportedModelError for a target whose layer inputs llama.cpp does not hand out, PairError for one that the
+    head was not made for, MalformedFileError for a file that contradicts itself.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        target: Model,
+        *,
+        ranks: int,
+        whole_rows: bool = False,
+        n_threads: int = 0,
+    ) -> None:
+        file = HeadFile(path, "eagle3")
+        layout = read_layout(file, target)
+        self.taps = layout.taps
+        self._norm_before_residual = layout.norm_before_residual
+        self._norm_output = layout.norm_output
+        self._n_target_words = target.vocabulary.size
+        super().__init__(
+            file,
+            layout.tensors,
+            "blk.0.",
+            layout.sizes,
+            target,
+            ranks=ranks,
+            whole_rows=whole_rows,
+            n_threads=n_threads,
+        )
+        try:
+            if WORD_MAP in self._weights:
+                ids = self._weights.read(WORD_MAP, np.int64)
+                self._word_ids = checked_words(ids.astype(np.int64, copy=False), file, target)
+        except BaseException:
+            self.close()
+            raise
+
+    def fused(self, builder: GraphBuilder, features: Tensor) -> Tensor:
+        """Return the taps joined into states: norms where the head has them, then `fc`."""
+        eps = self.sizes.norm_eps
+        if FEATURES_NORM in self._weights:
+            features = builder.rms_norm(features, Tensor(self._weights[FEATURES_NORM]), eps)
+        if "fc_norm.0.weight" in self._weights:
+            width = self.sizes.features // len(self.taps)
+            normed = [
+                builder.rms_norm(
+                    builder.contiguous(builder.columns(features, tap * width, width)),
+                    Tensor(self._weights[f"fc_norm.{tap}.weight"]),
+                    eps,
+                )
+                for tap in range(len(self.taps))
+            ]
+            features = normed[0]
+            for layer in normed[1:]:
+                features = builder.concat(features, layer)
+        return builder.mul_mat(Tensor(self._weights["fc.weight"]), features)
+
+    def predicted(self, builder: GraphBuilder, words: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+        """Return what the layer makes of [norm(embedding); norm(state)]; see the module."""
+        eps = self.sizes.norm_eps
+        words = builder.rms_norm(words, self._weight("attn_norm.weight"), eps)
+        normed = builder.rms_norm(states, self._weight("attn_norm_2.weight"), eps)
+        residual = normed if self._norm_before_residual else states
+        factors = self._own(ROPE_FACTORS)
+        z = self._layer(builder, builder.concat(words, normed), residual, places, factors)
+        read = builder.rms_norm(z, Tensor(self._weights["output_norm.weight"]), eps)
+        return (read if self._norm_output else z), read
+
+    def target_rows(self, logits: FloatRows) -> FloatRows:
+        """Return logits over the target's tokens; those that the head does not know get -inf."""
+        if self._word_ids is None:
+            return logits
+        rows = np.full((len(logits), self._n_target_words), -np.inf, np.float32)
+        rows[:, self._word_ids] = logits
+        return rows
+
+
+def is_head(path: str | os.PathLike[str]) -> bool:
+    """Return whether a GGUF file holds heads, which are no model of their own."""
+    return method_of_head(read_header(path).architecture) is not None
+
+
+def check_head(path: str | os.PathLike[str], target: Model) -> None:
+    """Raise PairError, UnsupportedModelError or MalformedFileError for a head that cannot draft for this target."""
+    file = HeadFile(path, read_header(path).architecture)
+    if file.kind != "eagle3":
+        file.check_target(target)
+        return
+    if WORD_MAP not in read_layout(file, target).tensors:
+        return
+    device = ComputeDevice(n_threads=1)
+    try:
+        store = load_tensors(path, device, [WORD_MAP])
+        try:
+            checked_words(store.read(WORD_MAP, np.int64).astype(np.int64, copy=False), file, target)
+        finally:
+            store.close()
+    finally:
+        device.close()

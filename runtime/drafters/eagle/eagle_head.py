@@ -1,0 +1,76 @@
+"""The head of EAGLE-1 and EAGLE-2 (Li et al. 2024): it reads the target's final hidden states.
+
+It predicts the target's next final hidden state from the one at position j, f_j, and the token after it, t_(j+1):
+x = fc [embed(t_(j+1)); f_j] + b, then one Llama layer without an input norm (attention over the pairs before, x + attn;
+then x + mlp(norm(x))). The target's own output matrix turns the predicted state into the draft law of t_(j+2).
+Reference: SafeAILab/EAGLE, `eagle/model/cnets1.py` and `cnets.py`; HASS checkpoints are of the same form.
+
+Tensors: `eagle.fc.weight` (2h, h), `eagle.fc.bias` (h, optional), those of `decoder_layer` after `eagle.`,
+`token_embd.weight` (h, words, optional).
+"""
+
+from __future__ import annotations
+
+import os
+
+from specrun.bindings.ggml import GraphBuilder, Tensor
+from specrun.bindings.model import Model
+from specrun.runtime.drafters.eagle.pair_head import PairHead, PairSizes
+from specrun.runtime.heads import HeadFile, Places, layer_attention, layer_tensor_names
+
+
+class EagleHead(PairHead):
+    """The head of a file, for the target it was made for; the options are those of `PairHead`."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        target: Model,
+        *,
+        ranks: int,
+        whole_rows: bool = False,
+        n_threads: int = 0,
+    ) -> None:
+        file = HeadFile(path, "eagle")
+        file.check_target(target)
+        sizes = _sizes(file)
+        super().__init__(
+            file,
+            _tensor_names(file, sizes),
+            "eagle.",
+            sizes,
+            target,
+            ranks=ranks,
+            whole_rows=whole_rows,
+            n_threads=n_threads,
+        )
+
+    def predicted(self, builder: GraphBuilder, words: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+        """Return the layer's output for fc [embedding; state] + b, which the output matrix reads as it is."""
+        x = builder.mul_mat(self._weight("fc.weight"), builder.concat(words, states))
+        if "eagle.fc.bias" in self._weights:
+            x = builder.add(x, self._weight("fc.bias"))
+        x = self._layer(builder, x, x, places)
+        return x, x
+
+
+def _sizes(file: HeadFile) -> PairSizes:
+    attention = layer_attention(file)
+    return PairSizes(
+        hidden=attention.size,
+        features=attention.size,
+        words=file.size("vocab_size"),
+        feed_forward=file.size("feed_forward_length"),
+        norm_eps=file.number("attention.layer_norm_rms_epsilon", 1e-6),
+        attention=attention,
+    )
+
+
+def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
+    """Return all tensors of the file that are used, checked."""
+    h = sizes.hidden
+    names = [file.require("eagle.fc.weight", (2 * h, h)), *layer_tensor_names(file, "eagle.", sizes.attention)]
+    for name, shape in (("eagle.fc.bias", (h,)), ("token_embd.weight", (h, sizes.words))):
+        if name in file:
+            names.append(file.require(name, shape))
+    return names

@@ -1,0 +1,68 @@
+"""Builds `hydra(heads.gguf, ...)`: the heads, shared, and the shape of their trees."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.costs import TYPICAL_PATH_ACCURACY
+from specrun.runtime.drafter import DrafterWeights
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
+from specrun.runtime.drafters.hydra.drafter import HydraDrafter
+from specrun.runtime.drafters.hydra.hydra_head import HydraHead
+from specrun.runtime.drafters.tree_options import TreeOptions, head_tree, ranks_by_depth
+from specrun.runtime.language import Expression, ExpressionOptions
+from specrun.runtime.methods import options_of
+from specrun.runtime.trees import DynamicShape, Topology
+
+
+def build_hydra(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+    """Build `hydra(heads.gguf, nodes=16)`, `hydra(heads.gguf, tree=4x2)`, `hydra(heads.gguf, depth=4, topk=4)`.
+
+    Static trees are asked for as Medusa's (`head_tree`); `depth` or `topk` ask for a dynamic one, `n` for a chain.
+    """
+    options = options_of(expression)
+    path = file_of(expression, environment)
+    head = HydraHead(path, environment.target, n_threads=environment.context.n_threads)
+    try:
+        shape = _shape(expression, options, environment, head)
+        head.prepare([shape.topk] * shape.depth if isinstance(shape, DynamicShape) else ranks_by_depth(shape))
+    except BaseException:
+        head.close()
+        raise
+    name, n_cells = str(expression), environment.n_ctx
+    return DrafterWeights(name, lambda: HydraDrafter(head.cells(n_cells), shape, name=name), [head])
+
+
+def _shape(
+    expression: Expression, options: ExpressionOptions, environment: DraftEnvironment, head: HydraHead
+) -> Topology | DynamicShape:
+    tree = TreeOptions(
+        tree=options.optional("tree"),
+        depth=options.optional_integer("depth"),
+        topk=options.optional_integer("topk"),
+        nodes=options.optional_integer("nodes"),
+        n=options.optional_integer("n"),
+    )
+    if tree.n is not None and not tree.asks_for_tree:
+        if not 1 <= tree.n <= head.n_heads:
+            raise OptionError(f"n is {tree.n}: these Hydra heads draft 1 to {head.n_heads} tokens")
+        return Topology.chain(tree.n)
+    if tree.n is tree.depth is tree.topk is None:
+        return head_tree(
+            expression,
+            options,
+            environment,
+            stored=head.accuracy,
+            n_depths=head.n_heads,
+            depth_cost=head.evaluated_params / head.n_heads / environment.target.n_params,
+            typical=(TYPICAL_PATH_ACCURACY,) * head.n_heads,
+        )
+    if options.optional("accuracy") is not None:
+        raise OptionError(
+            f"{expression}: accuracy= is what static trees are made from; leave it out, or depth= and topk="
+        )
+    if tree.depth is None:
+        most = head.n_heads if tree.nodes is None else max(1, tree.nodes)
+        tree = dataclasses.replace(tree, depth=min(head.n_heads, most))
+    return tree.shape(environment.context.n_batch, lambda nodes, depth: Topology(()))

@@ -1,0 +1,346 @@
+"""Hydra's heads (Ankner et al. 2024, section 3) as ggml graphs: each knows the tokens drafted before its own.
+
+Head k predicts the word k + 2 places after the hidden state h of position t, given the tokens between,
+t+1 (the target's own) to t+1+k: x = [h; embed(t+1); ...; embed(t+1+k)], then residual blocks, then an output matrix.
+The first block makes x narrower, S x + c + SiLU(W x + b), later ones keep the width, x + SiLU(W x + b). Hydra++ puts
+the output of a prefix layer in the place of h (`prefix_layer`). Heads that are not grounded read h alone, as Medusa's.
+Without an output matrix of its own a head uses the target's. The embeddings are the target's.
+
+The heads are weights, loaded once; every conversation that drafts with them has cells of its own (`HydraHead.cells`).
+
+Tensors of head k: `hydra.{k}.res.{j}.weight` ((k + 2) h, h) for j = 0, else (h, h), and `.bias` (h);
+`hydra.{k}.skip.weight` ((k + 2) h, h) and `.bias` (h), the first block's S and c, of grounded heads only;
+`hydra.{k}.output.weight` (h, words, optional) and `.bias` (words, optional). The prefix layer: see `prefix_layer`.
+Metadata: `hydra.embedding_length`, `.vocab_size`, `.head_count`, `.block_count`, `.grounded` (bool, true where absent),
+`.prefix_layer` (bool, false where absent), `.node_accuracy` (optional, see `node_accuracy`); for the prefix layer
+`.attention.head_count`, `.attention.head_count_kv`, `.feed_forward_length`, `.rope.freq_base`, `.rope.scaling.factor`,
+`.attention.layer_norm_rms_epsilon`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.ggml import (
+    F32,
+    I32,
+    ComputeDevice,
+    Graph,
+    GraphBuilder,
+    TargetTensors,
+    Tensor,
+    TensorStore,
+    load_tensors,
+)
+from specrun.bindings.model import Model
+from specrun.runtime.drafters.hydra.hydra_chain import HydraChains, HydraGraphParts
+from specrun.runtime.drafters.hydra.prefix_layer import PrefixCells, PrefixLayer, plan_prefix
+from specrun.runtime.heads import (
+    ChainWords,
+    HeadFile,
+    NativeShare,
+    PossibleChains,
+    RankedWords,
+    add_ranking,
+    filled_width,
+    ranked_words,
+    stored_accuracy,
+    words_by_rank,
+)
+
+_MAX_HEADS, _MAX_BLOCKS = 32, 16
+
+FloatRows = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class _HeadTensors:
+    """The names of one head's tensors: (weight, bias) of each block, of the skip connection, of the output."""
+
+    blocks: tuple[tuple[str, str], ...]
+    skip: tuple[str, str] | None
+    output: str | None
+    output_bias: str | None
+
+    @property
+    def names(self) -> list[str]:
+        """All of them."""
+        pairs = [*self.blocks, self.skip or (), (self.output, self.output_bias)]
+        return [name for pair in pairs for name in pair if name is not None]
+
+
+class HydraHead:
+    """The weights of a file's heads on the target's device. Close it after the cells it made, before the target.
+
+    `prefix` is the prefix layer where there is one: what it returns is then the state that the heads read. `ranks[k]`
+    is how many tokens head k has to name; without it, `prepare` says so later. `evaluated_params` are the weights that
+    an evaluation of all heads reads.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        target: Model,
+        *,
+        ranks: Sequence[int] | None = None,
+        n_threads: int = 0,
+    ) -> None:
+        file = HeadFile(path, "hydra")
+        file.check_target(target)
+        self.n_heads = file.size("head_count", _MAX_HEADS)
+        self.accuracy = stored_accuracy(file, self.n_heads)
+        self.n_params = file.header.n_parameters
+        self.prefix: PrefixLayer | None = None
+        self._grounded = file.flag("grounded", default=True)
+        self._hidden = target.n_embd
+        self._words = file.size("vocab_size")
+        self._heads = _head_tensors(file, self.n_heads, grounded=self._grounded)
+        names = [name for head in self._heads for name in head.names]
+        prefix = plan_prefix(file) if file.flag("prefix_layer") else None
+        names += [] if prefix is None else prefix.names
+        shared = sum(head.output is None for head in self._heads)
+        self.evaluated_params = self.n_params + shared * self._hidden * self._words
+        self._ranks: tuple[int, ...] = ()
+        self._graphs: dict[tuple[int, int, bool], Graph] = {}
+        self._device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
+        self._target = TargetTensors(target, self._device)
+        self._weights: TensorStore | None = None
+        try:
+            self._weights = load_tensors(path, self._device, names)
+            if prefix is not None:
+                self.prefix = PrefixLayer(prefix, self._weights, self._device)
+            self._embedding = self._target.embedding() if self._grounded else None
+            self._output = self._target.output() if shared else None
+            if ranks is not None:
+                self.prepare(ranks)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in the graphs of heads, chains and prefix layer, of all cells."""
+        return self._device.native_seconds
+
+    def cells(self, n_cells: int) -> HydraCells:
+        """Return what one conversation needs of the heads.
+
+        Their prefix layer, where there is one, has room for `n_cells` of its positions.
+        """
+        return HydraCells(self, n_cells)
+
+    def prepare(self, ranks: Sequence[int]) -> None:
+        """Say how many words each head has to name; fewer entries than heads leave the last heads out."""
+        if not 0 < len(ranks) <= self.n_heads:
+            raise OptionError(f"a tree of depth {len(ranks)}: these Hydra heads reach 1 to {self.n_heads} tokens deep")
+        self._close_graphs()
+        self._ranks = tuple(min(one, self._words) for one in ranks)
+
+    def best_words(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
+        """Return the best words [n, ranks] after each of n paths, all of one length, below a state.
+
+        A path is the tokens from the target's own on; those of k + 1 tokens are head k's. The state is [hidden] for all
+        paths or [n, hidden].
+        """
+        n, graph = self._evaluate(state, paths, probabilities=False)
+        words = words_by_rank(graph, n)
+        return words if n == len(paths) else words.repeat(len(paths), 0)
+
+    def best_laws(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedWords:
+        """Return the same words with their log-probabilities."""
+        n, graph = self._evaluate(state, paths, probabilities=True)
+        best = ranked_words(graph, n)
+        if n == len(paths):
+            return best
+        return RankedWords(best.words.repeat(len(paths), 0), best.log_probs.repeat(len(paths), 0))
+
+    def check_chain(self, token: int, n: int) -> None:
+        """Raise OptionError for a chain of n tokens after a token that these heads cannot draft."""
+        if not 0 < n <= self.n_heads:
+            raise OptionError(f"a chain of {n} tokens: these Hydra heads reach 1 to {self.n_heads} tokens deep")
+        if not 0 <= token < self._words:  # ggml would end the process
+            raise OptionError(f"a token outside the {self._words} words of these Hydra heads")
+
+    def new_chains(self, prefix: PrefixCells | None) -> HydraChains:
+        """Prepare for a conversation's chains.
+
+        Raises UnsupportedModelError where a drafted token may have no embedding.
+        """
+        if self._embedding is not None and self._embedding.shape[1] < self._words:
+            raise UnsupportedModelError(f"words from {self._embedding.shape[1]} on have no embedding")
+        n_blocks = max(len(head.blocks) for head in self._heads)
+        parts = HydraGraphParts(self._hidden, n_blocks, self._embedding, self._logits)
+        return HydraChains(self._device, prefix, parts)
+
+    def close(self) -> None:
+        """Free graphs, weights and device; calling it again does nothing."""
+        self._close_graphs()
+        if self._weights is not None:
+            self._weights.close()
+            self._weights = None
+        self._target.close()
+        self._device.close()
+
+    def _evaluate(self, state: FloatRows, paths: Sequence[Sequence[int]], *, probabilities: bool) -> tuple[int, Graph]:
+        """Run the graph of a head; only one path of heads that are not grounded, which say the same after all."""
+        head = len(paths[0]) - 1
+        if not 0 <= head < len(self._ranks):
+            raise OptionError(f"a path of {head + 1} tokens: these Hydra heads are prepared for {len(self._ranks)}")
+        n = len(paths) if self._grounded or state.ndim > 1 else 1
+        width = filled_width(n)
+        graph = self._graphs.get((head, width, probabilities))
+        if graph is None:
+            graph = self._graphs[head, width, probabilities] = self._build(head, width, probabilities=probabilities)
+        states = graph.inputs["state"]
+        states[:n], states[n:] = state, 0.0
+        if self._grounded:
+            if not all(0 <= token < self._words for path in paths for token in path):  # ggml would end the process
+                raise OptionError(f"a path with a token outside the {self._words} words of these Hydra heads")
+            tokens = graph.inputs["tokens"].reshape(width, head + 1)
+            tokens[:n], tokens[n:] = paths, 0
+        graph.compute()
+        return n, graph
+
+    def _close_graphs(self) -> None:
+        while self._graphs:
+            self._graphs.popitem()[1].close()
+
+    def _build(self, head: int, n: int, *, probabilities: bool) -> Graph:
+        """Return the graph of a head for n paths."""
+        builder = GraphBuilder(self._device)
+        try:
+            x = builder.input("state", F32, self._hidden, n)
+            if self._embedding is not None:
+                # The tokens lie path after path, so the embeddings of a path are one row already.
+                embedded = builder.get_rows(self._embedding, builder.input("tokens", I32, n * (head + 1)))
+                x = builder.concat(x, builder.reshape(embedded, self._hidden * (head + 1), n))
+            logits = self._logits(builder, head, x)
+            add_ranking(builder, logits, self._ranks[head], probabilities=probabilities)
+            return builder.build()
+        finally:
+            builder.close()
+
+    def _logits(self, builder: GraphBuilder, head: int, x: Tensor) -> Tensor:
+        """Return a head's logits (words, n) for what it reads, (width, n)."""
+        tensors = self._heads[head]
+        for index, block in enumerate(tensors.blocks):
+            skip = tensors.skip if index == 0 else None
+            around = x if skip is None else self._linear(builder, *skip, x)
+            x = builder.add(around, builder.silu(self._linear(builder, *block, x)))
+        logits = builder.mul_mat(self._output_matrix(tensors), x)
+        return logits if tensors.output_bias is None else builder.add(logits, self._weight(tensors.output_bias))
+
+    def _linear(self, builder: GraphBuilder, weight: str, bias: str, x: Tensor) -> Tensor:
+        return builder.add(builder.mul_mat(self._weight(weight), x), self._weight(bias))
+
+    def _output_matrix(self, tensors: _HeadTensors) -> Tensor:
+        if tensors.output is not None:
+            return self._weight(tensors.output)
+        assert self._output is not None
+        return self._output
+
+    def _weight(self, name: str) -> Tensor:
+        assert self._weights is not None
+        return Tensor(self._weights[name])
+
+
+class HydraCells:
+    """What one conversation has of Hydra's heads: its positions in the prefix layer, the graphs of its chains.
+
+    `prefix` are the cells of the prefix layer, None where there is none: the heads then read the target's hidden
+    states. What the heads say of a state depends on nothing else, so their own graphs are shared. Close it before them.
+    """
+
+    def __init__(self, head: HydraHead, n_cells: int) -> None:
+        self._head = head
+        self._native = NativeShare(lambda: head.native_seconds)
+        self.prefix = None if head.prefix is None else head.prefix.cells(n_cells)
+        self._chains = PossibleChains(lambda: head.new_chains(self.prefix))
+
+    @property
+    def n_params(self) -> int:
+        """The heads' parameters."""
+        return self._head.n_params
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in graphs that this conversation ran."""
+        return self._native.seconds
+
+    def states(self, states: FloatRows, position: int, count: int) -> FloatRows:
+        """Return what the heads read, [n, hidden], for the hidden states [n, hidden] of positions `position` on.
+
+        That is what `PrefixCells.evaluate` makes of them; without a prefix layer they are read themselves.
+        """
+        if self.prefix is None:
+            return states
+        with self._native:
+            return self.prefix.evaluate(states, position, count)
+
+    def best_words(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
+        """Return the best tokens [n, ranks] after each path; see `HydraHead.best_words`."""
+        with self._native:
+            return self._head.best_words(state, paths)
+
+    def best_laws(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedWords:
+        """Return the same tokens with their log-probabilities."""
+        with self._native:
+            return self._head.best_laws(state, paths)
+
+    def chain(
+        self, states: FloatRows, position: int, count: int, token: int, n: int, *, probabilities: bool = False
+    ) -> ChainWords | None:
+        """Return n tokens of a greedy chain after a token, below the last of the hidden states [m, hidden].
+
+        With a prefix layer all of them pass through it, as in `PrefixCells.evaluate`. None where the backends cannot
+        compute it in one graph, or the numbers are too large for one.
+        """
+        self._head.check_chain(token, n)
+        if self.prefix is not None and count + len(states) > self.prefix.n_cells:
+            raise OptionError(
+                f"a prefix layer with {self.prefix.n_cells} cells cannot hold {count + len(states)} positions"
+            )
+
+        def run(chains: HydraChains) -> ChainWords:
+            with self._native:
+                return chains.run(states, position, count, token, n, probabilities=probabilities)
+
+        return self._chains.draft(len(states), n, run)
+
+    def close(self) -> None:
+        """Free the chains' graphs and the cells; calling it again does nothing."""
+        self._chains.close()
+        if self.prefix is not None:
+            self.prefix.close()
+
+
+def _head_tensors(file: HeadFile, n_heads: int, *, grounded: bool) -> list[_HeadTensors]:
+    """Return each head's tensors, checked."""
+    hidden, words = file.size("embedding_length"), file.size("vocab_size")
+    n_blocks = file.size("block_count", _MAX_BLOCKS)
+    found: list[_HeadTensors] = []
+    for head in range(n_heads):
+        wide = hidden * (head + 2) if grounded else hidden
+        first = f"hydra.{head}.res.0"
+        blocks = [_pair(file, first, wide, hidden)]
+        blocks += [_pair(file, f"hydra.{head}.res.{block}", hidden, hidden) for block in range(1, n_blocks)]
+        output, bias = f"hydra.{head}.output.weight", f"hydra.{head}.output.bias"
+        found.append(
+            _HeadTensors(
+                tuple(blocks),
+                _pair(file, f"hydra.{head}.skip", wide, hidden) if grounded else None,
+                file.require(output, (hidden, words)) if output in file else None,
+                file.require(bias, (words,)) if bias in file else None,
+            )
+        )
+    return found
+
+
+def _pair(file: HeadFile, name: str, wide: int, hidden: int) -> tuple[str, str]:
+    return file.require(f"{name}.weight", (wide, hidden)), file.require(f"{name}.bias", (hidden,))

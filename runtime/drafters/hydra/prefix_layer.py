@@ -1,0 +1,136 @@
+"""Hydra++'s prefix layer (Ankner et al. 2024, section 4.3): one Llama layer over the target's final hidden states.
+
+What it makes of position j, from the hidden states up to j, takes the place of the target's own hidden state as the
+heads' input. It is a whole one-layer Llama without embeddings: x + attention(norm(x)), x + mlp(norm(x)), norm.
+Only committed text passes through it, so its cache has no branches. The layer is weights, and every conversation has
+cells of its own (`PrefixLayer.cells`).
+
+Tensors: `hydra.prefix.attn_norm.weight`, those of `decoder_layer` after `hydra.prefix.`, and
+`hydra.prefix.output_norm.weight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import OptionError
+from specrun.bindings.ggml import F32, ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
+from specrun.runtime.heads import (
+    AttentionSizes,
+    HeadFile,
+    KeyValueCache,
+    LayerWeights,
+    LengthGraphs,
+    decoder_layer,
+    fill_chain_places,
+    filled_width,
+    layer_attention,
+    layer_tensor_names,
+)
+
+FloatRows = npt.NDArray[np.float32]
+
+_PREFIX = "hydra.prefix."
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixPlan:
+    """What a head's file says of its prefix layer: sizes, and the names of its tensors."""
+
+    attention: AttentionSizes
+    norm_eps: float
+    names: list[str]
+
+
+def plan_prefix(file: HeadFile) -> PrefixPlan:
+    """Read and check what a file says; raises MalformedFileError."""
+    attention = layer_attention(file)
+    norms = [file.require(f"{_PREFIX}{name}.weight", (attention.size,)) for name in ("attn_norm", "output_norm")]
+    names = norms + layer_tensor_names(file, _PREFIX, attention)
+    return PrefixPlan(attention, file.number("attention.layer_norm_rms_epsilon", 1e-6), names)
+
+
+class PrefixLayer:
+    """The layer's weights, which are the head's: nothing here is to be closed but the cells it makes."""
+
+    def __init__(self, plan: PrefixPlan, weights: TensorStore, device: ComputeDevice) -> None:
+        self.plan = plan
+        self.weights = LayerWeights(weights, _PREFIX)
+        self.device = device
+
+    def cells(self, n_cells: int) -> PrefixCells:
+        """Return room for `n_cells` positions of one conversation, none of them known."""
+        return PrefixCells(self, n_cells)
+
+
+class PrefixCells:
+    """One conversation's positions in the layer: their keys and values, and the graphs over them.
+
+    There is room for `n_cells`, which is what was asked for, rounded up; the keys of a position are `kv_size`
+    numbers, its values as many. Close it before the head.
+    """
+
+    def __init__(self, layer: PrefixLayer, n_cells: int) -> None:
+        self._layer = layer
+        self._graphs = LengthGraphs(self._build)
+        self._cache = KeyValueCache(layer.device, layer.plan.attention, n_cells)
+        self.n_cells = self._cache.n_cells
+        self.kv_size = layer.plan.attention.kv_size
+
+    def evaluate(self, states: FloatRows, position: int, count: int) -> FloatRows:
+        """Return the layer's output [n, hidden] for the hidden states [n, hidden] of positions `position` on.
+
+        Their keys and values follow the `count` that are in the cache: all of these are seen, and none after them.
+        """
+        n, used = len(states), count + len(states)
+        if n < 1 or used > self.n_cells:
+            raise OptionError(f"a prefix layer with {self.n_cells} cells cannot hold {used} positions")
+        graph = self._graphs.get(self._cache.length(used), filled_width(n))
+        self.fill(graph.inputs, states, position, count)
+        graph.compute()
+        return graph.read("output")[:n].astype(np.float32, copy=False)
+
+    def length(self, used: int) -> int:
+        """Return how many cells a graph reads so that it sees the first `used` of them."""
+        return self._cache.length(used)
+
+    def add(self, builder: GraphBuilder, n: int, length: int) -> Tensor:
+        """Add the layer for n hidden states to a graph: return its output (hidden, n).
+
+        The graph gets the inputs that `fill` fills, and reads the first `length` cells.
+        """
+        plan, weights = self._layer.plan, self._layer.weights
+        eps = plan.norm_eps
+        x = builder.input("states", F32, plan.attention.size, n)
+        normed = builder.rms_norm(x, weights["attn_norm.weight"], eps)
+        factors = weights.get("rope_freqs.weight")
+        places = self._cache.places(builder, n, length)
+        x = decoder_layer(builder, weights, normed, x, places, eps, factors)
+        return builder.rms_norm(x, weights["output_norm.weight"], eps)
+
+    def fill(self, inputs: Mapping[str, npt.NDArray[Any]], states: FloatRows, position: int, count: int) -> None:
+        """Fill a graph's inputs with hidden states; see `evaluate`. Rows of the graph beyond them do nothing."""
+        n = len(states)
+        fill_chain_places(inputs, position, count, n, self._cache.spare, 0)
+        rows = inputs["states"]
+        rows[:n] = states
+        if n < len(rows):
+            rows[n:] = 0.0
+
+    def close(self) -> None:
+        """Free graphs and cache."""
+        self._graphs.close()
+        self._cache.close()
+
+    def _build(self, length: int, n: int) -> Graph:
+        builder = GraphBuilder(self._layer.device)
+        try:
+            builder.output("output", self.add(builder, n, length))
+            return builder.build()
+        finally:
+            builder.close()

@@ -1,0 +1,198 @@
+"""A pool of n-grams over its life: loaded, learned into by conversations, set back for a measurement, saved.
+
+Pools of n-grams as files: little-endian, versioned, bound to a vocabulary, whole or not at all.
+
+    magic "SPECNGRM" | version u32 | n u32 | n-grams u64 | tokens u64 | vocabulary size u32 | vocabulary SHA-256
+    lengths u8[n-grams] | tokens i32[tokens] | SHA-256 of all before
+
+N-grams stand in the order of their use, so that a pool with smaller bounds keeps the latest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from specrun.bindings.atomic import atomic_path, check_target
+from specrun.bindings.errors import FileMissingError, MalformedFileError, ModelError, OptionError
+from specrun.runtime.drafters.lookahead.ngram_pool import MAX_NGRAM, NgramPool
+
+_MAGIC = b"SPECNGRM"
+_VERSION = 1
+_HEADER = struct.Struct("<8sIIQQI32s")
+_DIGEST = 32
+_MAX_FILE = 1 << 30
+
+
+class Words(Protocol):
+    """What tells a vocabulary from another: `Vocabulary` has it, tests bring their own."""
+
+    @property
+    def size(self) -> int:
+        """How many words there are."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """The SHA-256 of all words."""
+
+
+def save_pool(pool: NgramPool, path: str | os.PathLike[str], vocabulary: Words) -> None:
+    """Write a pool over `path`: after a crash at any moment the old file or the new one is there, never a part.
+
+    Raises OptionError if the file cannot be written, SpecrunError if the disk is full.
+    """
+    ngrams = list(pool)
+    lengths = np.fromiter(map(len, ngrams), np.uint8, len(ngrams))
+    tokens = np.fromiter(chain.from_iterable(ngrams), "<i4", int(lengths.sum(dtype=np.int64)))
+    header = _HEADER.pack(_MAGIC, _VERSION, pool.n, len(ngrams), len(tokens), vocabulary.size, vocabulary.fingerprint)
+    content = header + lengths.tobytes() + tokens.tobytes()
+    with atomic_path(path, force=True) as aside:
+        aside.write_bytes(content + hashlib.sha256(content).digest())
+
+
+def load_pool(
+    path: str | os.PathLike[str],
+    vocabulary: Words,
+    *,
+    n: int | None = None,
+    per_key: int = 16,
+    max_keys: int = 16384,
+) -> NgramPool:
+    """Return the pool of a file, within these bounds; `n` None takes the file's, a smaller one cuts n-grams.
+
+    Raises FileMissingError, MalformedFileError for a file that is no pool, damaged or of another version, and
+    ModelError for a pool of another vocabulary.
+    """
+    place = Path(path)
+    content = _read(place)
+    if content[: len(_MAGIC)] != _MAGIC:
+        raise MalformedFileError(f"{place} is not a pool of n-grams; name another file to begin a new pool")
+    if len(content) < _HEADER.size + _DIGEST:
+        raise MalformedFileError(f"{place} is cut off after {len(content)} bytes; delete it to begin a new pool")
+    _, version, longest, n_ngrams, n_tokens, size, fingerprint = _HEADER.unpack_from(content)
+    if version != _VERSION:
+        raise MalformedFileError(f"{place} has format version {version}, this specrun reads {_VERSION}; delete it")
+    expected = _HEADER.size + n_ngrams + 4 * n_tokens + _DIGEST
+    if len(content) != expected:
+        raise MalformedFileError(f"{place} has {len(content)} bytes instead of {expected}; delete it to begin anew")
+    if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
+        raise MalformedFileError(f"{place} is damaged (its checksum is wrong); delete it to begin a new pool")
+    if (size, fingerprint) != (vocabulary.size, vocabulary.fingerprint):
+        raise ModelError(
+            f"{place} was made with another vocabulary ({size} words, the target has {vocabulary.size}); "
+            "give each target a pool of its own"
+        )
+    lengths = np.frombuffer(content, np.uint8, n_ngrams, _HEADER.size).astype(np.int64)
+    tokens = np.frombuffer(content, "<i4", n_tokens, _HEADER.size + n_ngrams)
+    if not _is_sound(lengths, tokens, longest, size):
+        raise MalformedFileError(f"{place} contradicts itself; delete it to begin a new pool")
+    pool = NgramPool(n or longest, per_key=per_key, max_keys=max_keys)
+    words: list[int] = tokens.tolist()
+    ends: list[int] = np.cumsum(lengths).tolist()
+    pool.update(words[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True))
+    return pool
+
+
+def _is_sound(lengths: np.ndarray, tokens: np.ndarray, longest: int, size: int) -> bool:
+    if not 2 <= longest <= MAX_NGRAM or int(lengths.sum()) != len(tokens):
+        return False
+    if len(lengths) and (lengths.min() < 2 or lengths.max() > longest):
+        return False
+    return not len(tokens) or (tokens.min() >= 0 and bool(tokens.max() < size))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > _MAX_FILE:
+            raise MalformedFileError(f"{path} is larger than any pool of n-grams; name another file")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise FileMissingError(f"there is no file {path}") from None
+    except IsADirectoryError:
+        raise OptionError(f"{path} is a folder; name a file") from None
+    except OSError as error:
+        raise FileMissingError(f"{path} cannot be read: {error.strerror}") from error
+
+
+class NgramStore:
+    """A pool that can return to how it began, and is saved with all that it ever learned.
+
+    `save` writes a pool somewhere; None keeps nothing. Several conversations may feed one store, each adding what
+    its own text says; what is drafted in one of them then depends on the others, the text never does.
+    """
+
+    def __init__(self, pool: NgramPool, save: Callable[[NgramPool], None] | None = None) -> None:
+        self.pool = pool
+        self._begun_with = pool.copy()
+        self._set_aside: NgramPool | None = None
+        self._save = save
+        self._is_new = False
+
+    def for_conversation(self) -> NgramStore:
+        """Return the store that a new conversation feeds: this one where it is saved, else one of its own.
+
+        What nobody saves is forgotten with the conversation: its own store begins with what this one began with.
+        """
+        return self if self._save is not None else NgramStore(self._begun_with.copy())
+
+    def add(self, ngram: Sequence[int]) -> None:
+        """Add an n-gram."""
+        self.pool.add(ngram)
+        self._is_new = True
+
+    def add_text(self, tokens: Sequence[int], start: int, size: int) -> list[tuple[int, ...]]:
+        """Add every n-gram of `size` tokens of a text that ends at position `start` or later; return them in order."""
+        ngrams = [tuple(tokens[end - size : end]) for end in range(max(start + 1, size), len(tokens) + 1)]
+        for ngram in ngrams:
+            self.add(ngram)
+        return ngrams
+
+    def forget(self) -> None:
+        """Return to how the pool began, for all that feed it; what was learned since is still saved."""
+        if self._save is not None and self._is_new:
+            self._set_aside = self._together()
+        self.pool = self._begun_with.copy()
+
+    def save(self) -> None:
+        """Write what is new, over an earlier file."""
+        if self._save is not None and self._is_new:
+            self._save(self._together())
+            self._is_new = False
+
+    def close(self) -> None:
+        """Save; the store stays usable."""
+        self.save()
+
+    def _together(self) -> NgramPool:
+        if self._set_aside is None:
+            return self.pool.copy()
+        together = self._set_aside.copy()
+        together.update(self.pool)
+        return together
+
+
+def open_store(
+    path: Path | None, words: Words, *, n: int, per_key: int, max_keys: int, keep: bool = True
+) -> NgramStore:
+    """Return the store of a file, which need not exist yet; None for one that lives in memory only.
+
+    `keep` False reads the file and never writes it. Raises the errors of `load_pool`, and at once those that writing
+    would raise for a missing folder.
+    """
+    if path is None:
+        return NgramStore(NgramPool(n, per_key=per_key, max_keys=max_keys))
+    if path.exists() or not keep:
+        pool = load_pool(path, words, n=n, per_key=per_key, max_keys=max_keys)
+    else:
+        pool = NgramPool(n, per_key=per_key, max_keys=max_keys)
+    if not keep:
+        return NgramStore(pool)
+    check_target(path, force=True)
+    return NgramStore(pool, lambda latest: save_pool(latest, path, words))

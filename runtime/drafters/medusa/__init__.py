@@ -1,0 +1,5 @@
+"""Medusa (Cai et al. 2024): heads that each guess one of the next tokens."""
+
+from specrun.runtime.drafters.medusa.medusa_head import MedusaHead
+
+__all__ = ["MedusaHead"]

@@ -1,0 +1,120 @@
+"""Medusa drafts a tree from one hidden state of the target (Cai et al. 2024).
+
+Builds `medusa(heads.gguf, ...)`: the heads, shared, and the tree of their tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
+from specrun.runtime.drafters.medusa.medusa_head import MedusaHead
+from specrun.runtime.drafters.tree_options import head_tree, ranks_by_depth
+from specrun.runtime.heads import NativeShare
+from specrun.runtime.language import Expression
+from specrun.runtime.methods import options_of
+from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.tree import DraftTree
+from specrun.runtime.trees import Topology
+
+
+class WordHeads(Protocol):
+    """Heads that name the likely words at the next places; `heads.medusa_head.MedusaHead` is one."""
+
+    n_params: int
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in their graph, whoever asked."""
+
+    def best_words(self, features: npt.NDArray[np.float32]) -> list[list[int]]:
+        """Return each head's words for a final hidden state [hidden], the most likely first."""
+
+
+class MedusaDrafter(Drafter):
+    """Children of depth k + 1 are head k's words by rank, whatever their parent: point masses.
+
+    The hidden state is the one from which the target's own token came, so a round's first drafts need no evaluation
+    of the target. In the first round of an answer it is the one before the prompt's last token, which is evaluated even
+    where its keys and values were cached; on models that cannot branch it may be missing, and nothing is drafted.
+
+    The heads are shared and not closed here: the hidden state is all that a conversation has of its own.
+    """
+
+    needs_hidden_states = True
+
+    def __init__(self, heads: WordHeads, topology: Topology, *, name: str = "medusa") -> None:
+        self.name = name
+        self.max_nodes = len(topology)
+        self.max_leaves = topology.n_leaves
+        self._heads = heads
+        self._native = NativeShare(lambda: heads.native_seconds)
+        self._topology = topology
+        self._features: npt.NDArray[np.float32] | None = None
+        self._known = 0  # how many tokens were committed when the features were taken
+        self._prompt_length = 0
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Forget the last answer's hidden state."""
+        self._features = None
+        self._prompt_length = len(tokens)
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Keep the hidden state before the prompt's last token."""
+        if start + count == self._prompt_length - 1:
+            self._keep(rows, count - 1, self._prompt_length)
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return the tree of the heads' words, cut where a limit asks for it."""
+        topology = self._topology.limited(request.max_depth, request.max_nodes)
+        if self._features is None or len(request.tokens) != self._known or not len(topology):
+            return DraftTree()
+        with self._native:
+            words = self._heads.best_words(self._features)
+        tokens = [words[depth - 1][rank] for depth, rank in zip(topology.depths, topology.ranks, strict=True)]
+        return DraftTree.of_points(tokens, topology.parents)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Keep the hidden state that the target's own token came from."""
+        self._keep(outcome.rows, outcome.path[-1] + 1 if outcome.path else 0, len(outcome.tokens))
+
+    def _keep(self, rows: EvaluatedRows, row: int, known: int) -> None:
+        self._features = np.array(rows.hidden_state(row), np.float32)
+        self._known = known
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in the heads' graph that this conversation ran."""
+        return self._native.seconds
+
+    @property
+    def n_params(self) -> int:
+        """The heads' parameters."""
+        return self._heads.n_params
+
+
+def build_medusa(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+    """Build `medusa(heads.gguf, tree=4x2)`, `medusa(heads.gguf, nodes=16, accuracy=FILE.csv)` or without options."""
+    options = options_of(expression)
+    path = file_of(expression, environment)
+    head = MedusaHead(path, environment.target, n_threads=environment.context.n_threads)
+    try:
+        topology = head_tree(
+            expression,
+            options,
+            environment,
+            stored=head.accuracy,
+            n_depths=head.n_heads,
+            depth_cost=head.evaluated_params / head.n_heads / environment.target.n_params,
+        )
+        head.prepare(ranks_by_depth(topology))
+    except BaseException:
+        head.close()
+        raise
+    name = str(expression)
+    return DrafterWeights(name, lambda: MedusaDrafter(head, topology, name=name), [head])

@@ -1,0 +1,211 @@
+"""Multi-token prediction: a target's own NextN blocks draft a chain (DeepSeek-V3, 2412.19437, section 2.2).
+
+Builds `mtp(...)`: NextN blocks of the target, or of a file that holds them apart.
+
+The blocks are shared; every conversation has a context over them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from specrun.bindings.errors import OptionError
+from specrun.bindings.model import Model
+from specrun.bindings.mtp_context import MtpContext, check_nextn
+from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.draft_model import RANKED_WORDS, ranking_params
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
+from specrun.runtime.drafters.mtp.state import MtpState
+from specrun.runtime.language import Expression
+from specrun.runtime.law import Law
+from specrun.runtime.methods import options_of
+from specrun.runtime.offload import resolve_gpu_layers
+from specrun.runtime.pairing import check_blocks
+from specrun.runtime.target import EvaluatedRows
+from specrun.runtime.transform import penalty_window, transformed_law
+from specrun.runtime.tree import DraftTree
+from specrun.runtime.trees import check_p_min, draft_chain
+
+MtpSampling = Literal["argmax", "with"]
+
+
+class MtpDrafter(Drafter):
+    """Drafts up to `num_draft_tokens` tokens in a row from the target's hidden states.
+
+    A model with one block uses it again and again, on its own states; one with several has a block for each token.
+    `sampling` "argmax" drafts point masses: the text stays plain decoding's own at every temperature. "with" draws from
+    the blocks' law, transformed like the target's. `p_min` ends a chain before a token whose law gives no word that
+    probability (at temperature 0: at temperature 1).
+
+    It is one conversation's: it owns the context, and the model is shared. `n_params` are the parameters that drafting
+    adds to the target's.
+    """
+
+    needs_nextn_states = True
+
+    def __init__(
+        self,
+        context: MtpContext,
+        *,
+        num_draft_tokens: int = 3,
+        sampling: MtpSampling = "argmax",
+        p_min: float = 0.0,
+        n_params: int = 0,
+        name: str = "mtp",
+    ) -> None:
+        check_p_min(p_min)
+        self.name = name
+        self.max_nodes = num_draft_tokens
+        self._context = context
+        self._sampling = sampling
+        self._p_min = p_min
+        self._state = MtpState(context)
+        self._prompt: list[int] = []
+        self._n_params = n_params
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Keep the pairs of what the prompt shares with the last text."""
+        self._prompt = list(tokens)
+        self._state.begin(tokens)
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Pair the prompt's states with the tokens after them."""
+        self._state.learn(start, _states(rows, range(count)), self._prompt)
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return a chain; none where the state before the last token is not known, or the context ends."""
+        start = len(request.tokens)
+        most = min(self.max_nodes, request.max_depth, request.max_nodes, self._context.n_ctx - start + 1)
+        root = self._state.root(request.tokens) if most > 0 else None
+        if root is None:
+            return DraftTree()
+        points = self._sampling == "argmax" or request.params.is_greedy
+        params = request.params
+        if points and self._p_min == 0.0:
+            params = params.replace(temperature=0.0)  # the favourite is the same, and no law has to be made
+        elif params.is_greedy:
+            params = ranking_params(params, RANKED_WORDS)  # a greedy law is always certain
+
+        def law_after(drafted: list[int]) -> Law:
+            row = self._state.after(drafted[-1]) if drafted else root
+            return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
+
+        return draft_chain(
+            law_after,
+            request.noise,
+            start,
+            most=most,
+            points=points,
+            threshold=self._p_min,
+            end_tokens=request.end_tokens,
+        )
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Pair the target's states of the last token and the accepted drafts with what came after them."""
+        self._state.learn(outcome.start - 1, _states(outcome.rows, outcome.path_rows), outcome.tokens)
+
+    def rewind(self, length: int) -> None:
+        """Forget tokens that were only guesses."""
+        self._state.cut(length)
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in the blocks' evaluations."""
+        return self._context.native_seconds
+
+    @property
+    def n_params(self) -> int:
+        """The blocks' parameters; those of a whole file where they have one of their own."""
+        return self._n_params
+
+    def close(self) -> None:
+        """Free the context."""
+        self._context.close()
+
+
+def _states(rows: EvaluatedRows, which: Sequence[int]) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    return np.stack([rows.nextn_state(row) for row in which])
+
+
+_DEFAULT_TOKENS = 3  # llama.cpp's --spec-draft-n-max
+
+
+def build_mtp(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+    """Build `mtp(n=3, sampling=argmax, p_min=0)`, or `mtp(mtp-blocks.gguf, ...)`."""
+    options = options_of(expression)
+    n = options.optional_integer("n")
+    if n is not None and not 1 <= n < environment.context.n_batch:
+        raise OptionError(f"n is {n}: give 1 to {environment.context.n_batch - 1} tokens, as many as a batch holds")
+    schemes: dict[str, MtpSampling] = {"argmax": "argmax", "with": "with"}
+    sampling = schemes[options.choice("sampling", list(schemes), "argmax")]
+    p_min = options.number("p_min", 0.0)
+    check_p_min(p_min)
+    owns_model = bool(expression.arguments)
+    model = _open(Path(expression.arguments[0].atom).expanduser(), environment) if owns_model else environment.target
+    try:
+        n_tokens = _n_tokens(expression, model, n)
+        check_nextn(model)
+    except BaseException:
+        if owns_model:
+            model.close()
+        raise
+    name, n_params = str(expression), model.n_params if owns_model else model.nextn.n_parameters
+    context = dataclasses.replace(environment.context, n_sequences=1, n_outputs=n_tokens + 1)
+
+    def start() -> MtpDrafter:
+        opened = MtpContext(model, context)
+        try:
+            return MtpDrafter(
+                opened,
+                num_draft_tokens=n_tokens,
+                sampling=sampling,
+                p_min=p_min,
+                n_params=n_params,
+                name=name,
+            )
+        except BaseException:
+            opened.close()
+            raise
+
+    return DrafterWeights(name, start, [model] if owns_model else [])
+
+
+def reads_own_blocks(expression: Expression) -> bool:
+    """Whether a drafter may draft with the target's own NextN blocks: the target must then be loaded with them.
+
+    Bare `auto` does where the target has some.
+    """
+    if expression.atom in ("mtp", "auto") and not expression.arguments:
+        return True
+    inner = (*expression.arguments, *(value for _, value in expression.options))
+    return any(map(reads_own_blocks, inner))
+
+
+def _n_tokens(expression: Expression, model: Model, n: int | None) -> int:
+    """Return how many tokens to draft: as asked, and with several blocks no more than there are."""
+    blocks = model.nextn.count
+    if blocks < 2:
+        return n or _DEFAULT_TOKENS
+    if n is not None and n > blocks:
+        raise OptionError(
+            f"{expression}: {model.path} has {blocks} NextN blocks, one for each token, so n is at most {blocks}"
+        )
+    return n or min(_DEFAULT_TOKENS, blocks)
+
+
+def _open(path: Path, environment: DraftEnvironment) -> Model:
+    """Open a file of NextN blocks; raises `PairError` unless they were made for a model like the target."""
+    layers = resolve_gpu_layers(environment.n_gpu_layers, path)
+    model = Model(path, n_gpu_layers=layers, use_mmap=environment.use_mmap, load_nextn=True)
+    try:
+        check_nextn(model)
+        check_blocks(environment.target, model)
+    except BaseException:
+        model.close()
+        raise
+    return model

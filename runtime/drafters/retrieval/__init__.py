@@ -1,0 +1,25 @@
+"""Prompt lookup (LLMA) and REST: continuations copied from the text so far or from a datastore."""
+
+from specrun.runtime.drafters.retrieval.build import with_reference
+from specrun.runtime.drafters.retrieval.continuation import Continuation, TreeLimits, continuation_tree, teach
+from specrun.runtime.drafters.retrieval.match_trust import LONGEST_MATCH, Evidence, MatchTrust, Standing
+from specrun.runtime.drafters.retrieval.ngram_index import NgramIndex
+from specrun.runtime.drafters.retrieval.prompt_lookup import PromptLookupDrafter
+from specrun.runtime.drafters.retrieval.realignment import Realignment
+from specrun.runtime.drafters.retrieval.rest import RestDrafter
+
+__all__ = [
+    "LONGEST_MATCH",
+    "Continuation",
+    "Evidence",
+    "MatchTrust",
+    "NgramIndex",
+    "PromptLookupDrafter",
+    "Realignment",
+    "RestDrafter",
+    "Standing",
+    "TreeLimits",
+    "continuation_tree",
+    "teach",
+    "with_reference",
+]

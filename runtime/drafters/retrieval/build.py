@@ -1,0 +1,90 @@
+"""Builds the drafters that retrieve text instead of running a model: prompt lookup and REST."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.drafter import Drafter, DrafterWeights
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
+from specrun.runtime.drafters.retrieval.datastore import open_store, read_reference
+from specrun.runtime.drafters.retrieval.prompt_lookup import PromptLookupDrafter
+from specrun.runtime.drafters.retrieval.rest import RestDrafter
+from specrun.runtime.language import Expression, parse_expression
+from specrun.runtime.methods import options_of
+
+_PROMPT_LOOKUP = "prompt-lookup"
+
+
+def build_prompt_lookup(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+    """Build `prompt-lookup(n=15, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=FILE)`."""
+    options = options_of(expression)
+    reference = options.optional("reference")
+    words = environment.target.vocabulary
+    make = functools.partial(
+        PromptLookupDrafter,
+        num_draft_tokens=options.integer("n", 15),
+        nodes=options.optional_integer("nodes"),
+        branches=options.integer("branches", 4),
+        max_ngram=options.integer("max_ngram", 16),
+        min_ngram=options.integer("min_ngram", 2),
+        reference=None if reference is None else read_reference(Path(reference).expanduser(), words),
+        costs=environment.curve,
+        name=str(expression),
+    )
+    return DrafterWeights(str(expression), lambda: _sized(make(), environment))
+
+
+def build_rest(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+    """Build `rest(STORE, n=10, nodes=10, branches=2, places=32, min_match=2)`."""
+    options = options_of(expression)
+    store = open_store(file_of(expression, environment), environment.target.vocabulary)
+    make = functools.partial(
+        RestDrafter,
+        store,
+        num_draft_tokens=options.integer("n", 10),
+        nodes=options.optional_integer("nodes"),
+        branches=options.integer("branches", 2),
+        places=options.integer("places", 32),
+        min_match=options.integer("min_match", 2),
+        costs=environment.curve,
+        name=str(expression),
+    )
+    return DrafterWeights(str(expression), lambda: _sized(make(), environment))
+
+
+def with_reference(text: str, reference: Path) -> str:
+    """Return a drafter expression whose prompt lookups also read `reference`.
+
+    Raises `OptionError` where there is no prompt lookup to read it, or it already has a reference.
+    """
+    found = 0
+
+    def read(one: Expression) -> Expression:
+        nonlocal found
+        options = tuple((name, read(value)) for name, value in one.options)
+        is_call = one.is_call
+        if one.atom == _PROMPT_LOOKUP:
+            found += 1
+            if any(name == "reference" for name, _ in options):
+                raise OptionError(f"{text} already names a reference: leave out {reference}")
+            options, is_call = (*options, ("reference", Expression(str(reference)))), True
+        return Expression(one.atom, tuple(map(read, one.arguments)), options, one.count, is_call)
+
+    expression = str(read(parse_expression(text)))
+    if not found:
+        raise OptionError(
+            f"a reference is read by prompt-lookup, which is not part of {text}: use prompt-lookup, or "
+            f"{'ensemble(' + text + ', prompt-lookup)' if text != 'none' else 'leave out the reference'}"
+        )
+    return expression
+
+
+def _sized(drafter: Drafter, environment: DraftEnvironment) -> Drafter:
+    if drafter.max_nodes + 1 > environment.context.n_batch:
+        raise OptionError(
+            f"{drafter.name}: a tree of {drafter.max_nodes} nodes and its root do not fit a batch of "
+            f"{environment.context.n_batch}: lower nodes, or raise the batch size (-b)"
+        )
+    return drafter

@@ -1,0 +1,262 @@
+"""From several retrieved continuations to one draft tree: a trie weighted by match and frequency, its best nodes.
+
+LLMA (Yang et al. 2023) and prompt lookup copy one continuation; REST (He et al. 2023, section 3.2) merges all of
+them into a trie and keeps the most frequent prefixes. Here a node's probability is estimated: its parent's, times
+the trust in a match that long, times its share among the continuations that agree so far. Nodes are taken in that
+order, and as many as gain more tokens than their evaluation costs.
+
+What prompt lookup and REST share: retrieve continuations, draft the best of them, learn which matches hold.
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.costs import TYPICAL_CPU, CostCurve
+from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.retrieval.match_trust import LONGEST_MATCH, Evidence, MatchTrust, Standing
+from specrun.runtime.drafters.retrieval.realignment import FOUND_AGAIN
+from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.trees import MAX_NODES, check_leaves
+
+_LEAST_GAIN = 1.1  # expected speed-up from which a round is drafted for: Python costs something too
+_FOUND_AGAIN_COUNTS = 2  # tokens by which a match behind an edit is better than it looks
+_MAJORITY = 0.6
+_LEAST_PROBABILITY = 0.05  # no batch is so cheap that such a node pays
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What followed an earlier occurrence of the last `match` tokens; `weight` ranks equal matches.
+
+    `votes` are what it counts among others: a token more of context counts double, up to where no doubt is left.
+    """
+
+    tokens: Sequence[int]
+    match: int
+    weight: float = 1.0
+    realigned: bool = False
+    reach: int = field(init=False)
+    votes: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        reach = self.match + _FOUND_AGAIN_COUNTS * self.realigned
+        object.__setattr__(self, "reach", reach)
+        object.__setattr__(self, "votes", self.weight * 2.0 ** min(reach, LONGEST_MATCH))
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLimits:
+    """The largest tree of one round; below `end_tokens` there is nothing to draft."""
+
+    nodes: int
+    depth: int
+    leaves: int
+    end_tokens: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """A node that may be taken: the continuations that run through it, and the probability that it is right."""
+
+    probability: float
+    parent: int
+    token: int
+    depth: int
+    alive: Sequence[Continuation]
+
+
+def continuation_tree(
+    continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits, costs: CostCurve
+) -> DraftTree:
+    """Return the best nodes as point masses; empty where no draft would pay."""
+    taken = _best_first(continuations, trust, limits)
+    best = taken[: _worthwhile([one.probability for one in taken], costs)[0]]
+    return DraftTree.of_points([one.token for one in best], tuple(one.parent for one in best))
+
+
+def promised_speed_up(
+    continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits, costs: CostCurve
+) -> float:
+    """Return the expected speed-up of that tree's round over plain decoding; 1 for an empty one."""
+    count, rate = _worthwhile([one.probability for one in _best_first(continuations, trust, limits)], costs)
+    return rate * costs.seconds(1) if count else 1.0
+
+
+def teach(trust: MatchTrust, continuations: Sequence[Continuation], tokens: Sequence[int]) -> None:
+    """Tell `trust` how the continuations fared against the tokens that really came, drafted or not."""
+    alive = continuations
+    for depth, token in enumerate(tokens):
+        alive = [one for one in alive if len(one.tokens) > depth]
+        if not alive:
+            return
+        ranked = _ranked(alive, depth)
+        rank = next((rank for rank, (known, _) in enumerate(ranked) if known == token), None)
+        trust.learn(_standing(alive, depth), len(ranked), rank)
+        if rank is None:
+            return
+        alive = ranked[rank][1]
+
+
+def _best_first(continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits) -> list[_Branch]:
+    taken: list[_Branch] = []
+    if limits.nodes < 1 or limits.depth < 1:
+        return taken
+    has_child: set[int] = set()
+    leaves = 1
+    queue: list[tuple[float, int, _Branch]] = []
+    serial = 0
+    branches = _children(1.0, ROOT, 0, continuations, trust)
+    while True:
+        for one in branches:
+            if one.probability >= _LEAST_PROBABILITY:
+                heapq.heappush(queue, (-one.probability, serial, one))
+                serial += 1
+        if not queue or len(taken) == limits.nodes:
+            return taken
+        best = heapq.heappop(queue)[2]
+        branches = []
+        if best.parent in has_child:
+            if leaves == limits.leaves:
+                continue
+            leaves += 1
+        has_child.add(best.parent)
+        taken.append(best)
+        if best.depth < limits.depth and best.token not in limits.end_tokens:
+            branches = _children(best.probability, len(taken) - 1, best.depth, best.alive, trust)
+
+
+def _children(
+    probability: float, parent: int, depth: int, alive: Sequence[Continuation], trust: MatchTrust
+) -> list[_Branch]:
+    """Return what the continuations through a node at `depth` have next, the likeliest first."""
+    alive = [one for one in alive if len(one.tokens) > depth]
+    if not alive:
+        return []
+    standing = _standing(alive, depth)
+    return [
+        _Branch(probability * trust.expected(standing, rank), parent, token, depth + 1, own)
+        for rank, (token, own) in enumerate(_ranked(alive, depth))
+    ]
+
+
+def _ranked(alive: Sequence[Continuation], depth: int) -> list[tuple[int, Sequence[Continuation]]]:
+    """Return the tokens that come next, those with the most votes first, with the continuations that have them."""
+    if len(alive) == 1:  # the usual case by far
+        return [(alive[0].tokens[depth], alive)]
+    groups: dict[int, list[Continuation]] = {}
+    for one in alive:
+        groups.setdefault(one.tokens[depth], []).append(one)
+    if len(groups) == 1:
+        return [(alive[0].tokens[depth], alive)]
+    return sorted(groups.items(), key=lambda group: -sum(one.votes for one in group[1]))
+
+
+def _standing(alive: Sequence[Continuation], depth: int) -> Standing:
+    """Return how long the best match is at `depth`, and what speaks for what follows it."""
+    best = alive
+    if len(alive) > 1:
+        longest = max(one.reach for one in alive)
+        best = [one for one in alive if one.reach == longest]
+    first = best[0]
+    length = first.match + depth
+    if first.realigned and length < FOUND_AGAIN:
+        return Standing(Evidence.REALIGNED, length)
+    if len(best) > 1 and any(one.tokens[depth] != first.tokens[depth] for one in best):
+        return Standing(Evidence.MOST_PLACES if _has_majority(best, depth) else Evidence.DISAGREEING, length)
+    several = len(best) > 1 or first.weight > 1.0
+    return Standing(Evidence.SEVERAL_PLACES if several else Evidence.ONE_PLACE, length)
+
+
+def _has_majority(alive: Sequence[Continuation], depth: int) -> bool:
+    """Return whether one token comes next in most of the places."""
+    weights: dict[int, float] = {}
+    for one in alive:
+        weights[one.tokens[depth]] = weights.get(one.tokens[depth], 0.0) + one.weight
+    return max(weights.values()) >= _MAJORITY * sum(weights.values())
+
+
+def _worthwhile(probabilities: Sequence[float], costs: CostCurve) -> tuple[int, float]:
+    """Return how many of the nodes give the most expected tokens for their evaluation's time, and how many a second."""
+    best, rate, tokens = 0, _LEAST_GAIN / costs.seconds(1), 1.0
+    for count, probability in enumerate(probabilities, 1):
+        tokens += probability
+        achieved = tokens / costs.seconds(count + 1)
+        if achieved > rate:
+            best, rate = count, achieved
+    return best, rate
+
+
+class ContinuationDrafter(Drafter):
+    """Drafts what followed earlier occurrences of the last tokens, wherever a subclass finds them.
+
+    `depth` is the longest path, `nodes` the largest tree, `branches` the most leaves. Drafts are point masses,
+    so the text is plain decoding's own at every temperature. How much is drafted follows the length of the
+    match, the acceptance so far and `costs`, the price of evaluating n tokens; often it is nothing.
+    """
+
+    def __init__(
+        self, *, depth: int, nodes: int | None, branches: int, name: str, costs: CostCurve = TYPICAL_CPU
+    ) -> None:
+        kind = name.partition("(")[0]
+        if depth < 1:
+            raise OptionError(f"{kind}: n is {depth}: draft at least 1 token (or use none)")
+        nodes = depth if nodes is None else nodes
+        if not 1 <= nodes <= MAX_NODES:
+            raise OptionError(f"{kind}: a tree of {nodes} nodes: give 1 to {MAX_NODES}")
+        if branches < 1:
+            raise OptionError(f"{kind}: branches is {branches}: give at least 1")
+        check_leaves(f"{kind}: branches is {branches}", branches)
+        self.name = name
+        self.max_nodes = nodes
+        self.max_leaves = min(branches, nodes)
+        self._depth = depth
+        self._costs = costs
+        self._trust = MatchTrust()
+        self._retrieved: Sequence[Continuation] = ()
+        self._retrieved_at = -1
+
+    @abstractmethod
+    def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
+        """Return what followed earlier occurrences of the last of `tokens`, up to `length` tokens each."""
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        """Return the tree of continuations that pays, empty where none does."""
+        self._retrieved = self.retrieve(request.tokens, self._depth)
+        self._retrieved_at = len(request.tokens)
+        if not self._retrieved:
+            return DraftTree()
+        return continuation_tree(self._retrieved, self._trust, self._limits(request), self._costs)
+
+    def forecast(self, request: DraftRequest) -> float:
+        """Return what the continuations found now promise."""
+        found = self.retrieve(request.tokens, self._depth)
+        return promised_speed_up(found, self._trust, self._limits(request), self._costs) if found else 1.0
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Learn how the retrieved continuations fared, those that were not drafted too."""
+        if self._retrieved:
+            teach(self._trust, self._retrieved, outcome.tokens[self._retrieved_at :])
+            self._retrieved = ()
+
+    def rewind(self, length: int) -> None:
+        """Teach nothing about guesses that were taken back."""
+        if self._retrieved_at > length:
+            self._retrieved = ()
+
+    def _limits(self, request: DraftRequest) -> TreeLimits:
+        return TreeLimits(
+            min(self.max_nodes, request.max_nodes),
+            min(self._depth, request.max_depth),
+            self.max_leaves,
+            request.end_tokens,
+        )
+
+    def start_over(self) -> None:
+        """Forget what earlier texts taught about matches."""
+        self._trust.forget()
+        self._retrieved = ()

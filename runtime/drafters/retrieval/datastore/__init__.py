@@ -1,0 +1,31 @@
+"""Corpora of tokens ordered by context: what REST retrieves from, and what prompt lookup reads as a reference."""
+
+from specrun.runtime.drafters.retrieval.datastore.build_store import BuildProgress
+from specrun.runtime.drafters.retrieval.datastore.context_index import DEPTH, ContextIndex, key_width, order_by_context
+from specrun.runtime.drafters.retrieval.datastore.corpus_text import read_reference, text_pieces
+from specrun.runtime.drafters.retrieval.datastore.store_file import (
+    HEADER_BYTES,
+    StoreHeader,
+    open_mapped,
+    open_store,
+    read_store_header,
+    verify_store,
+    write_store_header,
+)
+
+__all__ = [
+    "DEPTH",
+    "HEADER_BYTES",
+    "BuildProgress",
+    "ContextIndex",
+    "StoreHeader",
+    "key_width",
+    "open_mapped",
+    "open_store",
+    "order_by_context",
+    "read_reference",
+    "read_store_header",
+    "text_pieces",
+    "verify_store",
+    "write_store_header",
+]

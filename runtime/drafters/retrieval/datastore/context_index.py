@@ -1,0 +1,202 @@
+"""Looks up contexts among ordered positions: one binary search, then the neighbours.
+
+Orders all positions of a text by the tokens before them: a suffix array of the text read backwards.
+
+Read backwards, "the longest suffix of the context" becomes a longest common prefix, and the positions with the
+longest ones lie next to each other: one binary search finds them. Contexts are compared up to DEPTH tokens.
+
+REST (He et al. 2023) builds suffix arrays with libdivsufsort in several parts. Here numpy sorts bucket by bucket:
+positions are split by their last few tokens into buckets of a bounded size, each of which is sorted in memory and
+written behind the one before. So the memory needed does not depend on the size of the text, the result is one
+array, and no compiled library is needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+DEPTH = 16
+"""How many tokens before a position decide its place; the array of tokens begins with so many separators."""
+
+_BUCKET = 2_000_000  # positions sorted at once: about 200 MB
+_CHUNK = 2_000_000  # positions looked at in one step
+_SAMPLED = 65_536  # keys that decide where buckets end
+_LARGEST_BUCKET = 4 * _BUCKET
+
+TokenArray = npt.NDArray[np.int32]
+Keys = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int64]
+
+
+def key_width(n_words: int) -> tuple[int, int]:
+    """Return the bits of a token, with room for the separator, and how many tokens fit into one key."""
+    bits = max(1, n_words.bit_length())
+    return bits, max(1, 63 // bits)
+
+
+def first_keys(tokens: TokenArray, start: int, stop: int, n_words: int) -> Keys:
+    """Return the keys of the positions start..stop: their last few tokens, the nearest first, as one number."""
+    bits, per_key = key_width(n_words)
+    keys = np.zeros(stop - start, np.int64)
+    for back in range(1, min(per_key, DEPTH) + 1):
+        keys <<= bits
+        keys |= tokens[start - back : stop - back]
+    return keys
+
+
+def order_by_context(
+    tokens: TokenArray, n_words: int, progress: Callable[[int], None] = lambda _: None
+) -> Iterator[Positions]:
+    """Yield all positions in order of their contexts, part by part.
+
+    `tokens` int32 [n] begins with DEPTH separators (the token `n_words`) and ends with one; they also stand
+    between texts. Positions of separators and those right behind one are left out. Of positions with the very
+    same last tokens, at most the last 8 million are kept: more say nothing new. `progress` is told how many
+    positions are done.
+    """
+    done = 0
+    for low, high in _buckets(tokens, n_words):
+        positions = _positions(tokens, n_words, low, high)[-_LARGEST_BUCKET:]
+        if len(positions):
+            done += len(positions)
+            yield positions[np.lexsort(_keys(tokens, positions, n_words)[::-1])]
+            progress(done)
+
+
+def _buckets(tokens: TokenArray, n_words: int) -> list[tuple[int, int]]:
+    """Return ranges of first keys that hold about `_BUCKET` positions each."""
+    n = len(tokens)
+    stride = max(1, n // _SAMPLED)
+    sampled = [
+        first_keys(tokens, start, min(start + _CHUNK, n), n_words)[::stride].copy() for start in range(DEPTH, n, _CHUNK)
+    ]
+    keys = np.sort(np.concatenate(sampled))
+    count = -(-n // _BUCKET)
+    inner = np.unique(keys[[len(keys) * i // count for i in range(1, count)]]).tolist()
+    bounds = [0, *inner, 2**63 - 1]
+    return list(itertools.pairwise(bounds))
+
+
+def _positions(tokens: TokenArray, n_words: int, low: int, high: int) -> Positions:
+    """Return the positions whose first keys lie in a bucket, ascending."""
+    parts = []
+    for start in range(DEPTH, len(tokens), _CHUNK):
+        stop = min(start + _CHUNK, len(tokens))
+        keys = first_keys(tokens, start, stop, n_words)
+        wanted = (keys >= low) & (keys < high)
+        wanted &= (tokens[start:stop] != n_words) & (tokens[start - 1 : stop - 1] != n_words)
+        parts.append(np.flatnonzero(wanted) + start)
+    return np.concatenate(parts)
+
+
+def _keys(tokens: TokenArray, positions: Positions, n_words: int) -> list[Keys]:
+    """Return the keys of all DEPTH tokens before some positions, the nearest tokens first."""
+    bits, per_key = key_width(n_words)
+    columns = []
+    for first in range(1, DEPTH + 1, per_key):
+        keys = np.zeros(len(positions), np.int64)
+        for back in range(first, min(first + per_key, DEPTH + 1)):
+            keys <<= bits
+            keys |= tokens[positions - back]
+        columns.append(keys)
+    return columns
+
+
+SAMPLE_EVERY = 64
+"""Every so many positions, the first key is kept apart: a small table that narrows the search down."""
+
+_BACK = np.arange(1, DEPTH + 1)
+
+
+class ContextIndex:
+    """A text's tokens with its positions ordered by context; the arrays may be mapped files.
+
+    `tokens` int32 [n] (see `order_by_context`), `order` uint32 [m], `samples` int64 [ceil(m / SAMPLE_EVERY)],
+    `n_words` the size of the vocabulary, which is also the separator's number.
+    """
+
+    def __init__(
+        self, tokens: TokenArray, order: npt.NDArray[np.uint32], samples: npt.NDArray[np.int64], n_words: int
+    ) -> None:
+        # Plain views: slices of np.memmap cost ten times as much.
+        self._tokens = np.asarray(tokens).view(np.ndarray)
+        self._order = np.asarray(order).view(np.ndarray)
+        self._samples = np.asarray(samples).view(np.ndarray)
+        self.n_words = n_words
+        self._bits, per_key = key_width(n_words)
+        self._per_key = min(per_key, DEPTH)
+
+    @staticmethod
+    def of_text(tokens: Sequence[int], n_words: int) -> ContextIndex:
+        """Return the index of a text that fits into memory."""
+        framed = np.full(len(tokens) + DEPTH + 1, n_words, np.int32)
+        framed[DEPTH:-1] = tokens
+        parts = list(order_by_context(framed, n_words))
+        order = np.concatenate(parts).astype(np.uint32) if parts else np.zeros(0, np.uint32)
+        return ContextIndex(framed, order, sample_keys(framed, order[::SAMPLE_EVERY], n_words), n_words)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def excerpt(self, share: float, length: int) -> list[int]:
+        """Return up to `length` tokens from a place in the text, 0 <= `share` < 1, without separators."""
+        start = DEPTH + int(share * max(1, len(self._tokens) - DEPTH - length))
+        return [one for one in self._tokens[start : start + length].tolist() if 0 <= one < self.n_words]
+
+    def nearest(self, context: Sequence[int], count: int, length: int, min_match: int) -> list[tuple[int, list[int]]]:
+        """Return up to `count` places with the longest matches: the matched tokens and what follows, longest first.
+
+        Matches of fewer than `min_match` tokens are left out, and counted up to DEPTH. What follows has up to
+        `length` tokens and ends with its text. Where more than `count` places match equally long, those whose
+        older contexts are nearest are taken.
+        """
+        if not len(self._order) or not context:
+            return []
+        query = [*reversed(context[-DEPTH:])]
+        query += [self.n_words] * (DEPTH - len(query))
+        place = self._search(query)
+        around = self._order[max(0, place - count) : place + count].astype(np.int64)
+        equal = np.take(self._tokens, around[:, None] - _BACK, mode="clip") == np.array(query, np.int32)
+        matched = np.where(equal.all(axis=1), DEPTH, equal.argmin(axis=1))
+        matched = np.minimum(matched, len(context))
+        best = np.argsort(-matched, kind="stable")[:count]
+        best = best[matched[best] >= min_match]
+        rows = np.take(self._tokens, around[best][:, None] + np.arange(length), mode="clip").tolist()
+        return [(match, self._until_end(row)) for match, row in zip(matched[best].tolist(), rows, strict=True)]
+
+    def _until_end(self, row: list[int]) -> list[int]:
+        if max(row) < self.n_words and min(row) >= 0:  # a damaged file must not feed the target unknown words
+            return row
+        return row[: next(i for i, token in enumerate(row) if not 0 <= token < self.n_words)]
+
+    def _search(self, query: list[int]) -> int:
+        """Return where the query belongs in the order."""
+        key = 0
+        for token in query[: self._per_key]:
+            key = key << self._bits | token
+        low = max(0, int(np.searchsorted(self._samples, key, "left")) - 1) * SAMPLE_EVERY
+        high = min(int(np.searchsorted(self._samples, key, "right")) * SAMPLE_EVERY, len(self._order))
+        tokens, order = self._tokens, self._order
+        while low < high:
+            middle = (low + high) // 2
+            position = int(order[middle])
+            if tokens[position - DEPTH : position][::-1].tolist() < query:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+def sample_keys(tokens: TokenArray, positions: npt.NDArray[np.uint32], n_words: int) -> npt.NDArray[np.int64]:
+    """Return the first keys of some positions, int64."""
+    bits, per_key = key_width(n_words)
+    keys = np.zeros(len(positions), np.int64)
+    places = positions.astype(np.int64)
+    for back in range(1, min(per_key, DEPTH) + 1):
+        keys <<= bits
+        keys |= tokens[places - back]
+    return keys

@@ -1,0 +1,155 @@
+"""Where the last tokens stood before: hashed n-grams with links to earlier occurrences, growing with the text.
+
+As in LZ77's matchers: for a few sizes of n-grams a table holds the latest place of each, and every place links to
+the one before it. A lookup takes the longest known size, follows a bounded number of links and compares tokens,
+so that it costs the same at any length of text; adding a token costs one table entry a size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_VISITED = 16  # places looked at for each size
+_FORKS_SOUGHT = 4  # tokens back
+_FORKS_VISITED = 4
+
+
+class NgramIndex:
+    """All tokens of a text, and the places of its n-grams of `min_ngram`, twice that, ... `max_ngram` tokens."""
+
+    def __init__(self, min_ngram: int, max_ngram: int) -> None:
+        self.tokens: list[int] = []
+        self._longest = 2 * max_ngram
+        sizes = []
+        size = min_ngram
+        while size < max_ngram:
+            sizes.append(size)
+            size *= 2
+        self._sizes = (*sizes, max_ngram)
+        self._clear()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of n-grams that are looked up, ascending."""
+        return self._sizes
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._clear()
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens. Ctrl-C meanwhile forgets everything, so that no half of an entry stays."""
+        try:
+            self._extend(tokens)
+        except BaseException:
+            self._clear()
+            raise
+
+    def rewind(self, length: int) -> None:
+        """Take back the tokens from position `length` on. Ctrl-C meanwhile forgets everything."""
+        try:
+            self._rewind(length)
+        except BaseException:
+            self._clear()
+            raise
+
+    def matches(self, count: int, visited: int = _VISITED) -> list[tuple[int, int]]:
+        """Return up to `count` earlier places that the text's end resembles most: (next position, matched tokens).
+
+        Of every size, from the largest down, the latest `visited` places are looked at until there are
+        `count`. Longer matches come first, later ones first among equals; lengths are counted up to twice
+        the largest size.
+        """
+        end = len(self.tokens)
+        found: dict[int, int] = {}
+        for level in range(len(self._sizes) - 1, -1, -1):
+            size = self._sizes[level]
+            if size >= end:
+                continue
+            links = self._links[level]
+            place = links[end]
+            for _ in range(visited):
+                if place <= 0:
+                    break
+                if place not in found:
+                    length = self.match_before(place, self._longest)
+                    if length >= size:  # else two n-grams with one hash
+                        found[place] = length
+                place = links[place]
+            if len(found) >= count:
+                break
+        if len(found) <= 1:
+            return list(found.items())
+        return sorted(found.items(), key=lambda one: (-one[1], -one[0]))[:count]
+
+    def match_before(self, place: int, limit: int) -> int:
+        """Return how many tokens before `place` are the text's last ones, at most `limit`."""
+        tokens, end = self.tokens, len(self.tokens)
+        for length in range(min(place, limit)):
+            if tokens[place - 1 - length] != tokens[end - 1 - length]:
+                return length
+        return min(place, limit)
+
+    def since_fork(self, match: int, visited: int = _FORKS_VISITED) -> int:
+        """Return how many of the `match` last tokens came since the text last stood at a fork, all where it did not.
+
+        A fork is a place inside the match, not far back, whose own match had been followed by something else before.
+        """
+        tokens, end = self.tokens, len(self.tokens)
+        for back in range(1, min(match, _FORKS_SOUGHT + 1)):
+            level = self._level_within(match - back)
+            if level is None:
+                break
+            came = tokens[end - back]
+            place = self._links[level][end - back]
+            for _ in range(visited):
+                if place <= 0:
+                    break
+                if tokens[place] != came:
+                    return back
+                place = self._links[level][place]
+        return match
+
+    def _level_within(self, length: int) -> int | None:
+        """Return the level of the largest n-grams of at most `length` tokens; None if even the smallest are larger."""
+        levels = [level for level, size in enumerate(self._sizes) if size <= length]
+        return levels[-1] if levels else None
+
+    def continuation(self, place: int, length: int) -> list[int]:
+        """Return the `length` tokens from `place` on; what reaches the end goes on with its own beginning."""
+        tokens = self.tokens[place : place + length]
+        while len(tokens) < length:  # a text that repeats itself: an LZ77 copy that overlaps
+            tokens += tokens[: length - len(tokens)]
+        return tokens
+
+    def _extend(self, new: Sequence[int]) -> None:
+        tokens, start = self.tokens, len(self.tokens)
+        tokens.extend(new)
+        for size, latest, links in zip(self._sizes, self._latest, self._links, strict=True):
+            for end in range(start + 1, len(tokens) + 1):
+                if end < size:
+                    links.append(0)
+                    continue
+                key = hash(tuple(tokens[end - size : end]))
+                links.append(latest.get(key, 0))
+                latest[key] = end
+
+    def _rewind(self, length: int) -> None:
+        for size, latest, links in zip(self._sizes, self._latest, self._links, strict=True):
+            for end in range(len(self.tokens), max(length, 0), -1):
+                before = links.pop()
+                if end < size:
+                    continue
+                key = hash(tuple(self.tokens[end - size : end]))
+                if latest.get(key) == end:
+                    if before:
+                        latest[key] = before
+                    else:
+                        del latest[key]
+        del self.tokens[max(length, 0) :]
+
+    def _clear(self) -> None:
+        self.tokens = []
+        # hash of an n-gram -> the position after its latest place; position -> the same of the place before
+        self._latest: list[dict[int, int]] = [{} for _ in self._sizes]
+        self._links: list[list[int]] = [[0] for _ in self._sizes]

@@ -1,0 +1,93 @@
+"""Prompt lookup: continue the last words as they continued before (Saxena 2023; LLMA, Yang et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.costs import TYPICAL_CPU, CostCurve
+from specrun.runtime.drafters.retrieval.continuation import Continuation, ContinuationDrafter
+from specrun.runtime.drafters.retrieval.datastore import ContextIndex
+from specrun.runtime.drafters.retrieval.ngram_index import NgramIndex
+from specrun.runtime.drafters.retrieval.realignment import FOUND_AGAIN, Realignment
+from specrun.runtime.prefix import common_prefix
+
+_RECENCY = 0.8  # of two equally long matches, the earlier one counts this much
+_FORMULA = 5  # tokens that may be said again without anything else being said again
+_FROM_REFERENCE = 4  # places of the reference that are considered
+
+
+class PromptLookupDrafter(ContinuationDrafter):
+    """Finds the places of prompt, history and reference that the last tokens resemble most, and merges what followed.
+
+    The longest suffix of at least `min_ngram` tokens decides: n-grams of up to `max_ngram` tokens are indexed,
+    matches are compared up to twice that. Among places with equally long matches later ones count more. A round
+    costs the same at any context length.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_draft_tokens: int = 15,
+        nodes: int | None = None,
+        branches: int = 4,
+        max_ngram: int = 16,
+        min_ngram: int = 2,
+        reference: ContextIndex | None = None,
+        name: str = "prompt-lookup",
+        costs: CostCurve = TYPICAL_CPU,
+    ) -> None:
+        super().__init__(depth=num_draft_tokens, nodes=nodes, branches=branches, name=name, costs=costs)
+        if not 1 <= min_ngram <= max_ngram:
+            raise OptionError(f"n-gram sizes from {min_ngram} to {max_ngram}: give 1 <= min_ngram <= max_ngram")
+        self._places = branches
+        self._min_ngram = min_ngram
+        self._index = NgramIndex(min_ngram, max_ngram)
+        self._reference = reference
+        self._source = Realignment()
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Index the prompt; what it shares with the last one stays indexed."""
+        known = self._index.tokens
+        if common_prefix(known, tokens) < len(known):
+            self._index.clear()
+            self._source.forget()
+            self.start_over()
+        self._index.extend(tokens[len(self._index.tokens) :])
+
+    def rewind(self, length: int) -> None:
+        """Take the tokens from position `length` on out of the index."""
+        self._index.rewind(length)
+        self._source.forget()
+        super().rewind(length)
+
+    def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
+        """Return what followed the places that the last tokens resemble most."""
+        index = self._index
+        index.extend(tokens[len(index.tokens) :])
+        weight, found = 1.0, list[Continuation]()
+        matches = index.matches(self._places)
+        if matches:
+            self._source.follow(*matches[0], len(index.tokens))
+        resumed = self._source.resume(index)
+        if resumed is not None and resumed[1] < FOUND_AGAIN:
+            place, match = resumed
+            found.append(Continuation(index.continuation(place, length), match, realigned=True))
+            matches = [one for one in matches if one[0] != place]
+        for place, match in matches:
+            found.append(Continuation(index.continuation(place, length), self._evidence(match), weight))
+            weight *= _RECENCY
+        if self._reference is not None:
+            found += [
+                Continuation(known, match, weight)
+                for match, known in self._reference.nearest(tokens, _FROM_REFERENCE, length, self._min_ngram)
+            ]
+        return found
+
+    def _evidence(self, match: int) -> int:
+        """Return how many of the matched tokens speak for what followed them.
+
+        Of a formula that went on in many ways, such as the turn of a conversation, only what came after it tells which
+        of them this is; a match that reaches far beyond any formula is the same text again.
+        """
+        return min(match, self._index.since_fork(match) + 2 * max(0, match - _FORMULA))

@@ -1,0 +1,298 @@
+"""Attention over a key-value cache that a head keeps for itself, as part of a ggml graph.
+
+The cache is a table of cells. A graph writes the keys and values of its rows into the cells it is told, then each row
+attends to the cells its mask shows: that serves a prompt, a chain and a tree alike, wherever the rows lie.
+
+A Llama layer as heads carry it: its sizes and tensors in a head's file, and its part of a ggml graph.
+
+Tensors, after a prefix of the head's: `attn_{q,k,v,output}.weight`, `attn_{q,k,v}.bias` (optional), `ffn_norm.weight`,
+`ffn_{gate,up,down}.weight`, `rope_freqs.weight` (head size / 2, optional), which divides the rotary frequencies as in
+Llama 3.1.
+
+The part of a head's native time that one of the conversations which share the head caused.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import MalformedFileError
+from specrun.bindings.ggml import F32, I32, I64, ComputeDevice, GraphBuilder, Rope, Tensor, TensorStore
+from specrun.runtime.heads.head_file import HeadFile
+
+Array = npt.NDArray[Any]
+
+_STEP = 256  # attention reads the cache in steps of this size, so that few graphs serve all lengths
+_MASKED = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    """Heads of an attention layer: `n_heads` of queries share `n_kv_heads` of keys and values."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_size: int
+    rope: Rope
+
+    @property
+    def size(self) -> int:
+        """Numbers of all heads of one row."""
+        return self.n_heads * self.head_size
+
+    @property
+    def kv_size(self) -> int:
+        """Numbers of one row's keys."""
+        return self.n_kv_heads * self.head_size
+
+
+class KeyValueCache:
+    """One conversation's keys and values of up to `n_cells` rows, rounded up, in F32.
+
+    Close it before the device.
+
+    One more cell, `spare`, is where rows write that only fill up a graph.
+    """
+
+    def __init__(self, device: ComputeDevice, sizes: AttentionSizes, n_cells: int) -> None:
+        self.sizes = sizes
+        self.n_cells = -(-n_cells // _STEP) * _STEP
+        self.spare = self.n_cells
+        shape = ("F32", (sizes.kv_size, self.n_cells + 1))
+        self._tensors = TensorStore(device, {"keys": shape, "values": shape})
+
+    def length(self, used: int) -> int:
+        """Return how many cells a graph reads so that it sees the first `used` of them.
+
+        At most a quarter too many, or a step: a long text is not to need new graphs every few rounds.
+        """
+        step = max(_STEP, 1 << max(0, used.bit_length() - 3))
+        return min(-(-used // step) * step, self.n_cells)
+
+    def places(self, builder: GraphBuilder, n: int, length: int) -> Places:
+        """Return inputs that say where n rows stand and what they see; `fill_places` gives them their values."""
+        return Places(
+            self,
+            builder.input("positions", I32, n),
+            builder.input("cells", I64, n),
+            builder.input("mask", F32, length, n),
+        )
+
+    def attend(
+        self,
+        builder: GraphBuilder,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        places: Places,
+        factors: Tensor | None = None,
+    ) -> Tensor:
+        """Return what the heads have mixed, (size, n), for n rows at these places.
+
+        `query` is (size, n), `key` and `value` (kv_size, n), not rotated yet; `factors` divide the rope frequencies.
+        """
+        sizes, d, n, length = self.sizes, self.sizes.head_size, query.shape[1], places.length
+
+        def rotated(rows: Tensor, heads: int) -> Tensor:
+            return builder.rope(builder.reshape(rows, d, heads, n), places.positions, sizes.rope, factors)
+
+        def cached(name: str, rows: Tensor) -> Tensor:
+            written = builder.set_rows(Tensor(self._tensors[name]), rows, places.cells)
+            builder.keep(written)
+            return builder.reshape(builder.rows(written, 0, length), d, sizes.n_kv_heads, length)
+
+        keys = cached("keys", builder.reshape(rotated(key, sizes.n_kv_heads), sizes.kv_size, n))
+        values = cached("values", value)
+        query = rotated(query, sizes.n_heads)
+        scores = builder.mul_mat(builder.permute(keys, 0, 2, 1, 3), builder.permute(query, 0, 2, 1, 3))
+        weights = builder.soft_max(scores, places.mask, 1.0 / math.sqrt(d))
+        by_cell = builder.contiguous(builder.permute(values, 1, 2, 0, 3))
+        mixed = builder.permute(builder.mul_mat(by_cell, weights), 0, 2, 1, 3)
+        return builder.reshape(builder.contiguous(mixed), sizes.size, n)
+
+    def close(self) -> None:
+        """Free the cells."""
+        self._tensors.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where n rows of a graph stand: in which cache, at which positions (n), in which cells (n).
+
+    `mask`, (length, n), says which cells they see.
+    """
+
+    cache: KeyValueCache
+    positions: Tensor
+    cells: Tensor
+    mask: Tensor
+
+    @property
+    def length(self) -> int:
+        """How many cells are read."""
+        return self.mask.shape[0]
+
+    def part(self, builder: GraphBuilder, first: int, count: int) -> Places:
+        """Return the places of `count` rows from `first` on."""
+        return Places(
+            self.cache,
+            builder.columns(self.positions, first, count),
+            builder.columns(self.cells, first, count),
+            builder.rows(self.mask, first, count),
+        )
+
+
+def fill_places(
+    inputs: Mapping[str, Array],
+    positions: npt.NDArray[np.int32],
+    cells: npt.NDArray[np.int64],
+    sees: npt.NDArray[np.bool_],
+    spare: int,
+) -> None:
+    """Fill a graph's inputs with the places of n rows, then rows that only fill it up.
+
+    Those write to the spare cell and see the first one. `sees` is [n, cells in use].
+    """
+    n, used = sees.shape
+    mask = inputs["mask"]
+    mask.fill(_MASKED)
+    np.copyto(mask[:n, :used], 0.0, where=sees)
+    mask[n:, 0] = 0.0
+    for name, values, other in (("positions", positions, 0), ("cells", cells, spare)):
+        array = inputs[name].reshape(-1)
+        array[:n] = values
+        array[n:] = other
+
+
+def fill_chain_places(inputs: Mapping[str, Array], position: int, count: int, n: int, spare: int, below: int) -> None:
+    """Fill a graph's inputs with the places of n rows in the cells after the first `count`, each seeing all before it.
+
+    The first stands at `position`. Rows that only fill the graph up follow, then `below` more rows that go on from the
+    n-th. Every array is written by few operations: after an evaluation none of this is in the processor's caches.
+    """
+    positions, cells, mask = inputs["positions"][0], inputs["cells"][0], inputs["mask"]
+    rows = len(mask)
+    steps, triangle = _chain_steps(n, rows - below, below)
+    np.add(steps, position, out=positions, casting="same_kind")
+    np.add(steps, count, out=cells)
+    end = count + n + below
+    mask[:, :count] = 0.0
+    mask[:, count:end] = triangle
+    mask[:, end:] = _MASKED
+    if n + below < rows:
+        filling = slice(n, rows - below)
+        positions[filling], cells[filling] = 0, spare
+        mask[filling, :count], mask[filling, 0] = _MASKED, 0.0
+
+
+@functools.lru_cache(maxsize=256)
+def _chain_steps(n: int, width: int, below: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Return which of n + below rows in turn each row is, and the mask of these rows among themselves."""
+    steps = np.array([*range(n), *(0,) * (width - n), *range(n, n + below)], np.int64)
+    triangle = np.where(np.arange(n + below) <= steps[:, None], np.float32(0.0), np.float32(_MASKED))
+    triangle[n:width] = _MASKED
+    return steps, triangle.astype(np.float32, copy=False)
+
+
+class LayerWeights:
+    """A layer's tensors by the names above, among those of a whole head."""
+
+    def __init__(self, store: TensorStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def __getitem__(self, name: str) -> Tensor:
+        return Tensor(self._store[self._prefix + name])
+
+    def get(self, name: str) -> Tensor | None:
+        """Return an optional tensor, None where the head has none."""
+        return self[name] if self._prefix + name in self._store else None
+
+
+def layer_attention(file: HeadFile) -> AttentionSizes:
+    """Return the attention that a file's metadata describe under llama.cpp's names; raises MalformedFileError.
+
+    Rotary pairs are the halves of a head, as in Hugging Face's checkpoints.
+    """
+    hidden, heads, kv = (
+        file.size("embedding_length"),
+        file.size("attention.head_count"),
+        file.size("attention.head_count_kv"),
+    )
+    if hidden % heads or heads % kv or (hidden // heads) % 2:
+        raise MalformedFileError(
+            f"{file.path} has {heads} heads and {kv} key-value heads for hidden states of {hidden}: convert it again"
+        )
+    base, factor = file.number("rope.freq_base", 10000.0), file.number("rope.scaling.factor", 1.0)
+    rope = Rope(hidden // heads, freq_base=base, freq_scale=1.0 / factor, neox=True)
+    return AttentionSizes(heads, kv, hidden // heads, rope)
+
+
+def layer_tensor_names(file: HeadFile, prefix: str, attention: AttentionSizes) -> list[str]:
+    """Return the layer's tensors in the file, checked."""
+    h, kv, wide = attention.size, attention.kv_size, file.size("feed_forward_length")
+    needed: dict[str, tuple[int, ...]] = {
+        "attn_q.weight": (h, h),
+        "attn_k.weight": (h, kv),
+        "attn_v.weight": (h, kv),
+        "attn_output.weight": (h, h),
+        "ffn_norm.weight": (h,),
+        "ffn_gate.weight": (h, wide),
+        "ffn_up.weight": (h, wide),
+        "ffn_down.weight": (wide, h),
+    }
+    optional = {
+        "attn_q.bias": (h,),
+        "attn_k.bias": (kv,),
+        "attn_v.bias": (kv,),
+        "rope_freqs.weight": (attention.head_size // 2,),
+    }
+    names = [file.require(prefix + name, shape) for name, shape in needed.items()]
+    return names + [file.require(prefix + name, shape) for name, shape in optional.items() if prefix + name in file]
+
+
+def decoder_layer(
+    builder: GraphBuilder,
+    weights: LayerWeights,
+    x: Tensor,
+    residual: Tensor,
+    places: Places,
+    norm_eps: float,
+    factors: Tensor | None = None,
+) -> Tensor:
+    """Return y + mlp(norm(y)) with y = residual + attention(x), for rows (hidden, n).
+
+    The rows' keys and values go to their places in a cache; `factors` divide the rotary frequencies.
+    """
+
+    def projected(name: str) -> Tensor:
+        linear, bias = builder.mul_mat(weights[f"attn_{name}.weight"], x), weights.get(f"attn_{name}.bias")
+        return linear if bias is None else builder.add(linear, bias)
+
+    mixed = places.cache.attend(builder, projected("q"), projected("k"), projected("v"), places, factors)
+    y = builder.add(residual, builder.mul_mat(weights["attn_output.weight"], mixed))
+    normed = builder.rms_norm(y, weights["ffn_norm.weight"], norm_eps)
+    gate, up = (builder.mul_mat(weights[f"ffn_{name}.weight"], normed) for name in ("gate", "up"))
+    return builder.add(y, builder.mul_mat(weights["ffn_down.weight"], builder.swiglu(gate, up)))
+
+
+class NativeShare:
+    """Counts what passes of `total`, in seconds, inside its `with` blocks; they do not nest."""
+
+    def __init__(self, total: Callable[[], float]) -> None:
+        self.seconds = 0.0
+        self._total = total
+        self._before = 0.0
+
+    def __enter__(self) -> None:
+        self._before = self._total()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += self._total() - self._before

@@ -1,0 +1,239 @@
+"""What a head knows of one conversation: rows of the target's states, in its cells or pending.
+
+EAGLE's heads, Hydra's prefix layer and NextN blocks evaluate one row for each position of the
+committed text and keep its keys and values in a cell. Rows wait until the head is asked to draft:
+they are then evaluated together with the draft, or many at once where nothing was drafted for some
+rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.runtime.prefix import common_prefix
+
+FloatRows = npt.NDArray[np.float32]
+Said = TypeVar("Said")
+
+_CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRows:
+    """Rows in order, first in, first out; every change makes new ones, and copies none of the numbers."""
+
+    pieces: tuple[FloatRows, ...] = ()
+
+    def __len__(self) -> int:
+        return sum(map(len, self.pieces))
+
+    def add(self, rows: FloatRows) -> PendingRows:
+        """Append rows [n, ...], which nobody may change any more."""
+        return PendingRows((*self.pieces, rows)) if len(rows) else self
+
+    def first(self, n: int) -> FloatRows:
+        """Return the first n rows, or all if there are fewer; there must be some."""
+        rows = self.pieces[0] if len(self.pieces) == 1 else np.concatenate(self.pieces)
+        return rows[:n]
+
+    def keep(self, n: int) -> PendingRows:
+        """Leave out all but the first n rows."""
+        return self if n >= len(self) else PendingRows().add(self.first(n)) if n > 0 else PendingRows()
+
+    def drop(self, n: int) -> PendingRows:
+        """Leave out the first n rows."""
+        return PendingRows().add(self.first(len(self))[n:]) if n < len(self) else PendingRows()
+
+
+@dataclass(frozen=True, slots=True)
+class RowPiece:
+    """Rows [n, ...] that go into cells: of positions `position` on, into the cells after the first `count`.
+
+    `tokens` are those that each row brings along: the last one that it depends on.
+    """
+
+    tokens: list[int]
+    rows: FloatRows
+    position: int
+    count: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held(Generic[Said]):
+    """All that is known, as one value: it is replaced as a whole, so that an interrupt finds the old or the new.
+
+    The rows of positions `base` to `base + count - 1` lie in cells 0 to `count - 1`, those of the next positions are
+    pending. `last` [1, ...] are the numbers of the last row in a cell and `said` what the head said after it, both None
+    where they are not there any more. `early` [1, ...] is the row after all of these, whose token is not known yet.
+    """
+
+    base: int = 0
+    count: int = 0
+    pending: PendingRows = dataclasses.field(default_factory=PendingRows)
+    last: FloatRows | None = None
+    said: Said | None = None
+    early: FloatRows | None = None
+
+    @property
+    def end(self) -> int:
+        """The position after the last row."""
+        return self.base + self.count + len(self.pending)
+
+
+class TextRows(Generic[Said]):
+    """The rows of one conversation's text: which are known, which lie in cells, which wait.
+
+    Row j is made of the target's state at position j, and depends on the tokens up to j + `ahead`: 0 for the state
+    alone, 1 for a pair of the state and the token after it. `evaluate` puts rows into their cells and returns what the
+    head says after the last one; there are `n_cells`. At most `chunk` rows wait.
+    """
+
+    def __init__(self, evaluate: Callable[[RowPiece], Said], n_cells: int, *, ahead: int, chunk: int = _CHUNK) -> None:
+        self._evaluate = evaluate
+        self._n_cells = n_cells
+        self._ahead = ahead
+        self._chunk = chunk
+        # The beginning of it that the rows depend on is what they belong to. What may follow means nothing: an
+        # interrupt may have left it there.
+        self._text: list[int] = []
+        self._held: _Held[Said] = _Held()
+
+    @property
+    def base(self) -> int:
+        """The position of the first row."""
+        return self._held.base
+
+    @property
+    def count(self) -> int:
+        """How many rows lie in cells."""
+        return self._held.count
+
+    @property
+    def room(self) -> int:
+        """How many more rows the cells can take, after all that wait."""
+        return self._n_cells - (self._held.end - self._held.base)
+
+    # -- learning --------------------------------------------------------------------------------------------------
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Keep the rows that hold for a text.
+
+        The row before its last token, from which the first draft follows, is to be shown again.
+        """
+        self.cut(common_prefix(self._text, tokens))
+        self._keep(len(tokens) - 1)
+
+    def cut(self, length: int) -> None:
+        """Forget the tokens from position `length` on."""
+        self._keep(length - self._ahead)
+
+    def _keep(self, end: int) -> None:
+        """Keep the rows of positions before `end`."""
+        held = self._held
+        n = end - held.base
+        if end >= held.end:
+            return
+        if n <= 0:
+            self._held = _Held()
+        elif n < held.count:
+            self._held = _Held(held.base, n)
+        else:
+            self._held = dataclasses.replace(held, pending=held.pending.keep(n - held.count), early=None)
+
+    def learn(self, start: int, rows: FloatRows, tokens: Sequence[int]) -> None:
+        """Take the rows [n, ...] of positions `start` on of the text `tokens`; nobody may change them any more.
+
+        The token after the last of them may be missing. What is known already stays. Where rows are missing before
+        these, or come before all that are known, the others are given up: the head then sees less of the text, which
+        costs acceptance and nothing else.
+        """
+        held = self._held
+        if held.early is not None and start == held.end + 1:
+            start, rows = held.end, np.concatenate([held.early, rows])
+        if not held.base <= start <= held.end:
+            self._held = held = _Held(base=start)
+            self._text = list(tokens[: max(0, start)])
+        known = held.end
+        ready = min(len(rows), len(tokens) - self._ahead - start)  # whose tokens are known
+        end = max(known, min(start + ready, held.base + self._n_cells))
+        last, early = held.last, held.early if end == known else None
+        if ready < len(rows) and end == start + ready:
+            early = rows[ready : ready + 1]
+        if end == known and last is None and not held.pending and held.count and start < known <= start + len(rows):
+            last = rows[known - 1 - start : known - start]  # it may have to be evaluated again
+        self._text[max(0, known) :] = tokens[max(0, known) : end + self._ahead]
+        pending = held.pending.add(rows[known - start : end - start])
+        self._held = _Held(held.base, held.count, pending, last, held.said, early)
+        while len(self._held.pending) > self._chunk:
+            self._put(self._chunk)
+
+    # -- drafting --------------------------------------------------------------------------------------------------
+
+    def said(self, tokens: Sequence[int]) -> Said | None:
+        """Return what the head says after the row before a text's last token, None where that row is not known."""
+        if not self._is_known(tokens):
+            return None
+        if self._held.said is None:
+            self._return_last()
+        while self._held.pending:
+            self._put(self._chunk)
+        return self._held.said
+
+    def due(self, tokens: Sequence[int], most: int) -> RowPiece | None:
+        """Return the rows up to a text's last token that are to be evaluated with a draft, `most` at the most.
+
+        Earlier ones are put into their cells. None where the last row is not known. Whoever has evaluated them says so
+        (`settle`), and otherwise they are due again.
+        """
+        if not self._is_known(tokens):
+            return None
+        self._return_last()
+        while (waiting := len(self._held.pending)) > most:
+            self._put(min(self._chunk, waiting - 1))
+        return self._piece(waiting) if waiting else None
+
+    def settle(self, piece: RowPiece, said: Said | None = None) -> None:
+        """Note that the first pending rows lie in their cells now, and what the head said after them."""
+        held, n = self._held, len(piece)
+        self._held = _Held(held.base, held.count + n, held.pending.drop(n), piece.rows[n - 1 :], said, held.early)
+
+    def _is_known(self, tokens: Sequence[int]) -> bool:
+        """Return whether the last row is the one before a text's last token."""
+        held = self._held
+        if held.end != len(tokens) - 1 or held.end == held.base:
+            return False
+        newest = held.end - 1 + self._ahead
+        return self._text[newest] == tokens[newest]
+
+    def _return_last(self) -> None:
+        """Let the last row wait again where none does: it is to be evaluated once more."""
+        held = self._held
+        if not held.pending and held.last is not None:
+            waiting = PendingRows((held.last,))
+            self._held = _Held(held.base, held.count - 1, waiting, early=held.early)
+
+    def _put(self, n: int) -> None:
+        piece = self._piece(n)
+        self.settle(piece, self._evaluate(piece))
+
+    def _piece(self, n: int) -> RowPiece:
+        held = self._held
+        position = held.base + held.count
+        first = position + self._ahead
+        rows = held.pending.first(n)
+        return RowPiece(self._text[first : first + len(rows)], rows, position, held.count)
+
+
+def copied_rows(views: Sequence[FloatRows]) -> FloatRows:
+    """Return a copy [n, ...] of rows that die with the next evaluation."""
+    # One row is what most rounds have, and several times as quick as a stack of one.
+    return np.array(views[0], np.float32, ndmin=2) if len(views) == 1 else np.stack(views)

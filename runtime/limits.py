@@ -1,0 +1,59 @@
+"""How much a round may draft, so that neither the context nor the answer overflows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """The deepest and the largest tree of one round."""
+
+    max_depth: int
+    max_nodes: int
+
+    def check(self, tree: DraftTree, drafter: str) -> None:
+        """Raise if a drafter proposed more than it was allowed."""
+        if len(tree) > self.max_nodes or tree.max_depth > self.max_depth:
+            raise OptionError(
+                f"{drafter} proposed {len(tree)} nodes of depth {tree.max_depth} "
+                f"where {self.max_nodes} nodes of depth {self.max_depth} were allowed"
+            )
+
+
+class RoundLimits:
+    """Counts down an answer's tokens and the context's positions.
+
+    `n_ctx` is the context size, `max_nodes` the widest tree one evaluation takes, `max_tokens` the length
+    of the answer (None: until the context is full).
+    """
+
+    def __init__(self, *, n_ctx: int, max_nodes: int, max_tokens: int | None) -> None:
+        self._n_ctx = n_ctx
+        self._max_nodes = max_nodes
+        self._left = max_tokens
+        self.context_full = False
+
+    def next_round(self, n_committed: int) -> Allowance | None:
+        """Return what the next round may draft after `n_committed` tokens, or None if it may not start.
+
+        The last committed token is not cached yet, so it needs a position; then come the tree's nodes. The
+        tree shrinks before the context overflows.
+        """
+        if self._left is not None and self._left <= 0:
+            return None
+        room = self._n_ctx - n_committed
+        if room < 0:
+            self.context_full = True
+            return None
+        # A round produces at most depth + 1 tokens.
+        depth = room if self._left is None else min(room, self._left - 1)
+        return Allowance(max_depth=depth, max_nodes=min(room, self._max_nodes))
+
+    def spend(self, n_tokens: int) -> None:
+        """Count the tokens a round produced."""
+        if self._left is not None:
+            self._left -= n_tokens

@@ -1,0 +1,50 @@
+"""Shapes of draft trees and how they grow: topologies, proposal schemes, EAGLE-2's dynamic trees."""
+
+from specrun.runtime.trees.eagle2_tree import (
+    DynamicShape,
+    GrownTree,
+    check_sampling,
+    expand_by_path_probability,
+    grow_by_path_probability,
+)
+from specrun.runtime.trees.growth import (
+    Child,
+    LawSource,
+    Propose,
+    TreeSampling,
+    draft_chain,
+    grow_tree,
+    most_likely,
+    proposal_scheme,
+    propose_with_replacement,
+    propose_without_replacement,
+)
+from specrun.runtime.trees.topology import MAX_NODES, Topology, check_leaves, parse_topology
+from specrun.runtime.trees.tree_laws import EvaluatedDepth, PathLaws, Paths, check_p_min, grow_draft
+
+__all__ = [
+    "MAX_NODES",
+    "Child",
+    "DynamicShape",
+    "EvaluatedDepth",
+    "GrownTree",
+    "LawSource",
+    "PathLaws",
+    "Paths",
+    "Propose",
+    "Topology",
+    "TreeSampling",
+    "check_leaves",
+    "check_p_min",
+    "check_sampling",
+    "draft_chain",
+    "expand_by_path_probability",
+    "grow_by_path_probability",
+    "grow_draft",
+    "grow_tree",
+    "most_likely",
+    "parse_topology",
+    "proposal_scheme",
+    "propose_with_replacement",
+    "propose_without_replacement",
+]

@@ -1,0 +1,147 @@
+"""EAGLE-2's dynamic trees: expand the best k nodes of each depth, then keep the best N of all (Li et al. 2024).
+
+The value of a node is the product of the draft probabilities on its path, an estimate of the probability that
+it is accepted (section 3.1). Expansion: of each depth, the k nodes of highest value are evaluated, and each gets
+its k most likely children (section 4.1). Reranking: of all children made, the N of highest value are the tree
+(section 4.2); a parent is worth no less than its child, so they form one.
+
+Choosing nodes by their values is exact for point masses only: pruning drawn tokens by their own probability would
+change what the remaining ones are draws of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.law import Law
+from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.trees.growth import LawSource, TreeSampling, most_likely
+from specrun.runtime.trees.topology import MAX_NODES, Topology, check_leaves
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicShape:
+    """How far a dynamic tree may grow: `depth` tokens deep, `topk` wide, `nodes` in all."""
+
+    depth: int
+    topk: int
+    nodes: int
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "topk", "nodes"):
+            if not 1 <= getattr(self, name) <= MAX_NODES:
+                raise OptionError(f"{name} is {getattr(self, name)}: give 1 to {MAX_NODES}")
+        if self.nodes < self.depth:
+            raise OptionError(
+                f"nodes={self.nodes} is less than depth={self.depth}: a tree has at least one node for each depth; "
+                "raise nodes or lower depth"
+            )
+        check_leaves(f"depth={self.depth} and topk={self.topk}", self.n_draft_sequences)
+
+    def limited(self, max_depth: int, max_nodes: int) -> DynamicShape:
+        """Return a shape that keeps these limits, both at least 1."""
+        if max_depth >= self.depth and max_nodes >= self.nodes:
+            return self
+        nodes = min(self.nodes, max_nodes)
+        return DynamicShape(min(self.depth, max_depth, nodes), self.topk, nodes)
+
+    @property
+    def max_nodes(self) -> int:
+        """The most nodes that a tree of this shape has."""
+        return min(self.nodes, self.topk + (self.depth - 1) * self.topk**2)
+
+    @property
+    def max_leaves(self) -> int:
+        """The most leaves: with n nodes of at most k children each, at least n/k - 1 are no leaves."""
+        return min(self.max_nodes, self.max_nodes + 1 - -(-self.max_nodes // self.topk))
+
+    @property
+    def max_width(self) -> int:
+        """The most children that a node has."""
+        return self.topk
+
+    @property
+    def n_draft_sequences(self) -> int:
+        """The most sequences that the evaluated nodes need: each depth branches off at most topk - 1."""
+        return 1 + (self.topk - 1) * (self.depth - 1)
+
+
+def check_sampling(shape: Topology | DynamicShape, sampling: TreeSampling) -> None:
+    """Refuse draws in a dynamic tree, which chooses its nodes by their values."""
+    if isinstance(shape, DynamicShape) and sampling != "argmax":
+        raise OptionError(
+            f"sampling={sampling} with a dynamic tree would choose drawn tokens by their own probability, which "
+            "biases the text: use sampling=argmax, or a fixed tree=..."
+        )
+
+
+@dataclass(slots=True)
+class GrownTree:
+    """All nodes that a dynamic tree looked at, parents first, before the best of them are kept.
+
+    `values` are the products of the draft probabilities on their paths; `depths` count from 1.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+
+    def by_value(self) -> list[int]:
+        """Return all nodes, those of highest value first, earlier ones first among equals: parents before children."""
+        return _best(self.values, len(self.values))
+
+    def best(self, nodes: int) -> DraftTree:
+        """Return the tree of the `nodes` nodes of highest value (section 4.2: reranking)."""
+        kept = sorted(_best(self.values, nodes))
+        places = {ROOT: ROOT} | {node: place for place, node in enumerate(kept)}
+        parents = tuple(places[self.parents[node]] for node in kept)
+        return DraftTree.of_points([self.tokens[node] for node in kept], parents)
+
+
+def grow_by_path_probability(shape: DynamicShape, laws: LawSource, p_min: float = 0.0) -> DraftTree:
+    """Return the tree of the best nodes. A law whose best token is under `p_min` gives no children."""
+    return expand_by_path_probability(shape.depth, shape.topk, laws, p_min).best(shape.nodes)
+
+
+def expand_by_path_probability(depth: int, topk: int, laws: LawSource, p_min: float = 0.0) -> GrownTree:
+    """Return all children of the best `topk` nodes of each depth (section 4.1: expansion).
+
+    A tree expanded less deep is the part of this one down to its depth.
+    """
+    grown = GrownTree()
+    expanded = [ROOT]
+    level_laws = [laws.root()]
+    numbers = {ROOT: ROOT}  # of evaluated nodes, as the source of laws counts them
+    for level in range(1, depth + 1):
+        first = len(grown.tokens)
+        for parent, law in zip(expanded, level_laws, strict=True):
+            _add_children(parent, law, topk, p_min, level, grown)
+        if level == depth or first == len(grown.tokens):
+            break
+        expanded = sorted(_best(grown.values, topk, first))
+        level_laws = list(
+            laws.below([numbers[grown.parents[node]] for node in expanded], [grown.tokens[node] for node in expanded])
+        )
+        for node in expanded:
+            numbers[node] = len(numbers) - 1
+    return grown
+
+
+def _add_children(parent: int, law: Law, topk: int, p_min: float, depth: int, grown: GrownTree) -> None:
+    """Append the `topk` most likely children of an evaluated node with their values."""
+    children = most_likely(law, topk)
+    if not children or children[0][1] < p_min:
+        return
+    value = 1.0 if parent == ROOT else grown.values[parent]
+    grown.tokens += [token for token, _ in children]
+    grown.values += [value * probability for _, probability in children]
+    grown.parents += [parent] * len(children)
+    grown.depths += [depth] * len(children)
+
+
+def _best(values: list[float], count: int, first: int = 0) -> list[int]:
+    """Return the nodes of the `count` highest values from node `first` on, earlier ones first among equals."""
+    # A list's own sort keeps equals in order, reversed too, and is quicker than an array's for so few.
+    return sorted(range(first, len(values)), key=values.__getitem__, reverse=True)[:count]

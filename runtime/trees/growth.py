@@ -1,0 +1,181 @@
+"""Growing a draft tree of a fixed shape from draft laws: no model here, only who is drawn from what.
+
+Whether a draw is made, from which law and at which rank, is decided before its value is known: the shape is
+fixed, the confidence stop reads a law before anything is drawn from it, and a round's limits cut the shape. What
+is drawn below a child may depend on the child.
+
+How the children of a node are proposed from its draft law: three schemes of the literature.
+
+- with replacement: i.i.d. draws (SpecInfer, Miao et al. 2023, algorithm 2). Equal draws share a node, and each
+  stays a draw that acceptance tests.
+- without replacement: each draw is from the law without its earlier siblings, renormalised (Sequoia, Chen et
+  al. 2024, algorithm 2). When nothing is left of the law, there are no more siblings.
+- most likely: the top k as point masses (Medusa, EAGLE-2, greedy trees).
+
+Every draw is stored with the law that it was really drawn from.
+
+Drafts a chain from a source of laws: what a draft model does, without the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal, Protocol
+
+import numpy as np
+
+from specrun.runtime.law import Law, LawWithout, RankedLaw
+from specrun.runtime.noise import DraftNoise, NoiseSource, choose_in_turn
+from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.trees.topology import Topology
+
+TreeSampling = Literal["with", "without", "argmax"]
+Child = tuple[int, int]
+"""A child's node and its token."""
+
+Propose = Callable[[TreeBuilder, int, Law, int, NoiseSource], list[Child]]
+"""Adds up to so many draws from a law below a parent; returns the distinct children in the order they were made."""
+
+
+def propose_with_replacement(
+    builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
+) -> list[Child]:
+    """Draw `count` times from the same law."""
+    children: list[Child] = []
+    for _ in range(count):
+        token = noise.choose(law)
+        child = builder.add(parent, token, law), token
+        if child not in children:
+            children.append(child)
+    return children
+
+
+def propose_without_replacement(
+    builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
+) -> list[Child]:
+    """Draw up to `count` different tokens, each from what the earlier ones left of the law."""
+    # All siblings at once, because none of their laws depends on anything but the earlier tokens.
+    tokens = noise.choose_distinct(law, count) if isinstance(noise, DraftNoise) else choose_in_turn(noise, law, count)
+    children: list[Child] = [(builder.add(parent, tokens[0], law), tokens[0])]
+    for earlier, token in pairwise(tokens):
+        law = LawWithout(law, earlier)
+        children.append((builder.add(parent, token, law), token))
+    return children
+
+
+def propose_most_likely(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:
+    """Take the `count` most likely tokens as point masses."""
+    return [(builder.add(parent, token), token) for token, _ in most_likely(law, count)]
+
+
+def proposal_scheme(sampling: TreeSampling) -> Propose:
+    """Return the scheme of a name."""
+    return _SCHEMES[sampling]
+
+
+def most_likely(law: Law, count: int) -> list[tuple[int, float]]:
+    """Return the `count` most likely tokens with their probabilities, lower ids first among equals, none of zero."""
+    if isinstance(law, RankedLaw):
+        return law.best(count)
+    probs = law.probs
+    if len(probs) > 8 * count + 64:
+        near = np.argpartition(probs, len(probs) - count)[len(probs) - count :]
+        # All of the last one's probability, so that ties fall to the lower ids.
+        near = np.flatnonzero(probs >= probs[near].min())
+        order = near[np.argsort(-probs[near], kind="stable")[:count]]
+    else:
+        order = np.argsort(-probs, kind="stable")[:count]
+    tokens = order if law.ids is None else law.ids[order]
+    return [(token, prob) for token, prob in zip(tokens.tolist(), probs[order].tolist(), strict=True) if prob > 0.0]
+
+
+_SCHEMES: dict[TreeSampling, Propose] = {
+    "with": propose_with_replacement,
+    "without": propose_without_replacement,
+    "argmax": propose_most_likely,
+}
+
+
+class LawSource(Protocol):
+    """Where draft laws come from: a model that is evaluated depth by depth, or a table in tests."""
+
+    def root(self) -> Law:
+        """Return the law of the token after the last committed one."""
+
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> Sequence[Law]:
+        """Evaluate one depth and return the law after each of its tokens.
+
+        Token i follows the evaluated node `parents[i]`: ROOT, or a number counted over all calls of the round
+        in the order of their tokens, from 0.
+        """
+
+
+def grow_tree(
+    topology: Topology, laws: LawSource, propose: Propose, noise: NoiseSource, start: int, p_min: float = 0.0
+) -> DraftTree:
+    """Return a tree of this shape, its first tokens standing at position `start`.
+
+    Where draws coincide or a law is exhausted the tree is smaller; the first distinct children take the first
+    subtrees. A node gets no children if the most likely one has a probability under `p_min`.
+    """
+    builder = TreeBuilder()
+    children = topology.children
+    level = [(ROOT, ROOT)]  # (place in the topology, node) of what was evaluated last
+    level_laws: Sequence[Law] = [laws.root()] if len(topology) else []
+    first = ROOT  # the evaluated number of level[0]
+    evaluated = 0
+    for depth in range(topology.max_depth):
+        noise.seek(start + depth)
+        grown: list[tuple[int, int]] = []
+        parents: list[int] = []
+        tokens: list[int] = []
+        for index, law in enumerate(level_laws):
+            if p_min > 0.0 and law.most_likely[1] < p_min:
+                continue
+            place, node = level[index]
+            places = children[place]
+            for below, (child, token) in zip(places, propose(builder, node, law, len(places), noise), strict=False):
+                if below in children:
+                    grown.append((below, child))
+                    parents.append(first + index)
+                    tokens.append(token)
+        if not grown:
+            break
+        level, level_laws = grown, laws.below(parents, tokens)
+        first, evaluated = evaluated, evaluated + len(grown)
+    return builder.build()
+
+
+def draft_chain(
+    law_after: Callable[[list[int]], Law],
+    noise: NoiseSource,
+    start: int,
+    *,
+    most: int,
+    points: bool,
+    threshold: float = 0.0,
+    always_first: bool = False,
+    end_tokens: frozenset[int] = frozenset(),
+) -> DraftTree:
+    """Return a chain of up to `most` tokens, the first at position `start`.
+
+    `law_after(tokens)` is the draft law after the tokens drafted so far. With `points` the most
+    likely token is a point mass; otherwise each token is drawn, and its law stored. The chain ends
+    before a token whose law gives none the probability `threshold`: that is read before the draw,
+    so exactness holds. `always_first` excepts the first token. Nothing follows one of `end_tokens`.
+    """
+    tokens: list[int] = []
+    laws: list[Law] = []
+    while len(tokens) < most and not (tokens and tokens[-1] in end_tokens):
+        law = law_after(tokens)
+        best, best_prob = law.most_likely
+        if best_prob < threshold and not (always_first and not tokens):
+            break
+        if points:
+            tokens.append(best)
+            continue
+        noise.seek(start + len(tokens))
+        tokens.append(noise.choose(law))
+        laws.append(law)
+    return DraftTree.chain(tokens, None if points else laws)

@@ -1,0 +1,116 @@
+"""How a drafter that is evaluated depth by depth grows a tree: the laws along its paths, then the shape.
+
+Draft models, EAGLE's heads and Hydra's differ in what an evaluation returns, and in nothing else
+here. Static shapes are grown as in `tree_growth`, dynamic ones (EAGLE-2) as in `path_probability`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.drafter import DraftRequest
+from specrun.runtime.heads import RankedWords
+from specrun.runtime.law import Law, RankedLaw
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.transform import Logits, penalty_window, transformed_law
+from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.trees.eagle2_tree import DynamicShape, grow_by_path_probability
+from specrun.runtime.trees.growth import LawSource, TreeSampling, grow_tree, proposal_scheme
+from specrun.runtime.trees.topology import Topology
+
+EvaluatedDepth = RankedWords | Sequence[Logits]
+"""What is said after n nodes: their best tokens, or whole rows of logits over the target's tokens."""
+
+Paths = Callable[[], list[list[int]]]
+"""The drafted tokens down to each of the nodes that are evaluated, their own included."""
+
+
+class PathLaws:
+    """The laws of a drafter after the tokens of a request, for `grow_tree` and its like: a `LawSource`.
+
+    `root()` evaluates what stands before the draft, `below(parents, tokens, paths)` a depth of it,
+    numbered as in `LawSource.below`. Best tokens are a law as they are; rows of logits are
+    transformed by `params`, whose penalties see each node's own path.
+    """
+
+    def __init__(
+        self,
+        root: Callable[[], EvaluatedDepth],
+        below: Callable[[Sequence[int], Sequence[int], Paths], EvaluatedDepth],
+        request: DraftRequest,
+        params: SamplingParams,
+    ) -> None:
+        self._root = root
+        self._below = below
+        self._request = request
+        self._params = params
+        self._parents: list[int] = []  # of all evaluated nodes
+        self._tokens: list[int] = []
+
+    def root(self) -> Law:
+        """Return the law after the last committed token."""
+        return self._laws(self._root(), lambda: [[]])[0]
+
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Law]:
+        """Evaluate one depth of the tree."""
+        first = len(self._tokens)
+        self._parents += parents
+        self._tokens += tokens
+
+        def paths() -> list[list[int]]:
+            return [self._path(node) for node in range(first, first + len(tokens))]
+
+        return self._laws(self._below(parents, tokens, paths), paths)
+
+    def _laws(self, said: EvaluatedDepth, paths: Paths) -> list[Law]:
+        if isinstance(said, RankedWords):
+            return list(RankedLaw.of_rows(said.words, said.log_probs))
+        params = self._params
+        if not params.has_penalties:  # nobody asks for the paths
+            return [transformed_law(row, params) for row in said]
+        windows = [penalty_window(self._request.tokens, path, params) for path in paths()]
+        return [transformed_law(row, params, window) for row, window in zip(said, windows, strict=True)]
+
+    def _path(self, node: int) -> list[int]:
+        path: list[int] = []
+        while node != ROOT:
+            path.append(self._tokens[node])
+            node = self._parents[node]
+        path.reverse()
+        return path
+
+
+def grow_draft(
+    shape: Topology | DynamicShape,
+    laws: LawSource,
+    request: DraftRequest,
+    *,
+    room: int | None = None,
+    sampling: TreeSampling = "argmax",
+    p_min: float = 0.0,
+) -> DraftTree:
+    """Return a tree of a shape, as far as the request's limits and the drafter's own allow.
+
+    `room` is how many nodes the drafter can evaluate (None: any number); the last node of a tree
+    never is. `sampling` says how the children of a static shape are proposed; at temperature 0 they are the most likely
+    tokens. Nothing is drafted below a law that gives no token the probability `p_min`.
+    """
+    max_depth, max_nodes = request.max_depth, request.max_nodes
+    if room is not None:
+        max_nodes = min(max_nodes, room + 1)
+    if max_nodes < 1 or max_depth < 1:
+        return DraftTree()
+    if isinstance(shape, DynamicShape):
+        if room is not None:  # it evaluates topk nodes of every depth but the last, more than it keeps
+            max_depth = min(max_depth, 1 + room // shape.topk)
+        return grow_by_path_probability(shape.limited(max_depth, max_nodes), laws, p_min)
+    topology = shape.limited(max_depth, max_nodes)
+    scheme = proposal_scheme("argmax" if request.params.is_greedy else sampling)
+    return grow_tree(topology, laws, scheme, request.noise, len(request.tokens), p_min)
+
+
+def check_p_min(p_min: float) -> None:
+    """Raise OptionError unless `p_min` is a probability."""
+    if not 0.0 <= p_min <= 1.0:
+        raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")

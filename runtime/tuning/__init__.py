@@ -1,0 +1,34 @@
+"""Planning: how much to draft, and where the layers go, from what the machine and the context allow."""
+
+from specrun.runtime.tuning.dynamic_acceptance import DynamicAcceptance, kept_nodes, measure_dynamic_acceptance
+from specrun.runtime.tuning.head_calibration import (
+    HeadCalibration,
+    HeadCalibrationOptions,
+    calibrate_heads,
+    features_along,
+)
+from specrun.runtime.tuning.head_guesses import guess_kinds
+from specrun.runtime.tuning.rank_acceptance import CalibrationText, LawPair, acceptance_by_rank, law_pairs, laws_along
+from specrun.runtime.tuning.tree_plan import dynamic_round_seconds, plan_dynamic_tree, plan_tree, tokens_per_second
+from specrun.runtime.tuning.tuning import tune
+
+__all__ = [
+    "CalibrationText",
+    "DynamicAcceptance",
+    "HeadCalibration",
+    "HeadCalibrationOptions",
+    "LawPair",
+    "acceptance_by_rank",
+    "calibrate_heads",
+    "dynamic_round_seconds",
+    "features_along",
+    "guess_kinds",
+    "kept_nodes",
+    "law_pairs",
+    "laws_along",
+    "measure_dynamic_acceptance",
+    "plan_dynamic_tree",
+    "plan_tree",
+    "tokens_per_second",
+    "tune",
+]

@@ -1,0 +1,208 @@
+"""Heads asked along a text: which words they guess at each place, given that the text's own words lead there.
+
+Teacher forcing, so that what a guess of depth k is worth is measured where a tree would make it: below the right words
+of the depths above. With the hidden state f_t of position t, depth k guesses the token at t + 2 + k (the target itself
+says the one at t + 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import UnsupportedModelError
+from specrun.bindings.gguf import read_header
+from specrun.bindings.model import Model
+from specrun.runtime.drafters.eagle import Eagle3Head, EagleHead, EagleState, PairHead
+from specrun.runtime.drafters.hydra import HydraHead
+from specrun.runtime.drafters.medusa import MedusaHead
+from specrun.runtime.heads import HeadFile
+from specrun.runtime.tree import ROOT
+
+FloatRows = npt.NDArray[np.float32]
+Guesses = list[list[int]]
+"""Words by depth, the most likely first."""
+
+_OUTPUT = "output.weight"
+_EAGLE_DEPTHS = 5  # features that were predicted, as EAGLE counts its n-alpha
+_POSITIONS, _PREFIX_ROWS = 16, 64  # of one evaluation of Hydra's heads, of its prefix layer
+
+
+class HeadGuesses(Protocol):
+    """A kind of heads as calibration sees them.
+
+    `evaluated_params` are the weights that a depth of guesses reads; `taps` the layers of the target whose inputs the
+    heads read, none where they read its final hidden state.
+    """
+
+    n_depths: int
+    evaluated_params: float
+    taps: tuple[int, ...]
+
+    def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
+        """Yield the guesses at positions `begin` to len(features) - 1, [depth][rank].
+
+        `features` [n, ...] are what the heads read of the target at the first n positions of the text `tokens`, which
+        is longer. Where the text ends, so do the depths.
+        """
+
+    def close(self) -> None:
+        """Free native memory."""
+
+
+class MedusaGuesses:
+    """Medusa's heads, which see the hidden state alone: the words on the way make no difference."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, head: MedusaHead, ranks: int) -> None:
+        self.n_depths = head.n_heads
+        self.evaluated_params = head.evaluated_params / head.n_heads
+        self._head = head
+        self._ranks = ranks
+
+    def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
+        """Yield all heads' words; see `HeadGuesses`."""
+        for offset, words in enumerate(self._head.words_along(features[begin:], self._ranks)):
+            yield words[: max(0, len(tokens) - (begin + offset) - 2)]
+
+    def close(self) -> None:
+        """Free the heads."""
+        self._head.close()
+
+
+class EagleGuesses:
+    """An EAGLE head that goes on from its own predicted states with the text's words, as a chain that is right does."""
+
+    def __init__(self, head: PairHead, n_cells: int, evaluated_params: float) -> None:
+        self.n_depths = _EAGLE_DEPTHS
+        self.evaluated_params = evaluated_params
+        self.taps = tuple(head.taps)
+        self._head = head
+        try:
+            self._cells = head.cells(n_cells)
+        except BaseException:
+            head.close()
+            raise
+
+    def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
+        """Yield the head's words with 0, 1, ... predicted states before them; see `HeadGuesses`."""
+        state = EagleState(self._cells)
+        if begin:
+            state.learn(0, features[:begin], tokens)
+        for position in range(begin, min(len(features), len(tokens) - 2)):
+            state.learn(position, features[position : position + 1], tokens)
+            row = state.root(tokens[: position + 2])
+            if row is None:  # more pairs than the head has cells
+                return
+            guesses = [row.words[0].tolist()]
+            for depth in range(1, min(self.n_depths, len(tokens) - position - 2)):
+                row = state.below([ROOT if depth == 1 else depth - 2], [tokens[position + 1 + depth]])
+                guesses.append(row.words[0].tolist())
+            yield guesses
+
+    def close(self) -> None:
+        """Free the head."""
+        self._cells.close()
+        self._head.close()
+
+
+class HydraGuesses:
+    """Hydra's heads, each given the text's own words up to its own."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, head: HydraHead, n_cells: int) -> None:
+        self.n_depths = head.n_heads
+        self.evaluated_params = head.evaluated_params / head.n_heads
+        self._head = head
+        try:
+            self._cells = head.cells(n_cells)
+        except BaseException:
+            head.close()
+            raise
+
+    def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
+        """Yield all heads' words, several positions an evaluation; see `HeadGuesses`."""
+        states = self._states(features)
+        for first in range(begin, min(len(states), len(tokens) - 2), _POSITIONS):
+            positions = range(first, min(first + _POSITIONS, len(states), len(tokens) - 2))
+            guesses: list[Guesses] = [[] for _ in positions]
+            for depth in range(self.n_depths):
+                known = [position for position in positions if position + 2 + depth < len(tokens)]
+                if not known:
+                    break
+                paths = [tokens[position + 1 : position + 2 + depth] for position in known]
+                words = self._head.best_words(states[known[0] : known[-1] + 1], paths).tolist()
+                for own, best in zip(guesses, words, strict=False):
+                    own.append(best)
+            yield from guesses
+
+    def close(self) -> None:
+        """Free the heads."""
+        self._cells.close()
+        self._head.close()
+
+    def _states(self, features: FloatRows) -> FloatRows:
+        layer = self._cells.prefix
+        if layer is None:
+            return features
+        features = features[: layer.n_cells]
+        starts = range(0, len(features), _PREFIX_ROWS)
+        return np.concatenate([layer.evaluate(features[i : i + _PREFIX_ROWS], i, i) for i in starts])
+
+
+def guess_kinds() -> list[str]:
+    """Return the architectures of heads that can be asked."""
+    return list(_OPENERS)
+
+
+def open_guesses(path: Path, target: Model, *, ranks: int, n_tokens: int, n_threads: int = 0) -> HeadGuesses:
+    """Open the heads of a file for texts of up to `n_tokens`, each depth naming `ranks` words.
+
+    Raises UnsupportedModelError for a file that holds no such heads, PairError for heads of another target.
+    """
+    kind = read_header(path).architecture
+    opener = _OPENERS.get(kind)
+    if opener is None:
+        raise UnsupportedModelError(
+            f"{path} is a file of architecture {kind}: accuracies are measured for {', '.join(guess_kinds())}"
+        )
+    return opener(path, target, ranks, n_tokens, n_threads)
+
+
+def _open_medusa(path: Path, target: Model, ranks: int, _n_tokens: int, n_threads: int) -> HeadGuesses:
+    return MedusaGuesses(MedusaHead(path, target, n_threads=n_threads), min(ranks, target.vocabulary.size))
+
+
+def _open_hydra(path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int) -> HeadGuesses:
+    head = HydraHead(path, target, n_threads=n_threads)
+    head.prepare([ranks] * head.n_heads)
+    return HydraGuesses(head, n_tokens)
+
+
+def _open_eagle(path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int) -> HeadGuesses:
+    head = EagleHead(path, target, ranks=ranks, n_threads=n_threads)
+    return EagleGuesses(head, n_tokens + _EAGLE_DEPTHS, _evaluated(HeadFile(path, "eagle"), target))
+
+
+def _open_eagle3(path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int) -> HeadGuesses:
+    head = Eagle3Head(path, target, ranks=ranks, n_threads=n_threads)
+    return EagleGuesses(head, n_tokens + _EAGLE_DEPTHS, _evaluated(HeadFile(path, "eagle3"), target))
+
+
+def _evaluated(file: HeadFile, target: Model) -> float:
+    """Return how many weights a depth reads: the head's, and the target's output matrix where it has none."""
+    return file.header.n_parameters + (0 if _OUTPUT in file else target.n_embd * target.vocabulary.size)
+
+
+_OPENERS: Mapping[str, Callable[[Path, Model, int, int, int], HeadGuesses]] = {
+    "medusa": _open_medusa,
+    "hydra": _open_hydra,
+    "eagle": _open_eagle,
+    "eagle3": _open_eagle3,
+}

@@ -1,0 +1,301 @@
+"""Sequoia's hardware-aware choice: the tree that yields the most tokens a second on this machine.
+
+Chen et al. (2024, section 3.3) pick size and depth by F(N, D) / (T(N) + D t) with constant t. Here the draft
+model's time depends on how many nodes a depth evaluates, t(w), so that a bushy tree pays for its width: the plan
+maximises F(tree) / (T(N + 1) + sum over depths of t(w_d)) over all trees.
+
+For given widths the best tree is known: acceptance falls with rank, so at each depth the nodes to evaluate are those
+of highest value, each has a first child, and the rest are the most valuable of all their children. What is left to
+search are the widths, depth by depth: all of them for small trees, a beam of the most promising for large ones. A
+beginning is given up where even the dynamic programme's tree (`sequoia`), which ignores widths, could not make up for
+the time already spent.
+
+Which of several plans to take: the fastest, or a smaller one that is hardly slower.
+
+The dynamic tree that yields the most tokens a second on this machine.
+
+Sequoia's objective (Chen et al. 2024, section 3.3) for EAGLE-2's trees (Li et al. 2024): over depth d, `topk` k and n
+kept nodes, maximise (1 + accepted(d, k, n)) / (T(n + 1) + t(1) + (d - 1) t(k)). The draft model evaluates k nodes at
+each depth but the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.runtime.costs import RoundCosts, SequoiaProgramme
+from specrun.runtime.costs.sequoia import expected_tokens
+from specrun.runtime.law import FloatArray
+from specrun.runtime.tree import ROOT
+from specrun.runtime.trees import DynamicShape, Topology
+from specrun.runtime.tuning.dynamic_acceptance import DynamicAcceptance
+
+
+class _Plan(Protocol):
+    @property
+    def tokens_per_second(self) -> float: ...
+
+
+Plan = TypeVar("Plan", bound=_Plan)
+
+
+def fastest_plan(
+    plans: Iterable[Plan], costs: RoundCosts, *, tolerance: float, size: Callable[[Plan], tuple[int, ...]]
+) -> Plan | None:
+    """Return the smallest plan that is at most the share `tolerance` slower than the fastest, of equals the faster.
+
+    None where plain decoding is at least as fast as any. Fewer nodes are fewer guesses about the machine.
+    """
+    worth = [plan for plan in plans if plan.tokens_per_second > 1.0 / costs.plain_seconds]
+    if not worth:
+        return None
+    fastest = max(plan.tokens_per_second for plan in worth)
+    good = [plan for plan in worth if plan.tokens_per_second >= (1.0 - tolerance) * fastest]
+    return min(good, key=lambda plan: (size(plan), -plan.tokens_per_second))
+
+
+_BEAM = 100  # more than there are beginnings of trees of 8 nodes: those are searched exhaustively
+_WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class TreePlan:
+    """A tree with what it should yield: tokens a round, and tokens a second."""
+
+    topology: Topology
+    expected_tokens: float
+    tokens_per_second: float
+
+
+def tokens_per_second(topology: Topology, acceptance: Sequence[float], costs: RoundCosts) -> float:
+    """Return the tokens a second that rounds with this tree yield; an empty tree is plain decoding."""
+    if not len(topology):
+        return float(1.0 / costs.plain_seconds)
+    return float(expected_tokens(topology, acceptance) / costs.round_seconds(topology))
+
+
+def plan_tree(
+    acceptance: Sequence[float],
+    costs: RoundCosts,
+    *,
+    sizes: Sequence[int] = tuple(range(1, 64)),
+    max_depth: int = 8,
+    widths: Sequence[int] = _WIDTHS,
+    tolerance: float = 0.0,
+) -> TreePlan | None:
+    """Return the fastest tree, or None where plain decoding is at least as fast.
+
+    `sizes` are the numbers of nodes it may have, `widths` how many of them a depth may evaluate. With a
+    `tolerance` the smallest tree is taken that is at most this share slower than the best. An `acceptance` that
+    rises with rank is taken for noise and levelled.
+    """
+    levelled = np.minimum.accumulate(np.clip(np.asarray(acceptance, np.float64), 0.0, 1.0))
+    levelled = levelled[levelled > 0.0]
+    if not len(levelled):
+        return None
+    search = _Search(levelled, costs, sorted(set(sizes)), max_depth, sorted(set(widths)), tolerance)
+    search.run()
+    plans = [
+        TreePlan(tree, expected_tokens(tree, levelled.tolist()), tokens_per_second(tree, levelled.tolist(), costs))
+        for tree in search.best_trees()
+    ]
+    return fastest_plan(plans, costs, tolerance=tolerance, size=lambda plan: (len(plan.topology),))
+
+
+@dataclass(slots=True)
+class _Beginning:
+    """All trees that evaluate `widths` nodes at their first depths, and take so many seconds to draft.
+
+    `level` are the values of the nodes evaluated last. Evaluated nodes and the first child of each are in the tree,
+    `n_fixed` of them worth `fixed` together; `free` are the values of the other children, the highest first.
+    """
+
+    widths: list[int]
+    seconds: float
+    level: FloatArray
+    fixed: float = 0.0
+    n_fixed: int = 0
+    free: FloatArray = field(default_factory=lambda: np.zeros(0))
+    children: FloatArray = field(default_factory=lambda: np.zeros(0))
+    is_first: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    speed: float = 0.0
+
+    def grow(self, acceptance: FloatArray) -> None:
+        """Make the children of the nodes evaluated last, the most valuable first."""
+        values = np.outer(self.level, acceptance)
+        is_first = np.zeros(values.shape, np.bool_)
+        is_first[:, 0] = True
+        order = np.argsort(-values, axis=None, kind="stable")
+        self.children, self.is_first = values.ravel()[order], is_first.ravel()[order]
+
+    def stopped(self) -> tuple[float, int, FloatArray]:
+        """Return `fixed`, `n_fixed` and `free` of the trees that evaluate none of these children."""
+        first = self.is_first
+        free = np.sort(np.concatenate([self.free, self.children[~first]]))[::-1]
+        return self.fixed + float(self.children[first].sum()), self.n_fixed + int(first.sum()), free
+
+    def longer(self, width: int, seconds: float, most: int) -> _Beginning:
+        """Return the trees that evaluate the best `width` of these children too; `most` is their largest size."""
+        fixed = self.is_first.copy()
+        fixed[:width] = True
+        return _Beginning(
+            [*self.widths, width],
+            self.seconds + seconds,
+            self.children[:width],
+            self.fixed + float(self.children[fixed].sum()),
+            self.n_fixed + int(fixed.sum()),
+            np.sort(np.concatenate([self.free, self.children[~fixed]]))[::-1][:most],
+        )
+
+
+@dataclass(slots=True)
+class _Search:
+    acceptance: FloatArray
+    costs: RoundCosts
+    sizes: list[int]
+    max_depth: int
+    widths: list[int]
+    tolerance: float
+    best_speed: float = 0.0
+    best: dict[int, tuple[float, list[int]]] = field(default_factory=dict)  # nodes -> (speed, widths by depth)
+    _verify: FloatArray = field(init=False)
+    _bound: FloatArray = field(init=False)
+    _cheapest: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        most = self.sizes[-1]
+        programme = SequoiaProgramme(self.acceptance.tolist(), most, self.max_depth)
+        self._verify = np.array([self.costs.verify_seconds(size) for size in self.sizes])
+        self._bound = np.array(
+            [[programme.value(size, depth) for size in self.sizes] for depth in range(self.max_depth + 1)]
+        )
+        self._cheapest = min(
+            self.costs.depth_seconds(width, before) for width in self.widths for before in (None, width, width + 1)
+        )
+
+    def run(self) -> None:
+        """Try widths depth by depth, going on from the most promising beginnings."""
+        beginnings = [_Beginning([1], self.costs.depth_seconds(1, None), np.ones(1))]
+        for depth in range(1, self.max_depth + 1):
+            for one in beginnings:
+                one.grow(self.acceptance)
+                self._stop_here(one)
+            if depth == self.max_depth:
+                return
+            beginnings.sort(key=lambda one: -one.speed)
+            beginnings = [
+                longer
+                for one in beginnings[:_BEAM]
+                if not self._hopeless(depth, one.seconds)
+                for longer in self._longer(one)
+            ]
+
+    def _longer(self, one: _Beginning) -> Iterator[_Beginning]:
+        most = self.sizes[-1]
+        for width in self.widths:
+            if width > len(one.children):
+                return
+            longer = one.longer(width, self.costs.depth_seconds(width, one.widths[-1]), most)
+            if longer.n_fixed + 1 > most:
+                return
+            yield longer
+
+    def _stop_here(self, one: _Beginning) -> None:
+        """Note what trees of all sizes with these widths and no more yield."""
+        fixed, n_fixed, free = one.stopped()
+        totals = np.concatenate([[0.0], np.cumsum(free)])
+        places = [i for i, size in enumerate(self.sizes) if n_fixed <= size < n_fixed + len(totals)]
+        if not places:
+            return
+        tokens = 1.0 + fixed + totals[[self.sizes[i] - n_fixed for i in places]]
+        speeds = tokens / (self._verify[places] + one.seconds)
+        one.speed = float(speeds.max())
+        self.best_speed = max(self.best_speed, one.speed)
+        for i, speed in zip(places, speeds.tolist(), strict=True):
+            size = self.sizes[i]
+            if size not in self.best or speed > self.best[size][0]:
+                self.best[size] = speed, one.widths
+
+    def _hopeless(self, depth: int, drafting: float) -> bool:
+        """Whether no deeper tree can be faster than the best so far."""
+        further = np.arange(1, self.max_depth - depth + 1)
+        seconds = self._verify[None, :] + drafting + (further * self._cheapest)[:, None]
+        highest = float((self._bound[depth + 1 :] / seconds).max())
+        return highest <= self.best_speed * (1.0 - self.tolerance)
+
+    def best_trees(self) -> list[Topology]:
+        """Return the best tree of each size."""
+        return [_layout(self.acceptance, widths, size) for size, (_, widths) in self.best.items()]
+
+
+def _layout(acceptance: FloatArray, widths: Sequence[int], size: int) -> Topology:
+    """Return the best tree of `size` nodes that evaluates `widths` nodes at its depths."""
+    values, parents, depths = [1.0], [ROOT], [0]  # entry 0 is the root
+    fixed: set[int] = set()
+    level = [0]
+    for depth, width in enumerate(widths, 1):
+        if depth > 1:
+            level = sorted(sorted(level, key=lambda node: (-values[node], node))[:width])
+            fixed |= set(level)
+        first = len(values)
+        for parent in level:
+            fixed.add(len(values))
+            for share in acceptance.tolist():
+                values.append(values[parent] * share)
+                parents.append(parent)
+                depths.append(depth)
+        level = list(range(first, len(values)))
+    free = [node for node in range(1, len(values)) if node not in fixed]
+    free.sort(key=lambda node: (-values[node], depths[node], node))
+    kept = sorted([*fixed, *free[: size - len(fixed)]])
+    places = {0: ROOT} | {node: place for place, node in enumerate(kept)}
+    return Topology(tuple(places[parents[node]] for node in kept))
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicPlan:
+    """A dynamic shape with what it should yield: tokens a round, and tokens a second."""
+
+    shape: DynamicShape
+    expected_tokens: float
+    tokens_per_second: float
+
+
+def dynamic_round_seconds(shape: DynamicShape, costs: RoundCosts) -> float:
+    """Return what a round with a full tree of this shape takes."""
+    drafting = costs.depth_seconds(1, None)
+    before = 1
+    for _ in range(shape.depth - 1):
+        drafting += costs.depth_seconds(shape.topk, before)
+        before = shape.topk
+    return costs.verify_seconds(shape.nodes) + drafting
+
+
+def plan_dynamic_tree(
+    measured: Sequence[DynamicAcceptance], costs: RoundCosts, *, sizes: Sequence[int], tolerance: float = 0.0
+) -> DynamicPlan | None:
+    """Return the fastest shape, or None where plain decoding is at least as fast.
+
+    `sizes` are the numbers of nodes it may keep. With a `tolerance` the smallest shape is taken that is at most this
+    share slower than the best.
+    """
+    plans = [plan for one in measured for plan in _plans(one, costs, sizes)]
+    return fastest_plan(plans, costs, tolerance=tolerance, size=lambda plan: (plan.shape.nodes, plan.shape.depth))
+
+
+def _plans(measured: DynamicAcceptance, costs: RoundCosts, sizes: Sequence[int]) -> list[DynamicPlan]:
+    plans: list[DynamicPlan] = []
+    for depth in range(1, measured.max_depth + 1):
+        most = measured.topk + (depth - 1) * measured.topk**2
+        for nodes in sizes:
+            if not depth <= nodes <= min(most, measured.max_nodes):
+                continue
+            shape = DynamicShape(depth, measured.topk, nodes)
+            tokens = 1.0 + float(measured.accepted[depth, nodes])
+            plans.append(DynamicPlan(shape, tokens, tokens / dynamic_round_seconds(shape, costs)))
+    return plans

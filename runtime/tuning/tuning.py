@@ -1,0 +1,283 @@
+"""Measures a pair of models on this machine and plans what to draft: the work behind `specrun tune`.
+
+Costs are measured once for each model. For each sampling setting the target then writes texts, on which both models'
+laws give the acceptance by rank of every proposal scheme; each scheme gets its fastest tree and its fastest chain, and
+the best of them are run, so that what was predicted stands beside what was measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+
+from specrun.bindings.context import Context
+from specrun.bindings.errors import ContextFullError, OptionError
+from specrun.bindings.model import Model
+from specrun.runtime.acceptance import ExactRule
+from specrun.runtime.costs import (
+    MEASURED_SIZES,
+    Candidate,
+    CostCurve,
+    PlanKind,
+    RoundCosts,
+    TunedSetting,
+    TuneOptions,
+    TuneResult,
+    chain_theory,
+    measure_cost_curve,
+)
+from specrun.runtime.drafter import DrafterWeights, NoDrafter
+from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.drafters.draft_model import draft_context_options, draft_size
+from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.language import quoted
+from specrun.runtime.offload import resolve_gpu_layers
+from specrun.runtime.pairing import check_draftable, check_pair
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.session import Session
+from specrun.runtime.trees import DynamicShape, Topology, TreeSampling
+from specrun.runtime.tuning.dynamic_acceptance import measure_dynamic_acceptance
+from specrun.runtime.tuning.rank_acceptance import CalibrationText, LawPair, acceptance_by_rank, law_pairs
+from specrun.runtime.tuning.tree_plan import plan_dynamic_tree, plan_tree
+
+_RANKS = 8
+_TOLERANCE = 0.01
+# Python's own time beside turning logits into laws, in seconds: of any round, of one that drafts, of each evaluated
+# draft node and of each drafted one (`specrun bench overhead`).
+_PER_ROUND, _PER_TREE, _PER_LAW, _PER_NODE = 40e-6, 80e-6, 20e-6, 9e-6
+_TARGETS_SHARE = 0.75  # of the time for cost curves
+_DYNAMIC_TOPK = (2, 3, 4)
+_DEEPEST_DYNAMIC = 8
+_GROWING_SHARE = 0.1  # of the time for cost curves, for each topk and setting
+_CHANCE = 0.85  # of the most promising plan's speed: predictions are not far off
+_SCHEMES: tuple[TreeSampling, ...] = ("argmax", "without", "with")
+
+Progress = Callable[[str, float], None]
+"""Told what is being done and which share of the whole is done."""
+
+
+def tune(
+    options: TuneOptions,
+    prompts_of: Callable[[Model], Sequence[Sequence[int]]],
+    progress: Progress = lambda _what, _share: None,
+) -> TuneResult:
+    """Measure and plan. `prompts_of` makes the prompts, as tokens, once the target is loaded."""
+    started = time.perf_counter()
+    layers = resolve_gpu_layers(options.n_gpu_layers, options.target)
+    with Model(options.target, n_gpu_layers=layers, use_mmap=options.use_mmap) as target:
+        check_draftable(target)
+        bench = _Bench(options, target, progress)
+        prompts = bench.checked(prompts_of(target))
+        layers = resolve_gpu_layers(options.n_gpu_layers_draft, options.draft)
+        with Model(options.draft, n_gpu_layers=layers, use_mmap=options.use_mmap) as draft:
+            check_pair(target, draft)
+            curves = bench.measure_costs(draft)
+            planned = [bench.plan(draft, curves, params, prompts) for params in options.params]
+        settings = tuple(bench.try_out(one, prompts, number) for number, one in enumerate(planned))
+    progress("done", 1.0)
+    return TuneResult(*curves, settings, time.perf_counter() - started)
+
+
+class _Bench:
+    """The steps of one tuning."""
+
+    def __init__(self, options: TuneOptions, target: Model, progress: Progress) -> None:
+        self._options = options
+        self._target = target
+        self._progress = progress
+        given = options.context
+        self._context = dataclasses.replace(
+            given, n_ctx=given.size_for(target), n_batch=max(max(MEASURED_SIZES), given.n_batch)
+        )
+        self._environment = DraftEnvironment(
+            target, self._context, n_gpu_layers=options.n_gpu_layers_draft, use_mmap=options.use_mmap
+        )
+
+    def checked(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Return the prompts, each of which must leave room for its text."""
+        if not prompts or not all(prompts):
+            raise OptionError("the prompt is empty: tuning needs a text to continue")
+        longest = max(map(len, prompts))
+        if longest + self._options.n_tokens > self._context.n_ctx:
+            raise ContextFullError(
+                f"a prompt of {longest} tokens and {self._options.n_tokens} more do not fit a context of "
+                f"{self._context.n_ctx}: shorten the prompt or raise the context size (-c)"
+            )
+        return [list(prompt) for prompt in prompts]
+
+    def measure_costs(self, draft: Model) -> tuple[CostCurve, CostCurve]:
+        """Return both models' curves; the target's takes most of the time."""
+
+        def measured(model: Model, name: str, begin: float, end: float, seconds: float) -> CostCurve:
+            with self._wide_context(model) as context:
+                return measure_cost_curve(
+                    context,
+                    seconds=seconds,
+                    progress=lambda done: self._progress(f"measuring the {name}", begin + (end - begin) * done),
+                )
+
+        seconds = self._options.seconds
+        return (
+            measured(self._target, "target", 0.0, 0.3, _TARGETS_SHARE * seconds),
+            measured(draft, "draft model", 0.3, 0.4, (1 - _TARGETS_SHARE) * seconds),
+        )
+
+    def plan(
+        self, draft: Model, curves: tuple[CostCurve, CostCurve], params: SamplingParams, prompts: list[list[int]]
+    ) -> TunedSetting:
+        """Let the target write texts and return the candidates for a setting; only plain decoding has been run."""
+        self._progress(f"writing a text at temperature {params.temperature:g}", 0.4)
+        with self._session(DrafterWeights(NoDrafter.name, NoDrafter)) as session:
+            texts, speed, _ = self._answers(session, prompts, params)
+        self._progress(f"planning for temperature {params.temperature:g}", 0.5)
+        pairs: list[LawPair] = []
+        per_law = 0.0
+        with self._wide_context(self._target) as ours, self._wide_context(draft) as theirs:
+            for text in texts:
+                more, per_law = law_pairs(ours, theirs, text, params)
+                pairs += more
+        costs = RoundCosts(
+            *curves,
+            per_round=_PER_ROUND + per_law,
+            per_tree=_PER_TREE,
+            per_law=_PER_LAW + per_law,
+            per_node=_PER_NODE,
+        )
+        dynamic = self._dynamic_candidates(draft, texts, costs, params)
+        plain = Candidate("", "plain", "", 0, 0, 1.0, 1.0 / costs.plain_seconds, speed, 1.0)
+        acceptance, candidates = self._candidates(pairs, costs, params)
+        unique = {one.options: one for one in (plain, *candidates, *dynamic)}
+        alpha = max(shares[0] for shares in acceptance.values())
+        theory = chain_theory(alpha, costs, draft.n_params / self._target.n_params)
+        return TunedSetting(params, acceptance, theory, tuple(sorted(unique.values(), key=lambda one: -one.predicted)))
+
+    def _candidates(
+        self, pairs: list[LawPair], costs: RoundCosts, params: SamplingParams
+    ) -> tuple[dict[str, tuple[float, ...]], list[Candidate]]:
+        acceptance: dict[str, tuple[float, ...]] = {}
+        candidates: list[Candidate] = []
+        for sampling in _SCHEMES[:1] if params.is_greedy else _SCHEMES:
+            vector = acceptance_by_rank(pairs, sampling, _RANKS).tolist()
+            acceptance[sampling] = tuple(vector)
+            for ranks in (1, _RANKS):
+                plan = plan_tree(
+                    vector[:ranks],
+                    costs,
+                    sizes=_tree_sizes(costs),
+                    max_depth=self._options.max_depth,
+                    tolerance=_TOLERANCE,
+                )
+                if plan is not None:
+                    candidates.append(_candidate(plan.topology, sampling, plan.expected_tokens, plan.tokens_per_second))
+        return acceptance, candidates
+
+    def _dynamic_candidates(
+        self, draft: Model, texts: Sequence[CalibrationText], costs: RoundCosts, params: SamplingParams
+    ) -> list[Candidate]:
+        """Return the best tree that grows by path probability, if one pays."""
+        sizes = _tree_sizes(costs)
+        depth = min(self._options.max_depth, _DEEPEST_DYNAMIC)
+        measured = []
+        for topk in _DYNAMIC_TOPK:
+            self._progress(f"growing trees at temperature {params.temperature:g}", 0.5)
+            n_sequences, n_outputs = draft_size(DynamicShape(depth, topk, max(sizes)))
+            options = draft_context_options(self._context, draft)
+            size = dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
+            with Context(draft, size) as context:
+                measured.append(
+                    measure_dynamic_acceptance(
+                        context,
+                        texts,
+                        params,
+                        topk=topk,
+                        max_depth=depth,
+                        max_nodes=max(sizes),
+                        target_vocab_size=self._target.vocabulary.size,
+                        seconds=self._options.seconds * _GROWING_SHARE,
+                    )
+                )
+        plan = plan_dynamic_tree(measured, costs, sizes=sizes, tolerance=_TOLERANCE)
+        if plan is None:
+            return []
+        shape = plan.shape
+        options_text = f"depth={shape.depth}, topk={shape.topk}, nodes={shape.nodes}"
+        return [
+            Candidate(
+                options_text,
+                "dynamic",
+                "argmax",
+                shape.nodes,
+                shape.depth,
+                plan.expected_tokens,
+                plan.tokens_per_second,
+            )
+        ]
+
+    def try_out(self, planned: TunedSetting, prompts: list[list[int]], number: int) -> TunedSetting:
+        """Run the most promising candidates, and put the fastest of what was run first."""
+        params = planned.params
+        drafting = [one for one in planned.candidates if one.options]
+        known = [one for one in planned.candidates if not one.options]
+        # The most promising of each kind, where it has a chance: chain, fixed tree, dynamic tree.
+        firsts = {one.kind: one for one in reversed(drafting)}
+        tried = [one for one in drafting if one is firsts[one.kind] and one.predicted > _CHANCE * drafting[0].predicted]
+        for index, one in enumerate(tried):
+            share = 0.6 + 0.4 * (number + index / len(tried)) / len(self._options.params)
+            self._progress(f"running draft({one.options}) at temperature {params.temperature:g}", share)
+            expression = f"draft({quoted(str(self._options.draft))}, {one.options})"
+            with self._session(build_drafter(expression, self._environment)) as session:
+                _, speed, length = self._answers(session, prompts, params)
+            known.append(dataclasses.replace(one, measured=speed, mean_accepted_length=length))
+        known.sort(key=lambda one: -one.speed)
+        unknown = [one for one in drafting if one not in tried]
+        return dataclasses.replace(planned, candidates=(*known, *unknown))
+
+    def _answers(
+        self, session: Session, prompts: list[list[int]], params: SamplingParams
+    ) -> tuple[list[CalibrationText], float | None, float | None]:
+        """Return what was answered, tokens a second, and tokens a round; a short answer first warms up."""
+        session.stream(prompts[0], params, seed=1, max_tokens=4).drain()
+        most = max(8, self._options.n_tokens // len(prompts))
+        results = [session.stream(prompt, params, seed=0, max_tokens=most).drain() for prompt in prompts]
+        texts = [
+            CalibrationText((*prompt, *one.token_ids), len(prompt))
+            for prompt, one in zip(prompts, results, strict=True)
+            if one.token_ids
+        ]
+        tokens = sum(len(one.token_ids) for one in results)
+        seconds = sum(
+            len(one.token_ids) / one.stats.tokens_per_second for one in results if one.stats.tokens_per_second
+        )
+        rounds = sum(one.stats.rounds for one in results)
+        return texts, tokens / seconds if seconds else None, tokens / rounds if rounds else None
+
+    def _wide_context(self, model: Model) -> Context:
+        options = self._context if model is self._target else draft_context_options(self._context, model)
+        return Context(model, dataclasses.replace(options, n_outputs=max(MEASURED_SIZES)))
+
+    @contextmanager
+    def _session(self, weights: DrafterWeights) -> Iterator[Session]:
+        """Yield a session that is closed at the end of the block, with its drafter and the weights."""
+        with closing(weights), Session.open(self._target, weights.start(), self._context, ExactRule()) as session:
+            yield session
+
+
+def _candidate(topology: Topology, sampling: TreeSampling, expected: float, speed: float) -> Candidate:
+    """Return a plan as the options of a drafter expression: a chain where the tree is one."""
+    depth = topology.max_depth
+    kind: PlanKind
+    if topology.n_leaves == 1:
+        kind = "chain"
+        chain = "argmax" if sampling == "argmax" else "with"
+        options = f"n={depth}, sampling={chain}"
+    else:
+        kind = "tree"
+        options = f'tree="{topology}", sampling={sampling}'
+    return Candidate(options, kind, sampling, len(topology), depth, expected, speed)
+
+
+def _tree_sizes(costs: RoundCosts) -> list[int]:
+    """Return the numbers of nodes whose evaluation was measured: with the root they are the curve's sizes."""
+    return [size - 1 for size in costs.target.sizes[1:]]

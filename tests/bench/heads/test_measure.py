@@ -1,0 +1,110 @@
+"""`specrun bench heads`: the bytes it counts are the heads', and the floor follows from them."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from specrun.bench.heads.measure import CopyProbe, HeadsOptions, measure_heads
+from specrun.bench.heads.random_heads import write_eagle, write_hydra, write_medusa, write_target
+from specrun.bench.report import heads_table
+from specrun.bench.table import to_markdown
+from specrun.bindings.errors import OptionError
+from specrun.bindings.gguf import read_header
+from specrun.cli.main import cli
+
+TINY = HeadsOptions(hidden=(64,), words=320, widths=(1, 3), repetitions=3, n_threads=1, copy_bytes=1 << 20)
+
+
+def q8(*shape: int) -> int:
+    """Bytes of a Q8_0 matrix: 34 for each 32 numbers."""
+    return int(np.prod(shape)) // 32 * 34
+
+
+def test_each_head_is_measured_with_the_bytes_that_it_must_read(tmp_path: Path) -> None:
+    found = list(measure_heads(HeadsOptions(**{**vars_of(TINY), "folder": tmp_path})))
+    assert [(one.head, one.width) for one in found] == [
+        ("medusa", 1),
+        ("hydra", 1),
+        ("hydra", 3),
+        ("hydra++ layer", 1),
+        ("eagle", 1),
+        ("eagle", 3),
+    ]
+    wide = int(2.6875 * 64) // 32 * 32
+    medusa = q8(64, 64) + 64 * 4 + q8(320, 64)
+    cached = 2 * 64 * 64 * 4
+    layer = 4 * q8(64, 64) + 3 * q8(64, wide) + cached
+    hydra = 2 * (q8(64, 128) + 64 * 4) + q8(320, 64)
+    eagle = q8(64, 128) + layer + 64 * 4 + q8(320, 64)
+    of_hydra = [hydra + q8(1, 64), hydra + q8(3, 64), layer + 3 * 64 * 4]
+    assert [one.n_bytes for one in found] == [medusa, *of_hydra, eagle + q8(1, 64), eagle + q8(3, 64)]
+    for one in found:
+        assert one.time_us.n == one.native_us.n == one.copy_bytes_per_s.n == 3
+        assert 0 < one.native_us.median <= one.time_us.median
+        assert one.floor_us == pytest.approx(1e6 * one.n_bytes / one.copy_bytes_per_s.median, rel=0.5)
+        assert one.over_floor.value == pytest.approx(one.time_us.median / one.floor_us)
+        assert one.n_threads == 1
+    assert not list(tmp_path.iterdir())
+
+
+def vars_of(options: HeadsOptions) -> dict[str, object]:
+    return {name: getattr(options, name) for name in options.__dataclass_fields__}
+
+
+@pytest.mark.parametrize("type_name", ["F32", "F16", "Q8_0"])
+def test_random_files_are_of_the_type_and_size_that_was_asked(tmp_path: Path, type_name: str) -> None:
+    writers = {"medusa": write_medusa, "hydra": write_hydra, "eagle": write_eagle, "llama": write_target}
+    for kind, write in writers.items():
+        write(tmp_path / kind, 64, 320, type_name)  # type: ignore[operator]
+        header = read_header(tmp_path / kind)
+        assert header.architecture == kind
+        matrices = {one.type_name for one in header.tensors if len(one.shape) == 2}
+        assert matrices == {type_name}
+
+
+def test_the_table_says_what_was_measured() -> None:
+    text = to_markdown(heads_table(list(measure_heads(TINY))))
+    assert re.search(r"\| medusa +\| +64 \| +320 \| Q8_0 +\| +1 \|", text)
+    assert "each byte counted once though it is read and written" in text
+    assert "with 1 threads" in text
+
+
+def test_the_command_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    arguments = ["bench", "heads", "--hidden", "64", "--vocab", "320", "--width", "2", "-r", "1", "-t", "1", "--json"]
+    run = CliRunner().invoke(cli, arguments)
+    assert run.exit_code == 0, run.stderr
+    content = json.loads(run.stdout)
+    assert content["bench"] == "heads"
+    assert [one["head"] for one in content["results"]] == ["medusa", "hydra", "hydra++ layer", "eagle"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_copies_are_whole_whatever_the_number_of_threads() -> None:
+    for n_threads in (1, 3):
+        probe = CopyProbe(n_threads, 1000)
+        assert probe.measure() > 0
+        assert probe._copy.all()
+        probe.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"hidden": (100,)}, "multiples of 64"),
+        ({"hidden": ()}, "1 or more"),
+        ({"widths": (0,)}, "1 or more"),
+        ({"words": 3}, "16 to 1,000,000"),
+        ({"type_name": "Q9"}, "use F32, F16, Q8_0"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(given: dict[str, object], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
+        HeadsOptions(**given)  # type: ignore[arg-type]

@@ -1,0 +1,172 @@
+"""`specrun convert` as users run it: names, summary, refusals with their exit codes, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.ctrl_c import hearing_ctrl_c
+from support.tiny_checkpoints import llama_config, llama_tensors, safetensors_bytes, tokenizer_files
+
+from specrun.bench.convert.made_model import write_checkpoint
+from specrun.bindings.gguf import read_header
+
+from ..conftest import Run
+
+PROGRAM = [sys.executable, "-c", "from specrun.cli.main import main; main()"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint called Tiny-Chat-v1."""
+    place = tmp_path / "Tiny-Chat-v1"
+    place.mkdir()
+    files = {"config.json": llama_config(), **tokenizer_files(299)}
+    for name, content in files.items():
+        (place / name).write_text(json.dumps(content))
+    (place / "model.safetensors").write_bytes(safetensors_bytes(llama_tensors(llama_config())))
+    return place
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.parent.iterdir())
+
+
+def test_a_summary_and_a_name_by_the_convention(run: Run, folder: Path) -> None:
+    result = run("convert", folder, "-o", folder.parent, "--no-verify")
+    assert result.exit_code == 0, result.output
+    assert left(folder) == ["Tiny-35K-Chat-v1-F16.gguf", "Tiny-Chat-v1"]
+    assert result.stderr == ""
+    for words in ("21 (16 F16, 5 F32)", "136 KiB (21 F32)", "bits per weight", "source sha256"):
+        assert words in result.stdout, result.stdout
+    again = run("convert", folder, "-o", folder.parent, "--no-verify")
+    assert again.exit_code == 2
+    assert "already exists" in again.stderr
+    assert "--force" in again.stderr
+    assert run("convert", folder, "-o", folder.parent, "--no-verify", "--force").exit_code == 0
+
+
+def test_json_and_other_types(run: Run, folder: Path) -> None:
+    output = folder.parent / "m.gguf"
+    facts = json.loads(run("convert", folder, "--outfile", output, "--outtype", "BF16", "--no-verify", "--json").stdout)
+    assert (facts["output"], facts["type_name"], facts["logits"]) == (str(output), "BF16", None)
+    assert facts["n_bytes"] == output.stat().st_size
+    assert facts["tensor_types"] == {"BF16": 16, "F32": 5}
+    small = folder.parent / "small.gguf"
+    result = run("convert", folder, "-o", small, "--outtype", "q8_0", "--no-verify", "-t", 1)
+    assert result.exit_code == 0, result.output
+    assert read_header(small).file_type_name == "Q8_0"
+
+
+def test_a_dry_run_only_prints_the_map(run: Run, folder: Path) -> None:
+    result = run("convert", folder, "--dry-run", "-o", folder.parent)
+    assert result.exit_code == 0
+    assert "blk.1.ffn_down.weight" in result.stdout
+    assert "model.layers.1.mlp.down_proj.weight (F32)" in result.stdout
+    assert "would write" in result.stdout
+    values = json.loads(run("convert", folder, "--dry-run", "--json").stdout)
+    assert values["tensors"][0] == {
+        "name": "token_embd.weight",
+        "shape": [300, 32],
+        "type": "F16",
+        "bytes": 19200,
+        "sources": [
+            {
+                "name": "model.embed_tokens.weight",
+                "type": "F32",
+                "shape": [300, 32],
+                "file": "model.safetensors",
+            }
+        ],
+    }
+    assert left(folder) == ["Tiny-Chat-v1"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "words"),
+    [
+        ("no config", 3, "no config.json"),
+        ("other architecture", 3, "'MambaForCausalLM', and these can be converted: "),
+        ("missing tensor", 3, "has no tensor lm_head.weight"),
+        ("extra tensor", 3, "does not know: surplus"),
+        ("truncated", 3, "is truncated"),
+        ("pickle", 3, "--allow-pickle"),
+        ("no folder", 3, "there is no folder"),
+        ("unknown type", 2, "did you mean q4_k_m"),
+        ("no target folder", 3, "no folder"),
+    ],
+)
+def test_refusals_are_one_sentence(run: Run, folder: Path, damage: str, code: int, words: str) -> None:
+    arguments: list[object] = ["convert", folder, "-o", folder.parent / "m.gguf"]
+    config, weights = folder / "config.json", folder / "model.safetensors"
+    tensors = llama_tensors(llama_config())
+    if damage == "no config":
+        config.unlink()
+    elif damage == "other architecture":
+        config.write_text(json.dumps(llama_config(architectures=["MambaForCausalLM"])))
+    elif damage == "missing tensor":
+        del tensors["lm_head.weight"]
+        weights.write_bytes(safetensors_bytes(tensors))
+    elif damage == "extra tensor":
+        weights.write_bytes(safetensors_bytes({**tensors, "surplus": tensors["lm_head.weight"]}))
+    elif damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif damage == "pickle":
+        weights.rename(folder / "pytorch_model.bin")
+    elif damage == "no folder":
+        arguments[1] = folder / "none"
+    elif damage == "unknown type":
+        arguments += ["--outtype", "q4_km"]
+    elif damage == "no target folder":
+        arguments[3] = folder.parent / "none" / "m.gguf"
+    result = run(*arguments)
+    assert result.exit_code == code, result.output
+    assert words in result.stderr
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+    assert left(folder) == ["Tiny-Chat-v1"]
+
+
+def writes_into(pid: int, folder: Path) -> bool:
+    """Whether a process has a file of a folder open, with or without a name."""
+    if any(folder.iterdir()):
+        return True
+    opened = Path(f"/proc/{pid}/fd")
+    try:
+        return any(os.readlink(one).startswith(f"{folder}/") for one in opened.iterdir())
+    except OSError:  # closed meanwhile, or no such system
+        return False
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_ctrl_c_ends_with_130_and_leaves_nothing(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    write_checkpoint(source, 120 << 20)
+    for _ in range(5):
+        with hearing_ctrl_c():
+            process = subprocess.Popen(
+                [*PROGRAM, "convert", str(source), "-o", str(target), "--outtype", "f32", "--no-verify"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        with process:
+            # As soon as it has a file open there, which has no name yet, the conversion is under way.
+            while process.poll() is None and not writes_into(process.pid, target):
+                time.sleep(0.002)
+            process.send_signal(signal.SIGINT)
+            output, messages = process.communicate(timeout=60)
+        if process.returncode != 0:
+            break
+        for path in target.iterdir():  # it was faster: once more
+            path.unlink()
+    assert (process.returncode, output, messages) == (130, b"", b"Error: interrupted\n")
+    assert not list(target.iterdir())

@@ -1,0 +1,136 @@
+"""`specrun tune`: tables, JSON and a picture of what was measured, and a plan that is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.model import Model
+from specrun.cli.lazy_group import LazyCommand, LazyGroup
+from specrun.cli.main import cli
+from specrun.cli.tune import command as tune_command
+from specrun.runtime.costs import load_curve, plan_file, tuned_expression
+from specrun.runtime.sampling import SamplingParams
+
+from ..conftest import Models
+
+FAST = ("-t", "1", "-c", "256", "-n", "16", "--seconds", "0.05")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def tune(*arguments: str | Path) -> Result:
+    """Run `specrun tune` in a group of its own."""
+    group = LazyGroup("specrun", lazy={"tune": LazyCommand(tune_command.__name__, "tune", "Plan what to draft.")})
+    return CliRunner().invoke(group, ["tune", *map(str, arguments)])
+
+
+def pair(models: Models) -> tuple[str | Path, ...]:
+    return ("-m", models.target, "-md", models.plain)
+
+
+def test_what_was_measured_is_printed_and_the_plan_is_kept(models: Models) -> None:
+    result = tune(*pair(models), *FAST, "--temp", "0,0.8")
+    assert result.exit_code == 0, result.output
+    for title in (
+        "What an evaluation costs:",
+        "Accepted by rank, temperature 0:",
+        "Plans, temperature 0.8:",
+        "Theory of chains",
+    ):
+        assert title in result.stdout
+    assert "no drafting" in result.stdout
+    assert result.stdout.count("\ntemperature ") == 2
+    path = plan_file(models.target, models.plain)
+    assert str(path) in result.stderr
+    assert [one["temperature"] for one in json.loads(path.read_text())["plans"]] == [0.0, 0.8]
+    # As chat and generate ask for it, with the same options.
+    warnings: list[str] = []
+    context = ContextOptions(n_ctx=256, n_threads=1)
+    found = tuned_expression(models.target, models.plain, SamplingParams(), context=context, warn=warnings.append)
+    assert found is not None
+    assert warnings == []
+
+
+def test_without_a_draft_model_the_targets_costs_are_measured_and_kept(models: Models) -> None:
+    result = tune("-m", models.target, *FAST)
+    assert result.exit_code == 0, result.output
+    assert "What an evaluation costs:" in result.stdout
+    with Model(models.target) as model:
+        kept = load_curve(model.path, ContextOptions(n_ctx=256, n_threads=1), 0)
+    assert kept is not None
+    assert kept.sizes[:3] == (1, 2, 3)
+    assert "prompt-lookup" in result.stderr
+    found = json.loads(tune("-m", models.target, *FAST, "--json", "--no-save").stdout)
+    assert found["target_costs"]["sizes"][:3] == [1, 2, 3]
+
+
+def test_json_holds_every_figure(models: Models) -> None:
+    result = tune(*pair(models), *FAST, "--temp", "0.8", "--json", "--no-save")
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout)
+    assert set(content) == {"target", "draft", "target_costs", "draft_costs", "settings", "seconds"}
+    assert content["target_costs"]["sizes"][:3] == [1, 2, 3]
+    (setting,) = content["settings"]
+    assert setting["temperature"] == 0.8
+    assert set(setting["acceptance_by_rank"]) == {"argmax", "without", "with"}
+    assert {"options", "predicted", "measured", "expected_tokens"} <= set(setting["plans"][0])
+    assert {"acceptance", "cost_ratio", "improvement", "operations"} <= set(setting["theory"])
+    assert not plan_file(models.target, models.plain).exists()
+
+
+def test_curves_and_plans_are_drawn(models: Models, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "plan.svg"
+    assert tune(*pair(models), *FAST, "--temp", "0", "--no-save", "--plot", picture, "-p", "abc").exit_code == 0
+    text = picture.read_text()
+    assert text.startswith("<?xml")
+    assert len(text) > 5_000
+
+
+def test_what_cannot_be_tuned_is_refused_before_anything_is_measured(models: Models, tmp_path: Path) -> None:
+    cases = [
+        (("-md", models.plain), 2, "no model is given"),
+        (("-m", models.target, "--plot", "plan.png"), 2, "give -md FILE too"),
+        (("-m", tmp_path / "none.gguf"), 3, "no file"),
+        ((*pair(models), "--demo"), 2, "exclude each other"),
+        ((*pair(models), "--temp", "warm"), 2, "list of numbers"),
+        ((*pair(models), "-n", "3"), 2, "3"),
+        (("-m", models.target, "-md", tmp_path / "none.gguf"), 3, "no file"),
+        (("-m", models.target, "-md", models.stranger), 4, "cannot draft for"),
+        ((*pair(models), "--plot", "plan.txt"), 2, "not a picture"),
+        ((*pair(models), "-c", "64", "-n", "200", "-p", "abc"), 5, "raise the context size"),
+    ]
+    for arguments, code, problem in cases:
+        result = tune(*arguments, *(FAST if "-n" not in arguments else FAST[:2]))
+        assert result.exit_code == code, (arguments, result.output)
+        assert problem in result.stderr, (arguments, result.stderr)
+        assert result.stdout == ""
+        assert "Traceback" not in result.stderr
+    assert not plan_file(models.target, models.plain).exists()
+
+
+@pytest.mark.parametrize("plan", ["none", "n=2, sampling=argmax"])
+def test_generate_drafts_as_the_kept_plan_says_where_md_says_nothing_else(models: Models, plan: str) -> None:
+    assert tune(*pair(models), *FAST, "--temp", "0").exit_code == 0
+    path = plan_file(models.target, models.plain)
+    content = json.loads(path.read_text())
+    content["plans"][0]["options"] = "" if plan == "none" else plan
+    path.write_text(json.dumps(content))
+
+    def drafter_of(*arguments: str) -> str:
+        command = ["generate", *map(str, pair(models)), "-t", "1", "-c", "256", "-p", "abc", "-n", "4", "--temp", "0"]
+        result = CliRunner().invoke(cli, [*command, "--json", *arguments])
+        assert result.exit_code == 0, result.output
+        return str(json.loads(result.stdout)["stats"]["drafter"])
+
+    assert (drafter_of() == "none") == (plan == "none")
+    assert plan == "none" or plan in drafter_of()
+    assert "n=3" in drafter_of("--spec-draft-n-max", "3")

@@ -1,0 +1,180 @@
+"""EAGLE-1, EAGLE-2 and HASS checkpoints become files whose head computes what a torch reference does."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.bindings.gguf import read_header
+from specrun.bindings.model import Model
+from specrun.convert import convert_head
+from specrun.runtime.drafters.eagle import EagleHead
+
+torch = pytest.importorskip("torch")
+from support.torch_heads import TorchEagle, named, publish  # noqa: E402
+
+HIDDEN, WORDS = 32, 320
+SAFE, PICKLE = "model.safetensors", "pytorch_model.bin"
+TOKENS = [3, 1, 4, 1, 5, 9]
+FEATURES = np.random.default_rng(0).normal(size=(6, HIDDEN)).astype(np.float32)
+# A tree below two real pairs: 2 and 3 are siblings, 4 and 5 hang below 2.
+PARENTS = [-1, 0, 1, 1, 2, 2]
+POSITIONS = [0, 11, 12, 12, 13, 13]  # far enough apart for the rotation to matter
+
+
+@functools.cache
+def ancestors() -> np.ndarray:
+    sees = np.eye(6, dtype=bool)
+    for node, parent in enumerate(PARENTS):
+        if parent >= 0:
+            sees[node] |= sees[parent]
+    return sees
+
+
+@pytest.fixture
+def target(tiny_model: Path):
+    with Model(tiny_model) as model:
+        yield model
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def matrices(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    from gguf import GGUFReader, quants
+
+    tensors = {one.name: quants.dequantize(one.data, one.tensor_type) for one in GGUFReader(path).tensors}
+    return tensors["token_embd.weight"], tensors["output.weight"]
+
+
+def off_by(path: Path, target: Model, reference: TorchEagle) -> tuple[float, float]:
+    """The largest differences of predicted states and of log-probabilities, over the largest state and logit."""
+    embedding, output = matrices(target.path)
+    sees = ancestors()
+    wanted = reference.states(TOKENS, torch.from_numpy(FEATURES), POSITIONS, torch.from_numpy(sees), embedding).numpy()
+    logits = wanted @ output.T.astype(np.float64)
+    log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    with closing(EagleHead(path, target, ranks=WORDS, n_threads=1)) as head, closing(head.cells(16)) as pairs:
+        rows = pairs.evaluate(TOKENS, FEATURES, np.array(POSITIONS, np.int32), np.arange(6), sees)
+    found = np.take_along_axis(log_probs, rows.words.astype(np.intp), 1)
+    states = np.abs(rows.states - wanted).max() / np.abs(wanted).max()
+    return float(states), float(np.abs(rows.log_probs - found).max() / np.abs(logits).max())
+
+
+@pytest.mark.parametrize("file", [PICKLE, SAFE])
+@pytest.mark.parametrize(
+    "made",
+    [{}, {"bias": False}, {"embedding": True}, {"qkv_bias": True}, {"kv_heads": 4}, {"kv_heads": 1, "heads": 2}],
+    ids=str,
+)
+def test_the_head_computes_what_torch_does(target: Model, tmp_path: Path, file: str, made: dict[str, Any]) -> None:
+    reference = TorchEagle(HIDDEN, WORDS, **made)
+    folder = publish(tmp_path / "EAGLE-tiny", reference.config, named(reference), file)
+    report = convert_head(folder, tmp_path / "e.gguf", target=target.path, outtype="f32", allow_pickle=True)
+    assert report.architecture == "eagle"
+    assert max(off_by(report.output, target, reference)) < 1e-4
+
+
+def test_the_comparison_can_fail(target: Model, tmp_path: Path) -> None:
+    """Controls: another rope base, another bias and another order of fc's input are off by far more than rounding."""
+    reference = TorchEagle(HIDDEN, WORDS)
+    tensors = named(reference)
+    first, second = tensors["fc.weight"].chunk(2, 1)
+    wrong: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "base": ({"rope_theta": 10000.0}, {}),
+        "bias": ({}, {"fc.bias": torch.zeros(HIDDEN)}),
+        "order": ({}, {"fc.weight": torch.cat([second, first], 1)}),
+        "heads": ({"num_attention_heads": 2, "num_key_value_heads": 1}, {}),
+    }
+    for name, (config, changed) in wrong.items():
+        folder = publish(tmp_path / name, reference.config | config, tensors | changed, SAFE)
+        report = convert_head(folder, tmp_path / f"{name}.gguf", target=target.path, outtype="f32")
+        assert off_by(report.output, target, reference)[0] > 1e-3, name
+
+
+def test_a_config_that_says_little_means_the_references_defaults(target: Model, tmp_path: Path) -> None:
+    reference = TorchEagle(HIDDEN, WORDS, kv_heads=4)
+    reference.base, reference.epsilon = 10000.0, 1e-6
+    config = {name: reference.config[name] for name in ("num_attention_heads", "intermediate_size")}
+    folder = publish(tmp_path / "head", config, named(reference), SAFE)
+    report = convert_head(folder, tmp_path / "e.gguf", target=target.path, outtype="f32")
+    assert max(off_by(report.output, target, reference)) < 1e-4
+
+
+@pytest.mark.parametrize(("outtype", "allowed"), [("f16", 5e-3), ("bf16", 3e-2), ("q8_0", 3e-2)])
+def test_smaller_types_stay_within_their_error(target: Model, tmp_path: Path, outtype: str, allowed: float) -> None:
+    reference = TorchEagle(HIDDEN, WORDS, embedding=True, qkv_bias=True)
+    folder = publish(tmp_path / "head", reference.config, named(reference), SAFE)
+    report = convert_head(folder, tmp_path / "e.gguf", target=target.path, outtype=outtype)
+    assert report.tensor_types == {outtype.upper(): 9, "F32": 5}
+    assert 0.0 < off_by(report.output, target, reference)[0] < allowed
+
+
+def test_metadata(target: Model, tmp_path: Path) -> None:
+    reference = TorchEagle(HIDDEN, WORDS)
+    folder = publish(tmp_path / "EAGLE-Tiny-7B", reference.config, named(reference), SAFE)
+    report = convert_head(folder, tmp_path, target=target.path)
+    assert report.output.name == "EAGLE-Tiny-7B-Q8_0.gguf"
+    metadata = read_header(report.output).metadata
+    wanted = {
+        "general.architecture": "eagle",
+        "general.name": "EAGLE-Tiny-7B",
+        "eagle.embedding_length": HIDDEN,
+        "eagle.vocab_size": WORDS,
+        "eagle.block_count": 1,
+        "eagle.feed_forward_length": 64,
+        "eagle.attention.head_count": 4,
+        "eagle.attention.head_count_kv": 2,
+        "eagle.rope.freq_base": 5000.0,
+        "specrun.target.vocabulary_sha256": target.vocabulary.fingerprint.hex(),
+    }
+    assert {key: metadata.get(key) for key in wanted} == wanted
+    assert metadata["eagle.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "error", "problem"),
+    [
+        ({}, {"layers.0.mlp.up_proj.weight": None}, MalformedFileError, r"no tensor layers\.0\.mlp\.up_proj\.weight"),
+        ({"bias": True}, {"fc.bias": None}, MalformedFileError, r"no tensor fc\.bias"),
+        ({"bias": False}, {}, MalformedFileError, r"has fc\.bias, and .* bias = false"),
+        ({"qkv_bias": True}, {}, MalformedFileError, r"no tensor .*q_proj\.bias"),
+        ({}, {"fc.weight": (HIDDEN, 3 * HIDDEN)}, UnsupportedModelError, r"fc\.weight of shape \(32, 96\)"),
+        ({}, {"fc.weight": (HIDDEN,)}, MalformedFileError, r"fc\.weight of shape \(32,\)"),
+        ({}, {"layers.0.self_attn.k_proj.weight": (HIDDEN, HIDDEN)}, MalformedFileError, r"k_proj\.weight of shape"),
+        ({"num_attention_heads": 5}, {}, MalformedFileError, "5 heads"),
+        ({"num_hidden_layers": 2}, {}, UnsupportedModelError, "2 layers: an EAGLE head has one"),
+        ({}, {"layers.1.mlp.up_proj.weight": (64, HIDDEN)}, UnsupportedModelError, r"layers\.1\.mlp\.up_proj"),
+        ({}, {"layers.0.input_layernorm.weight": (HIDDEN,)}, UnsupportedModelError, "input_layernorm"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, {}, UnsupportedModelError, "linear"),
+        ({"hidden_act": "gelu"}, {}, UnsupportedModelError, "'gelu'"),
+        ({"intermediate_size": 65}, {}, MalformedFileError, r"gate_proj\.weight of shape \(64, 32\)"),
+        ({"num_attention_heads": None}, {}, MalformedFileError, "num_attention_heads"),
+    ],
+)
+def test_what_is_missing_or_unknown_is_named(
+    target: Model,
+    tmp_path: Path,
+    config: dict[str, Any],
+    tensors: dict[str, Any],
+    error: type[Exception],
+    problem: str,
+) -> None:
+    reference = TorchEagle(HIDDEN, WORDS)
+    held = named(reference)
+    for name, shape in tensors.items():
+        held.pop(name, None)
+        if shape is not None:
+            held[name] = torch.zeros(shape)
+    folder = publish(tmp_path / "head", reference.config | config, held, SAFE)
+    with pytest.raises(error, match=problem):
+        convert_head(folder, tmp_path / "e.gguf", target=target.path, kind="eagle")
+    assert {one.name for one in tmp_path.iterdir()} == {"head"}

@@ -1,0 +1,181 @@
+"""EAGLE-3 checkpoints of every layout become llama.cpp's own: its loader takes them, tensors are as it wants them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+from support.tiny_models import CHAT
+
+from specrun.bindings.errors import MalformedFileError, PairError, SpecrunError, UnsupportedModelError
+from specrun.bindings.gguf import read_header
+from specrun.bindings.model import Model
+from specrun.convert import convert_head, plan_head
+from specrun.convert.heads.detect import detect_kind
+from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime.drafters.eagle import Eagle3Head
+
+torch = pytest.importorskip("torch")
+from support.tiny_eagle3 import LLAMA3, Variant, random_eagle3  # noqa: E402
+
+HIDDEN, WORDS, LAYERS, TAPS = 32, 320, 6, (1, 3, 5)
+CONFIG = {"vocab_size": WORDS}
+VARIANTS = {
+    "plain": Variant(),
+    "speculators": Variant(changes={"norm_before_residual": True}, own_embedding=True),
+    "norm_before_fc": Variant(norm_before_fc=True),
+    "EAGLE-3.1": Variant(fc_norm=True, changes={"norm_output": True}),
+    "llama3 rope": Variant(changes={"rope_scaling": LLAMA3}, n_kv_heads=1),
+    "linear rope": Variant(changes={"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    "all words": Variant(draft_words=None),
+}
+
+
+def tensors_of(path: Path) -> dict[str, np.ndarray]:
+    return {one.name: np.array(one.data) for one in GGUFReader(path).tensors}
+
+
+@pytest.mark.parametrize("layout", ["safeailab", "specforge", "speculators"])
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+def test_files_are_those_of_llama_cpps_converter(
+    tiny_deep_model: Path, tmp_path: Path, layout: str, variant: Variant
+) -> None:
+    head = random_eagle3(HIDDEN, WORDS, variant)
+    named = {} if layout != "safeailab" else {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
+    folder = head.save(tmp_path / "head", CONFIG, layout, **named)
+    found = detect_kind(folder)
+    assert found is not None
+    assert found.name == "eagle3"
+    output = tmp_path / "head.gguf"
+    report = convert_head(folder, output, target=tiny_deep_model, outtype="f32")
+    assert report.architecture == "eagle3"
+    theirs = head.write(tmp_path / "theirs.gguf", tiny_deep_model)
+    ours, wanted = tensors_of(output), tensors_of(theirs)
+    assert ours.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert ours[name].dtype == array.dtype
+        np.testing.assert_allclose(ours[name], array, rtol=1e-6, err_msg=name)
+    a, b = read_header(output).metadata, read_header(theirs).metadata
+    assert {key for key in b if key not in a} == set()
+    for key in b:
+        if key not in ("general.name", "GGUF.tensor_count", "GGUF.kv_count", "eagle3.target_layers"):
+            assert a[key] == b[key] or abs(float(a[key]) - float(b[key])) < 1e-6, key  # type: ignore[arg-type]
+    assert list(a["eagle3.target_layers"]) == list(TAPS)  # type: ignore[arg-type]
+    if not variant.fc_norm:
+        with Model(output) as model:  # llama.cpp's own loader
+            assert model.architecture == "eagle3"
+            assert model.vocabulary.size == WORDS
+
+
+def test_the_usual_type_is_q8_0_and_the_runtime_takes_it(tiny_deep_model: Path, tmp_path: Path) -> None:
+    folder = random_eagle3(HIDDEN, WORDS).save(tmp_path / "EAGLE3-tiny", CONFIG, "speculators")
+    report = convert_head(folder, tmp_path, target=tiny_deep_model)
+    assert report.output.name.startswith("EAGLE3-tiny")
+    assert report.tensor_types == {"Q8_0": 9, "F32": 4, "I64": 1}
+    with Model(tiny_deep_model) as target:
+        head = Eagle3Head(report.output, target, ranks=3, n_threads=1)
+        assert head.taps == TAPS
+        head.close()
+    with Model(report.output):
+        pass
+
+
+def test_layers_are_safeailabs_where_none_are_named(tmp_path: Path) -> None:
+    target = tmp_path / "target.gguf"
+    write_random_llama(target, RandomLlama(**{**CHAT, "layers": 9}))
+    head = random_eagle3(HIDDEN, WORDS)
+    plan = plan_head(head.save(tmp_path / "head", CONFIG), target=target)
+    layers = next(value for key, value, _, _ in plan.metadata if key == "eagle3.target_layers")
+    assert layers == [2, 4, 6]
+
+
+def test_pickles_of_safeailab(tiny_deep_model: Path, tmp_path: Path) -> None:
+    head = random_eagle3(HIDDEN, WORDS)
+    folder = head.save(tmp_path / "head", CONFIG, eagle_aux_hidden_state_layer_ids=[1, 3, 5])
+    (folder / "model.safetensors").unlink()
+    tensors = {name: torch.tensor(np.ascontiguousarray(one)) for name, one in head.weights.items()}
+    torch.save(tensors, folder / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModelError, match="--allow-pickle"):
+        convert_head(folder, tmp_path / "a.gguf", target=tiny_deep_model)
+    convert_head(folder, tmp_path / "a.gguf", target=tiny_deep_model, outtype="f32", allow_pickle=True)
+    np.testing.assert_array_equal(tensors_of(tmp_path / "a.gguf")["d2t"], head.word_ids)
+
+
+def test_a_map_to_the_same_words_is_left_out(tiny_deep_model: Path, tmp_path: Path) -> None:
+    head = random_eagle3(HIDDEN, WORDS, Variant(draft_words=WORDS))
+    assert not head.weights["d2t"].any()
+    folder = head.save(tmp_path / "head", CONFIG, "speculators")
+    convert_head(folder, tmp_path / "a.gguf", target=tiny_deep_model, outtype="f32")
+    assert "d2t" not in tensors_of(tmp_path / "a.gguf")
+    assert tensors_of(tmp_path / "a.gguf")["output.weight"].shape == (WORDS, HIDDEN)
+
+
+Change = Callable[[dict[str, Any], dict[str, Any]], object]
+"""Changes the weights and the config of a checkpoint in place."""
+
+
+def offset(place: int, word: int) -> Change:
+    def change(weights: dict[str, Any], _config: dict[str, Any]) -> None:
+        offsets = weights["d2t"].copy()
+        offsets[place] = word - place
+        weights["d2t"] = offsets
+
+    return change
+
+
+FAULTS: dict[str, tuple[Change, type[SpecrunError], str]] = {
+    "a word beyond the target's": (offset(5, 320), PairError, r"\(d2t\) names word 320, and the target has 320"),
+    "a word below all": (offset(5, -2), PairError, "names word -2"),
+    "a map of other numbers": (
+        lambda w, _: w.update(d2t=w["d2t"].astype(np.float32)), MalformedFileError, "d2t of F32",
+    ),
+    "no map": (lambda w, _: w.pop("d2t"), MalformedFileError, r"lm_head.weight of shape \(48, 32\).*\(320, 32\)"),
+    "another hidden size": (
+        lambda w, c: (c.update(target_hidden_size=64), w.update({"fc.weight": np.zeros((32, 192), np.float32)})),
+        PairError, "states of 64 numbers, and the target's have 32",
+    ),
+    "other words": (lambda _, c: c.update(vocab_size=999), PairError, "999 words, and the target has 320"),
+    "a layer the target lacks": (
+        lambda _, c: c.update(eagle_aux_hidden_state_layer_ids=[1, 3, 6]), PairError, "input of layer 6.* has 6 layers",
+    ),
+    "two layers": (
+        lambda _, c: c.update(eagle_aux_hidden_state_layer_ids=[1, 3]), MalformedFileError, "2 layers of 32",
+    ),
+    "layers that are no numbers": (
+        lambda _, c: c.update(eagle_aux_hidden_state_layer_ids=[1, 3, "x"]), MalformedFileError, "no whole numbers",
+    ),
+    "a missing tensor": (
+        lambda w, _: w.pop("midlayer.self_attn.o_proj.weight"), MalformedFileError,
+        "no tensor midlayer.self_attn.o_proj.weight",
+    ),
+    "no layer": (lambda w, _: w.pop("midlayer.hidden_norm.weight"), MalformedFileError, "no EAGLE-3 head"),
+    "norms of queries": (
+        lambda w, _: w.update({"midlayer.self_attn.q_norm.weight": np.ones(8, np.float32)}),
+        UnsupportedModelError, "midlayer.self_attn.q_norm.weight",
+    ),
+    "two decoder layers": (lambda _, c: c.update(num_hidden_layers=2), UnsupportedModelError, "2 layers"),
+    "biases": (lambda _, c: c.update(attention_bias=True), UnsupportedModelError, "attention_bias = True"),
+    "yarn": (
+        lambda _, c: c.update(rope_scaling={"rope_type": "yarn", "factor": 2.0}), UnsupportedModelError, "'yarn'",
+    ),
+    "a promised norm": (lambda _, c: c.update(norm_before_fc=True), MalformedFileError, "no tensor input_norm.weight"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "kind", "problem"), FAULTS.values(), ids=FAULTS)
+def test_what_cannot_be_right_is_refused(
+    tiny_deep_model: Path, tmp_path: Path, change: Change, kind: type[SpecrunError], problem: str
+) -> None:
+    head = random_eagle3(HIDDEN, WORDS)
+    weights = dict(head.weights)
+    config: dict[str, Any] = {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
+    change(weights, config)
+    folder = dataclasses.replace(head, weights=weights).save(tmp_path / "head", CONFIG, **config)
+    with pytest.raises(kind, match=problem):
+        convert_head(folder, tmp_path / "out.gguf", target=tiny_deep_model, kind="eagle3")
+    assert not (tmp_path / "out.gguf").exists()

@@ -1,0 +1,224 @@
+"""Batched verification: row by row the engine's own exact rule, exact itself, and strict about its arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.branching import BranchingNoise, enumerate_law
+from support.enumeration import TOLERANCE, target_law
+from support.scripted import LawTable
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.acceptance import PADDING, ExactRule, GeneratorNoise
+from specrun.runtime.acceptance.verify_batch import verify_batch
+from specrun.runtime.law import Law
+from specrun.runtime.noise import NoiseSource, SeededNoise
+from specrun.runtime.tree import DraftTree
+
+VOCAB = 5
+
+
+def random_laws(generator: np.random.Generator, *shape: int) -> np.ndarray:
+    probs = generator.dirichlet(np.full(VOCAB, 0.4), shape)
+    probs *= generator.random(probs.shape) > 0.2
+    probs[..., 0] += 0.01
+    return probs / probs.sum(axis=-1, keepdims=True)
+
+
+def random_batch(seed: int, batch: int = 120, k: int = 3, dtype: type = np.float64) -> dict[str, Any]:
+    """A batch whose tokens were drawn from its draft laws; some of these are close to the target's."""
+    generator = np.random.default_rng(seed)
+    target = random_laws(generator, batch, k + 1)
+    closeness = generator.random((batch, 1, 1))
+    draft = (closeness * target[:, :k] + (1.0 - closeness) * random_laws(generator, batch, k)).astype(dtype)
+    ids = np.array([[generator.choice(VOCAB, p=law / law.sum()) for law in row.astype(np.float64)] for row in draft])
+    return {"target_probs": target.astype(dtype), "draft_probs": draft, "draft_token_ids": ids}
+
+
+def by_the_engines_rule(
+    target: np.ndarray, draft: np.ndarray | None, ids: list[int], noise: NoiseSource, position: int, k: int
+) -> list[int]:
+    """What `ExactRule` makes of one row, padded like the batched output."""
+    laws = None if draft is None else [Law(row.astype(np.float64)) for row in draft]
+    tree = DraftTree.chain(ids, laws)
+    accepted = ExactRule().accept(tree, lambda node: Law(target[node + 1].astype(np.float64)), noise, position)
+    tokens = [*(tree.tokens[node] for node in accepted.path), accepted.next_token]
+    return tokens + [PADDING] * (k + 1 - len(tokens))
+
+
+# -- equal to the engine's own rule ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "point masses"])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_row_is_the_exact_rules(seed: int, drawn: bool, dtype: type) -> None:
+    one = random_batch(seed, dtype=dtype)
+    if not drawn:
+        one["draft_probs"] = None
+    positions, lengths = np.arange(120) * 7, np.arange(120) % 4
+    output = verify_batch(
+        **one,
+        noise=[SeededNoise(row) for row in range(120)],
+        num_draft_tokens=lengths,
+        positions=positions,
+        strict=True,
+    )
+    assert output.dtype == np.int64
+    assert len(set(np.count_nonzero(output != PADDING, axis=1))) == 4  # every length of answer occurs
+    for row, length in enumerate(lengths):
+        laws = one["draft_probs"][row, :length] if drawn else None
+        ids = one["draft_token_ids"][row, :length].tolist()
+        wanted = by_the_engines_rule(one["target_probs"][row], laws, ids, SeededNoise(row), int(positions[row]), 3)
+        assert output[row].tolist() == wanted
+
+
+@pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "point masses"])
+def test_every_outcome_has_the_exact_rules_probability(drawn: bool) -> None:
+    one = random_batch(9, batch=2, k=2)
+    target, ids = one["target_probs"], one["draft_token_ids"]
+    draft = one["draft_probs"] if drawn else None
+
+    def batched(noise: BranchingNoise) -> tuple[int, ...]:
+        return tuple(verify_batch(target, draft, ids, [noise, noise]).ravel().tolist())
+
+    def engine(noise: BranchingNoise) -> tuple[int, ...]:
+        rows = (
+            by_the_engines_rule(target[row], draft[row] if drawn else None, ids[row].tolist(), noise, 0, 2)
+            for row in range(2)
+        )
+        return tuple(token for row in rows for token in row)
+
+    assert enumerate_law(batched) == enumerate_law(engine)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_batch_gives_the_targets_law(seed: int) -> None:
+    """Two sequences of one context, drafted, verified, and continued by the target: each has the target's law."""
+    table, drafts = LawTable(3, seed), LawTable(3, seed + 10)
+    context = [0, 1]
+
+    def program(noise: BranchingNoise) -> tuple[tuple[int, ...], ...]:
+        draft_law = drafts(context)
+        ids = np.array([[noise.choose(Law(draft_law))] for _ in range(2)])
+        target = np.array([[table(context), table([*context, token])] for token in ids[:, 0]])
+        output = verify_batch(target, np.array([[draft_law]] * 2), ids, [noise, noise])
+        texts = [[token for token in row if token != PADDING] for row in output.tolist()]
+        return tuple(
+            tuple(text) if len(text) == 2 else (*text, noise.choose(Law(table([*context, *text])))) for text in texts
+        )
+
+    wanted = target_law(table, 2, frozenset())
+    emitted = enumerate_law(program)
+    for one in wanted:
+        for other in wanted:
+            assert emitted.pop((one, other)) == pytest.approx(wanted[one] * wanted[other], abs=TOLERANCE)
+    assert not emitted
+
+
+def test_numpy_generators_serve_as_noise_one_per_sequence() -> None:
+    one = random_batch(3)
+    first, again = (verify_batch(**one, noise=[np.random.default_rng(row) for row in range(120)]) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    wrapped = verify_batch(**one, noise=[GeneratorNoise(np.random.default_rng(row)) for row in range(120)])
+    np.testing.assert_array_equal(first, wrapped)
+    # A sequence's tokens do not depend on who else is in the batch.
+    alone = verify_batch(**{name: values[7:8] for name, values in one.items()}, noise=[np.random.default_rng(7)])
+    np.testing.assert_array_equal(alone[0], first[7])
+
+
+def test_a_generators_draws_have_their_law() -> None:
+    noise = GeneratorNoise(np.random.default_rng(5)).for_drafting(3)
+    law = Law(np.array([0.5, 0.2, 0.3]))
+    shares = np.bincount([noise.choose(law) for _ in range(4000)]) / 4000
+    np.testing.assert_allclose(shares, law.probs, atol=0.03)
+    assert np.mean([noise.accept(0.3) for _ in range(4000)]) == pytest.approx(0.3, abs=0.03)
+    assert noise.accept(1.0)
+
+
+# -- shapes at the edge ------------------------------------------------------------------------------------
+
+
+def test_an_empty_batch_and_an_empty_draft() -> None:
+    laws = np.full((0, 4, VOCAB), 1 / VOCAB)
+    assert verify_batch(laws, laws[:, :3], np.zeros((0, 3), int), [], strict=True).shape == (0, 4)
+    bonus = np.array([[[0.0, 1.0]], [[1.0, 0.0]]])
+    output = verify_batch(bonus, None, np.zeros((2, 0), int), [SeededNoise(0)] * 2, strict=True)
+    assert output.tolist() == [[1], [0]]
+
+
+def test_padding_follows_the_recovered_token_and_a_full_draft_ends_with_the_bonus_token() -> None:
+    certain = np.eye(4)
+    target = np.array([certain[[1, 2, 3]], certain[[1, 3, 0]], certain[[2, 0, 0]]])
+    ids = np.array([[1, 2], [1, 2], [1, 2]])
+    draft = np.full((3, 2, 4), 0.25)
+    for laws in (draft, None):
+        output = verify_batch(target, laws, ids, [SeededNoise(0)] * 3, strict=True)
+        assert output.tolist() == [[1, 2, 3], [1, 3, -1], [2, -1, -1]]
+
+
+def test_what_follows_a_short_draft_is_not_read() -> None:
+    one = random_batch(4, batch=3)
+    lengths = np.array([0, 1, 2])
+    sources = [SeededNoise(row) for row in range(3)]
+    wanted = verify_batch(**one, noise=sources, num_draft_tokens=lengths)
+    for row, length in enumerate(lengths):
+        one["draft_token_ids"][row, length:] = -1
+        one["draft_probs"][row, length:] = np.nan
+        one["target_probs"][row, length + 1 :] = np.nan
+    found = verify_batch(**one, noise=sources, num_draft_tokens=lengths, strict=True)
+    np.testing.assert_array_equal(found, wanted)
+
+
+# -- strict ------------------------------------------------------------------------------------------------
+
+
+def broken(name: str, where: object, value: float) -> dict[str, Any]:
+    one = random_batch(1, batch=2, k=2)
+    one[name][where] = value
+    return one
+
+
+def changed(**changes: object) -> dict[str, Any]:
+    return {**random_batch(1, batch=2, k=2), **changes}
+
+
+def never_drafted() -> dict[str, Any]:
+    one = random_batch(1, batch=2, k=2)
+    one["draft_probs"][1, 0] = np.eye(VOCAB)[0]
+    one["draft_token_ids"][1, 0] = 3
+    return one
+
+
+BAD = {
+    "ids of floats": (changed(draft_token_ids=np.zeros((2, 2))), "draft_token_ids is float64: .* integer"),
+    "ids in a list": (changed(draft_token_ids=[[0, 0], [0, 0]]), "draft_token_ids is list: .* numpy array"),
+    "flat ids": (changed(draft_token_ids=np.zeros(2, int)), r"draft_token_ids has shape \(2,\): .* 2 dimensions"),
+    "no bonus row": (changed(target_probs=np.ones((2, 2, VOCAB)) / VOCAB), r"must be \(2, 3, 5\)"),
+    "whole numbers": (changed(target_probs=np.ones((2, 3, VOCAB), int)), "target_probs is int64: .* floating"),
+    "another vocabulary": (changed(draft_probs=np.ones((2, 2, 4)) / 4), r"draft_probs has shape \(2, 2, 4\)"),
+    "too few sources": (changed(noise=[SeededNoise(0)]), "noise holds 1 sources for 2 sequences"),
+    "id too large": (broken("draft_token_ids", (1, 1), VOCAB), r"draft_token_ids\[1, 1\] is 5: .* between 0 and 4"),
+    "negative id": (broken("draft_token_ids", (0, 1), -1), r"draft_token_ids\[0, 1\] is -1"),
+    "too many drafted": (changed(num_draft_tokens=np.array([2, 3])), r"num_draft_tokens\[1\] is 3: .* 0 and 2"),
+    "counts of one row": (changed(num_draft_tokens=np.array([2])), r"num_draft_tokens has shape \(1,\)"),
+    "negative position": (changed(positions=np.array([0, -4])), r"positions\[1\] is -4: it must be at least 0"),
+    "unnormalised": (broken("target_probs", (1, 2), 0.5), r"target_probs\[1, 2\] sums to 2.5"),
+    "negative": (broken("draft_probs", (0, 1, 0), -0.1), r"draft_probs\[0, 1\] has a negative or NaN entry"),
+    "NaN": (broken("target_probs", (0, 0, 0), np.nan), r"target_probs\[0, 0\] has a negative or NaN entry"),
+    "never drafted": (never_drafted(), r"draft_token_ids\[1, 0\] is 3, to which draft_probs gives probability 0"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_strict_names_what_is_wrong(name: str) -> None:
+    arguments, message = BAD[name]
+    with pytest.raises(OptionError, match=message):
+        verify_batch(**{"noise": [SeededNoise(0)] * 2, **arguments}, strict=True)
+
+
+def test_a_token_its_draft_law_excludes_is_an_error_without_strict_too() -> None:
+    with pytest.raises(OptionError, match="token 3 was drafted from a law that gives it probability 0"):
+        verify_batch(**never_drafted(), noise=[SeededNoise(0)] * 2)

@@ -1,0 +1,251 @@
+"""`auto`: exact whatever it chooses, choices from the past only, logged and replayed, everyone told of every round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.enumeration import TOLERANCE, Propose, chain, drafter_bias, mixed_tree, top_k_points
+from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableRows, law_of
+from support.tiny_models import F32
+
+from specrun.bindings.errors import FileMissingError, OptionError
+from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.acceptance import ExactRule
+from specrun.runtime.drafter import Drafter, DraftRequest, NoDrafter, RoundOutcome
+from specrun.runtime.drafters.combinators import AutoDrafter, ChoiceLog, read_choice_logs
+from specrun.runtime.language import quoted
+from specrun.runtime.noise import SeededNoise
+from specrun.runtime.tree import DraftTree
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
+
+
+def member(propose: Propose, name: str = "scripted") -> Drafter:
+    drafter = ScriptedDrafter(propose)
+    drafter.max_nodes, drafter.name = 8, name
+    return drafter
+
+
+class ScriptedClock:
+    """Time passes by given steps, again and again."""
+
+    def __init__(self, *steps: float) -> None:
+        self._steps = steps
+        self._calls = 0
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        self._now += self._steps[self._calls % len(self._steps)]
+        self._calls += 1
+        return self._now
+
+
+@pytest.mark.parametrize("steps", [(0, 5, 0, 1, 0, 1), (0, 0)], ids=str)
+@pytest.mark.parametrize("seed", [1])
+def test_whatever_is_chosen_the_law_is_the_targets(steps: tuple[float, ...], seed: int) -> None:
+    drafts = LawTable(3, seed + 100)
+
+    def make() -> Drafter:
+        parts = [member(chain(drafts, 2)), member(mixed_tree(drafts, seed)), member(top_k_points(drafts, 2, 1))]
+        auto = AutoDrafter([*parts, NoDrafter()], clock=ScriptedClock(*steps))
+        auto._chooser._free_tokens = 1  # so that three tokens see more than the first probe
+        return auto
+
+    assert drafter_bias(ExactRule(), make, LawTable(3, seed), 3) < TOLERANCE
+
+
+def test_a_choice_that_looks_at_this_rounds_draws_is_caught() -> None:
+    """Negative control: of two drafters that have drawn, the one whose token is likelier is taken."""
+    a, b = LawTable(3, 100, 0.0), LawTable(3, 200, 0.0)
+
+    class Peeks(AutoDrafter):
+        def propose(self, request: DraftRequest) -> DraftTree:
+            trees = [one.propose(request) for one in self._members[:2]]
+            if not len(trees[0]):
+                return trees[0]
+            laws = [law_of(table(request.tokens)) for table in (a, b)]
+            return max(zip(trees, laws, strict=True), key=lambda one: one[1].probability(one[0].tokens[0]))[0]
+
+    def make() -> Drafter:
+        return Peeks([member(chain(a, 1)), member(chain(b, 1)), NoDrafter()], clock=ScriptedClock(0, 1))
+
+    assert max(drafter_bias(ExactRule(), make, LawTable(3, seed, 0.0), 2) for seed in range(4)) > 1e-2
+
+
+# -- who is asked and told --------------------------------------------------------------------------------------------
+
+
+class Witness(Drafter):
+    """Proposes a chain, is right or wrong with it, and writes down what it is told."""
+
+    def __init__(self, name: str, n: int) -> None:
+        self.name, self.max_nodes, self.n = name, n, n
+        self.outcomes: list[RoundOutcome] = []
+        self.closed = False
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        return DraftTree.chain([1] * self.n)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        self.outcomes.append(outcome)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def run(auto: AutoDrafter, rounds: int, right: bool) -> list[int]:
+    """Play rounds in which all drafts are right, or none; return who was asked."""
+    tokens, asked = list(PROMPT), []
+    auto.begin(tokens)
+    for _ in range(rounds):
+        tree = auto.propose(DraftRequest(tokens, PLAIN, SeededNoise(0), 9, 9))
+        asked.append(auto._chosen)
+        path = tuple(range(len(tree))) if right else ()
+        tokens += [*(tree.tokens[node] for node in path), 2]
+        rows = TableRows([np.full(2, 0.5)] * (len(tree) + 1))
+        auto.observe(RoundOutcome(tokens, tree, path, 2, rows))  # type: ignore[arg-type]
+    return asked  # type: ignore[return-value]
+
+
+def test_the_fastest_is_used_and_everyone_hears_of_every_round() -> None:
+    for right, expected in ((True, "long"), (False, "none")):
+        parts = [Witness("short", 1), Witness("long", 4), NoDrafter()]
+
+        def clock(times: list[float] = [0.0], parts: Sequence[Drafter] = parts) -> float:  # noqa: B006 - a counter
+            times[0] += 1.0
+            return times[0]
+
+        auto = AutoDrafter(parts, clock=clock)
+        if not right:  # rounds of one length: a draft gains nothing, so let it cost
+            auto._clock = _CostsMore(auto)
+        asked = run(auto, 120, right)
+        assert [parts[one].name for one in asked[-40:]].count(expected) > 30
+        for part in parts[:2]:
+            assert isinstance(part, Witness)
+            assert len(part.outcomes) == 120
+            for outcome, one in zip(part.outcomes, asked, strict=True):
+                own = outcome.tree.n_candidates if parts[one] is part else len(outcome.path)
+                assert len(outcome.tree) == own
+        auto.close()
+        assert all(part.closed for part in parts[:2] if isinstance(part, Witness))
+
+
+class _CostsMore:
+    """Half a second more for every round in which something was drafted."""
+
+    def __init__(self, auto: AutoDrafter) -> None:
+        self._auto = auto
+        self._now = 0.0
+        self._starts = True
+
+    def __call__(self) -> float:
+        drafts = self._auto._chosen is not None and self._auto._members[self._auto._chosen].max_nodes > 0
+        self._now += 0.0 if self._starts else (1.5 if drafts else 1.0)
+        self._starts = not self._starts
+        return self._now
+
+
+def test_reports_count_and_replay() -> None:
+    parts: Callable[[], list[Drafter]] = lambda: [Witness("short", 1), Witness("long", 4), NoDrafter()]  # noqa: E731
+    auto = AutoDrafter(parts(), clock=ScriptedClock(0, 1, 0, 2))
+    asked = run(auto, 50, True)
+    report = json.loads(json.dumps(auto.report()))
+    assert [index for index, rounds in report["choices"] for _ in range(rounds)] == asked
+    assert [arm["rounds"] for arm in report["arms"]] == [asked.count(one) for one in range(3)]
+    assert report["arms"][1]["tokens"] == 5 * asked.count(1)
+    again = AutoDrafter(parts(), replay=[_log(report)], clock=ScriptedClock(0, 3))
+    assert run(again, 50, True) == asked
+    assert len(run(again, 5, True)) == 5  # the log is used up: measured from here on
+
+
+def _log(report: dict) -> ChoiceLog:  # type: ignore[type-arg]
+    return ChoiceLog([arm["drafter"] for arm in report["arms"]], report["choices"])
+
+
+def test_one_drafter_is_no_choice() -> None:
+    with pytest.raises(OptionError, match="nothing to choose from"):
+        AutoDrafter([NoDrafter()])
+
+
+# -- with models ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("auto")
+    write_random_llama(folder / "target.gguf", RandomLlama(vocab_size=400, seed=1, scale=4.0))
+    write_random_llama(folder / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5))
+    return folder / "target.gguf", quoted(str(folder / "drafter.gguf"))
+
+
+ARMS = "draft(FILE, n=3, SAMPLING), cascade(draft(FILE, n=5, SAMPLING), prompt-lookup(min_ngram=1)), prompt-lookup"
+
+
+def test_texts_are_plain_decodings(models: tuple[Path, str]) -> None:
+    target, file = models
+    point_masses = ARMS.replace("FILE", file).replace("SAMPLING", "sampling=argmax")
+    settings = [SamplingParams(temperature=0.0)]
+    settings += [SamplingParams(temperature=t, top_k=0, top_p=1.0, min_p=0.0, seed=4) for t in (0.8, 1.0)]
+    with Runtime(target, **F32) as plain, Runtime(target, drafter=f"auto({point_masses})", **F32) as runtime:
+        for params in settings:
+            wanted = plain.generate(PROMPT, params, max_tokens=100).token_ids
+            assert runtime.generate(PROMPT, params, max_tokens=100).token_ids == wanted
+
+
+def test_sampled_answers_are_repeated_by_replaying_their_choices(models: tuple[Path, str], tmp_path: Path) -> None:
+    target, file = models
+    arms = ARMS.replace("FILE", file).replace("SAMPLING", "sampling=with")
+    log, wanted = tmp_path / "a log.json", []
+    params = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=4)
+    with Runtime(target, drafter=f"auto({arms})", **F32) as runtime, log.open("w") as file_of_logs:
+        for prompt in (PROMPT, PROMPT[:5]):
+            result = runtime.generate(prompt, params, max_tokens=60)
+            wanted.append((result.token_ids, result.stats.drafting["choices"]))
+            json.dump(result.to_dict(), file_of_logs)
+            file_of_logs.write("\n")
+    with Runtime(target, drafter=f"auto({arms}, replay={quoted(str(log))})", **F32) as runtime:
+        for prompt, (tokens, choices) in zip((PROMPT, PROMPT[:5]), wanted, strict=True):
+            result = runtime.generate(prompt, params, max_tokens=60)
+            assert (result.token_ids, result.stats.drafting["choices"]) == (tokens, choices)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "is empty"),
+        ("[1, 2]", "not a log"),
+        ("{", "not a log"),
+        ('{"arms": [], "choices": [[0, 1]]}', "not a log"),
+        ('{"arms": [{"drafter": "none"}], "choices": [[0, -1]]}', "not a log"),
+        ('{"arms": [{"drafter": "none"}], "choices": [[0, 99999999999]]}', "not a log"),
+        ('{"stats": {"drafting": {"choices": []}}}', "not a log"),
+        ('{"arms": [{"drafter": "other"}, {"drafter": "none"}], "choices": [[0, 1]]}', "cannot be replayed with"),
+    ],
+)
+def test_files_that_are_no_logs_are_refused(models: tuple[Path, str], tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "log").write_text(text)
+    with pytest.raises(OptionError, match=problem):
+        Runtime(models[0], drafter=f"auto(prompt-lookup, replay={quoted(str(tmp_path / 'log'))})", **F32)
+
+
+def test_a_missing_log_and_expressions_that_make_no_sense(models: tuple[Path, str], tmp_path: Path) -> None:
+    with pytest.raises(FileMissingError):
+        read_choice_logs(tmp_path / "missing")
+    for expression, problem in (
+        ("auto(none)", "nothing to choose from"),
+        ("auto(prompt-lookup, prompt-lookup)", "twice"),
+        ("auto(reply=a.json)", "did you mean 'replay'"),
+    ):
+        with pytest.raises(OptionError, match=problem):
+            Runtime(models[0], drafter=expression, **F32)
+
+
+def test_bare_auto_chooses_from_what_there_is(models: tuple[Path, str]) -> None:
+    with Runtime(models[0], drafter="auto", **F32) as runtime:
+        stats = runtime.generate(PROMPT, SamplingParams(temperature=0.0), max_tokens=20).stats
+    assert [arm["drafter"] for arm in stats.drafting["arms"]] == ["prompt-lookup", "lookahead", "none"]

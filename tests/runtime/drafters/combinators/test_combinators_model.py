@@ -1,0 +1,266 @@
+"""Cascades, relays and phrase pools over real (tiny, random) models: texts, caches, refusals.
+
+F32 weights and cache, flash attention off, so that batches round like single tokens to 1e-5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.tiny_models import F32, fresh_logits
+
+from specrun.bindings.batch import Batch
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.errors import OptionError, PairError
+from specrun.bindings.model import Model
+from specrun.bindings.rows import Rows
+from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.drafters.combinators import CascadeDrafter, DraftModelTarget
+from specrun.runtime.language import quoted
+from specrun.runtime.target import CachedText, TargetModel
+from specrun.runtime.tree import DraftTree
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
+LENGTH = 40
+WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+PENALTIES = {"repeat_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2}
+SAMPLED = [
+    "cascade(draft(FILE, n=6), SMALL)",
+    "cascade(draft(FILE, n=6), draft(OTHER, tree=3x2))",
+    "cascade(draft(FILE, n=8, p_min=0.2), prompt-lookup(min_ngram=1), rounds=3)",
+    "relay(draft(FILE)@2, draft(OTHER)@3)",
+    "relay(draft(FILE, tree=2x2), prompt-lookup(min_ngram=1))",
+    "ouroboros(draft(FILE, n=3))",
+    "cascade(draft(FILE, n=5), lookahead(window=3, ngram=3, guesses=2))",
+    "ensemble(cascade(draft(FILE), draft(OTHER)), relay(draft(OTHER)@1, draft(FILE)@2))",
+]
+POINTS = [
+    "relay(draft(FILE, n=2, sampling=argmax), lookahead(window=3, ngram=3, guesses=2))",
+    "cascade(draft(FILE, n=5, sampling=argmax), jacobi(n=3))",
+    "ouroboros(draft(FILE, n=3, sampling=argmax), phrases=4, length=3)",
+    "relay(ouroboros(draft(FILE, n=2, sampling=argmax)), prompt-lookup(min_ngram=1)@2)",
+    "cascade(draft(FILE, n=6, sampling=argmax), draft(OTHER))",
+    "cascade(draft(FILE, n=6, sampling=argmax, p_min=0.1), draft(OTHER, depth=3, topk=2, nodes=5))",
+    "cascade(draft(FILE, n=6, sampling=argmax), cascade(draft(OTHER, n=3), prompt-lookup(min_ngram=1)))",
+    "relay(draft(FILE, sampling=argmax)@3, prompt-lookup(min_ngram=1)@3)",
+    "relay(prompt-lookup(min_ngram=1)@2, draft(FILE, sampling=argmax)@3, draft(OTHER, sampling=argmax)@2)",
+    "relay(draft(FILE, depth=3, topk=3, nodes=8), cascade(draft(OTHER, sampling=argmax), prompt-lookup)@2)",
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("combined")
+    write_random_llama(folder / "target.gguf", RandomLlama(vocab_size=400, seed=1, scale=4.0))
+    write_random_llama(folder / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=2, scale=3.0))
+    write_random_llama(folder / "other.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(models: Path) -> Iterator[Runtime]:
+    with Runtime(models / "target.gguf", **F32) as runtime:
+        yield runtime
+
+
+def expand(models: Path, drafter: str) -> str:
+    drafter = drafter.replace("FILE", quoted(str(models / "drafter.gguf")))
+    return drafter.replace("OTHER", quoted(str(models / "other.gguf"))).replace("SMALL", "prompt-lookup(min_ngram=1)")
+
+
+def open_models(models: Path, drafter: str, **options: object) -> Runtime:
+    return Runtime(models / "target.gguf", drafter=expand(models, drafter), **{**F32, **options})
+
+
+@pytest.mark.parametrize("drafter", SAMPLED + POINTS)
+def test_plain_decodings_text(models: Path, plain: Runtime, drafter: str) -> None:
+    """Greedily for all, at 0.8 and 1 for point masses, with penalties that look at a guess's own path."""
+    settings = [SamplingParams(temperature=0.0), SamplingParams(temperature=0.0, **PENALTIES)]
+    if drafter in POINTS:
+        settings += [WHOLE.replace(temperature=t, seed=5) for t in (0.8, 1.0)]
+        settings += [WHOLE.replace(seed=6, **PENALTIES), SamplingParams(seed=7)]
+    with open_models(models, drafter) as runtime:
+        for params in settings:
+            wanted = plain.generate(PROMPT, params, max_tokens=LENGTH).token_ids
+            result = runtime.generate(PROMPT, params, max_tokens=LENGTH)
+            assert result.token_ids == wanted
+            assert result.stats.accepted or params.temperature  # a pair that never agrees would prove nothing
+
+
+@pytest.mark.parametrize("inner", ["prompt-lookup(min_ngram=1)", "draft(OTHER, sampling=argmax)", "none"])
+@pytest.mark.parametrize("sampling", ["with", "argmax"])
+def test_with_a_deterministic_inner_drafter_the_draft_is_the_models_own(
+    models: Path, inner: str, sampling: str
+) -> None:
+    """Drawn from the same laws by the same numbers: whole answers agree, drafted and accepted counts too."""
+
+    def run(drafter: str) -> tuple[list[int], int, int]:
+        with open_models(models, drafter) as runtime:
+            result = runtime.generate(PROMPT, WHOLE.replace(seed=3), max_tokens=LENGTH)
+            return result.token_ids, result.stats.drafted, result.stats.accepted
+
+    alone = run(f"draft(FILE, n=4, sampling={sampling})")
+    assert run(f"cascade(draft(FILE, n=4, sampling={sampling}), {inner})") == alone
+
+
+def test_a_cascade_whose_guesses_are_right_evaluates_its_model_less(models: Path) -> None:
+    """The inner model is the draft model itself: three guesses and a bonus token for each evaluation."""
+    with open_models(models, "cascade(draft(FILE, n=8), draft(FILE, n=3))") as runtime:
+        result = runtime.generate(PROMPT, SamplingParams(temperature=0.0), max_tokens=LENGTH)
+        inner = result.stats.drafting["inner"]
+        assert inner["mean_accepted_length"] > 2.0
+        assert inner["acceptance_rate"] == 1.0
+
+
+@pytest.mark.parametrize("drafter", SAMPLED)
+def test_caches_stay_true(models: Path, drafter: str) -> None:
+    """After many rounds, and answers that share a prefix, the next logits of all models equal fresh ones."""
+    prompts = [PROMPT, PROMPT[:6], [*PROMPT[:6], 8, 8], [1, 2, 3, 4]]
+    with open_models(models, drafter) as runtime:
+        for seed, prompt in enumerate(prompts):
+            tokens = [*prompt, *runtime.generate(prompt, WHOLE.replace(seed=seed), max_tokens=LENGTH).token_ids]
+            _assert_true_cache(runtime.session.target, runtime.session.conversation, tokens)
+            if isinstance(runtime.session.drafter, CascadeDrafter):
+                cascade = runtime.session.drafter
+                assert isinstance(cascade._model, DraftModelTarget)
+                _assert_true_cache(cascade._model, cascade._text, tokens)
+
+
+def _assert_true_cache(target: TargetModel, text: CachedText, tokens: list[int]) -> None:
+    """The text is the tokens' beginning, and what is cached of it gives the logits of a fresh evaluation."""
+    assert text.tokens == tokens[: len(text.tokens)]
+    cached = text.n_cached
+    target.rewind(text, cached)
+    text.tokens.append(tokens[cached] if cached < len(tokens) else 0)
+    rows = target.evaluate(text, DraftTree())
+    np.testing.assert_allclose(rows.logits(0), fresh_logits(target.context.model, text.tokens)[-1], atol=1e-5)
+    target.rewind(text, cached)
+
+
+def test_words_that_only_one_model_knows(models: Path) -> None:
+    """Rows are cut to shared words; words that the draft model lacks are fed as a stand-in, alone and in trees."""
+    options = ContextOptions(**F32, n_sequences=2, n_outputs=5)
+    with Model(models / "drafter.gguf") as model, Context(model, options) as context:
+        larger, smaller = (DraftModelTarget(context, target_vocab_size=size) for size in (500, 300))
+        text, tree = CachedText([3, 450, 7, 499]), DraftTree.chain([420, 5])
+        larger.prefill(text, 3)
+        rows = larger.evaluate(text, tree)
+        assert len(rows.logits(2)) == 400
+        larger.commit(text, tree, (0, 1))
+        assert (text.tokens, text.n_cached) == ([3, 450, 7, 499, 420, 5], 6)
+        larger.rewind(text, 0)
+        assert len(smaller.evaluate(CachedText([3]), DraftTree()).logits(0)) == 300
+
+
+@pytest.mark.parametrize("n_known", [0, 1, 2, 5])
+def test_missing_tokens_join_the_next_tree(models: Path, n_known: int) -> None:
+    """However many tokens are not evaluated yet, the rows are those of the tree, and the cache is true."""
+    text = [3, 1, 4, 1, 5, 9]
+    with Model(models / "drafter.gguf") as model, Context(model, ContextOptions(**F32, n_outputs=4)) as context:
+        target = DraftModelTarget(context, target_vocab_size=400)
+        known, tree = CachedText(text), DraftTree.chain([2, 6])
+        target.prefill(known, n_known)
+        target.prefill(known, len(text) - 1)
+        rows = target.evaluate(known, tree)
+        fresh = fresh_logits(model, [*text, 2, 6])
+        for row in range(3):
+            np.testing.assert_allclose(rows.logits(row), fresh[len(text) - 1 + row], atol=1e-5)
+        target.commit(known, tree, (0,))
+        assert (known.tokens, known.n_cached) == ([*text, 2], len(text) + 1)
+        target.rewind(known, len(text) - 1)
+        known.tokens.append(text[-1])
+        np.testing.assert_allclose(target.evaluate(known, DraftTree()).logits(0), fresh[len(text) - 1], atol=1e-5)
+
+
+@pytest.mark.parametrize("failing_call", range(1, 9))
+def test_an_interrupted_inner_round_leaves_the_cascade_usable(models: Path, failing_call: int) -> None:
+    params = SamplingParams(temperature=0.0)
+    with open_models(models, "cascade(draft(FILE, n=6), draft(OTHER, tree=2x2))") as runtime:
+        wanted = runtime.generate(PROMPT, params, max_tokens=20).token_ids
+        drafter = runtime.session.drafter
+        assert isinstance(drafter, CascadeDrafter)
+        assert isinstance(drafter._model, DraftModelTarget)
+        context = drafter._model.context
+        decode, calls = context.decode, 0
+
+        def interrupted(batch: Batch) -> Rows:
+            nonlocal calls
+            calls += 1
+            rows = decode(batch)
+            if calls == failing_call:
+                raise KeyboardInterrupt
+            return rows
+
+        context.decode = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            runtime.generate(PROMPT[:7], params, max_tokens=20)
+        context.decode = decode  # type: ignore[method-assign]
+        assert runtime.generate(PROMPT, params, max_tokens=20).token_ids == wanted
+        _assert_true_cache(drafter._model, drafter._text, [*PROMPT, *wanted])
+
+
+@pytest.mark.parametrize("drafter", ["cascade(draft(SHORT), prompt-lookup)", "cascade(draft(FILE), draft(SHORT))"])
+def test_a_shorter_inner_context_only_ends_the_drafting(models: Path, tmp_path: Path, drafter: str) -> None:
+    short = tmp_path / "short.gguf"
+    write_random_llama(short, RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5, context=256))
+    prompt, params = [one % 399 for one in range(240)], SamplingParams(temperature=0.0)
+    with open_models(models, "none", n_ctx=512) as runtime:
+        wanted = runtime.generate(prompt, params, max_tokens=60).token_ids
+    with open_models(models, drafter.replace("SHORT", quoted(str(short))), n_ctx=512) as runtime:
+        assert runtime.generate(prompt, params, max_tokens=60).token_ids == wanted
+
+
+@pytest.mark.parametrize("drafter", [SAMPLED[0], SAMPLED[5], POINTS[0], POINTS[2], POINTS[6]])
+def test_the_end_of_the_context_and_abandoned_answers(models: Path, plain: Runtime, drafter: str) -> None:
+    prompt, params = [one % 399 for one in range(230)], SamplingParams(temperature=0.0)
+    with open_models(models, drafter) as runtime:
+        stream = runtime.stream(PROMPT, params, max_tokens=30)
+        for _, _ in zip(stream, range(7), strict=False):
+            pass
+        stream.close()
+        assert runtime.generate(prompt, params).token_ids == plain.generate(prompt, params).token_ids
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("drafter", "problem"),
+    [
+        ("cascade(draft(FILE))", "two parts"),
+        ("cascade(draft(FILE), none, none)", "2 unnamed arguments at most"),
+        ("cascade(prompt-lookup, draft(FILE))", "first part is a draft model"),
+        ("cascade(draft(FILE, tree=2x2), none)", "leave out tree"),
+        ("cascade(draft(FILE), prompt-lookup, rounds=-1)", "rounds is -1"),
+        ("cascade(draft(FILE), prompt-lookup, round=1)", "did you mean 'rounds'"),
+        ("ouroboros(prompt-lookup)", "first part is a draft model"),
+        ("ouroboros(draft(FILE), phrases=0)", "1 or more phrases"),
+        ("ouroboros(draft(FILE), phrases=200, length=40)", "do not fit a batch"),
+        ("ouroboros(draft(FILE), save=no)", "name it with pool"),
+        ("ouroboros(draft(FILE, depth=2, topk=2, nodes=3))", "drafts chains"),
+        ("relay(draft(FILE)@2)", "at least two parts"),
+        ("draft(FILE)@2", "a part of relay"),
+        ("ensemble(draft(FILE)@2, none)", "means nothing here"),
+        ("draft(FILE, n=5@2)", "means nothing here"),
+        ("relay(draft(FILE)@0, none)", "not a positive number"),
+    ],
+)
+def test_expressions_that_make_no_sense_are_refused(models: Path, drafter: str, problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
+        open_models(models, drafter)
+
+
+def test_inner_drafters_must_fit_the_draft_model(models: Path, tiny_small_vocab: Path) -> None:
+    with pytest.raises(PairError, match=r"cannot draft for .*drafter\.gguf"):
+        open_models(models, f"cascade(draft(FILE), draft({quoted(str(tiny_small_vocab))}))")
+
+
+def test_a_count_is_the_parts_own_length(models: Path) -> None:
+    with open_models(models, "relay(draft(FILE)@7, prompt-lookup(n=2)@9)") as runtime:
+        assert runtime.session.drafter.max_nodes == 9
+        assert "@7" in runtime.drafter

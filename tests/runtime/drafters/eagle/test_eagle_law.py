@@ -1,0 +1,219 @@
+"""EAGLE-1's sampled trees through the shipped loop, with a head that follows the states it is given, to 1e-12.
+
+The toy head's states are the texts themselves: the target's state at a position encodes the text up to it, and a
+prediction encodes that text with the pair's token. So a state that reaches the wrong node, a stale one, or a pair with
+the wrong token changes the draft law of that node, and what the drafter says it drew from is compared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from support.branching import BranchingNoise, enumerate_law
+from support.enumeration import PROMPT, TOLERANCE, largest_error
+from support.head_chains import PairChainByDepth
+from support.scripted import PLAIN, LawTable, TableRows, TableTarget, conversation_of
+
+from specrun.runtime.acceptance import AcceptanceRule, ExactRule
+from specrun.runtime.drafters.eagle import EagleDrafter, EagleRows
+from specrun.runtime.law import Law
+from specrun.runtime.limits import RoundLimits
+from specrun.runtime.loop import DecodeSettings, decode_rounds
+from specrun.runtime.noise import NoiseSource
+from specrun.runtime.target import CachedText
+from specrun.runtime.tree import DraftTree, TreeBuilder
+from specrun.runtime.trees import Child, Propose, TreeSampling, parse_topology, proposal_scheme, tree_laws
+
+SIZE = 3
+
+
+def encoded(text: Sequence[int]) -> np.ndarray:
+    """A hidden state that is the text: its tokens as the digits of a number."""
+    number = 0
+    for token in text:
+        number = number * (SIZE + 1) + token + 1
+    return np.array([float(number)])
+
+
+def decoded(state: np.ndarray) -> list[int]:
+    number, text = int(state[0]), []
+    while number:
+        number, digit = divmod(number, SIZE + 1)
+        text.append(digit - 1)
+    return text[::-1]
+
+
+@dataclass
+class FollowingHead(PairChainByDepth):
+    """A pair of a text and its next token predicts the longer text, and the table's law after it.
+
+    `texts` remembers what was predicted in which cell: a pair must see exactly the pairs of its own text.
+    """
+
+    table: LawTable
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    n_cells: int = 64
+    n_params: int = 0
+    native_seconds: float = 0.0
+    taps: tuple[int, ...] = ()
+
+    def evaluate(
+        self, tokens: Sequence[int], states: np.ndarray, positions: np.ndarray, cells: np.ndarray, sees: np.ndarray
+    ) -> EagleRows:
+        texts = [[*decoded(state), token] for state, token in zip(states, tokens, strict=True)]
+        self.texts |= dict(zip(cells.tolist(), texts, strict=True))
+        for text, position, row in zip(texts, positions.tolist(), sees, strict=True):
+            assert position == len(text) - 2  # the pair of the state at j and token j + 1 stands at j
+            seen = sorted((self.texts[cell] for cell in np.flatnonzero(row).tolist()), key=len)
+            assert seen == [text[: len(one)] for one in seen]
+            assert [len(one) for one in seen] == list(range(len(text) - len(seen) + 1, len(text) + 1))
+        probs = np.array([self.table(text) for text in texts])
+        words = np.argsort(-probs, 1, kind="stable")
+        with np.errstate(divide="ignore"):
+            logits = np.log(probs)
+        predicted = np.stack([encoded(text) for text in texts])
+        return EagleRows(predicted, words.astype(np.int32), np.take_along_axis(logits, words, 1), logits)
+
+    evaluate_features = evaluate
+
+    def close(self) -> None:
+        pass
+
+
+class StatefulRows(TableRows):
+    """Rows whose hidden states are the texts up to them."""
+
+    def __init__(self, laws: list[np.ndarray], texts: list[list[int]]) -> None:
+        super().__init__(laws)
+        self._texts = texts
+
+    def hidden_state(self, row: int) -> np.ndarray:
+        return encoded(self._texts[row])
+
+
+class StatefulTarget(TableTarget):
+    def __init__(self, table: LawTable) -> None:
+        super().__init__(table)
+        self._laws = table
+
+    def evaluate(self, text: CachedText, tree: DraftTree) -> StatefulRows:
+        super().evaluate(text, tree)
+        prefix = list(text.tokens)
+        texts = [prefix, *([*prefix, *(tree.tokens[one] for one in tree.path_to(node))] for node in range(len(tree)))]
+        return StatefulRows([self._laws(text) for text in texts], texts)
+
+
+def emitted(
+    table: LawTable, drafts: LawTable, shape: str, sampling: TreeSampling, length: int, rule: AcceptanceRule
+) -> dict[tuple[int, ...], float]:
+    """The exact law of an answer, the drafter keeping its pairs from round to round, the prompt's learnt first."""
+
+    def program(noise: BranchingNoise) -> tuple[int, ...]:
+        tokens = list(PROMPT)
+        head = FollowingHead(drafts)
+        drafter = EagleDrafter(head, parse_topology(shape), sampling=sampling)  # type: ignore[arg-type]
+        drafter.begin(tokens)
+        texts = [tokens[: place + 1] for place in range(len(tokens) - 1)]
+        drafter.learn_prompt(0, StatefulRows([drafts(one) for one in texts], texts), len(texts))
+        limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
+        conversation = conversation_of(drafter, tokens, noise)
+        for _ in decode_rounds(StatefulTarget(table), conversation, DecodeSettings(rule, PLAIN, limits)):
+            pass
+        return tuple(conversation.tokens[len(PROMPT) :])
+
+    return enumerate_law(program)  # type: ignore[return-value]
+
+
+def bias(shape: str, sampling: TreeSampling, seed: int, length: int, zeros: float = 0.2) -> float:
+    table, drafts = LawTable(SIZE, seed, zeros), LawTable(SIZE, seed + 100, zeros)
+    return largest_error(emitted(table, drafts, shape, sampling, length, ExactRule()), table, length)
+
+
+@pytest.mark.parametrize("sampling", ["with", "without", "argmax"])
+@pytest.mark.parametrize(
+    ("shape", "length"),
+    [("1x1", 4), ("3", 3), ("2x1", 3), ("1x2", 3), ("0 1 00 10", 3), ("2x2", 2), ("0 1 2 00 01 10", 2)],
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_static_trees_give_the_targets_law(sampling: TreeSampling, shape: str, length: int, seed: int) -> None:
+    assert bias(shape, sampling, seed, length) < TOLERANCE
+
+
+def test_a_head_that_equals_its_target_is_always_accepted() -> None:
+    table = LawTable(SIZE, 4)
+    lengths: list[int] = []
+
+    class Counts(ExactRule):
+        def accept(self, tree, law_at, noise, position):  # type: ignore[no-untyped-def]
+            kept = super().accept(tree, law_at, noise, position)
+            lengths.append(len(kept.path) - tree.max_depth)
+            return kept
+
+    emitted(table, table, "1x1", "with", 4, Counts())
+    assert set(lengths) == {0}
+
+
+# -- what must not pass -----------------------------------------------------------------------------------------------
+
+
+def states_the_whole_law(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:
+    """Draws without replacement, and says of every draw that it came from the whole law."""
+    children: list[Child] = []
+    left = law
+    for _ in range(min(count, len(np.flatnonzero(law.probs)))):
+        token = noise.choose(left)
+        children.append((builder.add(parent, token, law), token))
+        left = left.without(token)
+    return children
+
+
+def sorts_what_it_drew(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:
+    """Ranks drawn words by their own probability, as trees of favourites are ranked."""
+    tokens = sorted((noise.choose(law) for _ in range(count)), key=law.probability)
+    return [(builder.add(parent, token, law), token) for token in dict.fromkeys(tokens)]
+
+
+def passes_favourites_off(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:
+    """Takes the most likely words and says that they were drawn."""
+    order = np.argsort(-law.probs, kind="stable")[:count]
+    tokens = [int(one if law.ids is None else law.ids[one]) for one in order if law.probs[one] > 0.0]
+    return [(builder.add(parent, token, law), token) for token in tokens]
+
+
+def forgets_the_law(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:
+    """Draws from the head's law and says that it was another's: what a state at the wrong node would do."""
+    other = Law(np.full(SIZE, 1 / SIZE))
+    return [
+        (builder.add(parent, token, other), token) for token in dict.fromkeys(noise.choose(law) for _ in range(count))
+    ]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [states_the_whole_law, sorts_what_it_drew, passes_favourites_off, forgets_the_law],
+    ids=lambda one: one.__name__,
+)
+def test_wrong_draws_are_caught(wrong: Propose, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scheme(sampling: TreeSampling) -> Propose:
+        return wrong if sampling == "without" else proposal_scheme(sampling)
+
+    monkeypatch.setattr(tree_laws, "proposal_scheme", scheme)
+    assert max(bias("2", "without", seed, 2, zeros=0.0) for seed in range(4)) > 1e-2
+
+
+def swapped(rows: EagleRows) -> EagleRows:
+    """The first two predictions of a depth exchanged."""
+    order = [1, 0, *range(2, len(rows.states))] if len(rows.states) > 1 else [0]
+    logits = None if rows.logits is None else rows.logits[order]
+    return EagleRows(rows.states[order], rows.words[order], rows.log_probs[order], logits)
+
+
+def test_states_that_reach_the_wrong_node_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy head notices pairs whose state is another node's: their texts do not continue what they see."""
+    shipped: Callable[..., EagleRows] = FollowingHead.evaluate
+    monkeypatch.setattr(FollowingHead, "evaluate", lambda self, *given: swapped(shipped(self, *given)))
+    with pytest.raises(AssertionError):
+        bias("2x2x1", "argmax", 0, 4, zeros=0.0)

@@ -1,0 +1,200 @@
+"""Trees of retrieved continuations: against all prefixes with their probabilities, and what trust learns."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specrun.runtime.costs import TYPICAL_CPU, CostCurve
+from specrun.runtime.drafters.retrieval import (
+    LONGEST_MATCH,
+    Continuation,
+    Evidence,
+    MatchTrust,
+    Standing,
+    TreeLimits,
+    continuation_tree,
+    teach,
+)
+
+FREE = CostCurve.flat([1.0] + [0.01] * 64)  # any draft pays, and more are no dearer
+WIDE = TreeLimits(64, 64, 64)
+CONTINUATIONS = st.lists(
+    st.builds(
+        Continuation,
+        st.lists(st.integers(0, 2), max_size=5),
+        st.integers(1, 20),
+        st.sampled_from([1.0, 0.5, 3.0]),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def one_place(length: int) -> Standing:
+    return Standing(Evidence.ONE_PLACE, length)
+
+
+def trie(continuations: list[Continuation], trust: MatchTrust) -> dict[tuple[int, ...], float]:
+    """Every prefix with its estimated probability, from the definition."""
+    prefixes = {tuple(one.tokens[:depth]) for one in continuations for depth in range(1, len(one.tokens) + 1)}
+    known = {(): 1.0}
+    for prefix in sorted(prefixes, key=len):
+        above = prefix[:-1]
+        alive = [one for one in continuations if tuple(one.tokens[: len(above)]) == above]
+        alive = [one for one in alive if len(one.tokens) > len(above)]
+        votes: dict[int, float] = {}
+        for one in alive:
+            token = one.tokens[len(above)]
+            reach = one.match + 2 * one.realigned
+            votes[token] = votes.get(token, 0.0) + one.weight * 2.0 ** min(reach, LONGEST_MATCH)
+        rank = sorted(votes, key=lambda token: -votes[token]).index(prefix[-1])
+        known[prefix] = known[above] * trust.expected(standing_of(alive, len(above)), rank)
+    del known[()]
+    return known
+
+
+def standing_of(alive: list[Continuation], depth: int) -> Standing:
+    longest = max(one.match + 2 * one.realigned for one in alive)
+    best = [one for one in alive if one.match + 2 * one.realigned == longest]
+    length = best[0].match + depth
+    if best[0].realigned and length < 3:
+        return Standing(Evidence.REALIGNED, length)
+    if len({one.tokens[depth] for one in best}) > 1:
+        tokens = {one.tokens[depth] for one in best}
+        most = max(sum(one.weight for one in best if one.tokens[depth] == token) for token in tokens)
+        clear = most >= 0.6 * sum(one.weight for one in best)
+        return Standing(Evidence.MOST_PLACES if clear else Evidence.DISAGREEING, length)
+    several = len(best) > 1 or best[0].weight > 1
+    return Standing(Evidence.SEVERAL_PLACES if several else Evidence.ONE_PLACE, length)
+
+
+def prefixes_of(tree) -> list[tuple[int, ...]]:
+    return [tuple(tree.tokens[one] for one in tree.path_to(node)) for node in range(len(tree))]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(CONTINUATIONS, st.integers(0, 12), st.integers(0, 6))
+def test_the_best_nodes_of_the_trie_are_drafted(continuations, nodes, depth):
+    trust = MatchTrust()
+    known = {prefix: prob for prefix, prob in trie(continuations, trust).items() if len(prefix) <= depth}
+    tree = continuation_tree(continuations, trust, TreeLimits(nodes, depth, 64), FREE)
+    drafted = prefixes_of(tree)
+    assert len(set(drafted)) == len(drafted) <= nodes
+    wanted = sorted((prob for prob in known.values() if prob >= 0.05), reverse=True)[:nodes]
+    assert [known[one] for one in drafted] == pytest.approx(wanted)
+    assert all(draw.law is None for draws in tree.draws.values() for draw in draws)
+    assert sorted(draw.node for draws in tree.draws.values() for draw in draws) == list(range(len(tree)))
+    assert list(tree.depths) == [len(one) for one in drafted]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(CONTINUATIONS, st.lists(st.floats(0.01, 2.0), min_size=16, max_size=16))
+def test_as_many_nodes_as_pay(continuations, steps):
+    trust, limits = MatchTrust(), TreeLimits(12, 5, 64)
+    costs = CostCurve.flat([1.0 + sum(steps[:n]) for n in range(16)])
+    tree = continuation_tree(continuations, trust, limits, costs)
+    known = trie(continuations, trust)
+    probabilities = [known[one] for one in prefixes_of(continuation_tree(continuations, trust, limits, FREE))]
+    rates = [(1.0 + sum(probabilities[:n])) / costs.seconds(n + 1) for n in range(len(probabilities) + 1)]
+    best = max(rates[1:], default=0.0)
+    # Plain decoding unless a draft is expected to gain a tenth.
+    assert len(tree) == 0 if best <= 1.1 - 1e-9 else rates[len(tree)] == pytest.approx(best) or best <= 1.1 + 1e-9
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(CONTINUATIONS, st.integers(1, 4))
+def test_never_more_leaves_than_allowed(continuations, leaves):
+    tree = continuation_tree(continuations, MatchTrust(), TreeLimits(20, 5, leaves), FREE)
+    assert len(set(range(len(tree))) - set(tree.parents)) <= leaves
+    # A chain fits whatever the number of leaves.
+    assert bool(tree) == any(one.tokens for one in continuations) or tree.tokens == ()
+
+
+def test_an_uncertain_match_is_not_drafted_and_a_long_one_far():
+    def drafted(match: int, trust: MatchTrust) -> int:
+        return len(continuation_tree([Continuation([5] * 15, match)], trust, TreeLimits(15, 15, 4), TYPICAL_CPU))
+
+    sizes = [drafted(match, MatchTrust()) for match in (0, 1, 2, 4, 8, 16)]
+    assert sizes[0] == 0
+    assert sizes == sorted(sizes)
+    assert 0 < sizes[-1] < 15
+    # A copy that was right for some tokens is drafted as far as allowed.
+    trust = MatchTrust()
+    teach(trust, [Continuation([5] * 12, 16)], [5] * 12)
+    assert drafted(16, trust) == 15
+
+
+def test_nothing_is_drafted_behind_the_end_of_an_answer():
+    found = [Continuation([5, 7, 0, 8, 9], 16), Continuation([5, 6, 6, 6, 6], 16)]
+    tree = continuation_tree(found, MatchTrust(), TreeLimits(20, 20, 4, frozenset({0})), FREE)
+    assert sorted(prefixes_of(tree)) == [(5,), (5, 6), (5, 6, 6), (5, 6, 6, 6), (5, 6, 6, 6, 6), (5, 7), (5, 7, 0)]
+
+
+def test_failures_silence_a_drafter_and_unseen_successes_wake_it():
+    trust, found = MatchTrust(), [Continuation([1, 2, 3], 6)]
+    assert len(continuation_tree(found, trust, WIDE, TYPICAL_CPU)) > 0
+    for _ in range(6):
+        teach(trust, found, [9])
+    assert len(continuation_tree(found, trust, WIDE, TYPICAL_CPU)) == 0
+    for _ in range(30):  # nothing was drafted, but what was retrieved proved right
+        teach(trust, found, [1])
+    assert len(continuation_tree(found, trust, WIDE, TYPICAL_CPU)) > 0
+    trust.forget()
+    assert trust.expected(one_place(2)) == MatchTrust().expected(one_place(2))
+
+
+def test_failures_of_one_length_are_a_warning_for_others():
+    trust, before = MatchTrust(), MatchTrust()
+    for _ in range(4):
+        trust.learn(one_place(8), 1, None)
+    assert trust.expected(one_place(4)) < before.expected(one_place(4))
+    assert trust.expected(Standing(Evidence.SEVERAL_PLACES, 8)) < before.expected(Standing(Evidence.SEVERAL_PLACES, 8))
+
+
+def test_trust_learns_along_the_path_that_was_taken():
+    trust = MatchTrust()
+    seen: list[tuple[Standing, int, int | None]] = []
+    trust.learn = lambda *what: seen.append(what)  # type: ignore[method-assign]
+    teach(trust, [Continuation([1, 2, 3], 3), Continuation([1, 4], 2)], [1, 4, 5])
+    # 1 follows a match of 3, 4 is second behind it; what came after that was not known.
+    assert seen == [(one_place(3), 1, 0), (one_place(4), 2, 1)]
+    seen.clear()
+    teach(trust, [Continuation([1, 2], 6), Continuation([1, 3], 6)], [1, 9])
+    assert seen == [
+        (Standing(Evidence.SEVERAL_PLACES, 6), 1, 0),
+        (Standing(Evidence.DISAGREEING, 7), 2, None),
+    ]
+    seen.clear()
+    teach(trust, [Continuation([1, 2, 3, 4], 1, realigned=True)], [1, 2, 3])
+    assert [one[0] for one in seen] == [
+        Standing(Evidence.REALIGNED, 1),
+        Standing(Evidence.REALIGNED, 2),
+        one_place(3),
+    ]
+
+
+def test_trust_is_a_probability_that_follows_what_it_sees():
+    for evidence in Evidence:
+        trust, standing = MatchTrust(), Standing(evidence, 40)
+        for rank, bound in ((0, 0.9), (None, 0.2)):
+            for _ in range(100):
+                trust.learn(standing, 2, rank)
+                assert all(0.0 <= trust.expected(standing, one) <= 1.0 for one in range(5))
+            assert (trust.expected(standing) > bound) is (rank == 0)
+    fresh = MatchTrust()
+    expected = [fresh.expected(one_place(length)) for length in (1, 2, 5, 16)]
+    assert expected == sorted(expected)
+    assert expected[-1] > 0.85
+
+
+def test_of_what_disagrees_each_rank_is_learnt_for_itself():
+    trust, split = MatchTrust(), Standing(Evidence.DISAGREEING, 4)
+    for number in range(60):
+        trust.learn(split, 3, (0, 1, None)[number % 3])
+    assert trust.expected(split, 0) == pytest.approx(1 / 3, abs=0.15)
+    assert trust.expected(split, 1) == pytest.approx(1 / 3, abs=0.15)
+    assert trust.expected(split, 2) < 0.1
+    assert sum(trust.expected(split, rank) for rank in range(3)) <= 1.0

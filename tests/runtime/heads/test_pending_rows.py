@@ -1,0 +1,250 @@
+"""Rows that wait are in order, and what a head does with them is the same whenever it does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from support.head_chains import PairChainByDepth
+
+from specrun.runtime.drafters.eagle import EagleRows, EagleState
+from specrun.runtime.drafters.hydra import HydraState
+from specrun.runtime.heads import ChainWords, PendingRows
+
+WORDS = 50
+
+
+def test_rows_come_in_the_order_in_which_they_were_added() -> None:
+    rows = PendingRows().add(np.arange(3)[:, None])
+    rows = rows.add(np.zeros((0, 1))).add(np.arange(3, 8)[:, None])
+    assert len(rows) == 8
+    assert rows.first(2).tolist() == [[0], [1]]
+    later = rows.drop(2)
+    assert later.first(99)[:, 0].tolist() == [2, 3, 4, 5, 6, 7]
+    kept = later.keep(9).keep(4)
+    assert len(kept) == 4
+    assert kept.first(4)[:, 0].tolist() == [2, 3, 4, 5]
+    assert len(kept.drop(4)) == 0
+    assert len(kept.drop(4).add(np.ones((1, 1))).keep(0)) == 0
+    assert len(rows) == 8  # nothing that was done with them has changed them
+
+
+class SummingHead(PairChainByDepth):
+    """A pair's word depends on all tokens, states and positions that it sees: any mistake changes the words."""
+
+    def __init__(self) -> None:
+        self.n_cells = 120
+        self.fails = False
+        self.evaluated: list[int] = []
+        self._cells = np.zeros((self.n_cells, 3))
+
+    def evaluate(
+        self, tokens: Sequence[int], states: np.ndarray, positions: np.ndarray, cells: np.ndarray, sees: np.ndarray
+    ) -> EagleRows:
+        if self.fails:
+            raise KeyboardInterrupt
+        self.evaluated.append(len(tokens))
+        self._cells[cells] = np.stack([tokens, states[:, 0], positions], 1)
+        hashes = []
+        for row in sees:
+            seen = self._cells[np.flatnonzero(row)]
+            hashes.append(int((seen * [7, 13, 29]).sum() + (seen[:, 0] * seen[:, 2]).sum()))
+        predicted = np.array([[float(one % 101)] for one in hashes])
+        words = np.array([[one % WORDS, (one + 1) % WORDS] for one in hashes], np.int32)
+        return EagleRows(predicted, words, np.log(np.full(words.shape, 0.5)), None)
+
+    evaluate_features = evaluate
+
+
+class NoChains(SummingHead):
+    """The same head where ggml has no graph for chains."""
+
+    def chain(self, *given: object, **named: object) -> ChainWords | None:  # type: ignore[override]
+        return None
+
+
+def feature(text: Sequence[int], position: int) -> list[float]:
+    return [float(sum((i + 1) * token for i, token in enumerate(text[: position + 1])) % 97)]
+
+
+def features(text: Sequence[int], first: int, n: int) -> np.ndarray:
+    return np.array([feature(text, position) for position in range(first, first + n)]).reshape(n, 1)
+
+
+def fresh(text: Sequence[int], base: int = 0) -> EagleRows:
+    """What a head says that evaluates all pairs of a text at once."""
+    n = len(text) - 1 - base
+    places = np.arange(base, base + n), np.arange(n), np.tri(n, dtype=bool)
+    return SummingHead().evaluate(text[base + 1 :], features(text, base, n), *places)
+
+
+@pytest.mark.parametrize("kind", [SummingHead, NoChains])
+@pytest.mark.parametrize("seed", range(8))
+def test_pairs_hold_after_any_rounds_whenever_they_are_evaluated(kind: type[SummingHead], seed: int) -> None:
+    """Rounds that draft a chain, a tree or nothing, answers that share beginnings: the words are a fresh head's."""
+    random = np.random.default_rng(seed)
+    head = kind()
+    state = EagleState(head)
+    text: list[int] = []
+    drafted = 0
+    for _ in range(80):
+        if len(text) > 100 or not text or random.random() < 0.1:
+            kept = int(random.integers(0, len(text) + 1)) if text else 0
+            known = text
+            text = [*text[: min(kept, 60)], *random.integers(0, WORDS, 3).tolist()]
+            state.begin(text)
+            cached = next((i for i, (a, b) in enumerate(zip(known[:-1], text, strict=False)) if a != b), len(known) - 1)
+            start = max(0, min(cached, len(text) - 1) - 1)  # the pair of the last shared token has a new word after it
+            if start < len(text) - 1:
+                state.learn(start, features(text, start, len(text) - 1 - start), text)
+        else:
+            n = int(random.integers(1, 7))
+            first = len(text) - 1
+            text = [*text, *random.integers(0, WORDS, n).tolist()]
+            state.learn(first, features(text, first, n), text)
+        asked = int(random.integers(0, 4))
+        assert state.base == 0
+        wanted = fresh(text)
+        if asked == 1:
+            row = state.root(text)
+            if row is not None:
+                np.testing.assert_array_equal(row.words, wanted.words[-1:])
+                state.below([-1], [3])
+                drafted += 1
+        for _ in range(asked - 1):  # once, or a second time in the same round
+            chain = state.chain(text, 3)
+            if chain is not None:
+                assert chain.words[0] == wanted.words[-1, 0]
+                drafted += 1
+            again = state.root(text)
+            if again is not None:
+                np.testing.assert_array_equal(again.words, wanted.words[-1:])
+        assert state.root([*text, 3]) is None
+        assert state.chain([*text, 3], 2) is None
+    assert drafted > 10
+
+
+@pytest.mark.parametrize("missing", [1, 2, 5])
+def test_pairs_after_a_gap_have_their_own_words(missing: int) -> None:
+    """The pairs before it are given up; those after it are what a head says that saw no more."""
+    text = np.random.default_rng(missing).integers(0, WORDS, 30).tolist()
+    state = EagleState(SummingHead())
+    state.learn(0, features(text, 0, 9), text[:10])
+    start = 9 + missing
+    state.learn(start, features(text, start, len(text) - 1 - start), text)
+    chain = state.chain(text, 3)
+    assert chain is not None
+    assert chain.words[0] == fresh(text, start).words[-1, 0]
+    assert fresh(text, start).words[-1, 0] != fresh(text).words[-1, 0]
+
+
+def test_a_prompt_that_comes_again_is_drafted_from_at_once() -> None:
+    """The session shows the state before its last word once more."""
+    text = np.random.default_rng(3).integers(0, WORDS, 12).tolist()
+    state = EagleState(SummingHead())
+    state.learn(0, features(text, 0, 11), text)
+    assert state.chain(text, 3) is not None
+    state.begin(text)
+    state.learn(10, features(text, 10, 1), text)
+    chain = state.chain(text, 3)
+    assert chain is not None
+    assert chain.words[0] == fresh(text).words[-1, 0]
+
+
+def test_a_chain_is_not_longer_than_the_cells() -> None:
+    head = SummingHead()
+    state = EagleState(head)
+    text = list(range(head.n_cells))
+    state.learn(0, features(text, 0, head.n_cells - 2), text)
+    chain = state.chain(text[:-1], 5)
+    assert chain is not None
+    assert len(chain.words) == 3  # two cells are left, and the first word needs none
+
+
+def test_what_was_not_drafted_from_is_evaluated_many_at_a_time() -> None:
+    head = SummingHead()
+    state = EagleState(head)
+    text = list(range(90))
+    for position in range(80):
+        state.learn(position, features(text, position, 1), text)
+    assert head.evaluated == [64]
+    assert state.root(text[:81]) is not None
+    assert head.evaluated == [64, 16]
+
+
+def test_an_interrupted_evaluation_loses_nothing() -> None:
+    head = SummingHead()
+    state = EagleState(head)
+    text = list(range(20, 40))
+    state.learn(0, features(text, 0, 9), text)
+    for ask in (lambda: state.root(text[:10]), lambda: state.chain(text[:10], 3)):
+        head.fails = True
+        with pytest.raises(KeyboardInterrupt):
+            ask()
+        head.fails = False
+        row = state.root(text[:10])
+        assert row is not None
+        np.testing.assert_array_equal(row.words, fresh(text[:10]).words[-1:])
+        state.begin(text[:7])
+        state.learn(5, features(text, 5, 4), text)
+
+
+class SummingLayer:
+    """Heads that name what a prefix layer says: the sum of what it sees, each state times its position."""
+
+    n_cells = 70
+
+    def __init__(self) -> None:
+        self.evaluated: list[int] = []
+        self._cells = np.zeros(self.n_cells)
+
+    @property
+    def prefix(self) -> SummingLayer:
+        return self
+
+    def states(self, states: np.ndarray, position: int, count: int) -> np.ndarray:
+        self.evaluated.append(len(states))
+        for i, state in enumerate(states):
+            self._cells[count + i] = state[0] * (position + i + 1)
+        return np.array([[self._cells[: count + i + 1].sum()] for i in range(len(states))], np.float32)
+
+    def chain(
+        self, states: np.ndarray, position: int, count: int, token: int, n: int, *, probabilities: bool = False
+    ) -> ChainWords:
+        return ChainWords([int(self.states(states, position, count)[-1, 0]), token, n])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_prefix_layer_holds_after_chains(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    layer = SummingLayer()
+    state = HydraState(layer)
+    text = random.integers(1, 9, 4).tolist()
+    state.begin(text)
+    state.learn(0, features(text, 0, 3), text)
+    while len(text) < 60:
+        wanted = sum(feature(text, i)[0] * (i + 1) for i in range(len(text) - 1))
+        for ask in random.permutation(["chain", "chain", "state", "nothing", "nothing", "nothing"])[:2].tolist():
+            if ask == "chain":
+                chain = state.chain(text, 2)
+                assert chain is not None
+                assert chain.words == [int(wanted), text[-1], 2]
+            elif ask == "state":
+                found = state.at_end(text)
+                assert found is not None
+                assert found[0] == wanted
+        first, n = len(text) - 1, int(random.integers(1, 5))
+        text = [*text, *random.integers(1, 9, n).tolist()]
+        state.learn(first, features(text, first, n), text)
+
+
+def test_positions_that_were_not_drafted_from_share_an_evaluation() -> None:
+    layer = SummingLayer()
+    state = HydraState(layer)
+    text = list(range(70))
+    for position in range(67):
+        state.learn(position, features(text, position, 1), text)
+    assert layer.evaluated == [64]
+    assert state.chain(text[:68], 2) is not None
+    assert layer.evaluated == [64, 3]

@@ -1,0 +1,1 @@
+"""What tests share: tiny models and checkpoints, scripted targets, enumeration, references in numpy and torch."""

@@ -1,0 +1,51 @@
+"""Greedy chains word by word, from the evaluations of a head that know nothing of chains: what one graph must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specrun.runtime.heads import ChainWords
+
+
+class PairChainByDepth:
+    """For heads over pairs, real ones and those of tests: `chain` from `evaluate_features` and `evaluate`."""
+
+    def chain(
+        self,
+        tokens: Sequence[int],
+        features: np.ndarray,
+        position: int,
+        count: int,
+        n: int,
+        *,
+        probabilities: bool = False,
+    ) -> ChainWords:
+        return pair_chain(self, tokens, features, position, count, n)
+
+
+def pair_chain(head: Any, tokens: Sequence[int], features: np.ndarray, position: int, count: int, n: int) -> ChainWords:
+    m = len(tokens)
+    cells = np.arange(count, count + m)
+    sees = np.tri(m, count + m, count, dtype=bool)
+    rows = head.evaluate_features(tokens, features, (cells - count + position).astype(np.int32), cells, sees)
+    words, log_probs = [int(rows.words[-1, 0])], [rows.log_probs[-1, 0]]
+    for depth in range(n - 1):
+        cell = count + m + depth
+        place = np.array([position + m + depth], np.int32), np.array([cell]), np.ones((1, cell + 1), bool)
+        rows = head.evaluate([words[-1]], rows.states[-1:], *place)
+        words.append(int(rows.words[0, 0]))
+        log_probs.append(rows.log_probs[0, 0])
+    return ChainWords(words, np.array(log_probs))
+
+
+def hydra_chain(head: Any, states: np.ndarray, position: int, count: int, token: int, n: int) -> ChainWords:
+    state = head.states(states, position, count)[-1]
+    path, log_probs = [token], []
+    for _ in range(n):
+        best = head.best_laws(state, [path])
+        path.append(int(best.words[0, 0]))
+        log_probs.append(best.log_probs[0, 0])
+    return ChainWords(path[1:], np.array(log_probs))

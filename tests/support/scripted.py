@@ -1,0 +1,129 @@
+"""A target and drafters without a model: laws by prefix, and trees of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from specrun.runtime.conversation import Conversation
+from specrun.runtime.drafter import Drafter, DraftRequest
+from specrun.runtime.law import Law
+from specrun.runtime.noise import NoiseSource
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.target import CachedText
+from specrun.runtime.tree import DraftTree
+
+PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+
+
+class LawTable:
+    """A fixed random law over `size` tokens for every prefix; some entries are zero."""
+
+    def __init__(self, size: int, seed: int, zeros: float = 0.2, sharpness: float = 1.5) -> None:
+        self.size = size
+        self._seed = seed
+        self._zeros = zeros
+        self._sharpness = sharpness
+        self._known: dict[tuple[int, ...], np.ndarray] = {}
+
+    def __call__(self, prefix: Sequence[int]) -> np.ndarray:
+        key = tuple(prefix)
+        if key not in self._known:
+            generator = np.random.default_rng([self._seed, len(key), *key])
+            weights = np.exp(self._sharpness * generator.standard_normal(self.size))
+            weights[generator.random(self.size) < self._zeros] = 0.0
+            if not weights.any():
+                weights[0] = 1.0
+            self._known[key] = weights / weights.sum()
+        return self._known[key]
+
+
+class TableRows:
+    """Rows whose softmax is the table's law, in float64 so that enumeration is exact to 1e-12."""
+
+    def __init__(self, laws: list[np.ndarray]) -> None:
+        self._laws = laws
+
+    def logits(self, row: int) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            return np.log(self._laws[row])
+
+    def hidden_state(self, row: int) -> np.ndarray:
+        raise NotImplementedError
+
+    def nextn_state(self, row: int) -> np.ndarray:
+        raise NotImplementedError
+
+
+class TableTarget:
+    """A target that reads its laws from a table and checks that commits are paths of the evaluated tree."""
+
+    def __init__(self, table: LawTable) -> None:
+        self._table = table
+        self._evaluated: tuple[list[int], DraftTree] | None = None
+
+    def evaluate(self, text: CachedText, tree: DraftTree) -> TableRows:
+        assert text.n_cached < len(text.tokens)
+        prefix = list(text.tokens)
+        nodes = [[*prefix, *(tree.tokens[one] for one in tree.path_to(node))] for node in range(len(tree))]
+        self._evaluated = prefix, tree
+        return TableRows([self._table(prefix), *map(self._table, nodes)])
+
+    def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
+        assert self._evaluated == (text.tokens, tree)
+        assert list(path) == tree.path_to(path[-1] if path else -1)
+        text.commit(tree.tokens[node] for node in path)
+        self._evaluated = None
+
+
+class TableDraftModel(TableTarget):
+    """A draft model for cascades; counts its evaluations and writes down when it is closed."""
+
+    n_ctx = 64
+    max_nodes = 32
+    native_seconds = 0.5
+    n_params = 7
+
+    def __init__(self, table: LawTable) -> None:
+        super().__init__(table)
+        self.evaluations = 0
+        self.closed = False
+
+    def rewind(self, text: CachedText, length: int) -> None:
+        text.cut(length)
+
+    def prefill(self, text: CachedText, end: int) -> None:
+        text.n_cached = max(text.n_cached, end)
+
+    def evaluate(self, text: CachedText, tree: DraftTree) -> TableRows:
+        self.evaluations += 1
+        return super().evaluate(text, tree)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def conversation_of(drafter: Drafter, prompt: Sequence[int], noise: NoiseSource) -> Conversation:
+    """A conversation at the end of a prompt, which the target has cached but for its last token."""
+    conversation = Conversation(drafter, prompt, noise)
+    conversation.n_cached = len(prompt) - 1
+    return conversation
+
+
+class ScriptedDrafter(Drafter):
+    """Proposes whatever a function of the request returns."""
+
+    name = "scripted"
+
+    def __init__(self, propose: Callable[[DraftRequest], DraftTree]) -> None:
+        self._propose = propose
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        return self._propose(request)
+
+
+def law_of(probs: np.ndarray) -> Law:
+    """A law on its support only, so that sparse and dense laws meet in every test."""
+    ids = np.flatnonzero(probs)
+    return Law(probs[ids], ids)

@@ -1,0 +1,36 @@
+"""What small heads are trained on in tests: a target's own greedy texts, and its states along them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specrun.bindings.batch import Batch
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.model import Model
+from specrun.runtime import Runtime, SamplingParams
+
+
+def greedy_answers(path: Path, options: dict[str, Any], count: int = 8, length: int = 30) -> list[list[int]]:
+    """Prompts of three tokens, each with the target's answer at temperature 0."""
+    texts = []
+    with Runtime(path, **options) as runtime:
+        for number in range(count):
+            prompt = [5 + number, 6, 7 + number]
+            answer = runtime.generate(prompt, SamplingParams(temperature=0.0), max_tokens=length)
+            texts.append([*prompt, *answer.token_ids])
+    return texts
+
+
+def final_states(path: Path, text: list[int], options: dict[str, Any]) -> np.ndarray:
+    """The target's final states at all positions, from one fresh evaluation."""
+    with Model(path) as model:
+        wide = ContextOptions(**{**options, "n_outputs": len(text)}, hidden_states=True)
+        with Context(model, wide) as context:
+            batch = Batch(context.n_batch, 1)
+            batch.fill_chain(text, 0, [0], len(text))
+            rows = context.decode(batch)
+            return np.array([rows.hidden_state(row) for row in range(len(text))])

@@ -1,0 +1,67 @@
+"""A source of draft laws that reads a table instead of evaluating a model, and drafters made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from specrun.runtime.drafter import DraftRequest
+from specrun.runtime.law import Law
+from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.trees import (
+    DynamicShape,
+    Propose,
+    Topology,
+    TreeSampling,
+    grow_by_path_probability,
+    grow_tree,
+    proposal_scheme,
+)
+from support.scripted import LawTable, law_of
+
+Grow = Callable[[DraftRequest], DraftTree]
+
+
+class TableLaws:
+    """Draft laws by prefix; `batches` are the sizes of the evaluations a model would have made."""
+
+    def __init__(self, table: LawTable, prefix: Sequence[int]) -> None:
+        self._table = table
+        self._prefix = tuple(prefix)
+        self._paths: list[tuple[int, ...]] = []
+        self.batches: list[int] = []
+
+    def root(self) -> Law:
+        return law_of(self._table(self._prefix))
+
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Law]:
+        self.batches.append(len(tokens))
+        paths = [
+            (*(() if parent == ROOT else self._paths[parent]), token)
+            for parent, token in zip(parents, tokens, strict=True)
+        ]
+        self._paths += paths
+        return [law_of(self._table([*self._prefix, *path])) for path in paths]
+
+
+def fixed(drafts: LawTable, topology: Topology, sampling: TreeSampling | Propose, p_min: float = 0.0) -> Grow:
+    """Return what proposes trees of a fixed shape, as `DraftTreeDrafter` does with a model."""
+    scheme = sampling if callable(sampling) else proposal_scheme(sampling)
+
+    def propose(request: DraftRequest) -> DraftTree:
+        limited = topology.limited(request.max_depth, request.max_nodes)
+        laws = TableLaws(drafts, request.tokens)
+        return grow_tree(limited, laws, scheme, request.noise, len(request.tokens), p_min)
+
+    return propose
+
+
+def dynamic(drafts: LawTable, shape: DynamicShape, p_min: float = 0.0) -> Grow:
+    """Return what proposes EAGLE-2's trees."""
+
+    def propose(request: DraftRequest) -> DraftTree:
+        if request.max_depth < 1 or request.max_nodes < 1:
+            return DraftTree()
+        limited = shape.limited(request.max_depth, request.max_nodes)
+        return grow_by_path_probability(limited, TableLaws(drafts, request.tokens), p_min)
+
+    return propose

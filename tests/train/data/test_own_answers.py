@@ -1,0 +1,166 @@
+"""Self-distillation: the target's own answers, asked once, and heads that learn them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.tiny_targets import ANSWERS
+
+from specrun.bindings.errors import MalformedFileError, ModelError
+from specrun.convert.heads.head_conversion import convert_head
+from specrun.runtime import Runtime
+from specrun.train.data import own_answers
+from specrun.train.data.data_file import Answered, Document, PlainText, read_documents
+from specrun.train.data.own_answers import AnswerSettings, answer_prompts
+from specrun.train.data.target_tokens import TargetWords
+from specrun.train.heads.medusa import MedusaRecipe
+from specrun.train.heads.run import HeadRun, read_corpus
+from specrun.train.heads.training import train_head
+from specrun.train.trainer.listener import NobodyListens
+
+PROMPTS: list[Document] = [Answered(question, None) for question in ANSWERS]
+
+
+@pytest.fixture(scope="module")
+def words(taught) -> TargetWords:
+    return TargetWords(taught.folder)
+
+
+def asked(taught, words: TargetWords, store: Path, documents=PROMPTS, *, weights="first", target=None, **settings):
+    return answer_prompts(
+        target or nullcontext(taught.gguf),
+        words,
+        documents,
+        store,
+        AnswerSettings(**settings),
+        identity={"weights": weights},
+        max_length=256,
+        n_threads=1,
+    )
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[Sequence[int]]:
+    """The prompts that the target is asked."""
+    found: list[Sequence[int]] = []
+    generate = Runtime.generate
+
+    def counted(runtime, prompt, *rest, **options):
+        found.append(prompt)
+        return generate(runtime, prompt, *rest, **options)
+
+    monkeypatch.setattr(own_answers.Runtime, "generate", counted)
+    return found
+
+
+def test_the_target_answers_and_only_its_words_are_learnt(taught, words: TargetWords, tmp_path: Path) -> None:
+    found = asked(taught, words, tmp_path / "a.jsonl")
+    for one, (question, answer) in zip(found, ANSWERS.items(), strict=True):
+        assert words.text(one.ids[one.learnt].tolist()) == f"{answer}<|end|>"
+        assert words.text(one.ids[~one.learnt].tolist()) == f"<|user|>{question}<|end|><|assistant|>"
+    records = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [one["text"] for one in records] == list(ANSWERS.values())
+
+
+def test_an_interrupted_run_asks_only_what_is_left(taught, words: TargetWords, tmp_path: Path, calls) -> None:
+    store = tmp_path / "a.jsonl"
+    whole = asked(taught, words, store, temperature=1.0)
+    lines = store.read_text().splitlines(keepends=True)
+    store.write_text("".join(lines[:4]) + lines[4][:20])  # killed within the fifth line
+    calls.clear()
+    again = asked(taught, words, store, temperature=1.0)
+    assert len(calls) == 2
+    assert all(np.array_equal(one.ids, other.ids) for one, other in zip(whole, again, strict=True))
+    asked(taught, words, store, temperature=0.5)
+    assert len(calls) == 2 + len(PROMPTS)
+
+
+def test_a_prompt_that_is_asked_twice_has_two_answers_which_stay(taught, words: TargetWords, tmp_path: Path) -> None:
+    """At temperature 3 a tiny target says 40 words or so at random: two answers are never the same."""
+    store, twice = tmp_path / "a.jsonl", [PROMPTS[0], PROMPTS[1], PROMPTS[0]]
+    whole = asked(taught, words, store, twice, temperature=3.0)
+    assert not np.array_equal(whole[0].ids, whole[2].ids)
+    for kept in range(4):
+        store.write_text("".join(store.read_text().splitlines(keepends=True)[:kept]))
+        again = asked(taught, words, store, twice, temperature=3.0)
+        assert [one.ids.tolist() for one in again] == [one.ids.tolist() for one in whole]
+
+
+def test_other_weights_answer_anew(taught, words: TargetWords, tmp_path: Path, calls) -> None:
+    for weights, expected in (("first", 6), ("first", 6), ("second", 12)):
+        asked(taught, words, tmp_path / "a.jsonl", weights=weights)
+        assert len(calls) == expected
+
+
+def test_a_target_that_has_answered_everything_is_not_needed(taught, words: TargetWords, tmp_path: Path) -> None:
+    @contextmanager
+    def gone():
+        pytest.fail("the target was opened")
+        yield taught.gguf
+
+    whole = asked(taught, words, tmp_path / "a.jsonl")
+    again = asked(taught, words, tmp_path / "a.jsonl", target=gone())
+    assert all(np.array_equal(one.ids, other.ids) for one, other in zip(whole, again, strict=True))
+
+
+def test_a_target_that_was_trained_on_in_its_place_answers_anew(taught, tmp_path: Path, monkeypatch) -> None:
+    """A run names the weights by their files; a second one converts nothing but where they changed."""
+    folder, data = tmp_path / "target", tmp_path / "prompts.jsonl"
+    shutil.copytree(taught.folder, folder)
+    data.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in ANSWERS))
+    settings = AnswerSettings(longest=4)
+    run = HeadRun(folder, (data,), tmp_path / "out", own_answers=settings, force=True, max_length=64, n_threads=1)
+    converted = []
+    convert = own_answers.convert_checkpoint
+    monkeypatch.setattr(
+        own_answers, "convert_checkpoint", lambda *a, **options: (converted.append(a), convert(*a, **options))
+    )
+    digests = []
+    for number in range(3):
+        if number == 2:
+            os.utime(folder / "model.safetensors", ns=(1, 1))
+        digests.append(read_corpus(run, TargetWords(folder), "heads", NobodyListens(), lambda texts: None).digest)
+        assert len(converted) == (1, 1, 2)[number]
+    assert len(set(digests)) == 1
+
+
+def test_what_asks_nothing_is_left_out(taught, words: TargetWords, tmp_path: Path) -> None:
+    found = asked(taught, words, tmp_path / "a.jsonl", [PlainText("x y z"), PROMPTS[0], Answered("long " * 300, None)])
+    assert len(found) == 1
+    with pytest.raises(ModelError, match=r"ask nothing that \S+ could answer"):
+        asked(taught, words, tmp_path / "b.jsonl", [PlainText("x y z")])
+    (tmp_path / "c.jsonl").write_text('{"key": 3}\n')
+    with pytest.raises(MalformedFileError, match=r"line 1 of .*c\.jsonl is no answer"):
+        asked(taught, words, tmp_path / "c.jsonl")
+
+
+def test_heads_distilled_from_prompts_alone_draft(taught, words: TargetWords, tmp_path: Path) -> None:
+    """Without one given answer: prompts, the target's own texts, and its law."""
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in ANSWERS))
+    run = HeadRun(
+        taught.folder,
+        (data,),
+        tmp_path / "heads",
+        steps=60,
+        tokens_per_batch=256,
+        max_length=256,
+        held_out=0.0,
+        learning_rate=1e-2,
+        own_answers=AnswerSettings(),
+        device="cpu",
+        precision="float32",
+        n_threads=1,
+    )
+    report = train_head(MedusaRecipe(heads=2, from_law=True), run)
+    assert report.result.curves.measures[-1][1]["head 2 top-1"] > 0.75
+    assert sorted(one.name for one in (tmp_path / "heads" / "training").iterdir()) == ["answers.jsonl", "state.pt"]
+    convert_head(report.output, tmp_path / "h.gguf", target=taught.gguf)
+    assert len(read_documents([data], need_answers=False)) == len(ANSWERS)

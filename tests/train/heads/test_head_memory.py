@@ -1,0 +1,157 @@
+"""What a run of heads needs, by its estimate, against what a step allocates; and what is said where it does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from specrun.bindings.errors import OutOfMemoryError
+from specrun.train.data.own_answers import AnswerSettings
+from specrun.train.data.target_tokens import TokenSequence
+from specrun.train.data.token_corpus import TokenBatch, corpus_of
+from specrun.train.heads import medusa2 as medusa2_training
+from specrun.train.heads import run as head_run
+from specrun.train.heads import training as head_training
+from specrun.train.heads.eagle import EagleRecipe
+from specrun.train.heads.eagle3 import Eagle3Recipe
+from specrun.train.heads.hydra import HydraRecipe
+from specrun.train.heads.medusa import MedusaRecipe
+from specrun.train.heads.medusa2 import Medusa2Recipe, train_medusa2
+from specrun.train.heads.recipe import HeadRecipe
+from specrun.train.heads.run import HeadRun
+from specrun.train.heads.training import train_head
+from specrun.train.target.features import Features, TargetMatrices
+from specrun.train.target.target_shape import TargetShape
+from specrun.train.trainer import memory
+from specrun.train.trainer.memory import MemoryNeed, require_memory
+from specrun.train.trainer.precision import device_name
+
+CPU = torch.device("cpu")
+LENGTH, ROWS = 48, 4
+PLUS = HydraRecipe.plus_plus()
+
+
+class SomeStates:
+    """States that are made anew for each batch."""
+
+    def __init__(self, hidden: int) -> None:
+        self.hidden, self.taps = hidden, ()
+
+    def features(self, batch: TokenBatch) -> Features:
+        return Features(torch.randn(*batch.ids.shape, self.hidden), None)
+
+
+def allocated(recipe: HeadRecipe, n_words: int, hidden: int) -> tuple[int, int]:
+    """Return the most bytes that a step's losses and gradients hold at a time, weights aside, and the estimate."""
+    sizes = {"hidden": hidden, "n_layers": 4, "n_heads": 4, "n_kv_heads": 4, "feed_forward": 2 * hidden}
+    shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=512)
+    torch.manual_seed(0)
+    matrix = torch.randn(n_words, hidden) / hidden**0.5
+    ids = np.random.default_rng(0).integers(0, n_words, LENGTH).astype(np.int32)
+    corpus = corpus_of([TokenSequence(ids, np.ones(LENGTH, np.bool_))] * ROWS, held_out=0.0)
+    learner = recipe.learner(shape, TargetMatrices(matrix, matrix, None), SomeStates(hidden), corpus)
+    batch = corpus.batch(range(ROWS))
+
+    def step() -> None:
+        for part in learner.losses(batch, torch.Generator().manual_seed(0), 0):
+            part.value.backward()
+
+    step()  # now there are gradients to add to
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        step()
+    events = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
+    held = np.cumsum([one.nbytes() for one in sorted(events, key=lambda one: one.start_ns())])
+    return int(held.max()), recipe.activation_bytes(shape, n_words, ROWS * LENGTH, LENGTH, recompute=True)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [PLUS, replace(PLUS, dropout=0.0), replace(PLUS, word_weight=0.5), HydraRecipe(), MedusaRecipe(from_law=True)],
+    ids=["plus", "plus without dropout", "plus with both losses", "hydra", "medusa"],
+)
+@pytest.mark.parametrize(("n_words", "hidden"), [(4000, 16), (200, 128)], ids=["words", "states"])
+def test_an_estimate_is_at_least_what_a_step_allocates(recipe: HeadRecipe, n_words: int, hidden: int) -> None:
+    """Wide vocabularies and wide states apart, so that one does not hide what is missed of the other."""
+    held, estimated = allocated(recipe, n_words, hidden)
+    assert held <= estimated
+    if n_words > hidden * 100:
+        assert estimated < 1.6 * held
+
+
+def test_hydras_losses_are_estimated_together_with_plus() -> None:
+    """4096 tokens and 128k words: laws and logarithms of four heads, and three more, of 2.1 GB each."""
+    sizes = {"hidden": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "feed_forward": 14336}
+    shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096)
+    rows = 4 * 4096 * 128_256
+    plus, plain = (
+        one.activation_bytes(shape, 128_256, 4096, 2048, recompute=True) / rows for one in (PLUS, HydraRecipe())
+    )
+    assert 11 < plus < 16
+    assert 4 < plain < 7
+
+
+# -- what is said ----------------------------------------------------------------------------------------------------
+
+
+def test_what_helps_is_named_by_what_is_largest() -> None:
+    remedies = {"target": "use a --teacher", "head": "use fewer --heads", "a step": "lower --batch-tokens"}
+    need = MemoryNeed({"target": 2 << 30, "head": 40 << 30, "a step": 10 << 30}, remedies)
+    for free, advice in {
+        52 << 30: "use fewer --heads",
+        15 << 30: "use fewer --heads",
+        13 << 30: "use fewer --heads; lower --batch-tokens",
+        1 << 30: "use fewer --heads; lower --batch-tokens; use a --teacher",
+    }.items():
+        with pytest.raises(OutOfMemoryError) as caught:
+            require_memory(need, CPU, free=free)
+        assert str(caught.value).endswith(f"GiB are free: {advice}")
+
+
+def test_heads_that_are_too_large_are_told_to_share_the_output(taught, tmp_path: Path) -> None:
+    """Five Medusa heads with matrices of their own for an 8B with 128k words: 42 GiB, on a GPU of 24."""
+    sizes = {"hidden": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "feed_forward": 14336}
+    shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096)
+    corpus = corpus_of([TokenSequence(np.zeros(2048, np.int32), np.ones(2048, np.bool_))] * 64)
+    run = HeadRun(taught.folder, (taught.data,), tmp_path / "heads", teacher=taught.gguf)
+
+    def need(recipe: HeadRecipe) -> MemoryNeed:
+        settings = run.trainer_settings(recipe.defaults(shape), corpus, torch.float32)
+        return head_training._need(recipe, run, shape, 128_256, corpus, settings, True, recompute=True)
+
+    free = 24 << 30
+    assert need(MedusaRecipe()).parts["head"] > 40 << 30
+    assert need(MedusaRecipe()).remedy(free) == "use --shared-output or fewer --heads"
+    assert need(MedusaRecipe(own_output=False)).total < free
+    for recipe, option in [(HydraRecipe(), "--heads"), (EagleRecipe(), "--batch-tokens"), (Eagle3Recipe(), "--draft")]:
+        assert option in need(recipe).remedy(1 << 30)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_what_cannot_be_learnt_is_not_answered(taught, tmp_path: Path, monkeypatch, joint: bool) -> None:
+    """The target's answers may take hours: whether there is memory for what follows is found before."""
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1 << 20)
+    monkeypatch.setattr(head_run, "runnable_target", lambda *_: pytest.fail("the target was asked"))
+    monkeypatch.setattr(medusa2_training, "load_hf_model", None)
+    run = HeadRun(
+        taught.folder, (taught.data,), tmp_path / "heads",
+        own_answers=AnswerSettings(), max_length=128, device="cpu", precision="float32",
+    )  # fmt: skip
+    recipe = MedusaRecipe(heads=2)
+    with pytest.raises(OutOfMemoryError, match="training needs about"):
+        if joint:
+            train_medusa2(Medusa2Recipe(recipe), run)
+        else:
+            train_head(recipe, run)
+    assert not (tmp_path / "heads").exists()
+
+
+def test_the_gpu_that_computes_is_named(monkeypatch) -> None:
+    names = {0: "first", 1: "second"}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: names[device.index if device else 0])
+    assert device_name(torch.device("cuda:1")) == "second"
+    assert device_name(CPU) == "CPU"

@@ -1,0 +1,206 @@
+"""Medusa-2: the joint loss in closed form, who learns when, and a folder that is model and heads at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.tiny_targets import HIDDEN, write_untaught
+
+from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.convert import convert_checkpoint
+from specrun.convert.heads.head_conversion import convert_head
+from specrun.runtime import Runtime, SamplingParams
+from specrun.train.data.data_file import read_documents
+from specrun.train.data.target_tokens import TargetWords
+from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
+from specrun.train.heads.medusa import MedusaRecipe
+from specrun.train.heads.medusa2 import Medusa2Learner, Medusa2Recipe, train_medusa2
+from specrun.train.heads.run import HeadRun
+from specrun.train.target import feature_cache
+from specrun.train.target.features import ModelFeatures, TargetMatrices
+from specrun.train.target.hf_model import load_hf_model
+from specrun.train.target.target_shape import target_shape
+from specrun.train.trainer.listener import NobodyListens
+
+CPU = torch.device("cpu")
+RECIPE = Medusa2Recipe(MedusaRecipe(heads=2), heads_alone=0.5)
+
+
+def run_of(taught, output: Path, **changes) -> HeadRun:
+    usual = {"steps": 40, "tokens_per_batch": 256, "max_length": 64, "held_out": 0.0, "device": "cpu", "measures": 1}
+    settings = {**usual, "precision": "float32", "n_threads": 1, "learning_rate": 1e-2, **changes}
+    return HeadRun(taught.folder, (taught.data,), output, **settings)
+
+
+@pytest.fixture
+def corpus(taught) -> TokenCorpus:
+    return encode_corpus(read_documents([taught.data]), TargetWords(taught.folder), max_length=64, held_out=0.0)
+
+
+def test_the_joint_loss_is_the_models_and_a_fifth_of_the_heads(taught, corpus: TokenCorpus) -> None:
+    """Untrained heads have the model's own logits, so all terms come from one matrix of log-probabilities."""
+    model = load_hf_model(taught.folder, CPU)
+    learner = Medusa2Learner(RECIPE, target_shape(taught.folder), model, steps=10)
+    batch = corpus.batch([0, 1])
+    with torch.no_grad():
+        log_probs = model.model(input_ids=batch.ids).logits.log_softmax(-1)
+    expected = 0.0
+    for ahead, weight in ((0, 1.0), (1, 0.2 * 0.8), (2, 0.2 * 0.8**2)):
+        terms = [
+            -log_probs[row, t, batch.ids[row, t + 1 + ahead]].item()
+            for row in range(2)
+            for t in range(batch.ids.shape[1] - 1 - ahead)
+            if batch.learnt[row, t + min(2, 1 + ahead) : t + 2 + ahead].all()
+        ]
+        expected += weight * sum(terms) / len(terms)
+    (part,) = learner.losses(batch, torch.Generator(), 5)
+    assert part.value.item() == pytest.approx(expected, rel=1e-4)
+    part.value.backward()
+    assert all(one.grad is not None for one in model.module.parameters())
+
+
+def test_heads_warm_up_alone(taught, corpus: TokenCorpus) -> None:
+    model = load_hf_model(taught.folder, CPU)
+    learner = Medusa2Learner(RECIPE, target_shape(taught.folder), model, steps=10)
+    assert learner.first_joint_step == 5
+    (part,) = learner.losses(corpus.batch([0]), torch.Generator(), 4)
+    part.value.backward()
+    assert part.name == "heads"
+    assert all(one.grad is None for one in model.module.parameters())
+    heads, backbone = learner.groups()
+    assert (heads.rate, heads.starts_at) == (1.0, 0)
+    assert (backbone.rate, backbone.starts_at) == (0.25, 5)
+
+
+def test_self_distillation_begins_at_no_divergence_from_itself(taught, corpus: TokenCorpus) -> None:
+    """KL(p_before || p_now) is 0 before the model has changed, and the heads' part remains."""
+    model, same = (load_hf_model(taught.folder, CPU) for _ in range(2))
+    matrices = TargetMatrices(same.embedding, same.output, None)
+    recipe = replace(RECIPE, heads=MedusaRecipe(heads=2, from_law=True))
+    learner = Medusa2Learner(recipe, target_shape(taught.folder), model, 10, ModelFeatures(same), matrices)
+    (part,) = learner.losses(corpus.batch([0, 1]), torch.Generator(), 9)
+    assert part.plain == pytest.approx(0.0, abs=1e-5)
+    assert part.value.item() > 0.1
+
+
+@pytest.mark.parametrize("from_law", [False, True])
+def test_a_model_and_its_heads_are_one_folder_and_draft(taught, tmp_path: Path, from_law: bool) -> None:
+    recipe = replace(RECIPE, heads=MedusaRecipe(heads=2, from_law=from_law), model_rate=0.05)
+    report = train_medusa2(recipe, run_of(taught, tmp_path / "both", steps=60))
+    measures = report.result.curves.measures[-1][1]
+    assert measures["head 2 top-1"] > 0.7
+    assert measures["model loss"] < 0.2
+    tensors = load_file(report.output / "model.safetensors")
+    assert {"medusa_head.0.0.linear.weight", "medusa_head.1.1.weight", "model.norm.weight", "lm_head.weight"} <= set(
+        tensors
+    )
+    assert tensors["medusa_head.1.1.weight"].shape == (400, HIDDEN)
+    config = json.loads((report.output / "config.json").read_text())
+    assert (config["architectures"], config["medusa_num_heads"]) == (["LlamaForCausalLM"], 2)
+    before = load_file(taught.folder / "model.safetensors")
+    assert not torch.equal(before["model.norm.weight"], tensors["model.norm.weight"])
+    assert [one.name for one in (report.output / "training").iterdir()] == ["state.pt"]
+    if from_law:
+        return
+    # The same folder becomes a target and its heads.
+    convert_head(report.output, tmp_path / "heads.gguf", target=report.output, kind="medusa")
+    convert_checkpoint(report.output, tmp_path / "target.gguf", outtype="f32", verify=False)
+    drafter = f"medusa({tmp_path / 'heads.gguf'}, tree=1x1)"
+    with Runtime(tmp_path / "target.gguf", drafter=drafter, n_ctx=256, n_threads=1, n_threads_batch=1) as runtime:
+        result = runtime.chat([{"role": "user", "content": "first?"}], SamplingParams(temperature=0.0), max_tokens=40)
+    assert result.stats.mean_accepted_length > 1.6
+
+
+def test_a_resumed_joint_run_is_an_uninterrupted_one(taught, tmp_path: Path, monkeypatch) -> None:
+    whole = train_medusa2(RECIPE, run_of(taught, tmp_path / "whole", steps=6))
+    losses = Medusa2Learner.losses
+
+    def until_four(learner, batch, noise, step):
+        if step == 4:
+            raise KeyboardInterrupt
+        yield from losses(learner, batch, noise, step)
+
+    monkeypatch.setattr(Medusa2Learner, "losses", until_four)
+    run = run_of(taught, tmp_path / "parts", steps=6)
+    with pytest.raises(KeyboardInterrupt):
+        train_medusa2(RECIPE, run)
+    monkeypatch.setattr(Medusa2Learner, "losses", losses)
+    rest = train_medusa2(RECIPE, replace(run, resume=True))
+    assert rest.result.resumed_at == 4
+    assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
+
+
+def test_dropout_of_a_models_configuration_is_left_out(taught, tmp_path: Path) -> None:
+    """It would draw from torch's own source, and no resumed run would be the one that was stopped."""
+    shutil.copytree(taught.folder, tmp_path / "dropping")
+    config = json.loads((tmp_path / "dropping" / "config.json").read_text())
+    (tmp_path / "dropping" / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.5}))
+    run = run_of(taught, tmp_path / "plain", steps=4)
+    plain = train_medusa2(RECIPE, run)
+    found = train_medusa2(RECIPE, replace(run, target=tmp_path / "dropping", output=tmp_path / "out"))
+    assert found.result.curves.losses == plain.result.curves.losses
+
+
+def test_the_targets_own_folder_is_not_written_into(taught, tmp_path: Path) -> None:
+    write_untaught(tmp_path / "target")
+    (tmp_path / "target" / "model.safetensors").rename(tmp_path / "target" / "model-00001-of-00001.safetensors")
+    before = {path: path.read_bytes() for path in (tmp_path / "target").iterdir()}
+    (tmp_path / "link").symlink_to(tmp_path / "target", target_is_directory=True)
+    for output in (tmp_path / "target", tmp_path / "link"):
+        with pytest.raises(OptionError, match="is the folder of a model that is read"):
+            train_medusa2(RECIPE, replace(run_of(taught, output, force=True), target=tmp_path / "target"))
+    assert {path: path.read_bytes() for path in (tmp_path / "target").iterdir()} == before
+    with pytest.raises(OptionError, match=r"holds config\.json of something else"):
+        train_medusa2(RECIPE, run_of(taught, tmp_path / "target"))
+
+
+def test_states_that_are_there_need_no_room(taught, tmp_path: Path, monkeypatch) -> None:
+    recipe = replace(RECIPE, heads=MedusaRecipe(heads=2, from_law=True))
+    run = run_of(taught, tmp_path / "both", steps=4)
+
+    class Stops(NobodyListens):
+        def status(self, status) -> None:
+            if status.step == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_medusa2(recipe, run, Stops())
+    full = SimpleNamespace(disk_usage=lambda place: SimpleNamespace(free=0))
+    monkeypatch.setattr(feature_cache, "shutil", full)
+    assert train_medusa2(recipe, replace(run, resume=True)).result.resumed_at == 2
+    assert not (run.output / "training" / "features").exists()
+    with pytest.raises(SpecrunError, match=r"needs 0\.00 GiB in .* and 0\.00 GiB are free"):
+        train_medusa2(recipe, run_of(taught, tmp_path / "others", steps=4))
+
+
+def test_tied_models_keep_one_matrix(taught, tmp_path: Path) -> None:
+    write_untaught(tmp_path / "tied", tie_word_embeddings=True)
+    run = replace(run_of(taught, tmp_path / "both", steps=2), target=tmp_path / "tied")
+    tensors = load_file(train_medusa2(RECIPE, run).output / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    assert "model.embed_tokens.weight" in tensors
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: Medusa2Recipe(MedusaRecipe(own_output=False)), "leave out --shared-output"),
+        (lambda: Medusa2Recipe(MedusaRecipe(), head_weight=0.0), "the weight of the heads"),
+        (lambda: Medusa2Recipe(MedusaRecipe(), heads_alone=1.0), "heads alone for 1 of the steps"),
+    ],
+)
+def test_recipes_that_cannot_be(make, problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
+        make()
+
+
+def test_a_teacher_cannot_be_trained(taught, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="leave out --teacher"):
+        train_medusa2(RECIPE, run_of(taught, tmp_path / "x", teacher=taught.gguf))

@@ -1,0 +1,442 @@
+"""Every trainer, from data to a head that drafts: overfitted on six answers, converted, and run by our own runtime."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.tiny_targets import ANSWERS, HIDDEN, LAYERS, write_untaught
+
+from specrun.bindings.errors import OptionError, OutOfMemoryError, PairError, SpecrunError
+from specrun.convert import convert_checkpoint
+from specrun.convert.heads.head_conversion import convert_head
+from specrun.runtime import Runtime, SamplingParams
+from specrun.train.data.data_file import read_documents
+from specrun.train.data.target_tokens import TargetWords, TokenSequence
+from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
+from specrun.train.heads import states as head_states
+from specrun.train.heads import training as head_training
+from specrun.train.heads.eagle import EagleRecipe
+from specrun.train.heads.eagle3 import Eagle3Recipe
+from specrun.train.heads.hydra import HydraRecipe
+from specrun.train.heads.medusa import MedusaRecipe
+from specrun.train.heads.recipe import HeadRecipe
+from specrun.train.heads.run import HeadReport, HeadRun
+from specrun.train.heads.training import train_head
+from specrun.train.target import feature_cache
+from specrun.train.target.target_shape import TargetShape, target_shape
+from specrun.train.trainer import memory, precision
+from specrun.train.trainer.listener import NobodyListens, TrainingStatus
+from specrun.train.trainer.run_checkpoint import earlier_run
+
+MEDUSA, EAGLE = MedusaRecipe(heads=3), EagleRecipe()
+
+
+def run_of(taught, output: Path, **changes) -> HeadRun:
+    usual = {"steps": 40, "tokens_per_batch": 256, "max_length": 64, "held_out": 0.0, "device": "cpu", "measures": 1}
+    settings = {**usual, "precision": "float32", "n_threads": 1, **changes}
+    return HeadRun(taught.folder, (taught.data,), output, **settings)
+
+
+def tokens_a_round(taught, drafter: str) -> float:
+    """Tokens per target evaluation over all questions, after checking that the text is plain decoding's own."""
+    greedy = SamplingParams(temperature=0.0)
+    options = {"n_threads": 1, "n_threads_batch": 1, "n_ctx": 256, "flash_attention": "off"}
+    answers = {}
+    with Runtime(taught.gguf, **options) as plain:
+        for question, answer in ANSWERS.items():
+            answers[question] = plain.chat([{"role": "user", "content": question}], greedy, max_tokens=60).text
+            assert answers[question] == answer  # the target has learnt it
+    tokens = rounds = 0.0
+    with Runtime(taught.gguf, drafter=drafter, **options) as runtime:
+        for question, answer in answers.items():
+            found = runtime.chat([{"role": "user", "content": question}], greedy, max_tokens=60)
+            assert found.text == answer
+            rounds += found.stats.rounds
+            tokens += found.stats.rounds * found.stats.mean_accepted_length
+    return tokens / rounds
+
+
+@pytest.fixture(scope="module")
+def medusa(taught, tmp_path_factory: pytest.TempPathFactory) -> HeadReport:
+    return train_head(MEDUSA, run_of(taught, tmp_path_factory.mktemp("m") / "heads", steps=60, learning_rate=1e-2))
+
+
+def test_medusa_heads_draft_what_they_have_learnt(taught, medusa: HeadReport, tmp_path: Path) -> None:
+    """Three heads in a chain: 4 tokens a round at best; an answer's first round has no states to draft from."""
+    assert medusa.result.curves.losses[-1] < 0.2 * medusa.result.curves.losses[0]
+    gguf = tmp_path / "heads.gguf"
+    convert_head(medusa.output, gguf, target=taught.gguf)
+    assert tokens_a_round(taught, f"medusa({gguf}, tree=1x1x1)") > 2.5
+
+
+def test_medusas_folder_is_upstreams(taught, medusa: HeadReport) -> None:
+    names = sorted(one.name for one in medusa.output.iterdir())
+    assert names == ["README.md", "config.json", "medusa_lm_head.safetensors", "training"]
+    assert [one.name for one in (medusa.output / "training").iterdir()] == ["state.pt"]  # the cache is gone
+    config = json.loads((medusa.output / "config.json").read_text())
+    assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (3, 1)
+    assert config["base_model_name_or_path"] == "target"
+    tensors = load_file(medusa.output / "medusa_lm_head.safetensors")
+    expected = {f"{i}.0.linear.{part}" for i in range(3) for part in ("weight", "bias")} | {
+        f"{i}.1.weight" for i in range(3)
+    }
+    assert set(tensors) == expected
+    assert tensors["2.1.weight"].shape == (400, HIDDEN)
+    card = (medusa.output / "README.md").read_text()
+    assert "medusa for target" in card
+    assert "head 3 top-1" in card
+    assert str(taught.folder.parent) not in card
+
+
+def test_heads_may_share_the_targets_output(taught, tmp_path: Path) -> None:
+    recipe = MedusaRecipe(heads=2, own_output=False, from_law=True)
+    report = train_head(recipe, run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2))
+    assert set(load_file(report.output / "medusa_lm_head.safetensors")) == {
+        f"{i}.0.linear.{part}" for i in range(2) for part in ("weight", "bias")
+    }
+    convert_head(report.output, tmp_path / "heads.gguf", target=taught.folder)
+    assert tokens_a_round(taught, f"medusa({tmp_path / 'heads.gguf'}, tree=1x1)") > 1.4
+
+
+def test_an_eagle_head_drafts_what_it_has_learnt(taught, tmp_path: Path) -> None:
+    """A chain of four: 5 tokens a round at best."""
+    report = train_head(EAGLE, run_of(taught, tmp_path / "head", steps=110, learning_rate=5e-3))
+    config = json.loads((report.output / "config.json").read_text())
+    assert (config["num_hidden_layers"], config["bias"], config["num_key_value_heads"]) == (1, True, 2)
+    tensors = load_file(report.output / "model.safetensors")
+    parts = ("q_proj", "k_proj", "v_proj", "o_proj")
+    assert set(tensors) == {
+        "fc.weight", "fc.bias", "layers.0.post_attention_layernorm.weight",
+        *(f"layers.0.self_attn.{part}.weight" for part in parts),
+        *(f"layers.0.mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
+    }  # fmt: skip
+    convert_head(report.output, tmp_path / "head.gguf", target=taught.gguf)
+    assert tokens_a_round(taught, f"eagle({tmp_path / 'head.gguf'}, n=4)") > 2.5
+
+
+def test_an_eagle3_head_drafts_and_is_laid_out_as_upstreams(taught, tmp_path: Path) -> None:
+    """A chain of four: 5 tokens a round at best."""
+    recipe = Eagle3Recipe(steps=3, draft_words=150)
+    report = train_head(recipe, run_of(taught, tmp_path / "head", steps=45, learning_rate=5e-3))
+    measures = report.result.curves.measures[-1][1]
+    assert measures["depth 1 top-1"] > 0.8
+    assert measures["depth 3 top-1"] > 0.7
+    assert measures["tokens a round"] > 2.5
+    config = json.loads((report.output / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert (config["draft_vocab_size"], config["vocab_size"]) == (150, 400)
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]  # named by their outputs there
+    tensors = load_file(report.output / "model.safetensors")
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    assert shapes["fc.weight"] == (HIDDEN, 3 * HIDDEN)
+    assert shapes["midlayer.self_attn.q_proj.weight"] == (HIDDEN, 2 * HIDDEN)
+    assert shapes["lm_head.weight"] == (150, HIDDEN)
+    assert {"midlayer.hidden_norm.weight", "midlayer.input_layernorm.weight", "norm.weight", "t2d"} <= set(shapes)
+    words = tensors["d2t"] + torch.arange(150)
+    assert tensors["d2t"].dtype == torch.int64
+    assert words.tolist() == sorted(set(words.tolist()))
+    assert tensors["t2d"].nonzero().flatten().tolist() == words.tolist()
+    convert_head(report.output, tmp_path / "head.gguf", target=taught.gguf, outtype="f32")
+    assert tokens_a_round(taught, f"eagle3({tmp_path / 'head.gguf'}, n=4)") > 2.5
+
+
+@pytest.mark.parametrize("recipe", [HydraRecipe(heads=2), HydraRecipe.plus_plus(heads=2, dropout=0.0)])
+def test_hydra_heads_draft_and_are_laid_out_as_upstreams(taught, tmp_path: Path, recipe: HydraRecipe) -> None:
+    report = train_head(recipe, run_of(taught, tmp_path / "heads", steps=50, learning_rate=4e-3))
+    measures = report.result.curves.measures[-1][1]
+    assert measures["head 2 top-1"] > 0.8
+    config = json.loads((report.output / "config.json").read_text())
+    assert config["hydra_head_arch"] == ("prefix-mlp" if recipe.prefix else "mlp")
+    tensors = load_file(report.output / "hydra_lm_head.safetensors")
+    first, output = ("1", "0.1") if recipe.prefix else ("0", "0")
+    assert tensors[f"hydra_mlp.1.{first}.linear.weight"].shape == (HIDDEN, 3 * HIDDEN)
+    assert tensors[f"hydra_lm_head.{output}.weight"].shape == (400, HIDDEN)
+    assert any(name.startswith("prefix_embeding_layer.layers.0.") for name in tensors) == recipe.prefix
+    convert_head(report.output, tmp_path / "heads.gguf", target=taught.gguf)
+    assert tokens_a_round(taught, f"hydra({tmp_path / 'heads.gguf'}, n=2)") > 1.8
+
+
+@pytest.mark.parametrize("recipe", [MEDUSA, EAGLE, Eagle3Recipe(steps=2)], ids=lambda recipe: recipe.kind)
+def test_a_resumed_head_is_an_uninterrupted_one(taught, tmp_path: Path, recipe: HeadRecipe, monkeypatch) -> None:
+    whole = train_head(recipe, run_of(taught, tmp_path / "whole", steps=8, tokens_per_batch=100))
+    run = run_of(taught, tmp_path / "parts", steps=8, tokens_per_batch=100)
+    inner = type(recipe).learner
+
+    def stopping(*given):
+        learner = inner(*given)
+        losses = learner.losses
+
+        def until_five(batch, noise, step):
+            if step == 5:
+                raise KeyboardInterrupt
+            yield from losses(batch, noise, step)
+
+        learner.losses = until_five
+        return learner
+
+    monkeypatch.setattr(type(recipe), "learner", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train_head(recipe, run)
+    monkeypatch.setattr(type(recipe), "learner", inner)
+    assert not (run.output / "config.json").exists()
+    rest = train_head(recipe, replace(run, resume=True))
+    assert rest.result.resumed_at == 5
+    assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
+    one, other = (load_file(folder / recipe.files_name) for folder in (whole.output, rest.output))
+    for name, tensor in one.items():
+        torch.testing.assert_close(other[name], tensor, atol=1e-6, rtol=0)
+
+
+def test_a_quantized_teacher_trains_a_head_without_the_targets_weights(
+    taught, medusa: HeadReport, tmp_path: Path
+) -> None:
+    folder = tmp_path / "no weights"
+    shutil.copytree(taught.folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    run = replace(run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2), target=folder, teacher=taught.gguf)
+    report = train_head(MEDUSA, run)
+    # The same states but for rounding: the same curve.
+    assert report.result.curves.losses == pytest.approx(medusa.result.curves.losses, rel=0.05, abs=0.02)
+    assert "computed by llama.cpp" in (report.output / "README.md").read_text()
+
+
+def test_a_teacher_shows_the_layers_that_eagle3_reads(taught, tmp_path: Path) -> None:
+    recipe = Eagle3Recipe(steps=2, draft_words=150)
+    ours = train_head(recipe, run_of(taught, tmp_path / "a", steps=6))
+    theirs = train_head(recipe, run_of(taught, tmp_path / "b", steps=6, teacher=taught.gguf))
+    assert theirs.result.curves.losses == pytest.approx(ours.result.curves.losses, rel=0.02)
+
+
+def test_cached_states_train_the_same_head(taught, medusa: HeadReport, tmp_path: Path) -> None:
+    report = train_head(MEDUSA, run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2, cache="no"))
+    assert report.result.curves.losses == pytest.approx(medusa.result.curves.losses, rel=0.05, abs=0.02)
+
+
+def test_a_named_folder_of_states_stays_and_serves_the_next_head(taught, tmp_path: Path, monkeypatch) -> None:
+    """Of other states, as EAGLE-3 reads them, there is a second cache beside the first."""
+    states = tmp_path / "states"
+    train_head(MEDUSA, run_of(taught, tmp_path / "a", steps=2, features=states))
+    (chunk,) = states.glob("*/*.safetensors")
+    before = chunk.stat().st_mtime_ns
+    train_head(EAGLE, run_of(taught, tmp_path / "b", steps=2, features=states))
+    assert list(states.glob("*/*.safetensors")) == [chunk]
+    train_head(Eagle3Recipe(steps=2), run_of(taught, tmp_path / "c", steps=2, features=states))
+    assert len(list(states.glob("*/*.safetensors"))) == 2
+    assert chunk.stat().st_mtime_ns == before
+
+
+def test_states_of_earlier_attempts_go_with_the_runs_own(taught, tmp_path: Path) -> None:
+    stale = tmp_path / "heads" / "training" / "features" / "0123456789ab"
+    stale.mkdir(parents=True)
+    for name in ("manifest.json", "features-00000.safetensors"):
+        (stale / name).write_text("{}")
+    run = run_of(taught, tmp_path / "heads", steps=2)
+    train_head(MEDUSA, run)
+    assert [one.name for one in run.state_path.parent.iterdir()] == ["state.pt"]
+
+
+# -- a resumed run does as before -------------------------------------------------------------------------------------
+
+
+class Stops(NobodyListens):
+    """Ctrl-C after two steps; remembers what was said."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def status(self, status: TrainingStatus) -> None:
+        if status.step == 2:
+            raise KeyboardInterrupt
+
+
+def interrupted(recipe: HeadRecipe, run: HeadRun) -> HeadRun:
+    with pytest.raises(KeyboardInterrupt):
+        train_head(recipe, run, Stops())
+    return replace(run, resume=True)
+
+
+def disk_with(monkeypatch, free: int) -> None:
+    monkeypatch.setattr(feature_cache, "shutil", SimpleNamespace(disk_usage=lambda place: SimpleNamespace(free=free)))
+
+
+@pytest.mark.parametrize("cache", ["auto", "yes"])
+def test_states_that_are_there_need_no_room(taught, tmp_path: Path, monkeypatch, cache: str) -> None:
+    """The disk is full once they are written: a resumed run neither refuses nor computes them at each step."""
+    whole = train_head(MEDUSA, run_of(taught, tmp_path / "whole", steps=4))
+    run = interrupted(MEDUSA, run_of(taught, tmp_path / "parts", steps=4, cache=cache))
+    disk_with(monkeypatch, free=0)
+    heard = Stops()
+    rest = train_head(MEDUSA, run, heard)
+    assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
+    assert any(re.search(r"kept on disk: (\S+) MiB in \S+, of which \1 are there", one) for one in heard.notes)
+
+
+def test_a_run_without_room_for_states_goes_on_without_them(taught, tmp_path: Path, monkeypatch) -> None:
+    """Though the disk has room when it is resumed: the numbers would not be the same."""
+    whole = train_head(MEDUSA, run_of(taught, tmp_path / "whole", steps=4, cache="no"))
+    with monkeypatch.context() as full:
+        disk_with(full, free=0)
+        run = interrupted(MEDUSA, run_of(taught, tmp_path / "parts", steps=4))
+    rest = train_head(MEDUSA, run)
+    assert rest.result.resumed_at == 2
+    assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
+    with pytest.raises(OptionError, match="made with cached states False and --resume asks for True"):
+        train_head(MEDUSA, replace(run, cache="yes"))
+
+
+def test_a_resumed_run_goes_on_in_its_precision(taught, tmp_path: Path, monkeypatch) -> None:
+    """A second trial that falls differently, as on a busy machine, decides nothing."""
+    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: 1.0)
+    run = interrupted(MEDUSA, run_of(taught, tmp_path / "heads", steps=4, precision="auto"))
+    assert earlier_run(run.state_path, resume=True).precision == "float32"
+    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: 9.0)
+    assert train_head(MEDUSA, run).precision == "float32"
+
+
+def test_another_run_is_refused_before_states_are_computed(taught, tmp_path: Path, monkeypatch) -> None:
+    run = interrupted(MEDUSA, run_of(taught, tmp_path / "heads", steps=4))
+    kept = sorted(run.output.rglob("features-*"))
+    assert kept
+    monkeypatch.setattr(head_training, "opened_states", None)
+    with pytest.raises(OptionError, match=r"learning rate 0\.001 and --resume asks for 0\.002"):
+        train_head(MEDUSA, replace(run, learning_rate=2e-3))
+    assert sorted(run.output.rglob("features-*")) == kept
+
+
+# -- what cannot be ---------------------------------------------------------------------------------------------------
+
+
+def test_an_earlier_run_is_not_overwritten(taught, medusa: HeadReport, tmp_path: Path) -> None:
+    run = run_of(taught, medusa.output, steps=60, learning_rate=1e-2)
+    with pytest.raises(OptionError, match=r"already holds medusa_lm_head\.safetensors"):
+        train_head(MEDUSA, run)
+    with pytest.raises(OptionError, match=r"medusa decay 0\.8 and --resume asks for 0\.9"):
+        train_head(replace(MEDUSA, decay=0.9), replace(run, resume=True))
+    output = tmp_path / "copy"
+    shutil.copytree(medusa.output, output)
+    forced = train_head(MEDUSA, run_of(taught, output, steps=2, force=True))
+    assert len(forced.result.curves.losses) == 2
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("recipe", [MEDUSA, EAGLE, Eagle3Recipe(), HydraRecipe()], ids=lambda one: one.kind)
+@pytest.mark.parametrize("changes", [{}, {"force": True}, {"resume": True}], ids=str)
+def test_the_targets_own_folder_is_not_written_into(taught, tmp_path: Path, monkeypatch, recipe, changes) -> None:
+    """Nor under another name; with weights in several files no file of a head's name is there to notice."""
+    target = tmp_path / "target"
+    shutil.copytree(taught.folder, target)
+    (target / "model.safetensors").rename(target / "model-00001-of-00001.safetensors")
+    before = contents(target)
+    (tmp_path / "link").symlink_to(target, target_is_directory=True)
+    monkeypatch.setattr(head_training, "TargetWords", None)
+    for output in (target, tmp_path / "link", target / ".." / "target"):
+        with pytest.raises(OptionError, match="is the folder of a model that is read; name another folder"):
+            train_head(recipe, replace(run_of(taught, output, **changes), target=target))
+    assert contents(target) == before
+
+
+@pytest.mark.parametrize("name", ["config.json", "README.md"])
+def test_somebody_elses_folder_is_written_into_only_by_force(taught, tmp_path: Path, monkeypatch, name: str) -> None:
+    output = tmp_path / "other"
+    output.mkdir()
+    (output / name).write_text("{}")
+    run = run_of(taught, output, steps=2)
+    with monkeypatch.context() as early, pytest.raises(OptionError, match=rf"holds {name} of something else.*--force"):
+        early.setattr(head_training, "TargetWords", None)
+        train_head(MEDUSA, run)
+    assert contents(output) == {name: b"{}"}
+    train_head(MEDUSA, replace(run, force=True))
+    assert (output / name).read_text() != "{}"
+
+
+def test_a_sibling_as_teacher_is_refused_before_any_work(taught, tmp_path: Path, monkeypatch) -> None:
+    """It has the target's words, and other sizes."""
+    write_untaught(tmp_path / "sibling", hidden_size=32)
+    convert_checkpoint(tmp_path / "sibling", tmp_path / "sibling.gguf", outtype="f16", verify=False)
+    monkeypatch.setattr(head_training, "read_corpus", None)
+    with pytest.raises(PairError, match="its states have 32 numbers"):
+        train_head(MEDUSA, run_of(taught, tmp_path / "heads", teacher=tmp_path / "sibling.gguf"))
+    assert not (tmp_path / "heads").exists()
+
+
+def test_too_little_memory_is_found_before_anything_is_loaded(taught, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1 << 20)
+    monkeypatch.setattr(head_states, "load_hf_model", None)
+    with pytest.raises(OutOfMemoryError, match=r"training needs about .* of RAM and 0\.00 GiB are free"):
+        train_head(MEDUSA, run_of(taught, tmp_path / "heads"))
+    assert not (tmp_path / "heads").exists()
+
+
+def test_too_little_disk_computes_states_each_time_or_stops(taught, tmp_path: Path, monkeypatch) -> None:
+    def full(folder: Path, size: int) -> None:
+        raise SpecrunError(f"no space for {size} bytes")
+
+    monkeypatch.setattr(head_states, "check_cache_space", full)
+    heard = []
+
+    class Notes:
+        def note(self, text: str) -> None:
+            heard.append(text)
+
+        def stage(self, what: str, done: int, total: int) -> None: ...
+
+        def status(self, status: object) -> None: ...
+
+    train_head(MEDUSA, run_of(taught, tmp_path / "heads", steps=3), Notes())
+    assert any("too much: computed at each step" in one for one in heard)
+    with pytest.raises(SpecrunError, match="no space for"):
+        train_head(MEDUSA, run_of(taught, tmp_path / "others", steps=3, cache="yes"))
+
+
+def test_estimates_are_of_the_right_size(taught, tmp_path: Path) -> None:
+    """The head and its optimizer to the byte; the target's weights as stored."""
+    run = run_of(taught, tmp_path / "heads", cache="no")
+    shape = target_shape(taught.folder)
+    corpus = encode_corpus(read_documents(run.data), TargetWords(taught.folder), max_length=64)
+    settings = run.trainer_settings(MEDUSA.defaults(shape), corpus, torch.float32)
+    need = head_training._need(MEDUSA, run, shape, 400, corpus, settings, False, recompute=True)
+    assert need.parts["head"] == 4 * 4 * 3 * (HIDDEN * HIDDEN + HIDDEN + 400 * HIDDEN)
+    layer = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 2 + 3 * HIDDEN * 128 + 2 * HIDDEN
+    assert need.parts["target"] == 4 * (2 * 400 * HIDDEN + LAYERS * layer + HIDDEN)
+
+
+@pytest.mark.parametrize("recipe", [MedusaRecipe(), EAGLE, Eagle3Recipe(), HydraRecipe()], ids=lambda one: one.kind)
+def test_a_head_for_7b_fits_24_gib_with_a_teacher(taught, tmp_path: Path, recipe: HeadRecipe) -> None:
+    """By the estimate, for Llama-2-7B's sizes and the usual batch; nothing is allocated."""
+    sizes = {"hidden": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "feed_forward": 11008}
+    shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096)
+    text = TokenSequence(np.zeros(2048, np.int32), np.ones(2048, np.bool_))
+    corpus = TokenCorpus((text,) * 64, tuple(range(64)), (0,), measured_on_training=True)
+    run = run_of(taught, tmp_path / "heads", teacher=taught.gguf, tokens_per_batch=4096)
+    settings = run.trainer_settings(recipe.defaults(shape), corpus, torch.float32)
+    need = head_training._need(recipe, run, shape, 32000, corpus, settings, True, recompute=True)
+    assert 4 << 30 < need.total < 24 << 30
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"epochs": 0}, "0 epochs"),
+        ({"held_out": 1.0}, "a held-out share of 1"),
+        ({"warmup": 1.0}, "a warm-up of 1"),
+        ({"cache": "no", "teacher": Path("x")}, "it needs the cache"),
+    ],
+)
+def test_runs_that_cannot_be(taught, tmp_path: Path, wrong: dict, problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
+        run_of(taught, tmp_path, **wrong)

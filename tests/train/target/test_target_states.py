@@ -1,0 +1,486 @@
+"""The target's hidden states: from transformers, from llama.cpp, from disk; and what memory and disk must hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from support.tiny_targets import HIDDEN, write_untaught
+
+from specrun.bindings.errors import (
+    MalformedFileError,
+    ModelError,
+    OptionError,
+    OutOfMemoryError,
+    PairError,
+    SpecrunError,
+    UnsupportedModelError,
+)
+from specrun.bindings.gguf import read_header
+from specrun.bindings.model import Model
+from specrun.convert import convert_checkpoint, quantize_model
+from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
+from specrun.train.data.data_file import read_documents
+from specrun.train.data.own_answers import AnswerSettings
+from specrun.train.data.target_tokens import TargetWords
+from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
+from specrun.train.heads.medusa import MedusaRecipe
+from specrun.train.heads.run import HeadRun
+from specrun.train.heads.training import train_head
+from specrun.train.target import feature_cache, teacher
+from specrun.train.target.feature_cache import (
+    CachedFeatures,
+    CachePlace,
+    cache_bytes,
+    check_cache_space,
+    fill_cache,
+    remove_caches,
+)
+from specrun.train.target.features import Features, ModelFeatures
+from specrun.train.target.hf_model import HFModel, load_hf_model
+from specrun.train.target.target_shape import target_shape
+from specrun.train.target.teacher import TeacherFeatures, check_same_words, check_teacher, teacher_matrices
+from specrun.train.trainer import precision
+from specrun.train.trainer.memory import MemoryNeed, free_memory, require_memory, trained_bytes
+from specrun.train.trainer.precision import trial_size, usable_device, usable_precision
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def corpus(taught) -> TokenCorpus:
+    return encode_corpus(read_documents([taught.data]), TargetWords(taught.folder), max_length=64, held_out=0.2)
+
+
+@pytest.fixture(scope="module")
+def model(taught) -> HFModel:
+    return load_hf_model(taught.folder, CPU)
+
+
+def test_final_states_make_the_models_own_logits(model: HFModel, corpus: TokenCorpus) -> None:
+    batch = corpus.batch([0, 1])
+    with torch.no_grad():
+        final, _ = model.hidden_states(batch.ids)
+        whole = model.model(input_ids=batch.ids).logits
+    torch.testing.assert_close(model.logits(final), whole)
+    assert not any(one.requires_grad for one in model.module.parameters())
+
+
+FACTORS = {
+    "granite": ("GraniteForCausalLM", {"logits_scaling": 8.0}, {"logits_scaling": 1.0}),
+    "cohere": ("CohereForCausalLM", {"logit_scale": 0.0625}, {"logit_scale": 1.0}),
+    "phi": ("PhiForCausalLM", {}, None),
+    "gemma2": ("Gemma2ForCausalLM", None, {"final_logit_softcapping": 2.0}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FACTORS)
+def test_models_that_change_their_logits_are_refused(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
+    """By a factor, or Phi's bias; the same families without are taken, and so is a soft cap, which is known."""
+    name, refused, taken = FACTORS[family]
+    shape = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "pad_token_id": 0}
+    for place, changes in {"refused": refused, "taken": taken}.items():
+        if changes is None:
+            continue
+        kind = getattr(transformers, name)
+        torch.manual_seed(0)
+        made = kind(kind.config_class(**shape, **heads, **changes))
+        with torch.no_grad():
+            for weight in made.parameters():
+                weight.copy_(torch.randn_like(weight) * 0.3)
+        made.save_pretrained(tmp_path / place)
+        if place == "taken":
+            found = load_hf_model(tmp_path / place, CPU, dtype)
+            assert found.softcap == changes.get("final_logit_softcapping")
+            continue
+        with pytest.raises(ModelError, match=rf"a model of the type '{family}', which changes its logits after"):
+            load_hf_model(tmp_path / place, CPU, dtype)
+
+
+@torch.no_grad()
+def test_taps_are_what_enters_the_layers(model: HFModel, corpus: TokenCorpus) -> None:
+    batch = corpus.batch([0])
+    seen = {}
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, given, number=number: seen.update({number: given[0].detach()}))
+        for number, layer in enumerate(model.model.model.layers)
+    ]
+    _, taps = model.hidden_states(batch.ids, (0, 1, 3))
+    for hook in hooks:
+        hook.remove()
+    assert taps is not None
+    torch.testing.assert_close(taps, torch.cat([seen[number] for number in (0, 1, 3)], -1))
+
+
+def test_llama_cpps_states_are_transformers(taught, model: HFModel, corpus: TokenCorpus) -> None:
+    """States of scale 1 with a float16 cache: within 1e-2; one position off differs by more than 0.5."""
+    taps = (1, 3, 2)
+    batch = corpus.batch(range(4))
+    with Model(taught.gguf) as file:
+        check_same_words(file, TargetWords(taught.folder), model.output.shape[0])
+        with TeacherFeatures(file, corpus.longest, taps, n_threads=1) as shown:
+            ours, theirs = shown.features(batch), ModelFeatures(model, taps).features(batch)
+    for one, other in ((ours.final, theirs.final), (ours.taps, theirs.taps)):
+        assert float((one - other).abs()[batch.valid].max()) < 1e-2 * max(1.0, float(other.abs().max()))
+        assert float((one[:, 1:] - other[:, :-1]).abs()[batch.valid[:, 1:]].max()) > 0.5
+
+
+def test_long_sequences_are_evaluated_in_pieces(taught, model: HFModel, monkeypatch) -> None:
+    words = TargetWords(taught.folder)
+    text = [*read_documents([taught.data])]
+    whole = encode_corpus(text, words, max_length=64, held_out=0.0)
+    with Model(taught.gguf) as file, TeacherFeatures(file, 64, n_threads=1) as shown:
+        wanted = shown.features(whole.batch([0])).final
+        monkeypatch.setattr(shown._batch, "capacity", 7)
+        torch.testing.assert_close(shown.features(whole.batch([0])).final, wanted, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["f32", "q8_0"])
+def test_a_teachers_matrices_are_read_from_its_file(taught, model: HFModel, tmp_path: Path, kind: str) -> None:
+    path = taught.gguf
+    if kind == "q8_0":
+        path = tmp_path / "q8.gguf"
+        quantize_model(taught.gguf, path, "Q8_0")
+    found = teacher_matrices(path, CPU)
+    allowed = 1e-6 if kind == "f32" else 0.01 * float(model.output.abs().max())
+    assert float((found.output - model.output).abs().max()) <= allowed
+    assert float((found.embedding - model.embedding).abs().max()) <= 0.01 * float(model.embedding.abs().max())
+    assert found.softcap is None
+
+
+@pytest.mark.parametrize(
+    ("scale", "biased", "problem"),
+    [
+        (0.0625, False, r"a command-r model that multiplies or divides its logits by 0\.0625"),
+        (1.0, False, None),
+        (None, False, None),
+        (None, True, r"a command-r model that adds output\.bias to its logits"),
+    ],
+)
+def test_a_teacher_that_changes_its_logits_is_refused(
+    taught, tmp_path: Path, scale: float | None, biased: bool, problem: str | None
+) -> None:
+    path = tmp_path / "other.gguf"
+    metadata = Metadata()
+    if scale is not None:
+        metadata.number("command-r.logit_scale", scale)
+    matrix = np.ones((8, 4), np.float32)
+    tensors = [PlannedTensor("token_embd.weight", matrix.shape, "F32", lambda: matrix)]
+    if biased:
+        tensors.append(PlannedTensor("output.bias", (8,), "F32", lambda: matrix[:, 0].copy()))
+    write_gguf(path, "command-r", metadata, tensors)
+    if problem is None:
+        assert teacher_matrices(path, CPU).output.shape == (8, 4)
+        return
+    with pytest.raises(UnsupportedModelError, match=problem):
+        teacher_matrices(path, CPU)
+    run = HeadRun(
+        taught.folder, (taught.data,), tmp_path / "heads",
+        teacher=path, own_answers=AnswerSettings(), device="cpu", precision="float32",
+    )  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match=problem):  # before hours of answers
+        train_head(MedusaRecipe(), run)
+    assert not (tmp_path / "heads").exists()
+
+
+def test_a_teacher_must_be_the_same_model(taught, tmp_path: Path) -> None:
+    write_untaught(tmp_path / "other", size=360)
+    with Model(taught.gguf) as file:
+        with pytest.raises(PairError, match="400 words, and the folder 360"):
+            check_same_words(file, TargetWords(tmp_path / "other"), 360)
+        with pytest.raises(PairError, match="the same text is token"):
+            check_same_words(file, TargetWords(tmp_path / "other"), 400)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"hidden_size": 32}, r"its states have 32 numbers, and the folder's 64$"),
+        ({"num_hidden_layers": 2}, r"it has 2 layers, and the folder 4$"),
+    ],
+)
+def test_a_teacher_of_the_same_words_must_have_the_same_sizes(taught, tmp_path: Path, changes, problem: str) -> None:
+    """As a sibling of another size is: by its words it would pass."""
+    write_untaught(tmp_path / "sibling", **changes)
+    convert_checkpoint(tmp_path / "sibling", tmp_path / "sibling.gguf", outtype="f16", verify=False)
+    words, shape = TargetWords(taught.folder), target_shape(taught.folder)
+    with Model(tmp_path / "sibling.gguf", vocab_only=True) as file:
+        check_same_words(file, words, 400)
+    with pytest.raises(PairError, match=problem):
+        check_teacher(tmp_path / "sibling.gguf", words, 400, shape)
+    check_teacher(taught.gguf, words, 400, shape)
+    with pytest.raises(PairError, match="400 words, and the folder 401"):
+        check_teacher(taught.gguf, words, 401, shape)
+
+
+def test_blocks_behind_a_teachers_layers_are_not_counted(taught, monkeypatch) -> None:
+    """A file with a NextN block says 5 blocks where the folder says 4 layers, and a file of 5 layers is another."""
+    words, shape = TargetWords(taught.folder), target_shape(taught.folder)
+    real = read_header(taught.gguf)
+    more = {**real.metadata, "llama.block_count": 5, "llama.nextn_predict_layers": 1}
+    monkeypatch.setattr(teacher, "read_header", lambda path: dataclasses.replace(real, metadata=more))
+    check_teacher(taught.gguf, words, 400, shape)
+    del more["llama.nextn_predict_layers"]
+    with pytest.raises(PairError, match="it has 5 layers"):
+        check_teacher(taught.gguf, words, 400, shape)
+    del more["llama.block_count"]
+    with pytest.raises(MalformedFileError, match=r"has no llama\.block_count: it is no target"):
+        check_teacher(taught.gguf, words, 400, shape)
+
+
+# -- the cache --------------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """Counts what is computed, and what it gives; states may be too large for float16."""
+
+    def __init__(self, source: ModelFeatures, factor: float = 1.0) -> None:
+        self.source, self.factor, self.calls, self.taps = source, factor, 0, source.taps
+
+    def features(self, batch) -> Features:
+        self.calls += 1
+        found = self.source.features(batch)
+        return Features(found.final * self.factor, None if found.taps is None else found.taps * self.factor)
+
+
+def place_of(root: Path, corpus: TokenCorpus, taps=(), precision: str = "float32", weights: int = 1) -> CachePlace:
+    return CachePlace.of(root, corpus, taps, precision=precision, identity={"source": weights})
+
+
+def test_cached_states_are_the_computed_ones(model: HFModel, corpus: TokenCorpus, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(feature_cache, "_CHUNK_TOKENS", 60)
+    source = Counting(ModelFeatures(model, (1, 2, 3)))
+    told = []
+    place = place_of(tmp_path / "f", corpus, (1, 2, 3))
+    cache = fill_cache(place, source, CPU, lambda *step: told.append(step))
+    assert len(cache.chunks) > 2
+    assert told[-1] == (len(corpus.sequences), len(corpus.sequences))
+    batch = corpus.batch([4, 0, 2])
+    found, wanted = cache.features(batch), source.features(batch)
+    assert float((found.final - wanted.final).abs()[batch.valid].max()) < 2e-3 * float(wanted.final.abs().max())
+    assert float((found.taps - wanted.taps).abs()[batch.valid].max()) < 2e-3 * float(wanted.taps.abs().max())
+    assert not found.final[~batch.valid].any()
+    size = sum(path.stat().st_size for path in (tmp_path / "f").glob("*/*.safetensors"))
+    assert cache_bytes(corpus, HIDDEN, 3) <= size < cache_bytes(corpus, HIDDEN, 3) + 1000 * len(cache.chunks)
+    cache.close()
+    remove_caches(tmp_path / "f")
+    assert not (tmp_path / "f").exists()
+
+
+def test_an_interrupted_cache_goes_on_and_needs_room_for_the_rest(
+    model: HFModel, corpus: TokenCorpus, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(feature_cache, "_CHUNK_TOKENS", 60)
+    place, first = place_of(tmp_path, corpus), Counting(ModelFeatures(model))
+    assert place.missing_bytes(HIDDEN) == cache_bytes(corpus, HIDDEN, 0)
+    cache = fill_cache(place, first, CPU)
+    assert place.missing_bytes(HIDDEN) == 0
+    removed, (start, end) = cache.path(1), cache.chunks[1]
+    removed.unlink()
+    assert place.missing_bytes(HIDDEN) == 2 * HIDDEN * sum(len(one) for one in corpus.sequences[start:end])
+    second = Counting(ModelFeatures(model))
+    fill_cache(place, second, CPU)
+    assert second.calls == end - start < first.calls
+    assert removed.exists()
+
+
+@pytest.mark.parametrize("changes", [{"taps": (1,)}, {"precision": "bfloat16"}, {"weights": 2}], ids=str)
+def test_states_of_another_kind_lie_beside_and_nothing_is_deleted(
+    model: HFModel, corpus: TokenCorpus, tmp_path: Path, changes: dict
+) -> None:
+    foreign = tmp_path / "features-00000.safetensors"
+    foreign.write_text("somebody else's")
+    place, other = place_of(tmp_path, corpus), place_of(tmp_path, corpus, **changes)
+    source = ModelFeatures(model, changes.get("taps", ()))
+    fill_cache(place, ModelFeatures(model), CPU)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
+    assert len(before) == 3
+    assert other.missing_bytes(HIDDEN) == cache_bytes(corpus, HIDDEN, len(other.taps))
+    second = Counting(source)
+    fill_cache(other, second, CPU)
+    assert second.calls == len(corpus.sequences)
+    assert other.folder != place.folder
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    third = Counting(ModelFeatures(model))
+    fill_cache(place, third, CPU)
+    assert third.calls == 0
+
+
+def test_a_manifest_that_tells_of_other_states_is_not_overwritten(
+    model: HFModel, corpus: TokenCorpus, tmp_path: Path
+) -> None:
+    place = place_of(tmp_path, corpus)
+    cache = fill_cache(place, ModelFeatures(model), CPU)
+    for spoil in (lambda path: path.write_text("{"), lambda path: path.unlink()):
+        spoil(place.folder / "manifest.json")
+        with pytest.raises(SpecrunError, match=r"manifest\.json does not tell of the states in its folder: remove"):
+            fill_cache(place, ModelFeatures(model), CPU)
+        assert cache.path(0).exists()
+
+
+def test_removing_caches_leaves_other_files(model: HFModel, corpus: TokenCorpus, tmp_path: Path) -> None:
+    places = place_of(tmp_path, corpus), place_of(tmp_path, corpus, precision="bfloat16")
+    for place in places:
+        fill_cache(place, ModelFeatures(model), CPU)
+    (places[0].folder / ".features-00001.safetensors.0123456789abcdef.partial").touch()  # as a killed process leaves it
+    (places[1].folder / "notes.txt").touch()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "features-00000.safetensors").touch()
+    remove_caches(tmp_path)
+    left = set(tmp_path.rglob("*.*"))
+    assert left == {tmp_path / "mine" / "features-00000.safetensors", places[1].folder / "notes.txt"}
+    assert not places[0].folder.exists()
+    remove_caches(tmp_path / "absent")
+
+
+def test_a_cache_that_cannot_be_made_is_one_sentence(model: HFModel, corpus: TokenCorpus, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecrunError, match=r"cannot be made .*: name another with --features"):
+        fill_cache(place_of(tmp_path / "file", corpus), ModelFeatures(model), CPU)
+
+
+def test_states_beyond_float16_are_kept(model: HFModel, corpus: TokenCorpus, tmp_path: Path) -> None:
+    source = Counting(ModelFeatures(model), factor=1e5)
+    cache = fill_cache(place_of(tmp_path, corpus), source, CPU)
+    batch = corpus.batch([0])
+    torch.testing.assert_close(cache.features(batch).final, source.features(batch).final)
+
+
+def test_a_damaged_cache_is_named(model: HFModel, corpus: TokenCorpus, tmp_path: Path) -> None:
+    cache = fill_cache(place_of(tmp_path, corpus), Counting(ModelFeatures(model)), CPU)
+    cache.path(0).write_bytes(b"no tensors")
+    with pytest.raises(SpecrunError, match=r"features-00000\.safetensors cannot be read"):
+        CachedFeatures(cache.folder, corpus, ()).features(corpus.batch([0]))
+
+
+def test_no_room_for_the_cache_is_said_with_both_numbers(tmp_path: Path) -> None:
+    with pytest.raises(SpecrunError, match=r"needs 1048576\.00 GiB in .*deeper and \d+\.\d\d GiB are free"):
+        check_cache_space(tmp_path / "absent" / "deeper", 1 << 50)
+    check_cache_space(tmp_path / "absent", 1)
+
+
+# -- memory, precision, devices ---------------------------------------------------------------------------------------
+
+
+def test_too_little_memory_is_said_with_both_numbers() -> None:
+    need = MemoryNeed({"target": 6 << 30, "head": 2 << 30})
+    require_memory(need, CPU, free=need.total)
+    with pytest.raises(OutOfMemoryError, match=r"9\.20 GiB \(target 6\.00, head 2\.00\).*8\.00 GiB are free") as caught:
+        require_memory(need, CPU, free=8 << 30)
+    assert caught.value.exit_code == 5
+    assert free_memory(CPU) > 1 << 20
+
+
+def test_trained_parameters_count_four_times() -> None:
+    linear = torch.nn.Linear(10, 10)
+    assert trained_bytes(linear) == 4 * 4 * 110
+    assert trained_bytes(linear.requires_grad_(False)) == 4 * 110
+
+
+@pytest.mark.parametrize(
+    ("gain", "chosen"), [(None, torch.float32), (0.4, torch.float32), (1.1, torch.float32), (2.5, torch.bfloat16)]
+)
+def test_bfloat16_is_chosen_where_it_works_and_pays(monkeypatch, gain: float | None, chosen: torch.dtype) -> None:
+    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: gain)
+    assert usable_precision("auto", CPU) == chosen
+    assert usable_precision("float32", CPU) == torch.float32
+    if gain is None:
+        with pytest.raises(OptionError, match="tried on cpu and failed"):
+            usable_precision("bfloat16", CPU)
+    else:
+        assert usable_precision("bfloat16", CPU) == torch.bfloat16
+    with pytest.raises(OptionError, match="precision 'half'"):
+        usable_precision("half", CPU)
+
+
+@pytest.mark.parametrize("earlier", ["float32", "bfloat16"])
+def test_a_resumed_run_does_not_choose_again(monkeypatch, earlier: str) -> None:
+    """Whatever a second trial would say; and what is asked for is done."""
+    for gain in (0.4, 2.5):
+        monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads, gain=gain: gain)
+        assert usable_precision("auto", CPU, earlier) == getattr(torch, earlier)
+        assert usable_precision("float32", CPU, earlier) == torch.float32
+        assert usable_precision("bfloat16", CPU, earlier) == torch.bfloat16
+    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: None)
+    if earlier == "bfloat16":  # a machine without it
+        with pytest.raises(OptionError, match="use --precision float32"):
+            usable_precision("auto", CPU, earlier)
+
+
+def test_a_trial_times_products_and_not_launches() -> None:
+    """A GPU of 1000 TFLOP/s launches in 5 us and casts at 3 TB/s: products must take ten times that."""
+    gpu, cpu = trial_size("cuda"), trial_size("cpu")
+    seconds = 2 * gpu.rows * gpu.width**2 / 1e15
+    assert seconds > 10 * 5e-6
+    assert gpu.repeats > 1
+    assert 2 * cpu.rows * cpu.width**2 * cpu.repeats < 2e9  # tens of milliseconds of one core
+
+
+def test_a_trial_of_equals_is_a_draw(monkeypatch) -> None:
+    """The script itself runs: float32 against float32 is about as fast, whatever this machine has."""
+    monkeypatch.setattr(precision, "_TRIAL", precision._TRIAL.replace("torch.bfloat16", "torch.float32"))
+    precision.bfloat16_gain.cache_clear()
+    gain = precision.bfloat16_gain("cpu", 1)
+    precision.bfloat16_gain.cache_clear()
+    assert gain is not None
+    assert 0.05 < gain < 20
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_bfloat16_pays_on_gpus_that_have_it() -> None:
+    gain = precision.bfloat16_gain("cuda", 1)
+    assert gain is not None
+    assert (gain > 1.2) == (torch.cuda.get_device_capability() >= (8, 0))
+
+
+def test_a_trial_that_dies_is_no_precision(monkeypatch) -> None:
+    """As where instructions are advertised and cannot be run: the child ends, this process does not."""
+    monkeypatch.setattr(precision, "_TRIAL", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    precision.bfloat16_gain.cache_clear()
+    assert precision.bfloat16_gain("cpu", 1) is None
+    monkeypatch.setattr(precision, "_TRIAL", "print(3.5)")
+    precision.bfloat16_gain.cache_clear()
+    assert precision.bfloat16_gain("cpu", 1) == 3.5
+    precision.bfloat16_gain.cache_clear()
+
+
+def test_devices_that_are_not_there() -> None:
+    assert usable_device("cpu") == CPU
+    with pytest.raises(OptionError, match="torch cannot compute on 'toaster'"):
+        usable_device("toaster")
+
+
+# -- folders ----------------------------------------------------------------------------------------------------------
+
+
+def test_shapes_are_read_from_old_and_new_configs(taught, tmp_path: Path) -> None:
+    shape = target_shape(taught.folder)
+    assert (shape.hidden, shape.n_layers, shape.n_heads, shape.n_kv_heads) == (64, 4, 4, 2)
+    assert shape.rope_theta == 5000.0
+    old = {"hidden_size": 60, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**old, "rope_theta": 7.0}))
+    found = target_shape(tmp_path)
+    assert (found.n_heads, found.n_kv_heads, found.rope_theta, found.feed_forward) == (6, 3, 7.0, 240)
+    (tmp_path / "config.json").write_text(
+        json.dumps({"rope_parameters": {"full_attention": {"rope_theta": 9.0}}, **old})
+    )
+    assert target_shape(tmp_path).rope_theta == 9.0
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": "x"}))
+    with pytest.raises(ModelError, match="'x' as hidden_size"):
+        target_shape(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="is not JSON"):
+        target_shape(tmp_path)
+
+
+def test_a_folder_without_weights_is_named(taught, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((taught.folder / "config.json").read_bytes())
+    with pytest.raises(ModelError, match="transformers cannot read the model"):
+        load_hf_model(tmp_path, CPU)

@@ -1,0 +1,1 @@
+"""Training data: files of texts and chats, token ids with loss masks, the target's own answers."""

@@ -1,0 +1,126 @@
+"""Self-distillation: the target answers the data's prompts itself, through the runtime, before a head is trained.
+
+Heads that learn what the target says, rather than what a data set says, guess it more often (Medusa, section 2.3).
+Answers are kept as JSON Lines, one prompt a line, and written as they come: an interrupted run asks only what is left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specrun.bindings.errors import MalformedFileError, ModelError
+from specrun.convert import convert_checkpoint
+from specrun.runtime import Runtime, SamplingParams
+from specrun.train.data.data_file import Document
+from specrun.train.data.target_tokens import TargetWords, TokenSequence
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSettings:
+    """How the target answers: at `temperature`, with at most `longest` tokens, with `drafter` for speed."""
+
+    temperature: float = 0.0
+    longest: int = 512
+    drafter: str = "prompt-lookup"
+    seed: int = 0
+
+
+def answer_prompts(
+    target: AbstractContextManager[Path],
+    words: TargetWords,
+    documents: Sequence[Document],
+    store: Path,
+    settings: AnswerSettings,
+    *,
+    identity: Mapping[str, Any],
+    max_length: int,
+    n_threads: int = 0,
+    progress: Progress | None = None,
+) -> list[TokenSequence]:
+    """Return each prompt of the documents with the target's answer; the answer is what is learnt.
+
+    `target` yields the GGUF file that answers, and is entered only where an answer is missing in `store`. `identity`
+    names its weights: others are asked again. Texts that ask nothing, and prompts that leave no room for an answer
+    within `max_length` tokens, are left out. Raises ModelError where none is left, MalformedFileError for a damaged
+    `store`.
+    """
+    prompts = [prompt for prompt in map(words.prompt, documents) if prompt and len(prompt) < max_length - 1]
+    if not prompts:
+        raise ModelError(f"the data ask nothing that {words.folder.name} could answer: give prompts or chats")
+    known = _read(store)
+    rooms = [min(settings.longest, max_length - len(prompt)) for prompt in prompts]
+    # The number, for a prompt that is asked twice is answered twice, with noise of its own.
+    keys = [
+        json.dumps([identity, settings.temperature, settings.seed, number, room, prompt], sort_keys=True)
+        for number, (room, prompt) in enumerate(zip(rooms, prompts, strict=True))
+    ]
+    missing = [number for number, key in enumerate(keys) if key not in known]
+    if missing:
+        options = {"n_ctx": max_length, "n_threads": n_threads, "n_threads_batch": n_threads}
+        with (
+            target as path,
+            Runtime(path, drafter=settings.drafter, **options) as runtime,
+            store.open("a", encoding="utf-8") as file,
+        ):
+            for done, number in enumerate(missing, len(keys) - len(missing) + 1):
+                result = runtime.generate(prompts[number], _params(settings, number), max_tokens=rooms[number])
+                known[keys[number]] = result.token_ids
+                record = {"key": keys[number], "answer": result.token_ids, "text": result.text}
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+                if progress is not None:
+                    progress(done, len(keys))
+    return [_sequence(prompt, known[key]) for prompt, key in zip(prompts, keys, strict=True)]
+
+
+def _sequence(prompt: Sequence[int], answer: Sequence[int]) -> TokenSequence:
+    ids = np.asarray([*prompt, *answer], np.int32)
+    return TokenSequence(ids, np.arange(len(ids)) >= len(prompt))
+
+
+@contextmanager
+def runnable_target(folder: Path, teacher: Path | None, place: Path, note: Callable[[str], None]) -> Iterator[Path]:
+    """Yield the target as a GGUF file: the teacher, or the folder converted to float16 within `place` for a while."""
+    if teacher is not None:
+        yield teacher
+        return
+    path = place / "target.gguf"
+    note(f"{folder.name} is converted to float16, to answer the prompts of the data")
+    try:
+        convert_checkpoint(folder, path, outtype="f16", verify=False, force=True)
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _params(settings: AnswerSettings, number: int) -> SamplingParams:
+    """Return plain sampling from the target's own law, every prompt with noise of its own."""
+    return SamplingParams(temperature=settings.temperature, top_k=0, top_p=1.0, min_p=0.0, seed=settings.seed + number)
+
+
+def _read(store: Path) -> dict[str, list[int]]:
+    """Return the answers that are known, by key; a last line that was cut off is cut away."""
+    if not store.exists():
+        return {}
+    data = store.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) != len(data):
+        with store.open("r+b") as file:
+            file.truncate(len(whole))
+    found: dict[str, list[int]] = {}
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            record = json.loads(line)
+            found[str(record["key"])] = [int(token) for token in record["answer"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise MalformedFileError(f"line {number} of {store} is no answer: remove the file") from error
+    return found

@@ -1,0 +1,204 @@
+"""The words of a Hugging Face folder: documents to token ids, with a mark on those that are to be learnt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import FileMissingError, MissingPackageError, ModelError, TemplateError
+from specrun.runtime.chat_template import ChatTemplate, Message
+from specrun.train.data.data_file import Answered, Chat, Document, PlainText
+
+_TEXT_PIECE = 1 << 18  # characters: tokenizers slow down on longer texts
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """Token ids [n] and, for each, whether it is to be learnt: said by the model, not by its user."""
+
+    ids: npt.NDArray[np.int32]
+    learnt: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def require_folder(folder: Path) -> Path:
+    """Return `folder` if it looks like a Hugging Face model; raises FileMissingError otherwise."""
+    if not folder.is_dir():
+        raise FileMissingError(f"{folder} is not a folder: give a Hugging Face model's (config.json, weights, words)")
+    if not (folder / "config.json").is_file():
+        raise FileMissingError(f"{folder} has no config.json: give a Hugging Face model's folder")
+    return folder
+
+
+class TargetWords:
+    """The tokenizer and the chat template of a Hugging Face folder; nothing is downloaded, none of its code runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = require_folder(folder)
+        self._tokenizer = _load_tokenizer(folder)
+        source = _template_text(folder, self._tokenizer)
+        self._bos: int | None = self._tokenizer.bos_token_id if self._adds_bos() else None
+        self.eos: int | None = self._tokenizer.eos_token_id
+        names = {"bos": self._tokenizer.bos_token or "", "eos": self._tokenizer.eos_token or ""}
+        self.template = ChatTemplate(source, **names) if source else None
+
+    @property
+    def has_template(self) -> bool:
+        """Whether prompts are asked as chats."""
+        return self.template is not None
+
+    def encode(self, document: Document) -> TokenSequence:
+        """Return the tokens of a document as the runtime would see them, uncut.
+
+        Raises TemplateError, naming the document's place in its file, where the chat template refuses it.
+        """
+        with _told_where(document):
+            return self._encode(document)
+
+    def _encode(self, document: Document) -> TokenSequence:
+        if isinstance(document, PlainText):
+            ids = self.tokenize(document.text)
+            return _sequence(ids, [True] * len(ids))
+        if isinstance(document, Chat):
+            return self._chat(document.messages)
+        if self.has_template:
+            turn = [{"role": "user", "content": document.prompt}]
+            if document.answer is not None:
+                turn.append({"role": "assistant", "content": document.answer})
+            return self._chat(turn)
+        prompt = self.tokenize(document.prompt)
+        answer = self._plain(document.answer or "")
+        answer += [self.eos] if document.answer is not None and self.eos is not None else []
+        return _sequence(prompt + answer, [False] * len(prompt) + [True] * len(answer))
+
+    def prompt(self, document: Document) -> list[int] | None:
+        """Return the tokens after which the model would answer, None for texts that ask nothing.
+
+        Of a chat it is everything before the last answer. Raises as `encode`.
+        """
+        with _told_where(document):
+            return self._prompt(document)
+
+    def _prompt(self, document: Document) -> list[int] | None:
+        if isinstance(document, Answered) and not self.has_template:
+            return self.tokenize(document.prompt)
+        if isinstance(document, Answered):
+            messages: Sequence[Message] = [{"role": "user", "content": document.prompt}]
+        elif isinstance(document, Chat):
+            messages = list(document.messages)
+            while messages and messages[-1]["role"] == "assistant":
+                messages = messages[:-1]
+        else:
+            return None
+        if not messages:
+            return None
+        return self._with_bos(self._plain(self._template().render(messages)))
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the tokens of a text, with bos where the model adds one."""
+        pieces = [text[start : start + _TEXT_PIECE] for start in range(0, len(text), _TEXT_PIECE)]
+        return self._with_bos([token for piece in pieces for token in self._plain(piece)])
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        return str(self._tokenizer.decode(list(ids)))
+
+    def _chat(self, messages: Sequence[Message]) -> TokenSequence:
+        template = self._template()
+        text = template.render(messages, add_generation_prompt=False)
+        spans = _answer_spans(template, messages, text)
+        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids: list[int] = list(found["input_ids"])
+        learnt = [any(start <= at < end for start, end in spans) for at, _ in found["offset_mapping"]]
+        more = len(self._with_bos(ids)) - len(ids)
+        return _sequence(self._with_bos(ids), [False] * more + learnt)
+
+    def _template(self) -> ChatTemplate:
+        if self.template is None:
+            raise TemplateError(f"{self.folder} has no chat template, and the data are chats: give texts or prompts")
+        return self.template
+
+    def _plain(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        return ids if self._bos is None or ids[:1] == [self._bos] else [self._bos, *ids]
+
+    def _adds_bos(self) -> bool:
+        bos = self._tokenizer.bos_token_id
+        return bos is not None and list(self._tokenizer("a")["input_ids"])[:1] == [bos]
+
+
+@contextmanager
+def _told_where(document: Document) -> Iterator[None]:
+    """Name the document in what a template says of it."""
+    try:
+        yield
+    except TemplateError as error:
+        raise TemplateError(f"{document.origin}: {error}" if document.origin else str(error)) from error
+
+
+def _sequence(ids: list[int], learnt: list[bool]) -> TokenSequence:
+    return TokenSequence(np.asarray(ids, np.int32), np.asarray(learnt, np.bool_))
+
+
+def _answer_spans(template: ChatTemplate, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
+    """Return where in the rendered `text` the assistant's own words stand, what ends them included."""
+    spans: list[tuple[int, int]] = []
+    cursor = 0
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before = template.render(messages[:index]) if index else ""
+        whole = template.render(messages[: index + 1], add_generation_prompt=False)
+        if whole.startswith(before) and text.startswith(whole):
+            span = (len(before), len(whole))
+        else:  # templates that show earlier answers in another form
+            start = text.find(message["content"].strip(), cursor)
+            if start < 0:
+                continue
+            span = (start, start + len(message["content"].strip()) + 1)
+        spans.append(span)
+        cursor = span[1]
+    return spans
+
+
+def _load_tokenizer(folder: Path) -> Any:  # noqa: ANN401 - transformers is untyped
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingPackageError("training", "transformers", "train") from error
+    auto: Any = transformers.AutoTokenizer
+    try:
+        tokenizer = auto.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever its code for this one kind may raise
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ModelError(f"the words of {folder} cannot be read: {reason[:200]}") from error
+    if not tokenizer.is_fast:
+        raise ModelError(f"{folder} has no tokenizer.json: save it with transformers' fast tokenizer first")
+    return tokenizer
+
+
+def _template_text(folder: Path, tokenizer: Any) -> str | None:  # noqa: ANN401 - transformers is untyped
+    given = tokenizer.chat_template
+    if isinstance(given, dict):
+        given = given.get("default")
+    if isinstance(given, str) and given.strip():
+        return given
+    file = folder / "chat_template.json"
+    if not file.is_file():
+        return None
+    try:
+        text = json.loads(file.read_text(encoding="utf-8"))["chat_template"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TemplateError(f"{file} holds no chat template") from error
+    return str(text)

@@ -1,0 +1,196 @@
+"""Token sequences cut to a length, a part of them held out, and batches that depend on seed and epoch alone.
+
+Which positions of a text count when what drafts is trained on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specrun.bindings.errors import ModelError, OptionError
+from specrun.train.data.data_file import Document, PlainText
+from specrun.train.data.target_tokens import TargetWords, TokenSequence
+
+_SHORTEST = 4  # tokens: below that there is nothing to draft
+MOST_MEASURED = 256
+"""The most sequences that are measured on: more would take longer than the training between two measures."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Sequences `numbers` of the corpus, padded on the right: `ids` and the marks `learnt`, `valid`, all [B, T]."""
+
+    numbers: tuple[int, ...]
+    ids: Tensor
+    learnt: Tensor
+    valid: Tensor
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens without padding."""
+        return int(self.valid.sum())
+
+    def to(self, device: torch.device) -> TokenBatch:
+        """Return the batch on a device."""
+        return TokenBatch(self.numbers, self.ids.to(device), self.learnt.to(device), self.valid.to(device))
+
+
+class EpochTexts(Protocol):
+    """What a trainer reads: texts that may be others in every epoch, as long as its number alone decides them."""
+
+    def epoch(self, number: int) -> TokenCorpus:
+        """Return the texts of an epoch, counted from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCorpus:
+    """All sequences, and the numbers of those to train on and of those held out.
+
+    Where there are too few sequences to hold one out, `held_out` are some of the training sequences themselves, and
+    `measured_on_training` says so. `widths`, where there are some, say how long each sequence may become in a step that
+    writes its answer anew: batches are planned by them.
+    """
+
+    sequences: tuple[TokenSequence, ...]
+    training: tuple[int, ...]
+    held_out: tuple[int, ...]
+    measured_on_training: bool
+    widths: tuple[int, ...] = ()
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens to train on, of one epoch."""
+        return sum(len(self.sequences[number]) for number in self.training)
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest sequence."""
+        return max(len(one) for one in self.sequences)
+
+    @property
+    def digest(self) -> str:
+        """A SHA-256 of all tokens and marks: what features in a cache belong to."""
+        found = hashlib.sha256()
+        for one in self.sequences:
+            found.update(len(one).to_bytes(8, "little") + one.ids.tobytes() + one.learnt.tobytes())
+        return found.hexdigest()
+
+    def epoch(self, number: int) -> TokenCorpus:
+        """Return this corpus: the texts of every epoch."""
+        return self
+
+    def batch(self, numbers: Sequence[int]) -> TokenBatch:
+        """Return the sequences `numbers` as one batch on the CPU."""
+        chosen = [self.sequences[number] for number in numbers]
+        shape = (len(chosen), max(len(one) for one in chosen))
+        ids = torch.zeros(shape, dtype=torch.long)
+        learnt, valid = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+        for row, one in enumerate(chosen):
+            ids[row, : len(one)] = torch.from_numpy(one.ids.astype(np.int64))
+            learnt[row, : len(one)] = torch.from_numpy(one.learnt)
+            valid[row, : len(one)] = True
+        return TokenBatch(tuple(numbers), ids, learnt, valid)
+
+    def training_batches(self, epoch: int, seed: int, tokens_per_batch: int) -> list[tuple[int, ...]]:
+        """Return the batches of one epoch as sequence numbers, in order."""
+        widths = self.widths or tuple(len(one) for one in self.sequences)
+        lengths = {number: widths[number] for number in self.training}
+        return plan_batches(lengths, random.Random(f"{seed}/{epoch}"), tokens_per_batch)
+
+    def held_out_batches(self, tokens_per_batch: int, device: torch.device) -> list[TokenBatch]:
+        """Return the batches that measurements use, always the same."""
+        lengths = {number: len(self.sequences[number]) for number in self.held_out}
+        groups = plan_batches(lengths, random.Random(0), tokens_per_batch)
+        return [self.batch(numbers).to(device) for numbers in groups]
+
+
+def plan_batches(lengths: dict[int, int], rng: random.Random, tokens_per_batch: int) -> list[tuple[int, ...]]:
+    """Return `lengths`' keys in batches of at most `tokens_per_batch` tokens, padding included; one may be longer.
+
+    Sequences of nearly equal length share a batch; which ones, and the order of batches, `rng` decides.
+    """
+    order = sorted(lengths, key=lambda number: (lengths[number] + rng.random() * 3, number))
+    groups: list[list[int]] = [[]]
+    for number in order:  # lengths rise, so the newest is the longest, nearly
+        longest = max([lengths[number], *(lengths[one] for one in groups[-1])])
+        if groups[-1] and (len(groups[-1]) + 1) * longest > tokens_per_batch:
+            groups.append([])
+        groups[-1].append(number)
+    rng.shuffle(groups)
+    return [tuple(group) for group in groups]
+
+
+def encode_corpus(
+    documents: Sequence[Document],
+    words: TargetWords,
+    *,
+    max_length: int,
+    held_out: float = 0.05,
+    seed: int = 0,
+    need_answers: bool = True,
+) -> TokenCorpus:
+    """Return the documents as sequences of at most `max_length` tokens, a share `held_out` of them set aside.
+
+    Texts are cut into pieces; of chats and answers what does not fit is left out. `need_answers` False also takes
+    prompts that have room for an answer, nothing of which is marked. Raises ModelError where nothing can be learnt.
+    """
+    if max_length < _SHORTEST:
+        raise OptionError(f"sequences of {max_length} tokens: give at least {_SHORTEST}")
+    sequences: list[TokenSequence] = []
+    for document in documents:
+        encoded = words.encode(document)
+        last = len(encoded) if isinstance(document, PlainText) else 1
+        for start in range(0, last, max_length):
+            piece = slice(start, start + max_length)
+            cut = TokenSequence(encoded.ids[piece], encoded.learnt[piece])
+            if len(cut) >= _SHORTEST and cut.learnt.any():
+                sequences.append(cut)
+        prompt = None if need_answers or encoded.learnt.any() else words.prompt(document)
+        if prompt and len(prompt) < max_length:
+            sequences.append(TokenSequence(np.asarray(prompt, np.int32), np.zeros(len(prompt), np.bool_)))
+    if not sequences:
+        raise ModelError(
+            f"the data have no usable text: no document has {_SHORTEST} tokens, some of them to learn, "
+            f"within the first {max_length}"
+        )
+    return corpus_of(sequences, held_out=held_out, seed=seed)
+
+
+def corpus_of(sequences: Sequence[TokenSequence], *, held_out: float = 0.05, seed: int = 0) -> TokenCorpus:
+    """Return sequences as a corpus, a share `held_out` of them set aside, MOST_MEASURED at most."""
+    order = list(range(len(sequences)))
+    random.Random(seed).shuffle(order)
+    share = min(MOST_MEASURED, max(1, round(held_out * len(order)))) if held_out > 0 else 0
+    aside = min(len(order) - 1, share)
+    kept = tuple(sorted(order[:aside]))
+    rest = tuple(sorted(order[aside:]))
+    measured = kept or tuple(sorted(order[:MOST_MEASURED]))
+    return TokenCorpus(tuple(sequences), rest, measured, measured_on_training=not kept)
+
+
+def draft_marks(learnt: Tensor, depth: int) -> Tensor:
+    """Return [B, T - 2 - depth]: the positions p whose draft counts down to `depth` (from 0).
+
+    `learnt` [B, T] marks the words that count. A draft made from the state at p and the word p + 1 says the words p + 2
+    to p + 2 + depth: all of them must be the model's. The word p + 1 need not be: the first draft of an answer is made
+    after the prompt's last word.
+    """
+    length = learnt.shape[1] - 2 - depth
+    marks = torch.ones(learnt.shape[0], max(0, length), dtype=torch.bool, device=learnt.device)
+    for ahead in range(2, depth + 3):
+        marks = marks & learnt[:, ahead : ahead + marks.shape[1]]
+    return marks
+
+
+def choosing(learnt: Tensor) -> Tensor:
+    """Return [B, T]: the positions whose state chooses a word of `learnt` [B, T], the one after it."""
+    return F.pad(learnt[:, 1:], (0, 1))

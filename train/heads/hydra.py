@@ -1,0 +1,278 @@
+"""Trains Hydra's heads on a frozen target (Ankner et al. 2024).
+
+Head k = 1..K predicts the word at t + k + 1 from the state at t and the words t + 1 to t + k, which Medusa's heads do
+not see. Hydra learns the text's words; Hydra++ learns the target's own law (teacher loss), with more blocks and a
+decoder layer over the states.
+
+Hydra's heads (Ankner et al. 2024), named as zankner/Hydra's `hydra_mlp`, `hydra_lm_head`, `prefix_embeding_layer`.
+
+Head i reads the state and the embeddings of the i + 1 words that follow it, side by side. Its first block shrinks them:
+res_connection(x) + SiLU(linear(x)); the later ones are Medusa's. Hydra++ puts a decoder layer over the states in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specrun.bindings.errors import OptionError
+from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, draft_marks
+from specrun.train.family.llama import RMSNorm
+from specrun.train.heads.agreement import Agreement, best_words, shifted
+from specrun.train.heads.attention import Attention, FeedForward
+from specrun.train.heads.medusa import ResidualBlock
+from specrun.train.heads.recipe import HeadFiles, HeadRecipe, law_cross_entropy, word_cross_entropy
+from specrun.train.target.features import FeatureSource, TargetMatrices
+from specrun.train.target.target_shape import TargetShape
+from specrun.train.trainer.learner import Learner, LossPart
+from specrun.train.trainer.run import TrainingDefaults
+
+
+class _GroundedBlock(nn.Module):
+    """From [..., (followers + 1) h] to [..., h]; starts as the state alone."""
+
+    def __init__(self, hidden: int, followers: int) -> None:
+        super().__init__()
+        width = hidden * (followers + 1)
+        self.linear = nn.Linear(width, hidden)
+        self.res_connection = nn.Linear(width, hidden)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+        nn.init.zeros_(self.res_connection.weight)
+        nn.init.zeros_(self.res_connection.bias)
+        self.res_connection.weight.data[:, :hidden] = torch.eye(hidden)
+
+    def forward(self, states: Tensor) -> Tensor:
+        found: Tensor = self.res_connection(states) + F.silu(self.linear(states))
+        return found
+
+
+class _PrefixLayer(nn.Module):
+    """Llama's layer with both norms."""
+
+    def __init__(self, shape: TargetShape) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.mlp = FeedForward(shape)
+
+    def forward(self, states: Tensor) -> Tensor:
+        mixed, _ = self.self_attn(self.input_layernorm(states))
+        states = states + mixed
+        found: Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return found
+
+
+class _Prefix(nn.Module):
+    """A Llama of one layer over states instead of embeddings."""
+
+    def __init__(self, shape: TargetShape) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([_PrefixLayer(shape)])
+        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
+
+    def forward(self, states: Tensor) -> Tensor:
+        found: Tensor = self.norm(self.layers[0](states))
+        return found
+
+
+class HydraHeads(nn.Module):
+    """`count` grounded heads of `layers` blocks; `output` [words, h] is what their output matrices start from.
+
+    With `prefix` the layout is Hydra++'s: every second place is upstream's dropout, of the given rate.
+    """
+
+    def __init__(
+        self, shape: TargetShape, count: int, layers: int, output: Tensor, *, prefix: bool, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.prefix_embeding_layer = _Prefix(shape) if prefix else None  # spelt as upstream
+        heads: list[nn.Module] = []
+        outputs: list[nn.Module] = []
+        for head in range(count):
+            blocks: list[nn.Module] = [_GroundedBlock(shape.hidden, head + 1)]
+            blocks += [ResidualBlock(shape.hidden) for _ in range(layers - 1)]
+            linear = nn.Linear(shape.hidden, output.shape[0], bias=False)
+            linear.weight.data.copy_(output.detach().float())
+            if prefix:
+                blocks = [part for block in blocks for part in (nn.Dropout(dropout), block)]
+                outputs.append(nn.Sequential(nn.Dropout(dropout), linear))
+            else:
+                outputs.append(linear)
+            heads.append(nn.Sequential(*blocks))
+        self.hydra_mlp = nn.ModuleList(heads)
+        self.hydra_lm_head = nn.ModuleList(outputs)
+
+    def prefixed(self, states: Tensor) -> Tensor:
+        """Return what heads read of the states [B, T, h]."""
+        if self.prefix_embeding_layer is None:
+            return states
+        found: Tensor = self.prefix_embeding_layer(states)
+        return found
+
+    def logits(self, head: int, states: Tensor, followers: Tensor) -> Tensor:
+        """Return a head's logits [n, words] after states [n, h] and the embeddings [n, (head + 1) h] that follow."""
+        found: Tensor = self.hydra_lm_head[head](self.hydra_mlp[head](torch.cat((states, followers), -1)))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class HydraRecipe(HeadRecipe):
+    """`heads` heads of `layers` blocks.
+
+    `prefix` puts a layer in front (Hydra++); `teacher_weight` and `word_weight` are of the two losses.
+    """
+
+    heads: int = 4
+    layers: int = 1
+    prefix: bool = False
+    teacher_weight: float = 0.0
+    word_weight: float = 1.0
+    dropout: float = 0.0
+
+    kind = "hydra"
+    files_name = "hydra_lm_head.safetensors"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.heads <= 32:
+            raise OptionError(f"{self.heads} heads: give 1 to 32")
+        if not 1 <= self.layers <= 16:
+            raise OptionError(f"{self.layers} blocks a head: give 1 to 16")
+        if min(self.teacher_weight, self.word_weight) < 0 or self.teacher_weight + self.word_weight <= 0:
+            raise OptionError("the weights of the losses: give 0 or more, and one above 0")
+        if not 0 <= self.dropout < 1:
+            raise OptionError(f"a dropout of {self.dropout:g}: give 0 to below 1")
+
+    @classmethod
+    def plus_plus(cls, heads: int = 4, dropout: float = 0.2) -> HydraRecipe:
+        """Return Hydra++ as its authors train it: 4 blocks, the teacher's law only."""
+        return cls(heads=heads, layers=4, prefix=True, teacher_weight=1.0, word_weight=0.0, dropout=dropout)
+
+    def defaults(self, shape: TargetShape) -> TrainingDefaults:
+        """Return the authors' rate, and for Hydra++ their weight decay."""
+        decay = 0.1 if self.prefix else 0.0
+        return TrainingDefaults(learning_rate=5e-4, betas=(0.9, 0.999), clip_norm=1.0, weight_decay=decay)
+
+    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int, *, recompute: bool) -> int:
+        """Return what one head keeps until its gradient is taken, or, of Hydra++, all heads together.
+
+        Of words: the target's law and the logarithm of the head's own for the one loss, the latter for the other. In
+        passing the logits and two gradients.
+        """
+        together = self.heads if self.prefix else 1
+        kept = 2 * (self.teacher_weight > 0) + (self.word_weight > 0)
+        # What a head reads is kept, and once more where dropout chose of it; so is what goes in and out of a block.
+        copies = 2 if self.dropout else 1
+        read = sum(range(self.heads + 2 - together, self.heads + 2)) * copies
+        inside = together * (2 + copies + (self.layers - 1) * (1 + copies) + copies)
+        passing = 3 * (self.heads + 1)
+        layer = 24 * shape.hidden + 6 * shape.feed_forward if self.prefix else 0
+        return 4 * tokens * ((together * kept + 3) * n_words + (read + inside + passing) * shape.hidden + layer)
+
+    @property
+    def smaller(self) -> str:
+        """Fewer of them, or shallower ones."""
+        return "use fewer --heads or --layers"
+
+    def learner(
+        self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
+    ) -> Learner:
+        """Return heads that start as the target's own output."""
+        return HydraLearner(self, shape, target, source)
+
+    def files(self, learner: Learner, shape: TargetShape, n_words: int) -> HeadFiles:
+        """Return upstream's layout. The embeddings that upstream's files repeat are left out."""
+        config: dict[str, Any] = {
+            "hydra_num_heads": self.heads,
+            "hydra_num_layers": self.layers,
+            "hydra_head_arch": "prefix-mlp" if self.prefix else "mlp",
+            "grounded_heads": True,
+            "hidden_state_offset": 0,
+            "hidden_size": shape.hidden,
+            "vocab_size": n_words,
+        }
+        return HeadFiles(config, dict(learner.module.state_dict()))
+
+
+class HydraLearner(Learner):
+    """Heads over given states and the target's embeddings."""
+
+    def __init__(self, recipe: HydraRecipe, shape: TargetShape, target: TargetMatrices, source: FeatureSource) -> None:
+        self.recipe = recipe
+        self.device = target.output.device
+        self.heads = HydraHeads(
+            shape, recipe.heads, recipe.layers, target.output, prefix=recipe.prefix, dropout=recipe.dropout
+        ).to(self.device)
+        self.module = self.heads
+        self._target, self._source = target, source
+
+    def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
+        """Yield each head's loss; of Hydra++ their sum, because all gradients pass the same prefix layer."""
+        states = self._source.features(batch).final
+        read = self.heads.prefixed(states)
+        total: Tensor | None = None
+        reported = 0.0
+        for head in range(self.recipe.heads):
+            marks = draft_marks(batch.learnt, head)
+            if not marks.any():
+                continue
+            with _drawn_from(noise, head):
+                logits = self._logits(head, read, batch.ids, marks)
+            loss = self._loss(logits, batch, states, marks, head)
+            if not self.recipe.prefix:
+                yield LossPart(f"head {head + 1}", loss, float(loss.detach()))
+                continue
+            total = loss if total is None else total + loss
+            reported += float(loss.detach())
+        if total is not None:
+            yield LossPart("heads", total, reported)
+
+    def _loss(self, logits: Tensor, batch: TokenBatch, states: Tensor, marks: Tensor, head: int) -> Tensor:
+        """The weighted sum of the two losses of a head."""
+        loss = torch.zeros((), device=self.device)
+        if self.recipe.teacher_weight:
+            law = self._target.law(states[:, head + 1 : head + 1 + marks.shape[1]][marks])
+            loss = loss + self.recipe.teacher_weight * law_cross_entropy(logits, law)
+        if self.recipe.word_weight:
+            loss = loss + self.recipe.word_weight * word_cross_entropy(logits, batch.ids[:, head + 2 :][marks])
+        return loss
+
+    def _logits(self, head: int, read: Tensor, ids: Tensor, marks: Tensor) -> Tensor:
+        """Return a head's logits at the marked positions [B, length] given the words of the text."""
+        length = marks.shape[1]
+        words = [shifted(ids, 1 + ahead, length)[marks] for ahead in range(head + 1)]
+        followers = torch.cat([self._target.embedding[one].to(read.dtype) for one in words], -1)
+        return self.heads.logits(head, read[:, :length][marks], followers)
+
+    def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
+        """Return how often heads that know the words before theirs guess what the target would say."""
+        agreement = Agreement(self.recipe.heads, "head")
+        for batch in batches:
+            states = self._source.features(batch).final
+            places = batch.ids.shape[1] - 2
+            if places < 1:
+                continue
+            read = self.heads.prefixed(states)
+            start = draft_marks(batch.learnt, 0)
+            drafted, chosen, counted = [], [], []
+            for head in range(self.recipe.heads):
+                drafted.append(best_words(self._logits(head, read, batch.ids, start)))
+                chosen.append(self._target.logits(shifted(states, head + 1, places)[start]).argmax(-1))
+                counted.append(shifted(draft_marks(batch.learnt, head), 0, places)[start])
+            agreement.add(drafted, chosen, counted)
+        return agreement.measures()
+
+
+@contextmanager
+def _drawn_from(noise: torch.Generator, head: int) -> Iterator[None]:
+    """Let dropout, which draws from torch's own source, draw what `noise` decides."""
+    with torch.random.fork_rng(devices=[noise.device] if noise.device.type == "cuda" else []):
+        torch.manual_seed(noise.initial_seed() + head)
+        yield

@@ -1,0 +1,166 @@
+"""Trains Medusa's heads on a frozen target: Medusa-1 (Cai et al. 2024, section 2.2.1).
+
+From the final state at position t, head k = 1..K predicts the word at t + k + 1. The loss is
+sum_k lambda^k CE_k (equation 1, lambda = 0.8): the cross-entropy with the text's words, or, for heads that learn from
+the model's own law on answers it wrote itself (section 2.3), the divergence from the law the target has there.
+
+Medusa's heads (Cai et al. 2024, section 2.1.1), named as FasterDecoding/Medusa's medusa_lm_head.
+
+Head i is `[ResBlock] * layers + [Linear]`: keys `{i}.{j}.linear.weight`, `{i}.{j}.linear.bias`, `{i}.{layers}.weight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specrun.bindings.errors import OptionError
+from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, draft_marks
+from specrun.train.heads.agreement import Agreement, best_words, shifted
+from specrun.train.heads.recipe import HeadFiles, HeadRecipe, divergence_from_law, word_cross_entropy
+from specrun.train.target.features import FeatureSource, TargetMatrices
+from specrun.train.target.target_shape import TargetShape
+from specrun.train.trainer.learner import Learner, LossPart
+from specrun.train.trainer.run import TrainingDefaults
+
+
+class ResidualBlock(nn.Module):
+    """x + SiLU(W x + b); starts as the identity."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, hidden)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[..., hidden] to the same shape."""
+        return states + F.silu(self.linear(states))
+
+
+class MedusaHeads(nn.ModuleList):
+    """`count` heads over final hidden states; head i predicts the word i + 2 places after the state's own token.
+
+    With `output` [words, hidden], each head owns an output matrix that starts as a copy of it, so that an untrained
+    head predicts what the target itself would say next. Without it, heads return states for the target's own matrix.
+    """
+
+    def __init__(self, hidden: int, count: int, layers: int, output: Tensor | None) -> None:
+        heads = []
+        for _ in range(count):
+            blocks: list[nn.Module] = [ResidualBlock(hidden) for _ in range(layers)]
+            if output is not None:
+                linear = nn.Linear(hidden, output.shape[0], bias=False)
+                linear.weight.data.copy_(output.detach().float())
+                blocks.append(linear)
+            heads.append(nn.Sequential(*blocks))
+        super().__init__(heads)
+        self.owns_output = output is not None
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaRecipe(HeadRecipe):
+    """`heads` heads of `layers` residual blocks; the loss of head k weighs `decay` ** k.
+
+    `own_output` gives each head an output matrix of its own, as upstream's have; without, heads are small and use the
+    target's, which only specrun runs. `from_law` learns from the target's law instead of the text's words.
+    """
+
+    heads: int = 5
+    layers: int = 1
+    decay: float = 0.8
+    own_output: bool = True
+    from_law: bool = False
+
+    kind = "medusa"
+    files_name = "medusa_lm_head.safetensors"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.heads <= 32:
+            raise OptionError(f"{self.heads} heads: give 1 to 32")
+        if not 1 <= self.layers <= 16:
+            raise OptionError(f"{self.layers} residual blocks a head: give 1 to 16")
+        if not 0 < self.decay <= 1:
+            raise OptionError(f"a decay of {self.decay:g}: give a number above 0, at most 1")
+
+    def defaults(self, shape: TargetShape) -> TrainingDefaults:
+        """Return the paper's rate."""
+        return TrainingDefaults(learning_rate=1e-3, betas=(0.9, 0.999), clip_norm=1.0)
+
+    def learner(
+        self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
+    ) -> Learner:
+        """Return heads that start as the target's own output."""
+        return MedusaLearner(self, shape, target, source)
+
+    @property
+    def smaller(self) -> str:
+        """Without an output matrix of its own a head is a hundredth; else there is only fewer of them."""
+        return "use --shared-output or fewer --heads" if self.own_output else "use fewer --heads or --layers"
+
+    def files(self, learner: Learner, shape: TargetShape, n_words: int) -> HeadFiles:
+        """Return upstream's layout: medusa_lm_head and a config."""
+        config: dict[str, Any] = {
+            "medusa_num_heads": self.heads,
+            "medusa_num_layers": self.layers,
+            "hidden_size": shape.hidden,
+            "vocab_size": n_words,
+            "version": "2",
+        }
+        return HeadFiles(config, dict(learner.module.state_dict()))
+
+
+class MedusaLearner(Learner):
+    """Heads over given states."""
+
+    def __init__(self, recipe: MedusaRecipe, shape: TargetShape, target: TargetMatrices, source: FeatureSource) -> None:
+        self.recipe = recipe
+        self.device = target.output.device
+        output = target.output if recipe.own_output else None
+        self.heads = MedusaHeads(shape.hidden, recipe.heads, recipe.layers, output).to(self.device)
+        self.module = self.heads
+        self._target, self._source = target, source
+
+    def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
+        """Yield each head's loss."""
+        states = self._source.features(batch).final
+        for head in range(self.recipe.heads):
+            marks = draft_marks(batch.learnt, head)
+            if not marks.any():
+                continue
+            logits = self.logits(head, states[:, : marks.shape[1]][marks])
+            if self.recipe.from_law:
+                law = self._target.law(states[:, head + 1 : head + 1 + marks.shape[1]][marks])
+                plain = divergence_from_law(logits, law)
+            else:
+                plain = word_cross_entropy(logits, batch.ids[:, head + 2 :][marks])
+            weight = self.recipe.decay ** (head + 1)
+            yield LossPart(f"head {head + 1}", weight * plain, float(plain.detach()))
+
+    def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
+        """Return how often heads rank first, or among five, what the target would say at their place."""
+        agreement = Agreement(self.recipe.heads, "head")
+        for batch in batches:
+            states = self._source.features(batch).final
+            places = batch.ids.shape[1] - 2
+            if places < 1:
+                continue
+            start = draft_marks(batch.learnt, 0)
+            rows = states[:, :places][start]
+            drafted, chosen, counted = [], [], []
+            for head in range(self.recipe.heads):
+                drafted.append(best_words(self.logits(head, rows)))
+                chosen.append(self._target.logits(shifted(states, head + 1, places)[start]).argmax(-1))
+                counted.append(shifted(draft_marks(batch.learnt, head), 0, places)[start])
+            agreement.add(drafted, chosen, counted)
+        return agreement.measures()
+
+    def logits(self, head: int, rows: Tensor) -> Tensor:
+        """Return a head's logits [n, words] after states [n, h]."""
+        found: Tensor = self.heads[head](rows)
+        return found if self.heads.owns_output else self._target.logits(found)

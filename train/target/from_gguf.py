@@ -1,0 +1,207 @@
+"""A GGUF file of a Llama back to the Hugging Face folder it could have come from: weights to train against.
+
+What is quantized becomes the float32 numbers it stands for, so the folder computes what the file computes, not what
+the original did: heads and drafters trained with it fit the file that will be run.
+
+The tokenizer of a GGUF file as the files that Hugging Face tools read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from specrun.bindings.atomic import atomic_path
+from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.bindings.gguf import ArrayValue, GGUFHeader
+from specrun.convert.gguf import GGUFSource
+from specrun.convert.tokenizer import CONTROL, USER_DEFINED
+
+_KEY = "tokenizer.ggml."
+
+
+def tokenizer_from_gguf(header: GGUFHeader, path: Path) -> Tokenizer:
+    """Return the byte-level BPE tokenizer of the file in `path`, whose header is given.
+
+    Raises UnsupportedModelError for other kinds and other ways of splitting text than GPT-2's.
+    """
+    kind, pre = (header.metadata.get(_KEY + name) for name in ("model", "pre"))
+    if (kind, pre) != ("gpt2", "gpt-2"):
+        raise UnsupportedModelError(
+            f"{path} has a tokenizer of kind {kind!r} that splits text as {pre!r}: only 'gpt2' with 'gpt-2' can be "
+            "read back; use the folder it was converted from"
+        )
+    words, types, merges = (_list(header, name, path) for name in ("tokens", "token_type", "merges"))
+    vocabulary = {str(word): token for token, word in enumerate(words)}
+    # A file of a tokenizer without merges has one of two words that are no longer than a byte each, which does no harm.
+    pairs = [tuple(str(merge).split(" ", 1)) for merge in merges]
+    known = [pair for pair in pairs if len(pair) == 2 and "".join(pair) in vocabulary]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=known))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    for word, number in zip(words, types, strict=True):
+        if number == CONTROL:
+            tokenizer.add_special_tokens([AddedToken(str(word), normalized=False)])
+        elif number == USER_DEFINED:
+            tokenizer.add_tokens([AddedToken(str(word), normalized=False)])
+    misplaced = next((word for token, word in enumerate(words) if tokenizer.token_to_id(str(word)) != token), None)
+    if misplaced is not None:
+        raise MalformedFileError(f"{path} has the word {misplaced!r} more than once in its vocabulary")
+    return tokenizer
+
+
+def tokenizer_settings(header: GGUFHeader, path: Path) -> dict[str, Any]:
+    """Return the content of tokenizer_config.json: special words, what is added to texts, the chat template."""
+    words = _list(header, "tokens", path)
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
+        token = header.metadata.get(f"{_KEY}{ours}_token_id")
+        if isinstance(token, int):
+            settings[f"{theirs}_token"] = words[token]
+    for name in ("bos", "eos"):
+        settings[f"add_{name}_token"] = bool(header.metadata.get(f"{_KEY}add_{name}_token", False))
+    template = header.metadata.get("tokenizer.chat_template")
+    if template is not None:
+        settings["chat_template"] = template
+    return settings
+
+
+def write_tokenizer(header: GGUFHeader, path: Path, folder: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json into `folder`."""
+    tokenizer_from_gguf(header, path).save(str(folder / "tokenizer.json"))
+    text = json.dumps(tokenizer_settings(header, path), indent=2, ensure_ascii=False)
+    (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _list(header: GGUFHeader, name: str, path: Path) -> list[Any]:
+    value = header.metadata.get(_KEY + name)
+    if not isinstance(value, ArrayValue):
+        raise MalformedFileError(f"{path} has no list {_KEY}{name}")
+    return value.tolist()
+
+
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_WHOLE_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+
+def folder_from_gguf(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
+    """Write config.json, tokenizer files and, last, model.safetensors (float32) into `folder`; return it.
+
+    Raises UnsupportedModelError for anything but a plain Llama (no experts, no biases, no scaled rotary positions)
+    with GPT-2's way of splitting text; FileMissingError, MalformedFileError.
+    """
+    file = GGUFSource(source)
+    config = _config(file)
+    weights = {name: torch.from_numpy(array) for name, array in _weights(file, config)}
+    destination = Path(folder)
+    destination.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(file.header, file.path, destination)
+    (destination / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    with atomic_path(destination / "model.safetensors", force=True) as aside:
+        save_file(weights, aside, metadata={"format": "pt"})
+    return destination
+
+
+def _config(file: GGUFSource) -> dict[str, Any]:
+    """Return the config.json of the Llama in a file."""
+    metadata = file.header.metadata
+    if file.header.architecture != "llama":
+        raise UnsupportedModelError(f"{file.path} is a {file.header.architecture} model: only llama can be read back")
+    scaling = metadata.get("llama.rope.scaling.type", "none")
+    if scaling != "none" or "rope_freqs.weight" in file.tensors or "llama.expert_count" in metadata:
+        raise UnsupportedModelError(
+            f"{file.path} has experts or scaled rotary positions, which cannot be read back; "
+            "use the folder it was converted from"
+        )
+    embeddings = file.tensors.get("token_embd.weight")
+    if embeddings is None:
+        raise MalformedFileError(f"{file.path} has no tensor token_embd.weight")
+    width, heads = file.count("llama.embedding_length"), file.count("llama.attention.head_count")
+    head_dim = metadata.get("llama.rope.dimension_count", width // heads)
+    if metadata.get("llama.attention.key_length", head_dim) != head_dim:
+        raise UnsupportedModelError(f"{file.path} turns a part of each head only, which cannot be read back")
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": width,
+        "num_hidden_layers": file.count("llama.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.get("llama.attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "intermediate_size": file.count("llama.feed_forward_length"),
+        "vocab_size": embeddings.shape[1],
+        "rms_norm_eps": _number(file, "llama.attention.layer_norm_rms_epsilon"),
+        "rope_theta": _number(file, "llama.rope.freq_base", 10000.0),
+        "max_position_embeddings": file.count("llama.context_length"),
+        "hidden_act": "silu",
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "torch_dtype": "float32",
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+    for name in ("bos", "eos"):
+        config[f"{name}_token_id"] = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    return config
+
+
+def _number(file: GGUFSource, key: str, default: float | None = None) -> float:
+    value = file.header.metadata.get(key, default)
+    if not isinstance(value, float) or not math.isfinite(value):
+        raise MalformedFileError(f"{file.path} has no number as {key}")
+    # Written as float32: 1e-05, not 9.999999747378752e-06.
+    return float(str(np.float32(value)))
+
+
+def _weights(file: GGUFSource, config: dict[str, Any]) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    """Yield every tensor with Hugging Face's name, float32."""
+    for name, tensor in file.tensors.items():
+        numbers = file.numbers(tensor)
+        part = name.split(".")[2] if name.startswith("blk.") else ""
+        if part in ("attn_q", "attn_k"):
+            heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
+            numbers = _in_halves(numbers, heads)
+        yield _name(name, file), numbers
+
+
+def _in_halves(matrix: npt.NDArray[np.float32], n_heads: int) -> npt.NDArray[np.float32]:
+    """Return the rows of each head in Hugging Face's order: llama.cpp turns neighbours, i and i + 1, it i and i + half.
+
+    So row 2 i + s of a head is row i + s half of the result.
+    """
+    rows, width = matrix.shape
+    return np.ascontiguousarray(
+        matrix.reshape(n_heads, rows // n_heads // 2, 2, width).swapaxes(1, 2).reshape(rows, width)
+    )
+
+
+def _name(name: str, file: GGUFSource) -> str:
+    if name in _WHOLE_NAMES:
+        return _WHOLE_NAMES[name]
+    pieces = name.split(".")
+    if len(pieces) != 4 or pieces[0] != "blk" or pieces[3] != "weight" or pieces[2] not in _LAYER_NAMES:
+        raise UnsupportedModelError(f"{file.path} has the tensor {name}, which no plain Llama has")
+    return f"model.layers.{pieces[1]}.{_LAYER_NAMES[pieces[2]]}.weight"

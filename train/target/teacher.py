@@ -1,0 +1,182 @@
+"""A GGUF target as the teacher: its hidden states from llama.cpp, its matrices read and dequantized for torch.
+
+A target that is too large for torch teaches quantized: states are computed once, by the runtime's own bindings, and the
+head learns what it will see when it drafts for that very file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from specrun.bindings.batch import Batch
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
+from specrun.bindings.gguf import TENSOR_TYPES, GGUFHeader, read_header, stored_bytes
+from specrun.bindings.model import Model
+from specrun.convert.checkpoint import read_array
+from specrun.convert.gguf import GGUFSource
+from specrun.train.data.target_tokens import TargetWords
+from specrun.train.data.token_corpus import TokenBatch
+from specrun.train.target.features import Features, TargetMatrices
+from specrun.train.target.target_shape import TargetShape
+
+_OUTPUT, _OUTPUT_BIAS, _EMBEDDING = "output.weight", "output.bias", "token_embd.weight"
+_PROBE = "The quick brown fox jumps over 13 lazy dogs.\n\tdef f(x):  # Zwölf Boxkämpfer, 東京"
+
+
+def teacher_matrices(path: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> TargetMatrices:
+    """Return the embedding and output matrix of a file, dequantized, tied ones as one; raises as `check_teacher`."""
+    source = GGUFSource(path)
+    _check_logits(path, source.header)
+    cap = source.header.metadata.get(f"{source.header.architecture}.final_logit_softcapping")
+    softcap = float(cap) if isinstance(cap, int | float) and cap > 0 else None
+    embedding = _matrix(source, _EMBEDDING).to(device, dtype)
+    output = _matrix(source, _OUTPUT).to(device, dtype) if _OUTPUT in source.tensors else embedding
+    return TargetMatrices(embedding, output, softcap)
+
+
+def _matrix(source: GGUFSource, name: str) -> Tensor:
+    info = source.tensors.get(name)
+    if info is None:
+        raise MalformedFileError(f"{source.path} has no tensor {name}: it is no target")
+    rows, columns = info.shape[1], info.shape[0]
+    kind = next((kind for kind in TENSOR_TYPES.values() if kind.name == info.type_name), None)
+    if kind is None:
+        raise UnsupportedModelError(f"{source.path} stores {name} as {info.type_name}, which cannot be read here")
+    per_row = columns // kind.block_size * kind.block_bytes
+    if stored_bytes(info.shape, info.type_name) != rows * per_row:
+        raise MalformedFileError(f"{source.path} has {name} in blocks that do not divide its rows")
+    raw = read_array(source.path, np.uint8, (rows, per_row), info.offset)
+    if info.type_name in ("F32", "F16"):
+        return torch.from_numpy(raw.view(np.float32 if info.type_name == "F32" else np.float16).astype(np.float32))
+    try:
+        found: npt.NDArray[np.float32] = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[info.type_name])
+    except (KeyError, NotImplementedError) as error:
+        raise UnsupportedModelError(f"{source.path} stores {name} as {info.type_name}, which cannot be read") from error
+    return torch.from_numpy(np.ascontiguousarray(found, np.float32))
+
+
+def check_teacher(path: Path, words: TargetWords, n_words: int, shape: TargetShape) -> None:
+    """Raise PairError unless the GGUF file has the words and the sizes of the folder; no weights are read.
+
+    Raises UnsupportedModelError where its logits are not its output matrix (and a soft cap) times its states.
+    """
+    header = read_header(path)
+    _check_logits(path, header)
+    pair = f"{path} is not {words.folder} in GGUF"
+    sizes = {name: _size(header, path, key) for name, key in (("width", "embedding_length"), ("layers", "block_count"))}
+    nextn = header.metadata.get(f"{header.architecture}.nextn_predict_layers")
+    if isinstance(nextn, int):  # blocks behind the layers, which a folder's num_hidden_layers leaves out
+        sizes["layers"] -= nextn
+    if sizes["width"] != shape.hidden:
+        raise PairError(f"{pair}: its states have {sizes['width']} numbers, and the folder's {shape.hidden}")
+    if sizes["layers"] != shape.n_layers:
+        raise PairError(f"{pair}: it has {sizes['layers']} layers, and the folder {shape.n_layers}")
+    with Model(path, vocab_only=True) as model:
+        check_same_words(model, words, n_words)
+
+
+def _check_logits(path: Path, header: GGUFHeader) -> None:
+    scale = header.metadata.get(f"{header.architecture}.logit_scale", 1.0)
+    changed = f"multiplies or divides its logits by {scale}" if scale != 1.0 else None
+    if any(tensor.name == _OUTPUT_BIAS for tensor in header.tensors):
+        changed = f"adds {_OUTPUT_BIAS} to its logits"
+    if changed is not None:
+        raise UnsupportedModelError(
+            f"{path} is a {header.architecture} model that {changed}, which training does not know how to do: "
+            "use a target of another family"
+        )
+
+
+def _size(header: GGUFHeader, path: Path, key: str) -> int:
+    value = header.metadata.get(f"{header.architecture}.{key}")
+    if not isinstance(value, int):
+        raise MalformedFileError(f"{path} has no {header.architecture}.{key}: it is no target")
+    return value
+
+
+def check_same_words(model: Model, words: TargetWords, n_words: int) -> None:
+    """Raise PairError unless the GGUF file and the folder have the same words."""
+    pair = f"{model.path} is not {words.folder} in GGUF"
+    if model.vocabulary.size != n_words:
+        raise PairError(f"{pair}: it has {model.vocabulary.size} words, and the folder {n_words}")
+    theirs, ours = model.vocabulary.tokenize(_PROBE), words.tokenize(_PROBE)
+    if theirs != ours:
+        place = next(
+            (i for i, (one, other) in enumerate(zip(theirs, ours, strict=False)) if one != other),
+            min(len(theirs), len(ours)),
+        )
+        raise PairError(f"{pair}: the same text is token {_at(theirs, place)} here and {_at(ours, place)} there")
+
+
+def _at(tokens: Sequence[int], place: int) -> str:
+    return str(tokens[place]) if place < len(tokens) else "none"
+
+
+class TeacherFeatures:
+    """States of single sequences, as llama.cpp computes them. Owns native memory: close it.
+
+    Raises UnsupportedModelError where `taps` are asked of an architecture that does not hand out its layers' inputs.
+    """
+
+    def __init__(self, model: Model, longest: int, taps: tuple[int, ...] = (), *, n_threads: int = 0) -> None:
+        self.taps = taps
+        self._model = model
+        size = -(-longest // 256) * 256
+        options = ContextOptions(
+            n_ctx=size,
+            n_batch=min(512, size),
+            n_outputs=min(512, size),
+            n_threads=n_threads,
+            n_threads_batch=n_threads,
+            hidden_states=True,
+            layer_inputs=tuple(dict.fromkeys(taps)),
+        )
+        self._context = Context(model, options)
+        self._batch = Batch(self._context.n_batch, 1)
+
+    def features(self, batch: TokenBatch) -> Features:
+        """Return the states of a batch of sequences, one after the other."""
+        width = self._model.n_embd
+        found = torch.zeros(*batch.ids.shape, width * (1 + len(self.taps)))
+        for row, (ids, valid) in enumerate(zip(batch.ids, batch.valid, strict=True)):
+            states = self._states(ids[valid].tolist())
+            found[row, : len(states)] = torch.from_numpy(states)
+        found = found.to(batch.ids.device)
+        return Features(found[..., :width], found[..., width:] if self.taps else None)
+
+    def _states(self, tokens: list[int]) -> npt.NDArray[np.float32]:
+        """Return the final states of one sequence, and the inputs of the tapped layers beside them."""
+        context, width = self._context, self._model.n_embd
+        context.memory.clear()
+        found = np.empty((len(tokens), width * (1 + len(self.taps))), np.float32)
+        for start in range(0, len(tokens), self._batch.capacity):
+            piece = tokens[start : start + self._batch.capacity]
+            self._batch.fill_chain(piece, start, [0], len(piece))
+            rows = context.decode(self._batch)
+            for row in range(len(piece)):
+                found[start + row, :width] = rows.hidden_state(row)
+                for place, tap in enumerate(self.taps, 1):
+                    found[start + row, place * width : (place + 1) * width] = rows.layer_input(row, tap)
+        return found
+
+    def close(self) -> None:
+        """Free the context."""
+        self._context.close()
+
+    def __enter__(self) -> TeacherFeatures:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""The trainer: steps, optimizers, checkpoints, exact resumption, memory and precision."""

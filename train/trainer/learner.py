@@ -1,0 +1,85 @@
+"""What a trainer trains: parameters, a loss on a batch, and measures on held-out data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specrun.train.data.token_corpus import TokenBatch
+
+
+@dataclass(frozen=True, slots=True)
+class LossPart:
+    """A summand of the loss, weighted; `name` is what curves call it, `plain` its value without the weight."""
+
+    name: str
+    value: Tensor
+    plain: float
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """Parameters that share a learning rate.
+
+    `rate` multiplies the run's learning rate; `starts_at` is the step at which these begin to learn. `hidden_matrices`
+    are 2-D weights between hidden states, which the run's `matrix_optimizer` trains.
+    """
+
+    parameters: Sequence[nn.Parameter]
+    rate: float = 1.0
+    starts_at: int = 0
+    hidden_matrices: bool = False
+
+
+class Learner(ABC):
+    """Something to train on batches of token sequences."""
+
+    module: nn.Module
+    """Its parameters and buffers are what checkpoints hold."""
+
+    device: torch.device
+
+    recompute: bool = True
+    """Whether what gradients need is computed again rather than kept, where there is much of it: the same numbers."""
+
+    def groups(self) -> list[ParameterGroup]:
+        """Return what is trained: by default all of `module` that wants gradients."""
+        return [ParameterGroup([one for one in self.module.parameters() if one.requires_grad])]
+
+    @property
+    def n_trained(self) -> int:
+        """How many parameters are trained."""
+        return sum(parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad)
+
+    def learning(self, on: bool) -> None:
+        """Switch to learning, or to being measured: by default what torch calls training, with dropout.
+
+        Dropout draws from torch's own source: who has some decides what it draws, or stays in evaluation mode.
+        """
+        self.module.train(on)
+
+    @abstractmethod
+    def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
+        """Yield the summands of the loss.
+
+        The gradient of each is taken before the next is asked for, so that logits of several heads need not be in
+        memory together: parts must not share what only one of them computed. All randomness comes from `noise`, which
+        depends on seed and step alone.
+        """
+
+    @abstractmethod
+    def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
+        """Return what the module can do on held-out batches, by name, such as {"head 1 top-1": 0.71}."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold; by default the module's own."""
+        return self.module.state_dict()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        self.module.load_state_dict(state)

@@ -1,0 +1,148 @@
+"""The checkpoint of a training run: parameters, optimizer, curves, and the place in the data, whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specrun.bindings.atomic import atomic_path
+from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError
+from specrun.train.trainer.learner import Learner
+from specrun.train.trainer.listener import Curves
+from specrun.train.trainer.optimizer_step import OptimizerStep
+from specrun.train.trainer.precision import dtype_name
+
+_FORMAT = 3  # raised where a run would go on differently: 2 counts answers' first words, 3 knows the size of taps
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`step` steps are done, the next batch is number `index` of `epoch`; replaced whole, so no Ctrl-C splits it."""
+
+    step: int = 0
+    epoch: int = 0
+    index: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierRun:
+    """What a resumed run must be like, before it is loaded: `identity`, and the precision that it last computed in.
+
+    Empty where nothing is resumed; `precision` is None where a checkpoint does not tell.
+    """
+
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    precision: str | None = None
+
+
+def check_checkpoint(path: Path, *, resume: bool) -> None:
+    """Raise FileMissingError where there is no checkpoint to resume, OptionError where one would be overwritten."""
+    if resume and not path.exists():
+        raise FileMissingError(f"there is no {path} to resume: leave out --resume to begin")
+    if not resume and path.exists():
+        raise OptionError(f"{path} holds an earlier run: go on with --resume, or choose another folder")
+
+
+def earlier_run(path: Path, *, resume: bool) -> EarlierRun:
+    """Return what the checkpoint says of its run where `resume` is given; no weights are read.
+
+    Raises MalformedFileError where it is damaged or of another version.
+    """
+    if not resume:
+        return EarlierRun()
+    state = _checked(path, peek_state)
+    return EarlierRun(dict(state["identity"]), state.get("precision"))
+
+
+def check_same_run(path: Path, earlier: EarlierRun, identity: Mapping[str, Any]) -> None:
+    """Raise OptionError where a resumed run differs from its checkpoint: before long work, not after it."""
+    if earlier.identity:
+        _check_same(earlier.identity, identity, path)
+
+
+def save_run(
+    path: Path,
+    identity: dict[str, Any],
+    learner: Learner,
+    optimizer: OptimizerStep,
+    place: Place,
+    curves: Curves,
+    *,
+    precision: torch.dtype = torch.float32,
+) -> None:
+    """Replace the checkpoint; `identity` names what a resumed run must have in common with this one.
+
+    `precision` need not be the same, but a run that is left the choice goes on in it.
+    """
+    state = {
+        "format": _FORMAT,
+        "identity": identity,
+        "precision": dtype_name(precision),
+        "learner": learner.state(),
+        **optimizer.state(),
+        "place": dataclasses.asdict(place),
+        "curves": dataclasses.asdict(curves),
+    }
+    save_state(path, state)
+
+
+def load_run(path: Path, identity: dict[str, Any], learner: Learner, optimizer: OptimizerStep) -> tuple[Place, Curves]:
+    """Put learner and optimizer where the checkpoint left them; return the place and the curves up to it.
+
+    Raises MalformedFileError where it is damaged or of another version, OptionError where `identity` differs.
+    """
+    state = _checked(path, load_state)
+    _check_same(state["identity"], identity, path)
+    learner.load_state(state["learner"])
+    optimizer.load_state(state)
+    stored = state["curves"]
+    measures = [(int(step), dict(values)) for step, values in stored["measures"]]
+    curves = Curves(list(stored["losses"]), {k: list(v) for k, v in stored["parts"].items()}, measures)
+    return Place(**state["place"]), curves
+
+
+def _checked(path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        state = read(path)
+        found = state["format"] == _FORMAT
+    except Exception as error:  # torch raises many kinds for a damaged file
+        raise MalformedFileError(f"{path} is not a checkpoint of specrun: begin anew without --resume") from error
+    if not found:
+        raise MalformedFileError(f"{path} is a checkpoint of another version of specrun: begin anew")
+    return state
+
+
+def _check_same(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
+    for name in sorted(stored.keys() | wanted.keys()):
+        before, now = stored.get(name), wanted.get(name)
+        if before != now:
+            raise OptionError(
+                f"{path} was made with {name.replace('_', ' ')} {before} and --resume asks for {now}: give the same, "
+                "or begin anew in another folder"
+            )
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Write a training state whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(path, force=True) as aside:
+        torch.save(state, aside)
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Read a training state; only tensors and plain values are accepted."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
+
+
+def peek_state(path: Path) -> dict[str, Any]:
+    """Read a training state without its tensors' numbers, which are only mapped."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return state

@@ -1,0 +1,213 @@
+"""The trainer of all models: steps, checkpoints, measures, and exact resumption.
+
+A run is a function of its settings and data: the batches of an epoch come from (seed, epoch), noise from (seed, step),
+so that a run continued from a checkpoint repeats the losses of one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specrun.bindings.errors import OutOfMemoryError
+from specrun.train.data.token_corpus import EpochTexts, TokenBatch
+from specrun.train.trainer.faults import held_interrupt, is_allocation_failure, too_little_memory
+from specrun.train.trainer.learner import Learner
+from specrun.train.trainer.listener import Curves, TrainingResult, TrainingStatus
+from specrun.train.trainer.optimizer_step import OptimizerStep, PartValues
+from specrun.train.trainer.run_checkpoint import Place, check_checkpoint, load_run, save_run
+from specrun.train.trainer.settings import TrainerSettings
+
+logger = logging.getLogger(__name__)
+_SMOOTHING = 0.95  # of the loss that is shown
+
+
+Report = Callable[[TrainingStatus], None]
+
+
+def train_learner(
+    learner: Learner,
+    texts: EpochTexts,
+    settings: TrainerSettings,
+    state_path: Path | None = None,
+    *,
+    resume: bool = False,
+    identity: dict[str, Any] | None = None,
+    report: Report | None = None,
+) -> TrainingResult:
+    """Train `learner` in place on `texts` for `settings.steps` steps.
+
+    With a `state_path` the state is saved there every `save_seconds`, on Ctrl-C and at the end; `resume` continues
+    from it. `identity` names what else must be the same then (data, target, kind of head), in plain values. Raises
+    SpecrunError where the loss or a gradient is not a number: the last checkpoint is kept; and OutOfMemoryError where
+    a step or a measure finds no memory: the steps before it are saved.
+    """
+    run = _Run(learner, texts, settings, state_path, {**settings.identity, **(identity or {})}, report)
+    if state_path is not None:
+        run.open(resume=resume)
+    return run.train()
+
+
+class _Run:
+    def __init__(
+        self,
+        learner: Learner,
+        texts: EpochTexts,
+        settings: TrainerSettings,
+        state_path: Path | None,
+        identity: dict[str, Any],
+        report: Report | None,
+    ) -> None:
+        self._learner, self._settings = learner, settings
+        self._corpus_of = functools.lru_cache(maxsize=1)(texts.epoch)
+        self._state_path, self._identity, self._report = state_path, identity, report
+        self._optimizer = OptimizerStep(learner, settings, self._kept)
+        self._place = Place()
+        self._curves = Curves()
+        self._saved: tuple[int, int] | None = None  # steps and measures of the checkpoint
+        self._smooth: float | None = None
+        self._whole = True  # whether parameters, optimizer and place belong to the same step
+
+    def open(self, *, resume: bool) -> None:
+        """Continue from the checkpoint, or make sure that none is overwritten."""
+        assert self._state_path is not None
+        check_checkpoint(self._state_path, resume=resume)
+        if not resume:
+            return
+        self._place, self._curves = load_run(self._state_path, self._identity, self._learner, self._optimizer)
+        self._saved = (self._place.step, len(self._curves.measures))
+        for loss in self._curves.losses:
+            self._smooth = _smoothed(self._smooth, loss)
+        logger.info("continuing from step %d", self._place.step)
+
+    def train(self) -> TrainingResult:
+        resumed_at = self._place.step
+        try:
+            self._take_steps()
+            self._save()  # before the last measure, which may be long
+            if self._measure_is_due():
+                self._measure()
+                self._tell()
+            self._save()
+        except KeyboardInterrupt:
+            self._save()
+            raise
+        except (MemoryError, RuntimeError) as error:
+            if not is_allocation_failure(error):
+                raise
+            raise self._out_of_memory() from error
+        return TrainingResult(self._curves, self._place.tokens, self._place.seconds, resumed_at)
+
+    def _take_steps(self) -> None:
+        """Make the steps that are left, with measures and checkpoints in between."""
+        settings = self._settings
+        saved_at = time.monotonic()
+        self._learner.learning(True)
+        for numbers in self._batches():
+            if self._measure_is_due():  # of a run that was stopped while it measured
+                self._measure()
+            self._step(self._corpus_of(self._place.epoch).batch(numbers))
+            if self._place.step < settings.steps and self._measure_is_due():
+                self._measure()
+            self._tell()
+            if time.monotonic() - saved_at > settings.save_seconds:
+                self._save()
+                saved_at = time.monotonic()
+
+    def _batches(self) -> Iterator[tuple[int, ...]]:
+        """Yield the batches that are left; the place moves on after each."""
+        settings = self._settings
+        while self._place.step < settings.steps:
+            epoch = self._place.epoch
+            batches = self._corpus_of(epoch).training_batches(epoch, settings.seed, settings.tokens_per_batch)
+            while self._place.index < len(batches) and self._place.step < settings.steps:
+                yield batches[self._place.index]
+            if self._place.index >= len(batches):
+                self._place = dataclasses.replace(self._place, epoch=epoch + 1, index=0)
+
+    def _step(self, batch: TokenBatch) -> None:
+        """Make one step: gradients of all parts of the loss, an update, and the place after it."""
+        started = time.monotonic()
+        place = self._place
+        values = self._optimizer.gradients(batch, place.step)
+        after = dataclasses.replace(
+            place, step=place.step + 1, index=place.index + 1, tokens=place.tokens + batch.n_tokens
+        )
+        with held_interrupt():  # a checkpoint can be made before or after, not in between
+            self._whole = False
+            self._optimizer.update(place.step)
+            self._note(values)
+            self._place = dataclasses.replace(after, seconds=place.seconds + time.monotonic() - started)
+            self._whole = True
+
+    def _note(self, values: PartValues) -> None:
+        total = sum(value for value, _ in values.values())
+        self._curves.losses.append(total)
+        for name, (_, plain) in values.items():
+            self._curves.parts.setdefault(name, []).append(plain)
+        self._smooth = _smoothed(self._smooth, total)
+
+    def _measure_is_due(self) -> bool:
+        step, every = self._place.step, self._settings.measure_every
+        measured = self._curves.measures[-1][0] if self._curves.measures else 0
+        return step > measured and (step == self._settings.steps or (every > 0 and step % every == 0))
+
+    def _measure(self) -> None:
+        self._learner.learning(False)
+        corpus = self._corpus_of(self._place.epoch)
+        batches = corpus.held_out_batches(self._settings.tokens_per_batch, self._learner.device)
+        with torch.no_grad():
+            found = self._learner.measure(batches)
+        self._curves.measures.append((self._place.step, found))
+        self._learner.learning(True)
+        logger.info("step %d: %s", self._place.step, ", ".join(f"{k} {v:.3f}" for k, v in found.items()))
+
+    def _tell(self) -> None:
+        if self._report is None:
+            return
+        place = self._place
+        per_step = place.seconds / max(1, place.step)
+        self._report(
+            TrainingStatus(
+                step=place.step,
+                steps=self._settings.steps,
+                loss=self._smooth or 0.0,
+                measures=self._curves.measures[-1][1] if self._curves.measures else {},
+                tokens_per_second=place.tokens / place.seconds if place.seconds > 0 else 0.0,
+                seconds_left=per_step * (self._settings.steps - place.step),
+            )
+        )
+
+    def _save(self) -> None:
+        now = (self._place.step, len(self._curves.measures))
+        if self._state_path is None or self._saved == now or not self._whole or not self._place.step:
+            return
+        run = (self._identity, self._learner, self._optimizer, self._place, self._curves)
+        save_run(self._state_path, *run, precision=self._settings.precision)
+        self._saved = now
+
+    def _kept(self) -> str:
+        return (
+            "no checkpoint was made before it"
+            if self._saved is None
+            else f"{self._state_path} keeps step {self._saved[0]}"
+        )
+
+    def _out_of_memory(self) -> OutOfMemoryError:
+        """Save what is whole, if there is memory for that, and return the error to raise."""
+        self._optimizer.drop_gradients()
+        with contextlib.suppress(MemoryError, RuntimeError, OSError):
+            self._save()
+        return too_little_memory(self._place.step, self._learner.device, self._kept())
+
+
+def _smoothed(before: float | None, loss: float) -> float:
+    return loss if before is None else _SMOOTHING * before + (1 - _SMOOTHING) * loss
