@@ -37,7 +37,7 @@ class DynamicShape:
                 f"nodes={self.nodes} is less than depth={self.depth}: a tree has at least one node for each depth; "
                 "raise nodes or lower depth"
             )
-        check_leaves(f"depth={self.depth} and topk={self.topk}", self.n_draft_sequences)
+        check_leaves(f"depth={self.depth} and topk={self.topk} in the draft model", self.n_draft_sequences)
 
     def limited(self, max_depth: int, max_nodes: int) -> DynamicShape:
         """Return a shape that keeps these limits, both at least 1."""

@@ -1,5 +1,6 @@
 """EAGLE-1, EAGLE-2 and EAGLE-3 (Li et al. 2024, 2025): one layer that predicts the target's hidden states."""
 
+from specrun.runtime.drafters.eagle.build import build_eagle, build_eagle3
 from specrun.runtime.drafters.eagle.drafter import EagleDrafter
 from specrun.runtime.drafters.eagle.eagle3_head import Eagle3Head, check_head, is_head
 from specrun.runtime.drafters.eagle.eagle_head import EagleHead
@@ -14,6 +15,8 @@ __all__ = [
     "EagleState",
     "PairCells",
     "PairHead",
+    "build_eagle",
+    "build_eagle3",
     "check_head",
     "is_head",
 ]

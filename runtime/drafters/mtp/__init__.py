@@ -1,5 +1,5 @@
 """Multi-token prediction (DeepSeek-V3): a target's own NextN blocks draft."""
 
-from specrun.runtime.drafters.mtp.drafter import MtpDrafter, reads_own_blocks
+from specrun.runtime.drafters.mtp.drafter import MtpDrafter, build_mtp, reads_own_blocks
 
-__all__ = ["MtpDrafter", "reads_own_blocks"]
+__all__ = ["MtpDrafter", "build_mtp", "reads_own_blocks"]

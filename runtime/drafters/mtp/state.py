@@ -37,6 +37,11 @@ class MtpState:
         self._start = 0  # the position of the first of them
         self._next_state: FloatRows = self._batch.states[0]
 
+    @property
+    def base(self) -> int:
+        """The position of the first pair: those before it were given up."""
+        return self._rows.base + 1
+
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the pairs that hold for a text."""
         self._rows.begin(tokens)

@@ -15,11 +15,14 @@ from support.tiny_models import F32
 
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError
+from specrun.bindings.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.costs import CostCurve, plan_medusa_tree, save_curve
 from specrun.runtime.costs.medusa_tree import medusa_tree
+from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.tree_options import HEAD_TREE_OPTIONS, head_tree
 from specrun.runtime.heads import HeadFile, read_accuracy_csv, stored_accuracy
-from specrun.runtime.language import quoted
+from specrun.runtime.language import ExpressionOptions, parse_expression, quoted
 from specrun.runtime.trees import Topology
 
 HIDDEN, WORDS = 32, 320
@@ -188,6 +191,22 @@ def test_the_size_follows_the_targets_measured_costs(
     assert tree_of(tiny_model, expression) == "0"
     save_curve(CostCurve((1, 64), (1.0, 1.001), (1.0, 1.001)), tiny_model, context, 0)
     assert len(tree_of(tiny_model, expression).split()) > 3
+
+
+def test_costs_that_the_environment_names_replace_those_that_are_known(tiny_model: Path) -> None:
+    """Whoever plans for other costs than this machine's, as a replay does, gets trees of that size."""
+    expression = parse_expression("medusa(heads.gguf)")
+
+    def planned(model: Model, costs: CostCurve) -> int:
+        environment = DraftEnvironment(model, ContextOptions(**F32), costs=costs)
+        options = ExpressionOptions(expression, HEAD_TREE_OPTIONS, 1)
+        return len(head_tree(expression, options, environment, stored=ACCURACY, n_depths=3, depth_cost=0.01))
+
+    with Model(tiny_model) as model:
+        steep = planned(model, CostCurve((1, 2, 64), (1.0, 3.0, 90.0), (1.0, 3.0, 90.0)))
+        flat = planned(model, CostCurve((1, 64), (1.0, 1.001), (1.0, 1.001)))
+    assert steep == 1
+    assert flat > 3
 
 
 @pytest.mark.parametrize(

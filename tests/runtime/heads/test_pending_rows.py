@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 from support.head_chains import PairChainByDepth
 
 from specrun.runtime.drafters.eagle import EagleRows, EagleState
+from specrun.runtime.drafters.eagle import state as eagle_state
 from specrun.runtime.drafters.hydra import HydraState
-from specrun.runtime.heads import ChainWords, PendingRows
+from specrun.runtime.heads import ChainWords, PendingRows, pending_rows
 
 WORDS = 50
 
@@ -188,6 +192,94 @@ def test_an_interrupted_evaluation_loses_nothing() -> None:
         np.testing.assert_array_equal(row.words, fresh(text[:10]).words[-1:])
         state.begin(text[:7])
         state.learn(5, features(text, 5, 4), text)
+
+
+def test_a_state_whose_token_came_later_joins_the_others() -> None:
+    """After a drafted end token nothing follows; the next prompt does, and its states begin one position later."""
+    text = np.random.default_rng(5).integers(0, WORDS, 20).tolist()
+    state = EagleState(SummingHead())
+    state.learn(0, features(text, 0, 10), text[:10])  # of the last token, too
+    assert state.root(text[:10]) is not None
+    state.begin(text)
+    state.learn(10, features(text, 10, 9), text)
+    row = state.root(text)
+    assert row is not None
+    assert state.base == 0
+    np.testing.assert_array_equal(row.words, fresh(text).words[-1:])
+    # The control: the token that followed it was forgotten together with it.
+    state.begin([*text[:9], WORDS + 1, *text[10:]])
+    state.learn(10, features(text, 10, 9), text)
+    assert state.base == 10
+
+
+FILES = {pending_rows.__file__, eagle_state.__file__}
+
+
+class Interrupted:
+    """Raises KeyboardInterrupt at the `at`-th line of the state's own files that runs inside the `with` block."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __enter__(self) -> None:
+        sys.settrace(self._call)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, _: object) -> Any:
+        return self._line if frame.f_code.co_filename in FILES else None
+
+    def _line(self, frame: FrameType, event: str, _: object) -> Any:
+        self.left -= event == "line"
+        if event == "line" and self.left == 0:
+            raise KeyboardInterrupt
+        return self._line
+
+
+def use(state: EagleState, text: list[int]) -> Iterator[Callable[[], object]]:
+    """Everything that a drafter asks of a state, in rounds, with a gap and another answer."""
+    yield lambda: state.begin(text[:8])
+    yield lambda: state.learn(0, features(text, 0, 7), text[:8])
+    yield lambda: state.chain(text[:8], 3)
+    yield lambda: state.learn(7, features(text, 7, 3), text[:11])
+    yield lambda: state.root(text[:11])
+    yield lambda: state.below([-1, -1], [3, 4])
+    yield lambda: state.learn(10, features(text, 10, 2), text[:12])  # the last state's token is not known yet
+    yield lambda: state.begin([*text[:9], *text[:7]])
+    yield lambda: state.learn(9, features([*text[:9], *text[:7]], 9, 6), [*text[:9], *text[:7]])
+    yield lambda: state.chain([*text[:9], *text[:7]], 2)
+    yield lambda: state.cut(11)
+    yield lambda: state.learn(20, features(text, 20, 70), text)
+    yield lambda: state.chain(text[:91], 3)
+
+
+def test_an_interrupt_at_any_line_leaves_pairs_that_agree() -> None:
+    """Whatever an interrupt leaves, the next text's words are those of a head that has seen its pairs and no more."""
+    text = np.random.default_rng(6).integers(0, WORDS, 95).tolist()
+    at, finished = 0, False
+    while not finished:
+        at += 1
+        state = EagleState(SummingHead())
+        interrupted = Interrupted(at)
+        try:
+            for step in use(state, text):
+                with interrupted:
+                    step()
+            finished = True
+        except KeyboardInterrupt:
+            pass
+        for start in (8, 30):  # the target's cache holds the text up to there, or it does not
+            other = [*text[:9], *text[40:70]]
+            state.begin(other)
+            state.learn(start, features(other, start, len(other) - 1 - start), other)
+            row, chain = state.root(other), state.chain(other, 2)
+            assert row is not None
+            assert chain is not None
+            wanted = fresh(other, state.base).words[-1:]
+            np.testing.assert_array_equal(row.words, wanted)
+            assert chain.words[0] == wanted[0, 0]
+    assert at > 150
 
 
 class SummingLayer:

@@ -236,7 +236,7 @@ def test_a_conversation_goes_on_from_what_is_cached(files: dict[str, Path], plai
             assert turn == 0 or result.usage.cached_tokens >= len(prompt) - 6
             prompt += [*result.token_ids, 11, 12]
             state = drafter_of(runtime)._state
-            assert state._base == 0
+            assert state.base == 0
         again = runtime.generate(PROMPT, GREEDY, max_tokens=12)
         assert again.token_ids == plain("alike", GREEDY, 12)
         assert runtime.generate(PROMPT, GREEDY, max_tokens=12).token_ids == again.token_ids

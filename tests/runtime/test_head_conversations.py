@@ -1,0 +1,233 @@
+"""Two conversations share a drafter's weights and nothing else: each drafts what it would draft alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.tiny_models import F32
+from support.tiny_nextn import TinyNextN
+
+from specrun.bindings.context import Context
+from specrun.bindings.context_options import ContextOptions
+from specrun.bindings.errors import ClosedError
+from specrun.bindings.model import Model
+from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.eagle import PairCells, PairHead, build_eagle, build_eagle3
+from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.hydra import PrefixCells, PrefixLayer, build_hydra
+from specrun.runtime.drafters.medusa import build_medusa
+from specrun.runtime.drafters.mtp import build_mtp
+from specrun.runtime.language import Expression, parse_expression, quoted
+from specrun.runtime.noise import SeededNoise
+from specrun.runtime.sampling import SamplingParams
+from specrun.runtime.target import TargetModel, target_context_options
+from specrun.runtime.tree import ROOT
+
+torch = pytest.importorskip("torch")
+from support.tiny_eagle import random_eagle  # noqa: E402
+from support.tiny_eagle3 import random_eagle3  # noqa: E402
+from support.tiny_heads import random_medusa  # noqa: E402
+from support.tiny_hydra import random_hydra  # noqa: E402
+
+HIDDEN, WORDS = 32, 320
+BUILDERS: dict[str, Callable[..., DrafterWeights]] = {
+    "eagle": build_eagle,
+    "eagle3": build_eagle3,
+    "hydra": build_hydra,
+    "medusa": build_medusa,
+    "mtp": build_mtp,
+}
+PARAMS = SamplingParams(temperature=1.0, seed=1)
+
+Draft = tuple[tuple[int, ...], tuple[int, ...]]
+"""A tree's tokens and parents."""
+
+
+@pytest.fixture(scope="module")
+def files(tiny_model: Path, tiny_deep_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("conversations")
+    nextn = TinyNextN(agreement=1.0, strength=0.2, seed=2)
+    return {
+        "shallow": tiny_model,
+        "deep": tiny_deep_model,
+        "nextn": nextn.write(folder / "nextn.gguf"),
+        "two blocks": TinyNextN(blocks=2, seed=1).write(folder / "two blocks.gguf"),
+        "blocks": nextn.write_blocks_only(folder / "blocks.gguf"),
+        "eagle": random_eagle(HIDDEN).write(folder / "eagle.gguf", WORDS),
+        "eagle3": random_eagle3(HIDDEN, WORDS).write(folder / "eagle3.gguf", tiny_deep_model),
+        "hydra": random_hydra(HIDDEN, WORDS).write(folder / "hydra.gguf", WORDS),
+        "hydra++": random_hydra(HIDDEN, WORDS, prefix=True).write(folder / "hydra++.gguf", WORDS),
+        "medusa": random_medusa(HIDDEN, WORDS).write(folder / "medusa.gguf", WORDS),
+    }
+
+
+METHODS = [
+    ("shallow", "eagle(FILE:eagle, n=4)"),
+    ("shallow", "eagle(FILE:eagle, depth=4, topk=2, nodes=6)"),
+    ("shallow", "eagle(FILE:eagle, tree=2x2x1, sampling=without)"),
+    ("deep", "eagle3(FILE:eagle3, n=4)"),
+    ("deep", "eagle3(FILE:eagle3, depth=3, topk=3, nodes=7)"),
+    ("shallow", "hydra(FILE:hydra, n=3)"),
+    ("shallow", "hydra(FILE:hydra++, n=3)"),
+    ("shallow", "hydra(FILE:hydra++, tree=2x2x1)"),
+    ("shallow", "hydra(FILE:hydra++, depth=3, topk=2, nodes=6)"),
+    ("shallow", "medusa(FILE:medusa, tree=3x2x1)"),
+    ("nextn", "mtp(n=4)"),
+    ("nextn", "mtp(n=3, sampling=with)"),
+    ("nextn", "mtp(FILE:blocks, n=3)"),
+    ("two blocks", "mtp(n=2)"),
+]
+
+
+def no_parts(expression: Expression, environment: DraftEnvironment) -> Drafter:
+    raise AssertionError(f"{expression} has no parts")
+
+
+@contextmanager
+def opened(files: dict[str, Path], target: str, expression: str) -> Iterator[tuple[Model, DrafterWeights]]:
+    """A target and a drafter's weights over it."""
+    for name, path in files.items():
+        expression = expression.replace(f"FILE:{name},", f"{quoted(str(path))},")
+    parsed = parse_expression(expression)
+    with Model(files[target], load_nextn=parsed.atom == "mtp") as model:
+        environment = DraftEnvironment(model, ContextOptions(**F32))
+        with closing(BUILDERS[parsed.atom](parsed, environment, no_parts)) as weights:
+            yield model, weights
+
+
+class Conversation:
+    """Rounds over a target's context of its own, in which any of the drafts is accepted, and any token follows."""
+
+    def __init__(self, model: Model, weights: DrafterWeights, seed: int) -> None:
+        self.drafter = weights.start()
+        options = target_context_options(ContextOptions(**F32), self.drafter)
+        self.target = TargetModel(Context(model, options))
+        self.tokens: list[int] = []
+        self.drafts: list[Draft] = []
+        self._random = np.random.default_rng(seed)
+
+    def say(self, length: int, *, keep: int | None = None) -> None:
+        """Go on with a prompt: after the first `keep` tokens of the text, so many others."""
+        prompt = [*self.tokens[:keep], *self._random.integers(5, 250, length).tolist()]
+        shared = next((i for i, (a, b) in enumerate(zip(self.target.tokens, prompt, strict=False)) if a != b), None)
+        shared = min(len(self.target.tokens), len(prompt)) if shared is None else shared
+        shared = self.target.rewind(max(0, min(shared, len(prompt) - 1) - 1))
+        self.tokens = prompt
+        self.drafter.begin(prompt)
+        self.target.prefill(prompt[shared:-1], self.drafter.learn_prompt)
+
+    def round(self) -> None:
+        noise = SeededNoise(3).for_drafting(len(self.tokens))
+        tree = self.drafter.propose(DraftRequest(self.tokens, PARAMS, noise, 8, 16))
+        self.drafts.append((tuple(tree.tokens), tuple(tree.parents)))
+        rows = self.target.evaluate(self.tokens[-1], tree)
+        path = tuple(tree.path_to(int(self._random.integers(ROOT, len(tree)))))
+        self.target.commit(path)
+        following = int(self._random.integers(5, 250))
+        self.tokens += [*(tree.tokens[node] for node in path), following]
+        self.drafter.observe(RoundOutcome(self.tokens, tree, path, following, rows))
+
+    def close(self) -> None:
+        self.drafter.close()
+        self.target.context.close()
+
+
+def steps(talk: Conversation, start: int) -> Iterator[None]:
+    """Two answers of some rounds, the second after a prompt that goes on from part of the first."""
+    talk.say(start)
+    yield
+    for number in range(14):
+        if number == 8:
+            talk.say(5, keep=len(talk.tokens) - 6)
+            yield
+        talk.round()
+        yield
+
+
+def alone(files: dict[str, Path], target: str, expression: str, seed: int, start: int) -> list[Draft]:
+    with opened(files, target, expression) as (model, weights):
+        with closing(Conversation(model, weights, seed)) as talk:
+            for _ in steps(talk, start):
+                pass
+            return talk.drafts
+
+
+def together(files: dict[str, Path], target: str, expression: str) -> list[list[Draft]]:
+    with opened(files, target, expression) as (model, weights):
+        with closing(Conversation(model, weights, 1)) as first, closing(Conversation(model, weights, 2)) as second:
+            for _ in zip(steps(first, 9), steps(second, 20), strict=True):
+                pass
+            return [first.drafts, second.drafts]
+
+
+@pytest.mark.parametrize(("target", "expression"), METHODS)
+def test_conversations_of_one_head_draft_what_each_would_alone(
+    files: dict[str, Path], target: str, expression: str
+) -> None:
+    lone = [alone(files, target, expression, 1, 9), alone(files, target, expression, 2, 20)]
+    assert together(files, target, expression) == lone
+    for drafts in lone:
+        assert all(len(tokens) for tokens, _ in drafts)
+        assert len(set(drafts)) > 4
+    assert lone[0] != lone[1]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "hydra++"])
+def test_cells_that_two_conversations_share_are_caught(
+    files: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: a head that hands out the same cells twice."""
+    made: dict[int, PairCells | PrefixCells] = {}
+
+    def pairs(self: PairHead, n_cells: int) -> PairCells:
+        return made.setdefault(id(self), PairCells(self, n_cells))  # type: ignore[return-value]
+
+    def positions(self: PrefixLayer, n_cells: int) -> PrefixCells:
+        return made.setdefault(id(self), PrefixCells(self, n_cells))  # type: ignore[return-value]
+
+    expression = f"{kind.removesuffix('++')}(FILE:{kind}, n=3)"
+    lone = [alone(files, "shallow", expression, 1, 9), alone(files, "shallow", expression, 2, 20)]
+    monkeypatch.setattr(PairHead, "cells", pairs)
+    monkeypatch.setattr(PrefixLayer, "cells", positions)
+    assert together(files, "shallow", expression) != lone
+
+
+@pytest.mark.parametrize(("target", "expression"), METHODS)
+def test_a_conversation_outlives_another_and_counts_its_own_time(
+    files: dict[str, Path], target: str, expression: str
+) -> None:
+    lone = alone(files, target, expression, 2, 20)
+    with opened(files, target, expression) as (model, weights):
+        first, second = Conversation(model, weights, 1), Conversation(model, weights, 2)
+        with closing(second):
+            with closing(first):
+                first.say(9)
+                first.round()
+                taken = first.drafter.native_seconds
+                assert taken > 0.0
+                assert second.drafter.native_seconds == 0.0
+            for _ in steps(second, 20):
+                pass
+            assert second.drafts == lone
+            assert second.drafter.native_seconds > 0.0
+            assert first.drafter.native_seconds == taken
+            assert first.drafter.n_params == second.drafter.n_params > 0
+
+
+def test_a_model_of_blocks_outlives_the_conversations_that_read_it(files: dict[str, Path]) -> None:
+    with opened(files, "nextn", "mtp(FILE:blocks, n=3)") as (_, weights):
+        drafter = weights.start()
+        (model,) = weights.owned
+        with pytest.raises(ClosedError, match="close the 1 contexts"):
+            model.close()
+        drafter.close()
+        drafter.close()
+        weights.close()
+        weights.close()
+        assert isinstance(model, Model)
+        with pytest.raises(ClosedError):
+            _ = model.handle
