@@ -35,15 +35,31 @@ SOURCES = read_sources(ROOT, ORDER)
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 FLOORS = (
-    Floor("foundations", ("atomic", "unnamed_file", "noise", "law", "ranked_law", "transform", "tree", "sampling")),
-    Floor("rules", ("acceptance",)),
-    Floor("costs", ("planning",)),
+    Floor(
+        "foundations",
+        (
+            *("law", "noise", "transform", "sampling", "tree", "prefix", "text", "limits", "offload"),
+            *("pairing", "language", "methods", "template_sandbox", "chat_template", "demo"),
+        ),
+    ),
+    Floor("acceptance rules", ("acceptance",)),
+    Floor("a round", ("target", "drafter", "conversation", "results", "loop")),
     Floor("heads", ("heads",)),
-    Floor("target", ("layout", "target", "prefix", "pairing", "text", "template_sandbox", "chat_template")),
-    Floor("stores", ("datastore",)),
-    Floor("drafters", ("drafters",)),
-    Floor("loop", ("statistics", "results", "loop", "session")),
-    Floor("top", ("demo", "asked_prompts", "runtime", "__init__")),
+    Floor("shapes of trees", ("trees",)),
+    Floor("costs", ("costs",)),
+    Floor("what all methods share", ("drafters",)),
+    Floor("datastores", ("drafters/retrieval/datastore",)),
+    Floor(
+        "methods",
+        tuple(
+            f"drafters/{method}"
+            for method in ("draft_model", "eagle", "hydra", "lookahead", "medusa", "mtp", "retrieval")
+        ),
+    ),
+    Floor("combinators", ("drafters/combinators",)),
+    Floor("an answer", ("session",)),
+    Floor("tuning", ("tuning",)),
+    Floor("the interface", ("runtime", "__init__")),
 )
 """The floors of `specrun.runtime`, lowest first: nothing imports from a higher one."""
 

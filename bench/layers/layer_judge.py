@@ -23,13 +23,12 @@ from specrun.runtime.costs import (
     predicted_tokens_per_second,
 )
 from specrun.runtime.drafter import NoDrafter
-from specrun.runtime.drafters.draft_model import RANKED_WORDS, ranking_params
 from specrun.runtime.law import Law
 from specrun.runtime.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.pairing import check_draftable
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
-from specrun.runtime.trees import TreeSampling
+from specrun.runtime.trees import RANKED_WORDS, TreeSampling, ranking_params
 from specrun.runtime.tuning import CalibrationText, LawPair, acceptance_by_rank, laws_along
 
 if TYPE_CHECKING:

@@ -20,10 +20,19 @@ from specrun.runtime.trees.growth import (
     propose_without_replacement,
 )
 from specrun.runtime.trees.topology import MAX_NODES, Topology, check_leaves, parse_topology
-from specrun.runtime.trees.tree_laws import EvaluatedDepth, PathLaws, Paths, check_p_min, grow_draft
+from specrun.runtime.trees.tree_laws import (
+    RANKED_WORDS,
+    EvaluatedDepth,
+    PathLaws,
+    Paths,
+    check_p_min,
+    grow_draft,
+    ranking_params,
+)
 
 __all__ = [
     "MAX_NODES",
+    "RANKED_WORDS",
     "Child",
     "DynamicShape",
     "EvaluatedDepth",
@@ -47,4 +56,5 @@ __all__ = [
     "proposal_scheme",
     "propose_with_replacement",
     "propose_without_replacement",
+    "ranking_params",
 ]

@@ -19,6 +19,9 @@ from specrun.runtime.trees.eagle2_tree import DynamicShape, grow_by_path_probabi
 from specrun.runtime.trees.growth import LawSource, TreeSampling, grow_tree, proposal_scheme
 from specrun.runtime.trees.topology import Topology
 
+RANKED_WORDS = 40
+"""Words among which point masses are chosen where the settings do not truncate."""
+
 EvaluatedDepth = RankedWords | Sequence[Logits]
 """What is said after n nodes: their best tokens, or whole rows of logits over the target's tokens."""
 
@@ -114,3 +117,14 @@ def check_p_min(p_min: float) -> None:
     """Raise OptionError unless `p_min` is a probability."""
     if not 0.0 <= p_min <= 1.0:
         raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")
+
+
+def ranking_params(params: SamplingParams, ranked: int) -> SamplingParams:
+    """Return the settings that rank the `ranked` most likely words: at temperature 0, those of temperature 1.
+
+    Greedy settings make a law of one word, which ranks nothing and is always certain. Otherwise the ranking
+    keeps the target's truncation: words that it can never say are not worth a node.
+    """
+    if params.is_greedy:
+        return params.replace(temperature=1.0, top_k=ranked, top_p=1.0, min_p=0.0)
+    return params.replace(top_k=min(params.top_k or ranked, ranked))

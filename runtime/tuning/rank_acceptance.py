@@ -22,13 +22,12 @@ import numpy as np
 
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context
-from specrun.runtime.drafters.draft_model import ranking_params
 from specrun.runtime.law import FloatArray, Law
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits, transformed_law
 from specrun.runtime.tree import ROOT, TreeBuilder
-from specrun.runtime.trees import TreeSampling, most_likely, proposal_scheme
+from specrun.runtime.trees import TreeSampling, most_likely, proposal_scheme, ranking_params
 
 _REPEATS = 4
 

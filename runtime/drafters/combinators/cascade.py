@@ -26,7 +26,7 @@ from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.combinators.members import graft
-from specrun.runtime.drafters.draft_model import RANKED_WORDS, DraftSampling, ranking_params
+from specrun.runtime.drafters.draft_model import DraftSampling
 from specrun.runtime.law import Law
 from specrun.runtime.limits import RoundLimits
 from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
@@ -36,6 +36,7 @@ from specrun.runtime.results import RoundCounter
 from specrun.runtime.target import CachedText, EvaluatedRows, PromptLearner, Target, TargetModel
 from specrun.runtime.transform import penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
+from specrun.runtime.trees import RANKED_WORDS, ranking_params
 
 
 class InnerTarget(Target, Protocol):

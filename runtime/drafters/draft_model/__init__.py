@@ -8,11 +8,10 @@ from specrun.runtime.drafters.draft_model.build import (
     open_draft_model,
 )
 from specrun.runtime.drafters.draft_model.chain import DraftSampling
-from specrun.runtime.drafters.draft_model.state import RANKED_WORDS, DraftModelState, DraftTreeState, ranking_params
+from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
 from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter, draft_size
 
 __all__ = [
-    "RANKED_WORDS",
     "AdaptiveExit",
     "AdaptiveExitOptions",
     "ChainOptions",
@@ -24,5 +23,4 @@ __all__ = [
     "draft_context_options",
     "draft_size",
     "open_draft_model",
-    "ranking_params",
 ]

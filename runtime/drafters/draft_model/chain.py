@@ -9,12 +9,12 @@ from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit
-from specrun.runtime.drafters.draft_model.state import RANKED_WORDS, DraftModelState, ModelDrafter, ranking_params
+from specrun.runtime.drafters.draft_model.state import DraftModelState, ModelDrafter
 from specrun.runtime.law import Law
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.transform import greedy_token, penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import draft_chain
+from specrun.runtime.trees import RANKED_WORDS, draft_chain, ranking_params
 
 DraftSampling = Literal["with", "argmax"]
 

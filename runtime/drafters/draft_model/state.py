@@ -24,9 +24,9 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.rows import Rows
 from specrun.runtime.drafter import Drafter
 from specrun.runtime.prefix import common_prefix
-from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits
 from specrun.runtime.tree import ROOT
+from specrun.runtime.trees import check_p_min
 
 
 class DraftModelState:
@@ -202,16 +202,11 @@ class DraftTreeState(DraftModelState):
         return path
 
 
-RANKED_WORDS = 40
-"""Words among which point masses are chosen where the settings do not truncate."""
-
-
 class ModelDrafter(Drafter):
     """Owns a context of a draft model through its state; `p_min` ends drafts where the model is less certain."""
 
     def __init__(self, state: DraftModelState, *, p_min: float, name: str) -> None:
-        if not 0.0 <= p_min <= 1.0:
-            raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")
+        check_p_min(p_min)
         self.name = name
         self._p_min = p_min
         self._context = state.context
@@ -238,14 +233,3 @@ class ModelDrafter(Drafter):
     def close(self) -> None:
         """Free the context."""
         self._model_state.close()
-
-
-def ranking_params(params: SamplingParams, ranked: int) -> SamplingParams:
-    """Return the settings that rank the `ranked` most likely words: at temperature 0, those of temperature 1.
-
-    Greedy settings make a law of one word, which ranks nothing and is always certain. Otherwise the ranking
-    keeps the target's truncation: words that it can never say are not worth a node.
-    """
-    if params.is_greedy:
-        return params.replace(temperature=1.0, top_k=ranked, top_p=1.0, min_p=0.0)
-    return params.replace(top_k=min(params.top_k or ranked, ranked))

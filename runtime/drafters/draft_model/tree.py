@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from specrun.bindings.context import Context
 from specrun.runtime.drafter import DraftRequest, RoundOutcome
-from specrun.runtime.drafters.draft_model.state import RANKED_WORDS, DraftTreeState, ModelDrafter, ranking_params
+from specrun.runtime.drafters.draft_model.state import DraftTreeState, ModelDrafter
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import (
+    RANKED_WORDS,
     DynamicShape,
     EvaluatedDepth,
     LawSource,
@@ -19,6 +20,7 @@ from specrun.runtime.trees import (
     TreeSampling,
     check_sampling,
     grow_draft,
+    ranking_params,
 )
 
 

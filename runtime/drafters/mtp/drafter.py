@@ -18,7 +18,6 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.bindings.mtp_context import MtpContext, check_nextn
 from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
-from specrun.runtime.drafters.draft_model import RANKED_WORDS, ranking_params
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
 from specrun.runtime.drafters.mtp.state import MtpState
 from specrun.runtime.language import Expression
@@ -29,7 +28,7 @@ from specrun.runtime.pairing import check_blocks
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.transform import penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import check_p_min, draft_chain
+from specrun.runtime.trees import RANKED_WORDS, check_p_min, draft_chain, ranking_params
 
 MtpSampling = Literal["argmax", "with"]
 
