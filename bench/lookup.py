@@ -1,6 +1,6 @@
 """What retrieving a draft costs a round, by the length of the context: no model is evaluated.
 
-The text is made of passages that come back, some of them with a word changed, so that lookups find something, and
+The text is made of passages that come back, some of them with a token changed, so that lookups find something, and
 sometimes something wrong. The shipped drafters propose and observe; what they proposed is compared with how the text
 goes on, as a target that writes it would.
 """
@@ -24,7 +24,7 @@ from specrun.runtime.noise import SeededNoise
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
 
-_WORDS = 32_000
+_VOCAB_SIZE = 32_000
 _PASSAGE = 200
 _AGAIN = 0.6  # of the passages, so many come back
 _CHANGED = 0.03  # of the tokens that come back, so many are others
@@ -87,16 +87,16 @@ def _stores(options: LookupOptions, progress: Callable[[str], None]) -> list[tup
         return [(index, _excerpts(index, longest))]
     progress("ordering a synthetic store")
     stored = _text(_STORE_TOKENS, seed=1)
-    index = ContextIndex.of_text(stored, _WORDS)
+    index = ContextIndex.of_text(stored, _VOCAB_SIZE)
     return [(index, _excerpts(index, longest))]
 
 
 def _excerpts(index: ContextIndex, length: int) -> list[int]:
-    """Return passages of a store in drawn order, with words changed."""
+    """Return passages of a store in drawn order, with tokens changed."""
     rng = random.Random(2)
     tokens: list[int] = []
     while len(tokens) < length:
-        tokens += _changed(index.excerpt(rng.random(), _PASSAGE), rng, index.n_words)
+        tokens += _changed(index.excerpt(rng.random(), _PASSAGE), rng, index.vocab_size)
     return tokens[:length]
 
 
@@ -107,14 +107,14 @@ def _text(length: int, seed: int) -> list[int]:
     while len(tokens) < length:
         if len(tokens) > _PASSAGE and rng.random() < _AGAIN:
             start = rng.randrange(len(tokens) - _PASSAGE)
-            tokens += _changed(tokens[start : start + _PASSAGE], rng, _WORDS)
+            tokens += _changed(tokens[start : start + _PASSAGE], rng, _VOCAB_SIZE)
         else:
-            tokens += (int(_WORDS ** rng.random()) - 1 for _ in range(_PASSAGE))
+            tokens += (int(_VOCAB_SIZE ** rng.random()) - 1 for _ in range(_PASSAGE))
     return tokens[:length]
 
 
-def _changed(tokens: Sequence[int], rng: random.Random, n_words: int) -> list[int]:
-    return [rng.randrange(n_words) if rng.random() < _CHANGED else one for one in tokens]
+def _changed(tokens: Sequence[int], rng: random.Random, vocab_size: int) -> list[int]:
+    return [rng.randrange(vocab_size) if rng.random() < _CHANGED else one for one in tokens]
 
 
 def _measure(drafter: Drafter, text: list[int], context: int, n_stored: int | None, rounds: int) -> LookupResult:

@@ -122,7 +122,7 @@ def replay_table(results: Sequence[ReplayResult]) -> Table:
 
 def heads_table(results: Sequence[HeadResult]) -> Table:
     """Return the table of `specrun bench heads`: microseconds per evaluation beside those of copying the bytes."""
-    columns = ("head", "hidden", "words", "type", "width", "MB read", "copy GB/s", "floor us", "us", "over floor")
+    columns = ("head", "hidden", "vocabulary", "type", "width", "MB read", "copy GB/s", "floor us", "us", "over floor")
     rows = tuple(
         (
             *(one.head, f"{one.hidden:,}", f"{one.words:,}", one.type_name, str(one.width)),
@@ -212,7 +212,7 @@ def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
         )
     if any(one.text is not None and one.text.n_same < one.text.n_prompts for one in results):
         notes.append(
-            "Texts that differ at temperature 0: batches of different sizes round differently, so where two words "
+            "Texts that differ at temperature 0: batches of different sizes round differently, so where two tokens "
             "are almost equally likely, the other one may win."
         )
     return [*notes, *(f"Advice: {one.advice}." for one in results if one.advice)]

@@ -201,7 +201,7 @@ class Context:
         if batch.first_position < 0:
             raise OptionError(f"position {batch.first_position} in a batch is negative")
         if batch.token_bounds[0] < 0 or batch.token_bounds[1] >= self._n_vocab:
-            raise OptionError(f"a token of the batch is outside the vocabulary of {self._n_vocab} words")
+            raise OptionError(f"a token of the batch is outside the vocabulary of {self._n_vocab} tokens")
         if batch.id_bounds[0] < 0 or batch.id_bounds[1] >= self.options.n_sequences:
             raise OptionError(f"a sequence id of the batch is outside 0 to {self.options.n_sequences - 1}")
 

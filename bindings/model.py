@@ -31,7 +31,7 @@ class Model:
 
     Parameters: `n_gpu_layers` is how many layers go to the GPU (-1 all); `use_mmap` maps the file instead
     of reading it; `use_mlock` keeps it in RAM; `progress` is called with 0.0..1.0 and may return False to
-    stop loading; `vocab_only` loads the words alone, for what needs no evaluation; `load_nextn` loads the NextN
+    stop loading; `vocab_only` loads the vocabulary alone, for what needs no evaluation; `load_nextn` loads the NextN
     blocks too, if the file has any. Raises `FileMissingError`, `MalformedFileError`, `ModelLoadError`,
     `OutOfMemoryError`.
     """
@@ -54,7 +54,7 @@ class Model:
             raise OptionError(f"n_gpu_layers is {n_gpu_layers}: give -1 (all) or a count of layers")
         self.path = Path(path)
         self.header: GGUFHeader = read_header(self.path)
-        _check_words(self.header, self.path)
+        _check_tokens(self.header, self.path)
         self.nextn = read_nextn(self.path, self.header)
         self.has_loaded_nextn = load_nextn and self.nextn.count > 0
         self._native = llama()
@@ -240,17 +240,17 @@ class Model:
         self._children -= 1
 
 
-def _check_words(header: GGUFHeader, path: Path) -> None:
-    """Refuse a vocabulary with a word twice, which llama.cpp answers with an assertion."""
-    words = header.metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(words, ArrayValue) or words.element_type != "string":
+def _check_tokens(header: GGUFHeader, path: Path) -> None:
+    """Refuse a vocabulary with a token twice, which llama.cpp answers with an assertion."""
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, ArrayValue) or tokens.element_type != "string":
         return
     first: dict[bytes, int] = {}
-    for token in range(len(words)):
+    for token in range(len(tokens)):
         # As llama.cpp reads them: cut at a zero byte, empty ones with names of their own.
-        word = words.bytes_at(token).split(b"\0", 1)[0] or b"[EMPTY_%d]" % token
-        if first.setdefault(word, token) != token:
+        text = tokens.bytes_at(token).split(b"\0", 1)[0] or b"[EMPTY_%d]" % token
+        if first.setdefault(text, token) != token:
             raise MalformedFileError(
-                f"{path} has the word {word.decode('utf-8', 'replace')!r} twice in its vocabulary, "
-                f"as tokens {first[word]} and {token}: convert the model again"
+                f"{path} has the token {text.decode('utf-8', 'replace')!r} twice in its vocabulary, "
+                f"as tokens {first[text]} and {token}: convert the model again"
             )

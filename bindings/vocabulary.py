@@ -17,7 +17,7 @@ _ATTRIBUTE_CONTROL = 1 << 3
 
 
 class Vocabulary:
-    """The words of one model. It lives as long as its `Model`, which owns the native memory."""
+    """The vocabulary of one model. It lives as long as its `Model`, which owns the native memory."""
 
     def __init__(self, handle: Any) -> None:  # noqa: ANN401 - a ctypes pointer
         self._native = llama()
@@ -67,7 +67,7 @@ class Vocabulary:
     def special_texts(self) -> tuple[str, ...]:
         """Texts that only tokenization with `parse_special` turns into one token, longest first.
 
-        User-defined words are not among them: they are ordinary text, which llama.cpp always finds.
+        User-defined tokens are not among them: they are ordinary text, which llama.cpp always finds.
         """
         wanted = _ATTRIBUTE_CONTROL | _ATTRIBUTE_UNKNOWN
         attribute = self._native.llama_vocab_get_attr
@@ -81,12 +81,12 @@ class Vocabulary:
         get, handle = self._native.llama_vocab_get_text, self._handle
         digest = hashlib.sha256(f"{self.kind} {self.size}".encode())
         for token in range(self.size):
-            word: bytes = get(handle, token) or b""
-            digest.update(len(word).to_bytes(4, "little") + word)
+            text: bytes = get(handle, token) or b""
+            digest.update(len(text).to_bytes(4, "little") + text)
         return digest.digest()
 
     def text(self, token: int) -> str:
-        """Return the token's text as the file stores it (byte-level words stay encoded)."""
+        """Return the token's text as the file stores it (byte-level tokens stay encoded)."""
         self._check(token)
         raw: bytes | None = self._native.llama_vocab_get_text(self._handle, token)
         return (raw or b"").decode("utf-8", "replace")
@@ -151,4 +151,4 @@ class Vocabulary:
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self.size:
-            raise OptionError(f"token {token} is outside the vocabulary of {self.size} words")
+            raise OptionError(f"token {token} is outside the vocabulary of {self.size} tokens")

@@ -198,7 +198,7 @@ Examples:
 
 \b
 The target writes answers to the prompts (or -f names a text, best one that it wrote), and every head
-is asked along them: how often is its first, second, ... guess the word that came, where the guesses
+is asked along them: how often is its first, second, ... guess the token that came, where the guesses
 before it were right? The tree of guesses is made from these shares, and sized by what evaluations cost
 on this machine, which is measured too. They are written into the heads' own file, which is replaced
 whole or not at all, or with -o into a CSV beside it. EAGLE's heads read them as eagle(FILE, tree=sequoia)

@@ -53,14 +53,14 @@ Examples:
 
 \b
 Texts are UTF-8 and are kept apart from each other. The store fits every model with the same vocabulary as
-MODEL, of which only the words are loaded. It takes about 8 bytes a token (2 to 3 times the text); memory
+MODEL, of which only the vocabulary is loaded. It takes about 8 bytes a token (2 to 3 times the text); memory
 stays below some 300 MB whatever the size. Ctrl-C leaves nothing behind.
 """
 
 
 @click.command(cls=SectionedCommand, epilog=_BUILD_EPILOG)
 @click.argument("files", nargs=-1, required=True, type=ExistingFile(), metavar="FILES...")
-@option("-m", "--model", section="Model", required=True, type=ExistingFile(), help="The target: its words are used.")
+@option("-m", "--model", section="Model", required=True, type=ExistingFile(), help="The target: its vocabulary is used.")
 @option(
     "-o",
     "--output",
@@ -78,8 +78,8 @@ def build(files: tuple[Path, ...], model: Path, output: Path, force: bool, termi
     from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
 
     check_target(output, force=force)
-    with Model(model, vocab_only=True) as words, _progress(terminal) as progress:
-        header = build_store(files, words.vocabulary, output, model=model.name, force=force, progress=progress)
+    with Model(model, vocab_only=True) as vocab_model, _progress(terminal) as progress:
+        header = build_store(files, vocab_model.vocabulary, output, model=model.name, force=force, progress=progress)
     size = bytes_text(output.stat().st_size)
     terminal.note(
         f"wrote {output}: {header.n_positions:,} tokens of {header.n_files:,} files "
@@ -142,7 +142,7 @@ def info(store: Path, model: Path | None, as_json: bool, terminal: Terminal) -> 
     lines = {
         "datastore": f"{store} ({bytes_text(store.stat().st_size)}, undamaged)",
         "tokens": f"{header.n_positions:,} of {header.n_files:,} files ({bytes_text(header.n_text_bytes)} of text)",
-        "vocabulary": f"{header.n_words:,} words, hash {header.vocabulary[:12]}, of {one_line(header.model)}",
+        "vocabulary": f"{header.n_words:,} tokens, hash {header.vocabulary[:12]}, of {one_line(header.model)}",
     }
     if model is not None:
         lines["fits"] = str(model)

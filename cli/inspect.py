@@ -149,7 +149,7 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
         "KL divergence, median": f"{summary['kl_median']:.3g}",
         "KL divergence, 99 %": f"{summary['kl_99']:.3g}",
         "KL divergence, largest": f"{summary['kl_largest']:.3g}",
-        "same first word": f"{100 * summary['same_top']:.2f} +- {100 * summary['top_error']:.2f} %",
+        "same first token": f"{100 * summary['same_top']:.2f} +- {100 * summary['top_error']:.2f} %",
     }
 
 

@@ -50,8 +50,8 @@ def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
 
 def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
     """Return the facts as texts for people, without the table of tensor types."""
-    words = facts["vocabulary"]
-    special = ", ".join(f"{name} {token['id']} {token['text']!r}" for name, token in words["special_tokens"].items())
+    vocabulary = facts["vocabulary"]
+    special = ", ".join(f"{name} {token['id']} {token['text']!r}" for name, token in vocabulary["special_tokens"].items())
     texts = {
         "file": facts["file"],
         "size": f"{bytes_text(facts['file_bytes'])} (GGUF version {facts['gguf_version']})",
@@ -67,8 +67,8 @@ def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
         "feed-forward width": facts["feed_forward_width"],
         "heads": facts["heads"],
         "key-value heads": facts["key_value_heads"],
-        "vocabulary": f"{words['kind']}, {words['size']:,} words" if words["size"] else None,
-        "pre-tokenizer": words["pre_tokenizer"],
+        "vocabulary": f"{vocabulary['kind']}, {vocabulary['size']:,} tokens" if vocabulary["size"] else None,
+        "pre-tokenizer": vocabulary["pre_tokenizer"],
         "special tokens": special or None,
         "chat template": "yes" if facts["chat_template"] else "no",
         "cut": _cut_text(facts),
@@ -135,17 +135,17 @@ def _nextn_text(facts: dict[str, Any]) -> str | None:
 
 def _vocabulary(header: GGUFHeader) -> dict[str, Any]:
     metadata = header.metadata
-    words = metadata.get(f"{_TOKENIZER}tokens")
+    tokens = metadata.get(f"{_TOKENIZER}tokens")
     kind = metadata.get(f"{_TOKENIZER}model")
     special: dict[str, dict[str, Any]] = {}
     for key, value in metadata.items():
         if key.startswith(_TOKENIZER) and key.endswith(_SPECIAL) and isinstance(value, int):
-            inside = isinstance(words, ArrayValue) and 0 <= value < len(words)
-            text = str(words[value]) if inside and isinstance(words, ArrayValue) else None
+            inside = isinstance(tokens, ArrayValue) and 0 <= value < len(tokens)
+            text = str(tokens[value]) if inside and isinstance(tokens, ArrayValue) else None
             special[key.removeprefix(_TOKENIZER).removesuffix(_SPECIAL)] = {"id": value, "text": text}
     return {
         "kind": _VOCABULARY_KINDS.get(str(kind), str(kind)) if kind is not None else None,
-        "size": len(words) if isinstance(words, ArrayValue) else None,
+        "size": len(tokens) if isinstance(tokens, ArrayValue) else None,
         "pre_tokenizer": _plain(metadata.get(f"{_TOKENIZER}pre")),
         "special_tokens": special,
     }

@@ -55,7 +55,7 @@ class ConversionPlan:
     architecture: str
     metadata: Metadata
     tensors: Sequence[MappedTensor]
-    n_words: int
+    vocab_size: int
     type_name: str
     file_type: str
     file_name: str
@@ -118,10 +118,10 @@ class ConversionReport:
 def plan_conversion(
     source: str | os.PathLike[str], *, outtype: str = "f16", allow_pickle: bool = False, pre: str | None = None
 ) -> ConversionPlan:
-    """Read config, words and the places of all tensors, and return what a conversion would do.
+    """Read config, vocabulary and the places of all tensors, and return what a conversion would do.
 
     `outtype` is f32, f16, bf16, auto (what most of the checkpoint has), or a type of the quantizer such as
-    q4_k_m; `pre` is llama.cpp's name of the way text is split before words are merged, where that is not to be
+    q4_k_m; `pre` is llama.cpp's name of the way text is split before tokens are merged, where that is not to be
     recognised from the tokenizer. Raises OptionError for another type, FileMissingError, MalformedFileError,
     UnsupportedModelError.
     """
@@ -140,7 +140,7 @@ def plan_conversion(
     metadata = Metadata()
     metadata.text("general.type", "model")
     name.describe(metadata)
-    metadata.text("general.name", loadable_name(name.name, checkpoint, vocabulary.words))
+    metadata.text("general.name", loadable_name(name.name, checkpoint, vocabulary.tokens))
     metadata.count("general.file_type", OUTPUT_TYPES[type_name.lower()][1])
     metadata.count("general.quantization_version", 2)
     metadata.text(SOURCE_KEY, SourceDigest.placeholder)
@@ -151,7 +151,7 @@ def plan_conversion(
         architecture=family.gguf_architecture,
         metadata=metadata,
         tensors=tensors,
-        n_words=len(vocabulary.words),
+        vocab_size=len(vocabulary.tokens),
         type_name=type_name,
         file_type=file_type,
         file_name=file_name(name, file_type),
@@ -178,7 +178,7 @@ def convert_checkpoint(
     and None does for models of up to SMALL_MODEL parameters; names, shapes and types are always compared.
     `n_threads` are the quantizer's and the comparison's, 0 for as many as cores.
 
-    Config, words and shapes are checked before the first byte is written, then the tensors are read piece by
+    Config, vocabulary and shapes are checked before the first byte is written, then the tensors are read piece by
     piece, and the file appears whole or not at all.
 
     Raises OptionError (unknown `outtype`, `output` exists and `force` is not given), FileMissingError,
@@ -254,7 +254,7 @@ def conversion_report(plan: ConversionPlan, target: Path, sha256: str, logits: L
         type_name=plan.file_type,
         n_tensors=len(header.tensors),
         n_parameters=plan.n_parameters,
-        n_words=plan.n_words,
+        n_words=plan.vocab_size,
         n_bytes=header.file_size,
         source_bytes=plan.source_bytes,
         source_types=plan.source_types,

@@ -95,7 +95,7 @@ class LogitCheck:
     """Whether logits were compared, and how.
 
     `relative_error` is the largest difference over the largest logit, `same_top` the share of positions whose
-    most likely word is the same, both over `n_tokens` tokens of the fixed text. `reason` says why nothing was
+    most likely token is the same, both over `n_tokens` tokens of the fixed text. `reason` says why nothing was
     compared, and is empty where something was.
     """
 

@@ -69,14 +69,14 @@ _LARGEST = 2**31 - 1
 class RandomLlama:
     """The shape and the randomness of a model for `write_random_llama`.
 
-    `scale` is the standard deviation of the logits, in nats: 0 makes every word equally likely, 1 leaves
-    about ln(vocab_size) - 1/2 nats of entropy, 5 and more gives nearly certain words. Two models of one shape
-    and seed with different scales have the same most likely words: a target with a flatter drafter.
+    `scale` is the standard deviation of the logits, in nats: 0 makes every token equally likely, 1 leaves
+    about ln(vocab_size) - 1/2 nats of entropy, 5 and more gives nearly certain tokens. Two models of one shape
+    and seed with different scales have the same most likely tokens: a target with a flatter drafter.
 
     `width` is the hidden size (divisible by `heads`), `ffn` the width between, `context` the context length.
-    `tied` leaves out the output matrix, so that the embeddings are used. `controls`, the last words, are
+    `tied` leaves out the output matrix, so that the embeddings are used. `controls`, the last tokens, are
     control tokens, among them `eos`; `vocabulary` replaces the synthetic one (see `synthetic_vocabulary`) and
-    then decides size, control words and template. Q8_0 needs widths divisible by 32, quantizing further by 256.
+    then decides size, control tokens and template. Q8_0 needs widths divisible by 32, quantizing further by 256.
     """
 
     vocab_size: int = 64
@@ -109,7 +109,7 @@ class RandomLlama:
         if self.seed < 0:
             raise OptionError(f"seed is {self.seed}: give 0 or more")
         if not 0 <= self.scale < float("inf"):
-            raise OptionError(f"scale is {self.scale}: give 0 (equally likely words) or more")
+            raise OptionError(f"scale is {self.scale}: give 0 (equally likely tokens) or more")
         if self.width % self.heads or self.width // self.heads % 2:
             raise OptionError(f"width {self.width} is not {self.heads} heads of an even width")
         if self.heads % self.kv_heads:
@@ -129,9 +129,9 @@ def write_random_llama(path: str | os.PathLike[str], spec: RandomLlama, *, force
     vocabulary = spec.vocabulary or synthetic_vocabulary(
         spec.vocab_size, controls=spec.controls, eos=spec.eos, chat_template=spec.chat_template
     )
-    metadata = _describe(spec, len(vocabulary.words))
+    metadata = _describe(spec, len(vocabulary.tokens))
     vocabulary.describe(metadata)
-    write_gguf(path, spec.architecture, metadata, list(_tensors(spec, len(vocabulary.words))), force=force)
+    write_gguf(path, spec.architecture, metadata, list(_tensors(spec, len(vocabulary.tokens))), force=force)
 
 
 def _describe(spec: RandomLlama, vocab_size: int) -> Metadata:

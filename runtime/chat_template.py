@@ -177,10 +177,10 @@ def _strftime_now(form: str) -> str:
 
 def prompt_tokens(model: Model, prompts: Sequence[str], as_text: bool = False) -> list[list[int]]:
     """Return each prompt's tokens: a user's message where the model has a chat template, else, or `as_text`, bare."""
-    words = model.vocabulary
+    vocabulary = model.vocabulary
     if as_text or model.chat_template is None:
-        return [words.tokenize(prompt) for prompt in prompts]
-    bos = words.text(words.bos) if words.bos is not None else ""
-    eos = words.text(words.eos) if words.eos is not None else ""
+        return [vocabulary.tokenize(prompt) for prompt in prompts]
+    bos = vocabulary.text(vocabulary.bos) if vocabulary.bos is not None else ""
+    eos = vocabulary.text(vocabulary.eos) if vocabulary.eos is not None else ""
     template = ChatTemplate(model.chat_template, bos=bos, eos=eos)
-    return [chat_tokens(template, words, [{"role": "user", "content": prompt}]) for prompt in prompts]
+    return [chat_tokens(template, vocabulary, [{"role": "user", "content": prompt}]) for prompt in prompts]

@@ -26,7 +26,7 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _GOLDEN_INT, _MIX_1_INT, _MIX_2_INT = int(_GOLDEN), int(_MIX_1), int(_MIX_2)
 _WORD = 0xFFFFFFFFFFFFFFFF
-_SHORT = 128  # words of a law up to which Python lists are quicker than numpy
+_SHORT = 128  # tokens of a law up to which Python lists are quicker than numpy
 _SHIFTS = tuple(np.uint64(bits) for bits in (30, 27, 31, 11))
 
 
@@ -136,7 +136,7 @@ class DraftNoise(SeededNoise):
         """Return up to `count` tokens, each drawn from what the earlier ones left of `law`; fewer if it is exhausted.
 
         The same numbers give the same tokens as `choose` and `Law.without` in turn. A truncated law has a few
-        dozen words, over which plain Python is several times quicker than a numpy call for every step.
+        dozen tokens, over which plain Python is several times quicker than a numpy call for every step.
         """
         if len(law.probs) > _SHORT:
             return choose_in_turn(self, law, count)
@@ -147,7 +147,7 @@ class DraftNoise(SeededNoise):
             total = cumulative[-1]
             if not total > 0.0:
                 break
-            # A law of one word asks for no number, here as in `choose`.
+            # A law of one token asks for no number, here as in `choose`.
             place = bisect_right(cumulative, self._next_uniform() * total) if len(weights) > 1 else 0
             if place == len(weights):  # by rounding
                 place = max(index for index, weight in enumerate(weights) if weight > 0.0)
@@ -174,7 +174,7 @@ def choose_in_turn(noise: NoiseSource, law: Law, count: int) -> list[int]:
 
 
 def _first_to_arrive(uniforms: list[float], rates: list[float]) -> int:
-    """Return the winner of the race in `SeededNoise.choose`, over lists: for a few words quicker than numpy."""
+    """Return the winner of the race in `SeededNoise.choose`, over lists: for a few tokens quicker than numpy."""
     best, best_time = 0, math.inf
     for index, rate in enumerate(rates):
         if rate > 0.0:

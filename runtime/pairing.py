@@ -39,7 +39,7 @@ def check_verifiable(target: Model, name: str, max_leaves: int) -> None:
 
 
 def check_pair(target: Model, draft: Model) -> None:
-    """Raise `PairError` unless the draft model's words are the target's, `UnsupportedModelError` if it cannot draft."""
+    """Raise `PairError` unless the draft model's vocabulary is the target's, `UnsupportedModelError` if it cannot draft."""
     if not draft.can_branch:
         raise UnsupportedModelError(
             f"{draft.path} is a recurrent or hybrid model ({draft.architecture}): it cannot take back rejected drafts"
@@ -48,7 +48,7 @@ def check_pair(target: Model, draft: Model) -> None:
 
 
 def check_vocabularies(target: Model, draft: Model) -> None:
-    """Raise `PairError` unless what drafts uses the target's words."""
+    """Raise `PairError` unless what drafts uses the target's vocabulary."""
     ours, theirs = target.vocabulary, draft.vocabulary
     pair = f"{draft.path} cannot draft for {target.path}"
     if ours.kind != theirs.kind:
@@ -62,7 +62,7 @@ def check_vocabularies(target: Model, draft: Model) -> None:
             raise PairError(f"{pair}: their {name} tokens differ ({ids})")
     if abs(ours.size - theirs.size) > _MAX_SIZE_DIFFERENCE:
         raise PairError(
-            f"{pair}: the target has {ours.size} words, the drafter {theirs.size}; "
+            f"{pair}: the target has {ours.size} tokens, the drafter {theirs.size}; "
             f"at most {_MAX_SIZE_DIFFERENCE} may be missing. Use a drafter of the same model family"
         )
     token = ours.first_difference(theirs, _FIRST_COMPARED_TOKEN)
@@ -84,10 +84,10 @@ def check_blocks(target: Model, blocks: Model) -> None:
     check_vocabularies(target, blocks)
     predicted, known = blocks.vocabulary.size, target.vocabulary.size
     if predicted != known:
-        raise PairError(f"{pair}: it predicts {predicted} words, and the target has {known}")
+        raise PairError(f"{pair}: it predicts {predicted} tokens, and the target has {known}")
 
 
-def check_same_words(one: Model, other: Model) -> None:
+def check_same_vocabulary(one: Model, other: Model) -> None:
     """Raise `PairError` unless both models have the same vocabulary, word for word: the first difference is named."""
     ours, theirs = one.vocabulary, other.vocabulary
     pair = f"{one.path} and {other.path} cannot be compared"
@@ -99,4 +99,4 @@ def check_same_words(one: Model, other: Model) -> None:
             f"{pair}: token {token} is {ours.text(token)!r} in the first, {theirs.text(token)!r} in the other"
         )
     if ours.size != theirs.size:
-        raise PairError(f"{pair}: the first has {ours.size} words, the other {theirs.size}")
+        raise PairError(f"{pair}: the first has {ours.size} tokens, the other {theirs.size}")

@@ -207,9 +207,9 @@ class Runtime:
                 raise TemplateError(
                     f"{self.model.path} has no chat template: give one (--chat-template-file), or generate from text"
                 )
-            words = self.vocabulary
-            bos = words.text(words.bos) if words.bos is not None else ""
-            eos = words.text(words.eos) if words.eos is not None else ""
+            vocabulary = self.vocabulary
+            bos = vocabulary.text(vocabulary.bos) if vocabulary.bos is not None else ""
+            eos = vocabulary.text(vocabulary.eos) if vocabulary.eos is not None else ""
             self._template = ChatTemplate(source, bos=bos, eos=eos)
         return self._template
 
@@ -230,7 +230,7 @@ class Runtime:
         size = self.vocabulary.size
         for token in prompt:
             if not 0 <= token < size:
-                raise OptionError(f"prompt token {token} is outside the vocabulary of {size} words")
+                raise OptionError(f"prompt token {token} is outside the vocabulary of {size} tokens")
         return list(prompt)
 
     def _seed(self, params: SamplingParams) -> int:

@@ -101,7 +101,7 @@ def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
 
 
 def _truncated(logits: Logits, ids: IdArray | None, params: SamplingParams) -> Law:
-    """Return the law that top-k, top-p and min-p leave of `ids`, which hold the top k (None: of all words).
+    """Return the law that top-k, top-p and min-p leave of `ids`, which hold the top k (None: of all tokens).
 
     Where equal logits straddle a cut, the lower ids stay. Only values are sorted: what is kept is then found by
     comparison with the lowest of them, and stands in token order as it is.
@@ -132,7 +132,7 @@ def _without_last_ties(kept: IdArray, values: FloatArray, count: int) -> IdArray
 
 
 def _untruncated(logits: Logits, params: SamplingParams) -> Law:
-    """Return the law of all words that min-p leaves."""
+    """Return the law of all tokens that min-p leaves."""
     values = logits.astype(np.float64)
     highest = float(values.max())
     _require_finite(highest)

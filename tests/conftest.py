@@ -1,4 +1,4 @@
-"""Tiny models that many tests read: written once per session, byte-level words, a chat template."""
+"""Tiny models that many tests read: written once per session, byte-level tokens, a chat template."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tiny_folder: Path) -> Path:
-    """A target of 320 words: 256 bytes, some pairs of letters, three control tokens."""
+    """A target of 320 tokens: 256 bytes, some pairs of letters, three control tokens."""
     path = tiny_folder / "target.gguf"
     write_random_llama(path, RandomLlama(**CHAT))
     return path
@@ -26,7 +26,7 @@ def tiny_model(tiny_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_deep_model(tiny_folder: Path) -> Path:
-    """The target's words in six layers, of which drafters may read some."""
+    """The target's vocabulary in six layers, of which drafters may read some."""
     path = tiny_folder / "six layers.gguf"
     write_random_llama(path, RandomLlama(**{**CHAT, "layers": 6}))
     return path
@@ -34,7 +34,7 @@ def tiny_deep_model(tiny_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_drafter(tiny_folder: Path) -> Path:
-    """The target's words, smaller and of another seed: it agrees by chance only."""
+    """The target's vocabulary, smaller and of another seed: it agrees by chance only."""
     path = tiny_folder / "drafter.gguf"
     write_random_llama(path, RandomLlama(**{**CHAT, "width": 16, "layers": 1, "seed": 1}))
     return path
@@ -50,7 +50,7 @@ def tiny_flat_twin(tiny_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_small_vocab(tiny_folder: Path) -> Path:
-    """A model of 64 words without template, which fits none of the others."""
+    """A model of 64 tokens without template, which fits none of the others."""
     path = tiny_folder / "small vocab.gguf"
     write_random_llama(path, RandomLlama(vocab_size=64, scale=3.0))
     return path

@@ -41,15 +41,15 @@ def sources(**texts: str) -> list[Source]:
 
 def test_files_are_read_with_their_paths(tmp_path: Path) -> None:
     (tmp_path / "runtime" / "heads").mkdir(parents=True)
-    (tmp_path / "runtime" / "heads" / "words.py").write_text("x = 1\n")
+    (tmp_path / "runtime" / "heads" / "tokens.py").write_text("x = 1\n")
     (tmp_path / "runtime" / "__init__.py").write_text("")
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "more.py").write_text("")
     first, second = read_sources(tmp_path, ["runtime"])
     assert (first.path, first.module, first.folder) == ("runtime/__init__.py", "specrun.runtime", "runtime")
     assert (second.path, second.module, second.text) == (
-        "runtime/heads/words.py",
-        "specrun.runtime.heads.words",
+        "runtime/heads/tokens.py",
+        "specrun.runtime.heads.tokens",
         "x = 1\n",
     )
 
@@ -230,10 +230,10 @@ def test_long_lines_are_found() -> None:
     assert long_lines(sources(runtime__a=f"{'x' * 10}\n{'é' * 11}\n"), 10) == ["runtime/a.py:2"]
 
 
-@pytest.mark.parametrize("word", ["What", "Which", "Where", "How", "Whether", "Who"])
-def test_docstrings_that_ask_are_found(word: str) -> None:
-    made = sources(runtime__a=f'"""{word} a tree is."""', runtime__b='"""Whatever: a tree.\n\nWhat it is.\n"""')
-    assert riddles(made) == [f"runtime/a.py: {word} a tree is."]
+@pytest.mark.parametrize("text", ["What", "Which", "Where", "How", "Whether", "Who"])
+def test_docstrings_that_ask_are_found(text: str) -> None:
+    made = sources(runtime__a=f'"""{text} a tree is."""', runtime__b='"""Whatever: a tree.\n\nWhat it is.\n"""')
+    assert riddles(made) == [f"runtime/a.py: {text} a tree is."]
 
 
 @pytest.mark.parametrize(

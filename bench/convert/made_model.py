@@ -20,8 +20,8 @@ from specrun.convert.checkpoint import bfloat16_bits
 from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
 
 _SHARD_BYTES = 512 << 20
-_WORDS = 8192
-_SMALL_WORDS = 320
+_VOCAB_SIZE = 8192
+_SMALL_VOCAB_SIZE = 320
 _BLOCK = 1 << 20  # numbers that are drawn; matrices repeat them
 
 
@@ -70,7 +70,7 @@ def _config(n_bytes: int) -> dict[str, Any]:
         "num_attention_heads": width // 64,
         "num_key_value_heads": width // 64,
         "intermediate_size": 4 * width,
-        "vocab_size": _WORDS if width > 64 else _SMALL_WORDS,
+        "vocab_size": _VOCAB_SIZE if width > 64 else _SMALL_VOCAB_SIZE,
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 2048,
         "tie_word_embeddings": True,
@@ -110,12 +110,12 @@ def _shards(shapes: dict[str, tuple[int, ...]]) -> list[list[str]]:
 
 
 def _tokenizer(size: int) -> dict[str, Any]:
-    words = synthetic_vocabulary(size)
+    vocabulary = synthetic_vocabulary(size)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     model = {
         "type": "BPE",
-        "vocab": {word: token for token, word in enumerate(words.words)},
-        "merges": [merge.split(" ") for merge in words.merges],
+        "vocab": {text: token for token, text in enumerate(vocabulary.tokens)},
+        "merges": [merge.split(" ") for merge in vocabulary.merges],
     }
     return {"version": "1.0", "added_tokens": [], "pre_tokenizer": byte_level, "decoder": byte_level, "model": model}
 

@@ -97,7 +97,7 @@ def hydra_evaluations(
             "hydra",
             width,
             sum(sizes.values()) - in_layer + width * row,
-            lambda: head.best_words(states[0], paths),
+            lambda: head.best_tokens(states[0], paths),
             lambda: head.native_seconds,
         )
 
@@ -116,7 +116,7 @@ def hydra_evaluations(
 
 HeadType = Literal["F32", "F16", "Q8_0"]
 HEAD_TYPES: tuple[HeadType, ...] = ("F32", "F16", "Q8_0")
-_RANKS = 10  # words that a head has to name
+_RANKS = 10  # tokens that a head has to name
 _PAIRS = 64  # that EAGLE's layer has cached, and positions that Hydra++'s has
 _WARM_UP = 2
 
@@ -126,12 +126,12 @@ class HeadsOptions:
     """What to measure: heads of each hidden size, Hydra's for each number of paths and EAGLE's of pairs
     that are evaluated at once.
 
-    The heads, and the target whose words they predict, are stored as `type_name`. `copy_bytes` is the size of the
+    The heads, and the target whose tokens they predict, are stored as `type_name`. `copy_bytes` is the size of the
     array that is copied to measure bandwidth. Files are in `folder` meanwhile (None: where temporary files go).
     """
 
     hidden: tuple[int, ...] = (512, 4096)
-    words: int = 32_000
+    vocab_size: int = 32_000
     type_name: HeadType = "Q8_0"
     widths: tuple[int, ...] = (1, 4, 8)
     repetitions: int = 20
@@ -145,8 +145,8 @@ class HeadsOptions:
                 raise OptionError(f"a hidden size of {size}: give multiples of 64, which blocks and heads divide")
         if not self.hidden or not self.widths or min(self.widths) < 1 or self.repetitions < 1:
             raise OptionError("hidden sizes, widths and repetitions are 1 or more")
-        if not 16 <= self.words <= 1_000_000:
-            raise OptionError(f"{self.words} words: give 16 to 1,000,000")
+        if not 16 <= self.vocab_size <= 1_000_000:
+            raise OptionError(f"{self.vocab_size} tokens: give 16 to 1,000,000")
         if self.type_name not in HEAD_TYPES:
             raise OptionError(f"weights of type {self.type_name}: use {', '.join(HEAD_TYPES)}")
 
@@ -181,10 +181,10 @@ def measure_heads(options: HeadsOptions, *, progress: Callable[[str], None] = la
             names = ("target", "medusa", "hydra", "eagle")
             target, medusa, hydra, eagle = (Path(folder) / f"{name}.gguf" for name in names)
             progress(f"writing random heads of hidden size {hidden:,}")
-            write_target(target, hidden, options.words, options.type_name)
-            write_medusa(medusa, hidden, options.words, options.type_name)
-            write_hydra(hydra, hidden, options.words, options.type_name)
-            write_eagle(eagle, hidden, options.words, options.type_name)
+            write_target(target, hidden, options.vocab_size, options.type_name)
+            write_medusa(medusa, hidden, options.vocab_size, options.type_name)
+            write_hydra(hydra, hidden, options.vocab_size, options.type_name)
+            write_eagle(eagle, hidden, options.vocab_size, options.type_name)
             model = opened.enter_context(Model(target))
             evaluations = [
                 *_medusa(medusa, model, n_threads, opened),
@@ -200,7 +200,7 @@ def _medusa(path: Path, model: Model, n_threads: int, opened: ExitStack) -> list
     head = opened.enter_context(closing(MedusaHead(path, model, n_threads=n_threads, ranks=[_RANKS])))
     features = np.random.default_rng(0).standard_normal(model.n_embd, dtype=np.float32)
     n_bytes = sum(one.n_bytes for one in read_header(path).tensors)
-    return [Evaluation("medusa", 1, n_bytes, lambda: head.best_words(features), lambda: head.native_seconds)]
+    return [Evaluation("medusa", 1, n_bytes, lambda: head.best_tokens(features), lambda: head.native_seconds)]
 
 
 def _eagle(path: Path, model: Model, n_threads: int, widths: Sequence[int], opened: ExitStack) -> list[Evaluation]:
@@ -252,7 +252,7 @@ def _measure(
         yield HeadResult(
             head=one.head,
             hidden=hidden,
-            words=options.words,
+            words=options.vocab_size,
             type_name=options.type_name,
             width=one.width,
             n_threads=n_threads,

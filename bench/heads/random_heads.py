@@ -12,18 +12,18 @@ LAYER_FEED_FORWARD = 2.6875
 """The width between, over the hidden size, of the Llama layers of published EAGLE and Hydra heads (11008 / 4096)."""
 
 
-def write_target(path: Path, hidden: int, words: int, type_name: Literal["F32", "F16", "Q8_0"]) -> None:
+def write_target(path: Path, hidden: int, vocab_size: int, type_name: Literal["F32", "F16", "Q8_0"]) -> None:
     """Write a target of one small layer with its own output matrix: heads only read its embedding and output."""
     heads = _n_heads(hidden)
     spec = RandomLlama(
-        vocab_size=words, width=hidden, layers=1, heads=heads, kv_heads=1, ffn=32, context=512, file_type=type_name
+        vocab_size=vocab_size, width=hidden, layers=1, heads=heads, kv_heads=1, ffn=32, context=512, file_type=type_name
     )
     write_random_llama(path, spec)
 
 
-def write_medusa(path: Path, hidden: int, words: int, type_name: str, *, heads: int = 1) -> None:
+def write_medusa(path: Path, hidden: int, vocab_size: int, type_name: str, *, heads: int = 1) -> None:
     """Write Medusa heads of one residual block, each with its own output matrix."""
-    metadata = _sizes("medusa", hidden, words)
+    metadata = _sizes("medusa", hidden, vocab_size)
     metadata.count("medusa.head_count", heads)
     metadata.count("medusa.block_count", 1)
     spread = hidden**-0.5
@@ -33,14 +33,14 @@ def write_medusa(path: Path, hidden: int, words: int, type_name: str, *, heads: 
         tensors += [
             random_matrix(block, (hidden, hidden), type_name, seed=0, spread=spread),
             random_vector(block, hidden, seed=1, mean=0.0, spread=spread, part="bias"),
-            random_matrix(f"medusa.{head}.output", (words, hidden), type_name, seed=0, spread=spread),
+            random_matrix(f"medusa.{head}.output", (vocab_size, hidden), type_name, seed=0, spread=spread),
         ]
     write_gguf(path, "medusa", metadata, tensors)
 
 
-def write_hydra(path: Path, hidden: int, words: int, type_name: str, *, heads: int = 1) -> None:
+def write_hydra(path: Path, hidden: int, vocab_size: int, type_name: str, *, heads: int = 1) -> None:
     """Write Hydra heads of one residual block, each with its own output matrix, and a prefix layer (Hydra++)."""
-    metadata = _sizes("hydra", hidden, words)
+    metadata = _sizes("hydra", hidden, vocab_size)
     metadata.count("hydra.head_count", heads)
     metadata.count("hydra.block_count", 1)
     metadata.flag("hydra.prefix_layer", True)
@@ -50,16 +50,16 @@ def write_hydra(path: Path, hidden: int, words: int, type_name: str, *, heads: i
         for name in (f"hydra.{head}.res.0", f"hydra.{head}.skip"):
             tensors.append(_matrix(name, (hidden, (head + 2) * hidden), type_name))
             tensors.append(random_vector(name, hidden, seed=1, mean=0.0, spread=hidden**-0.5, part="bias"))
-        tensors.append(_matrix(f"hydra.{head}.output", (words, hidden), type_name))
+        tensors.append(_matrix(f"hydra.{head}.output", (vocab_size, hidden), type_name))
     for name, shape in _layer_shapes(hidden).items():
         tensors.append(_matrix(f"hydra.prefix.{name}", shape, type_name))
     tensors += [_norm(f"hydra.prefix.{name}", hidden) for name in ("attn_norm", "ffn_norm", "output_norm")]
     write_gguf(path, "hydra", metadata, tensors)
 
 
-def write_eagle(path: Path, hidden: int, words: int, type_name: str) -> None:
+def write_eagle(path: Path, hidden: int, vocab_size: int, type_name: str) -> None:
     """Write an EAGLE head: fc and one layer without shared keys, as EAGLE-1 and EAGLE-2 have for LLaMA-2-7B."""
-    metadata = _sizes("eagle", hidden, words)
+    metadata = _sizes("eagle", hidden, vocab_size)
     _describe_layer("eagle", hidden, metadata)
     shapes = {"fc": (hidden, 2 * hidden), **_layer_shapes(hidden)}
     tensors = [_matrix(f"eagle.{name}", shape, type_name) for name, shape in shapes.items()]
@@ -97,9 +97,9 @@ def _n_heads(hidden: int) -> int:
     return hidden // (64 if hidden % 128 else 128)
 
 
-def _sizes(kind: str, hidden: int, words: int) -> Metadata:
+def _sizes(kind: str, hidden: int, vocab_size: int) -> Metadata:
     metadata = Metadata()
     metadata.text("general.name", f"random {kind}")
     metadata.count(f"{kind}.embedding_length", hidden)
-    metadata.count(f"{kind}.vocab_size", words)
+    metadata.count(f"{kind}.vocab_size", vocab_size)
     return metadata

@@ -28,7 +28,7 @@ from specrun.runtime.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.pairing import check_draftable
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
-from specrun.runtime.trees import RANKED_WORDS, TreeSampling, ranking_params
+from specrun.runtime.trees import RANKED_TOKENS, TreeSampling, ranking_params
 from specrun.runtime.tuning import CalibrationText, LawPair, acceptance_by_rank, laws_along
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class CutJudge:
     def _acceptance(self, path: Path, kept: tuple[int, ...]) -> tuple[float, TreeSampling]:
         """Return the greatest share of accepted tokens, over the ways to draft; the first cut's cost is measured."""
         params = self._options.params
-        ranking = ranking_params(params, RANKED_WORDS)
+        ranking = ranking_params(params, RANKED_TOKENS)
         pairs: list[LawPair] = []
         with (
             _open(path, self._options, self._options.n_gpu_layers_draft) as model,

@@ -17,8 +17,8 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class RowDivergence:
-    """One number a row: the negative log-likelihood of the word that came, in both models (nats), KL(P || Q) of
-    the original's law P from the other's Q (nats), and whether both find the same word most likely.
+    """One number a row: the negative log-likelihood of the token that came, in both models (nats), KL(P || Q) of
+    the original's law P from the other's Q (nats), and whether both find the same token most likely.
     """
 
     original_nll: Floats
@@ -51,12 +51,12 @@ class DivergenceSummary:
     top_error: float
 
 
-def row_divergence(original: npt.NDArray[Any], other: npt.NDArray[Any], words: Sequence[int]) -> RowDivergence:
-    """Compare logits of shape [rows, words of the vocabulary]; `words` came after each row."""
+def row_divergence(original: npt.NDArray[Any], other: npt.NDArray[Any], tokens: Sequence[int]) -> RowDivergence:
+    """Compare logits of shape [rows, vocab]; `tokens` came after each row."""
     log_p, log_q = _log_laws(original), _log_laws(other)
-    rows, came = np.arange(len(words)), np.asarray(words)
+    rows, came = np.arange(len(tokens)), np.asarray(tokens)
     p = np.exp(log_p)
-    # A word that the original never says adds nothing, whatever the other thinks of it.
+    # A token that the original never says adds nothing, whatever the other thinks of it.
     with np.errstate(invalid="ignore"):
         terms = np.where(p > 0, p * (log_p - log_q), 0.0)
     return RowDivergence(
@@ -96,7 +96,7 @@ def _log_laws(logits: npt.NDArray[Any]) -> Floats:
 
 
 def _perplexity(nll: Floats) -> Perplexity:
-    # A word given probability 0 makes it infinite, which is what it then is.
+    # A token given probability 0 makes it infinite, which is what it then is.
     value = math.exp(min(float(nll.mean()), 700.0)) if np.isfinite(nll).all() else math.inf
     return Perplexity(value, value * _standard_error(nll) if math.isfinite(value) else math.inf)
 

@@ -14,7 +14,7 @@ from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.runtime.offload import LayerCount, resolve_gpu_layers
-from specrun.runtime.pairing import check_same_words
+from specrun.runtime.pairing import check_same_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ def compare_models(
             stack.enter_context(Model(path, n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, path)))
             for path in (original, other)
         ]
-        check_same_words(*models)
-        words = models[0].vocabulary
-        tokens = words.tokenize(text)
+        check_same_vocabulary(*models)
+        vocabulary = models[0].vocabulary
+        tokens = vocabulary.tokenize(text)
         n_ctx = min(options.n_ctx, *(model.n_ctx_train for model in models))
-        chunks = cut_into_chunks(tokens, n_ctx, words.bos if words.adds_bos else None)
+        chunks = cut_into_chunks(tokens, n_ctx, vocabulary.bos if vocabulary.adds_bos else None)
         chunks = chunks[: options.n_chunks or None]
         length = len(chunks[0].tokens)
         settings = ContextOptions(

@@ -18,7 +18,7 @@ from specrun.bindings.context import Context
 from specrun.bindings.errors import OptionError
 
 ROWS_AT_ONCE = 64
-"""The most rows of logits that are looked at together: 32 MB with 128k words."""
+"""The most rows of logits that are looked at together: 32 MB with a vocabulary of 128k tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,14 +31,14 @@ from specrun.runtime.target import target_context_options
 BUDGET_N_CTX = 4096
 """The context size up to which the budgets hold: memory operations walk all of its cells."""
 
-_BUDGET_VOCAB = 32_768  # budgets hold up to here, and twice of them up to four times as many words
+_BUDGET_VOCAB = 32_768  # budgets hold up to here, and twice of them up to four times as many tokens
 _PROMPT_LENGTH = 64
 _MOST_ROUNDS_PER_WANTED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A drafter and a temperature to measure; `budget_us` is what a round may cost at 32k words.
+    """A drafter and a temperature to measure; `budget_us` is what a round may cost at a vocabulary of 32k tokens.
 
     `drafter` is an expression in which FILE stands for the draft model, MEDUSA, HYDRA and EAGLE for heads.
     """
@@ -95,7 +95,7 @@ class OverheadOptions:
                 f"a context of {self.n_ctx} is too short to measure in: give {2 * _PROMPT_LENGTH} or more"
             )
         if not self.vocab_sizes or min(self.vocab_sizes) < 2 * _PROMPT_LENGTH:
-            raise OptionError(f"vocabularies of {2 * _PROMPT_LENGTH} words or more can be measured")
+            raise OptionError(f"vocabularies of {2 * _PROMPT_LENGTH} tokens or more can be measured")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +136,10 @@ def measure_overhead(
     """
     for size in options.vocab_sizes:
         with tempfile.TemporaryDirectory(prefix="specrun-bench-") as folder:
-            progress(f"writing random models of {size:,} words")
+            progress(f"writing random models of {size:,} tokens")
             files = _write_models(Path(folder), size, options)
             for setting in settings:
-                progress(f"{setting.name}, {size:,} words")
+                progress(f"{setting.name}, {size:,} tokens")
                 with _open(files, setting, options) as (session, watch):
                     rounds = _collect(session, watch, setting.params, options)
                 yield _summary(setting, size, options, rounds)
@@ -152,7 +152,7 @@ def _write_models(folder: Path, vocab_size: int, options: OverheadOptions) -> di
     from specrun.convert.random_model import RandomLlama, write_random_llama
 
     target, drafter = folder / "target.gguf", folder / "drafter.gguf"
-    # A scale of 2 leaves some thirty words after the default truncations, as a text in progress does.
+    # A scale of 2 leaves some thirty tokens after the default truncations, as a text in progress does.
     spec = RandomLlama(
         vocab_size=vocab_size,
         width=options.width,

@@ -1,4 +1,4 @@
-"""The target's own embedding and output matrices, for heads that read or predict its words.
+"""The target's own embedding and output matrices, for heads that read or predict its tokens.
 
 They are shared where ggml can reach them: the tensor itself is named in the head's graph, wherever llama.cpp put it and
 however it repacked it. Where llama.cpp's build hides them, or keeps them in a form that the operation cannot read

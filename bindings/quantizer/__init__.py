@@ -7,7 +7,7 @@ from specrun.bindings.quantizer.types import (
     COPY,
     FILE_TYPE_ALIASES,
     FILE_TYPES,
-    OF_WORDS,
+    TOKEN_MATRICES,
     TENSOR_NUMBERS,
     needs_importance,
 )
@@ -16,7 +16,7 @@ __all__ = [
     "COPY",
     "FILE_TYPES",
     "FILE_TYPE_ALIASES",
-    "OF_WORDS",
+    "TOKEN_MATRICES",
     "TENSOR_NUMBERS",
     "QuantizeOptions",
     "QuantizerProcess",

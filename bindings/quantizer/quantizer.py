@@ -28,7 +28,7 @@ class QuantizeOptions:
     """What llama.cpp's quantizer is asked for; names of types are upper-case, as in FILE_TYPES.
 
     `file_type` is one of FILE_TYPES, or COPY. `pure` gives every matrix its base type instead of llama.cpp's
-    mix. `output_tensor_type` and `token_embedding_type` are tensor types for the matrices of words;
+    mix. `output_tensor_type` and `token_embedding_type` are tensor types for the token embedding and output matrices;
     `leave_output_tensor` keeps `output.weight` as it is. `tensor_types` are pairs of a regular expression
     (ECMAScript, searched in names, the first that matches decides) and a tensor type. `importance` has the
     mean square of every input of a matrix, by the matrix's name: float32 of shape [row length], or

@@ -86,16 +86,16 @@ TENSOR_NUMBERS: Mapping[str, int] = MappingProxyType(
 )
 """The tensor types that weights can be stored in, with ggml's number of each."""
 
-# Too few bits to be chosen well without statistics: llama.cpp refuses them for all but the words' matrices,
+# Too few bits to be chosen well without statistics: llama.cpp refuses them for all but the token matrices,
 # where some of them fail an assertion of ggml's (ggml_quantize_requires_imatrix).
 _SMALLEST = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"}
 _SMALLEST_OF_ALL = {"IQ1_S", "IQ2_XXS", "IQ2_XS"}
-OF_WORDS = frozenset(("token_embd.weight", "per_layer_token_embd.weight", "output.weight"))
-"""The matrices of words, which importance matrices have no entries for by default."""
+TOKEN_MATRICES = frozenset(("token_embd.weight", "per_layer_token_embd.weight", "output.weight"))
+"""The token embedding and output matrices, which importance matrices have no entries for by default."""
 
 
 def needs_importance(tensor: str, type_name: str, file_type: str) -> bool:
     """Return whether llama.cpp stores this tensor in this type only with an importance matrix for it."""
-    if tensor in OF_WORDS:
+    if tensor in TOKEN_MATRICES:
         return type_name in _SMALLEST_OF_ALL
     return type_name in _SMALLEST or (type_name == "Q2_K" and file_type == "Q2_K_S")

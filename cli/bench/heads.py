@@ -28,7 +28,7 @@ that measures the bandwidth, and leaves no weights in the caches.
     show_default=True,
     help="Hidden sizes: a,b or repeated.",
 )
-@option("--vocab", section=_SECTION, type=click.IntRange(16, 10**6), default=32_000, show_default=True, help="Words.")
+@option("--vocab", section=_SECTION, type=click.IntRange(16, 10**6), default=32_000, show_default=True, help="The size of the vocabulary, in tokens.")
 @option(
     "--type",
     "type_name",
@@ -83,7 +83,7 @@ def heads(
 
     options = HeadsOptions(
         hidden=tuple(dict.fromkeys(size for sizes in hidden for size in sizes)),
-        words=vocab,
+        vocab_size=vocab,
         type_name=next(one for one in HEAD_TYPES if one == type_name.upper()),
         widths=tuple(dict.fromkeys(size for sizes in width for size in sizes)),
         repetitions=repetitions,

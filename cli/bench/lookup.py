@@ -14,7 +14,7 @@ from specrun.cli.terminal.terminal import Terminal
 
 _SECTION = "Measurement"
 _EPILOG = """\b
-No model is evaluated: the drafters propose and observe over a text whose passages come back with some words
+No model is evaluated: the drafters propose and observe over a text whose passages come back with some tokens
 changed. Their time does not depend on the length of the context, only indexing a prompt does, once.
 With --store, rest retrieves from your datastore, asked with passages of it.
 """

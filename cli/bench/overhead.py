@@ -15,8 +15,8 @@ _EPILOG = """\b
 Random models of almost no width are written into a temporary folder, so that nearly all that is
 left of a round is specrun's own work. The parts are timed from outside the shipped loop, which
 runs as it always does, garbage collection included. The budgets are those of specrun's design:
-250 us for a greedy chain of 5 and 600 us for a sampled tree of 16 nodes, with up to 32,768 words
-and a context of up to 4,096 tokens; twice that for up to 131,072 words.
+250 us for a greedy chain of 5 and 600 us for a sampled tree of 16 nodes, with a vocabulary of up to 32,768 tokens
+and a context of up to 4,096 tokens; twice that for up to 131,072.
 """
 
 

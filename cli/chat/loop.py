@@ -83,7 +83,7 @@ class Chat:
             raise
         if answer.interrupted and not answer.result.text:
             conversation.messages.pop()
-            self.terminal.say("stopped before the first word; the message was taken back", "dim")
+            self.terminal.say("stopped before the first token; the message was taken back", "dim")
             return False
         conversation.reply(answer.result.text)
         self.last = answer.result

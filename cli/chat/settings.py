@@ -85,7 +85,7 @@ def change_setting(conversation: Conversation, name: str, text: str, *, vocab_si
         raise unknown_option(name, list(_READERS), "/set")
     value = _READERS[name](text)
     if name == "logit_bias" and (beyond := [token for token in value if token >= vocab_size]):
-        raise OptionError(f"token {beyond[0]} does not exist: the model has {vocab_size} words, numbered from 0")
+        raise OptionError(f"token {beyond[0]} does not exist: the model has {vocab_size} tokens, numbered from 0")
     if name == MAX_TOKENS:
         conversation.max_tokens = value
     else:

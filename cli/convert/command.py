@@ -45,7 +45,7 @@ def print_report(
         return
     facts = _facts(report)
     if target is not None:
-        sizes = f"hidden states of {target['hidden_size']:,}, {target['n_words']:,} words"
+        sizes = f"hidden states of {target['hidden_size']:,}, {target['n_words']:,} tokens"
         facts["target"] = f"{target['name']} ({target['architecture']}, {sizes})"
     print_facts(terminal, "converted", facts)
 
@@ -58,7 +58,7 @@ def _facts(report: ConversionReport) -> dict[str, str]:
         "file type": report.type_name,
         "tensors": f"{report.n_tensors:,} ({_counts(report.tensor_types)})",
         "parameters": f"{report.n_parameters:,} ({count_text(report.n_parameters)})",
-        "words": f"{report.n_words:,}",
+        "vocabulary": f"{report.n_words:,}",
         "size before": f"{bytes_text(report.source_bytes)} ({_counts(report.source_types)})",
         "size after": f"{bytes_text(report.n_bytes)} ({100 * shrunk:.1f} %)",
         "bits per weight": f"{report.bits_per_weight:.2f}",
@@ -76,7 +76,7 @@ def _logits(found: LogitCheck, *, quantized: bool) -> str:
     before = "; before quantizing" if quantized else ""
     return (
         f"transformers' own, off by {found.relative_error:.1e} of the largest ({found.largest_allowed:g} allowed), "
-        f"the same first word at {100 * found.same_top:.0f} % of {found.n_tokens} tokens{before}"
+        f"the same first token at {100 * found.same_top:.0f} % of {found.n_tokens} tokens{before}"
     )
 
 

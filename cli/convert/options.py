@@ -71,7 +71,7 @@ source_options = option_group(
         section=_SOURCE,
         metavar="NAME",
         show_default="recognised from tokenizer.json",
-        help="llama.cpp's name of the way text is split before words are merged.",
+        help="llama.cpp's name of the way text is split before tokens are merged.",
     ),
 )
 

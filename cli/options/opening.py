@@ -96,7 +96,7 @@ def check_sampling(params: SamplingParams, runtime: Runtime) -> None:
     size = runtime.vocabulary.size
     for token in params.logit_bias:
         if token >= size:
-            raise OptionError(f"--logit-bias names token {token}: the model has {size} words, numbered from 0")
+            raise OptionError(f"--logit-bias names token {token}: the model has {size} tokens, numbered from 0")
 
 
 def _require_demo_files() -> None:

@@ -73,7 +73,7 @@ def parse_logit_bias(text: str) -> tuple[int, float]:
         raise OptionError(f"{text!r} is not a token id with a bias, such as 15043+1, 15043-0.5 or 15043-inf")
     bias = float(match[2] + match[3])
     if bias == float("inf"):
-        raise OptionError(f"{text!r}: an infinite bias can only forbid a word (15043-inf)")
+        raise OptionError(f"{text!r}: an infinite bias can only forbid a token (15043-inf)")
     return int(match[1]), bias
 
 

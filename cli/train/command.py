@@ -7,8 +7,8 @@ import click
 from specrun.cli.lazy_group import LazyCommand, LazyGroup
 
 _COMMANDS = {
-    "medusa": LazyCommand("specrun.cli.train.medusa", "medusa", "Heads that guess the next words at once."),
-    "hydra": LazyCommand("specrun.cli.train.hydra", "hydra", "Medusa's heads that see each other's words."),
+    "medusa": LazyCommand("specrun.cli.train.medusa", "medusa", "Heads that guess the next tokens at once."),
+    "hydra": LazyCommand("specrun.cli.train.hydra", "hydra", "Medusa's heads that see each other's tokens."),
     "eagle": LazyCommand("specrun.cli.train.eagle", "eagle", "A layer that predicts hidden states."),
     "eagle3": LazyCommand("specrun.cli.train.eagle", "eagle3", "A layer that reads three of the target's."),
     "drafter": LazyCommand("specrun.cli.train.drafter", "drafter", "A small model, taught by the target."),

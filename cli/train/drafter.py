@@ -41,10 +41,10 @@ Examples:
       --not-covered-by drafter.gguf
 
 \b
-DistillSpec: the drafter learns the target's law at every word of an answer. Answers are those of the data,
+DistillSpec: the drafter learns the target's law at every token of an answer. Answers are those of the data,
 those the target samples first (--answers target), or, for a share of the texts (--on-policy), those the drafter
 samples as it learns; with --on-policy 1 or --answers target, prompts without answers will do. What counts is
-alpha, the share of drafted words that the target accepts: it is measured on held-out texts before and after.
+alpha, the share of drafted tokens that the target accepts: it is measured on held-out texts before and after.
 """
 
 
@@ -73,7 +73,7 @@ _distillation_options = option_group(
         type=click.Path(path_type=Path),
         required=True,
         metavar="DIR",
-        help="The drafter to begin with: a folder of the target's family, with its words.",
+        help="The drafter to begin with: a folder of the target's family, with its vocabulary.",
     ),
     option(
         "--divergence",
@@ -117,7 +117,7 @@ _distillation_options = option_group(
         default=128,
         show_default=True,
         metavar="N",
-        help="The most words of a sampled answer.",
+        help="The most tokens of a sampled answer.",
     ),
     option(
         "--not-covered-by",
@@ -133,7 +133,7 @@ _distillation_options = option_group(
         default=0.0,
         show_default=True,
         metavar="WEIGHT",
-        help="What a word counts that one of them gets right.",
+        help="What a token counts that one of them gets right.",
     ),
     option(
         "--measure-on",
@@ -229,11 +229,11 @@ def _report(
             "loss": f"{curves.losses[0]:.3f} to {curves.losses[-1]:.3f}",
             "alpha": f"{_stated(gain.before)} before, {_stated(gain.after)} after",
             "gain of alpha": f"{gain.gain:+.4f} +- {gain.error:.4f}",
-            "same first word": f"{report.before.same_top:.4f} before, {report.after.same_top:.4f} after",
+            "same first token": f"{report.before.same_top:.4f} before, {report.after.same_top:.4f} after",
         }
         if others:
             known = f"{report.after.covered:.4f} without it"
-            shown["first words known together"] = f"{known}, {report.after.covered_together:.4f} with it"
+            shown["first tokens known together"] = f"{known}, {report.after.covered_together:.4f} with it"
         if plot is not None:
             shown["curves"] = str(plot)
         if gguf is not None:

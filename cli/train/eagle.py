@@ -28,7 +28,7 @@ Examples:
   specrun train eagle --target Llama-3.2-1B --data chats.jsonl -o head --unroll 3
 
 \b
-The head learns the target's next hidden state (smooth L1), and with --word-weight the law that follows from
+The head learns the target's next hidden state (smooth L1), and with --token-weight the law that follows from
 it, while uniform noise shakes the states it reads. --unroll trains on its own predictions too, as HASS does:
 each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's trees.
 """
@@ -37,7 +37,8 @@ each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's tree
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @train_source_options
 @option(
-    "--word-weight",
+    "--token-weight",
+    old_names=("--word-weight",),
     section="Head",
     type=click.FloatRange(0),
     default=0.1,
@@ -69,7 +70,7 @@ each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's tree
 @terminal_options
 def eagle(
     source: TrainSource,
-    word_weight: float,
+    token_weight: float,
     noise: float,
     unroll: int,
     states: TrainFeatures,
@@ -80,19 +81,19 @@ def eagle(
     """Train an EAGLE head for a target."""
     from specrun.train.heads.eagle import EagleRecipe
 
-    recipe = EagleRecipe(word_weight=word_weight, noise=noise, steps=unroll)
+    recipe = EagleRecipe(token_weight=token_weight, noise=noise, steps=unroll)
     run_head_training(recipe, source, states, run, result, terminal)
 
 
 _EPILOG_3 = """\b
 Examples:
   specrun train eagle3 --target Llama-3.2-1B --data chats.jsonl -o head --gguf head.gguf
-  specrun train eagle3 --target Llama-3.2-1B --data chats.jsonl -o head --unroll 4 --draft-words 8000
+  specrun train eagle3 --target Llama-3.2-1B --data chats.jsonl -o head --unroll 4 --draft-tokens 8000
 
 \b
 Training-time test: chains of --unroll steps below every position, each reading the head's own states and
-attending to its own earlier steps. The draft vocabulary are the words said most often in the answers of the
-data; other words are never drafted, which costs speed and never changes what the target says.
+attending to its own earlier steps. The draft vocabulary is the tokens said most often in the answers of the
+data; other tokens are never drafted, which costs speed and never changes what the target says.
 """
 
 
@@ -108,13 +109,14 @@ data; other words are never drafted, which costs speed and never changes what th
     help="Steps of a chain that are trained.",
 )
 @option(
-    "--draft-words",
+    "--draft-tokens",
+    old_names=("--draft-words",),
     section="Head",
     type=click.IntRange(1),
     default=32000,
     show_default=True,
     metavar="N",
-    help="The most words that can be drafted.",
+    help="The most tokens that can be drafted.",
 )
 @option(
     "--read-layers",
@@ -132,7 +134,7 @@ data; other words are never drafted, which costs speed and never changes what th
 def eagle3(
     source: TrainSource,
     unroll: int,
-    draft_words: int,
+    draft_tokens: int,
     read_layers: tuple[int, int, int] | None,
     states: TrainFeatures,
     run: TrainRun,
@@ -142,5 +144,5 @@ def eagle3(
     """Train an EAGLE-3 head for a target."""
     from specrun.train.heads.eagle3 import Eagle3Recipe
 
-    recipe = Eagle3Recipe(steps=unroll, draft_words=draft_words, layers=read_layers)
+    recipe = Eagle3Recipe(steps=unroll, draft_tokens=draft_tokens, layers=read_layers)
     run_head_training(recipe, source, states, run, result, terminal)

@@ -1,4 +1,4 @@
-"""`specrun train hydra`: Medusa's heads that see each other's words."""
+"""`specrun train hydra`: Medusa's heads that see each other's tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Examples:
   specrun train hydra --target Llama-3.2-1B --data chats.jsonl -o heads --plus
 
 \b
-Head k guesses the word k + 1 places ahead and knows the words in between. --plus is Hydra++: 4 blocks a
+Head k guesses the token k + 1 places ahead and knows the tokens in between. --plus is Hydra++: 4 blocks a
 head, a layer over the states in front, and the target's own law as what is learnt.
 """
 

@@ -1,4 +1,4 @@
-"""`specrun train medusa`: heads that guess the next words at once."""
+"""`specrun train medusa`: heads that guess the next tokens at once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Examples:
   specrun train medusa --target Llama-3.2-1B --data prompts.jsonl -o heads --answers target --from-law
 
 \b
-Medusa-1: the target stays as it is. Head k guesses the word k + 1 places ahead; its loss weighs --decay to
+Medusa-1: the target stays as it is. Head k guesses the token k + 1 places ahead; its loss weighs --decay to
 the power of k. With --shared-output heads have no output matrix of their own: 5 heads of a 1B model then take
 80 MB instead of 5.3 GB in float32, and only specrun runs them. --answers target --from-law is
 self-distillation: the target answers the prompts of the data itself, and heads learn its law.
@@ -74,7 +74,7 @@ the two close.
     "--from-law",
     section="Heads",
     is_flag=True,
-    help="Learn the target's law (KL divergence) instead of the words of the text.",
+    help="Learn the target's law (KL divergence) instead of the tokens of the text.",
 )
 @option("--joint", section=_JOINT, is_flag=True, help="Medusa-2: train a copy of the target together with its heads.")
 @option(

@@ -36,7 +36,7 @@ from specrun.cli.tune.options import (
 if TYPE_CHECKING:
     from specrun.runtime.costs import Candidate, TunedSetting, TuneOptions, TuneResult
 
-_SCHEMES = {"argmax": "most likely words", "without": "drawn without replacement", "with": "drawn with replacement"}
+_SCHEMES = {"argmax": "most likely tokens", "without": "drawn without replacement", "with": "drawn with replacement"}
 
 
 def print_tuning(draft: Path, result: TuneResult, terminal: Terminal) -> None:

@@ -198,7 +198,7 @@ RULES: Mapping[str, LayerRules] = {
     "rwkv7": LayerRules(roles=(_first,)),
     "arwkv7": LayerRules(roles=(_first,)),
     "kimi-k3": LayerRules(exit_only="its layers read the states of earlier blocks of layers"),
-    "deepseek4": LayerRules(exit_only="its first layers choose their experts by the word"),
+    "deepseek4": LayerRules(exit_only="its first layers choose their experts by the token"),
     "glm-dsa": _SHARED_INDEX,
     "glm5-next": _SHARED_INDEX,
     "dots3note": _SHARED_INDEX,

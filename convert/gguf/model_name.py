@@ -111,18 +111,18 @@ def _front_matter(path: Path) -> Mapping[str, Any]:
     return card if isinstance(card, dict) else {}
 
 
-# llama.cpp looks for these in the name. If one is there, control words swallow the spaces behind them, as
-# Phi-3's tokenizer wants, and a file without the four words cannot be loaded.
+# llama.cpp looks for these in the name. If one is there, control tokens swallow the spaces behind them, as
+# Phi-3's tokenizer wants, and a file without the four tokens cannot be loaded.
 _PHI3 = ("phi-3", "phi3")
-_PHI3_WORDS = ("</s>", "<unk>", "<s>", "<|endoftext|>")
+_PHI3_TOKENS = ("</s>", "<unk>", "<s>", "<|endoftext|>")
 
 
-def loadable_name(name: str, checkpoint: Checkpoint, words: Collection[str]) -> str:
+def loadable_name(name: str, checkpoint: Checkpoint, tokens: Collection[str]) -> str:
     """Return `name`, changed where llama.cpp would read something wrong out of it."""
     named = any(mark in name.lower() for mark in _PHI3)
-    if named and not all(word in words for word in _PHI3_WORDS):
+    if named and not all(token in tokens for token in _PHI3_TOKENS):
         return "model"
-    if not named and _swallows_spaces(checkpoint) and all(word in words for word in _PHI3_WORDS):
+    if not named and _swallows_spaces(checkpoint) and all(token in tokens for token in _PHI3_TOKENS):
         return f"{name} (phi-3)"
     return name
 

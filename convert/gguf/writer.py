@@ -203,7 +203,7 @@ def _mistake(tensor: PlannedTensor, got: str) -> SpecrunError:
 
 
 _STRING = 8  # the number of the type
-_SEARCHED = 1 << 20  # such keys stand before the words, at the start of the file
+_SEARCHED = 1 << 20  # such keys stand before the tokens, at the start of the file
 
 
 def replace_text(path: Path, key: str, old: str, new: str) -> None:

@@ -35,27 +35,27 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
         raise MalformedFileError(
             f"{config.shown} has {heads} heads and {shared} key-value heads for hidden states of {hidden}"
         )
-    n_words = config.count("vocab_size", target.n_words)
+    vocab_size = config.count("vocab_size", target.vocab_size)
     if _EMBEDDING in checkpoint.tensors:
-        n_words = matrix_shape(checkpoint, _EMBEDDING)[0]
+        vocab_size = matrix_shape(checkpoint, _EMBEDDING)[0]
     wide = config.count("intermediate_size")
     rope, _ = rope_settings(config)
     metadata = Metadata()
     metadata.count("eagle.embedding_length", hidden)
-    metadata.count("eagle.vocab_size", n_words)
+    metadata.count("eagle.vocab_size", vocab_size)
     metadata.count("eagle.block_count", 1)
     metadata.count("eagle.feed_forward_length", wide)
     metadata.count("eagle.attention.head_count", heads)
     metadata.count("eagle.attention.head_count_kv", shared)
     metadata.number("eagle.attention.layer_norm_rms_epsilon", config.number("rms_norm_eps", _EPSILON))
     metadata.number("eagle.rope.freq_base", rope_base(config, rope))
-    rules = list(_rules(checkpoint, hidden, hidden // heads * shared, wide, n_words))
-    return HeadPlan(metadata, rules, hidden, n_words)
+    rules = list(_rules(checkpoint, hidden, hidden // heads * shared, wide, vocab_size))
+    return HeadPlan(metadata, rules, hidden, vocab_size)
 
 
-def _rules(checkpoint: Checkpoint, hidden: int, kv_size: int, wide: int, n_words: int) -> Iterator[TensorRule]:
+def _rules(checkpoint: Checkpoint, hidden: int, kv_size: int, wide: int, vocab_size: int) -> Iterator[TensorRule]:
     if _EMBEDDING in checkpoint.tensors:
-        yield TensorRule("token_embd.weight", (_EMBEDDING,), (n_words, hidden))
+        yield TensorRule("token_embd.weight", (_EMBEDDING,), (vocab_size, hidden))
     yield TensorRule("eagle.fc.weight", (_JOINS,), (hidden, 2 * hidden))
     if _has_bias(checkpoint):
         yield TensorRule("eagle.fc.bias", (_BIAS,), (hidden,))
@@ -110,7 +110,7 @@ def _in_config(_config: JsonObject) -> bool:
 
 
 def _in_tensors(names: Collection[str]) -> bool:
-    # EAGLE-3 ends with a norm and has words of its own.
+    # EAGLE-3 ends with a norm and has tokens of its own.
     return _JOINS in names and any(name.startswith(_LAYER) for name in names) and not {"norm.weight", "d2t"} & {*names}
 
 

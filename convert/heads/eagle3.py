@@ -1,8 +1,8 @@
 """EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and 3.1, to llama.cpp's own layout: what is written loads there, too.
 
 `fc.weight` [h, 3 * target's h] makes a state of three layers' inputs; `hidden_norm` and `input_layernorm` norm it and
-the token's embedding before attention, whose matrices read both; `norm.weight` and `lm_head.weight` [draft words, h]
-end the head. Word i of the draft vocabulary is word i + `d2t`[i] of the target; `t2d`, the inverse, is left out,
+the token's embedding before attention, whose matrices read both; `norm.weight` and `lm_head.weight` [draft vocab, h]
+end the head. Token i of the draft vocabulary is token i + `d2t`[i] of the target; `t2d`, the inverse, is left out,
 `embed_tokens.weight` is optional. EAGLE-3.1 adds `input_norm.weight`, which llama.cpp has too, `fc_norm.{i}.weight`
 and `norm_output`, which it has not. References: SafeAILab/EAGLE, eagle/model/cnets.py at 148042c5;
 vllm-project/speculators, models/eagle3; llama.cpp, conversion/llama.py. Layouts: `eagle3_source`.
@@ -36,7 +36,7 @@ LAYERS = ("midlayer.", "layers.0.")
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _NESTED = "eagle_config"
-_WORD_MAP = "d2t"
+_VOCABULARY_MAP = "d2t"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +100,17 @@ def _whole(config: JsonObject, values: Sequence[object]) -> list[int]:
     return [value for value in values if isinstance(value, int)]
 
 
-def word_map(checkpoint: Checkpoint) -> str:
+def vocabulary_map(checkpoint: Checkpoint) -> str:
     """Return the name of the tensor that maps the draft vocabulary."""
-    return _WORD_MAP if _WORD_MAP in checkpoint.tensors else f"model.{_WORD_MAP}"
+    return _VOCABULARY_MAP if _VOCABULARY_MAP in checkpoint.tensors else f"model.{_VOCABULARY_MAP}"
 
 
-def word_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
-    """Return the target's word of each draft word, None where the draft vocabulary is the target's.
+def target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
+    """Return the target's token of each draft token, None where the draft vocabulary is the target's.
 
-    Raises PairError for a word that the target lacks, MalformedFileError for one that is there twice.
+    Raises PairError for a token that the target lacks, MalformedFileError for one that is there twice.
     """
-    name = word_map(checkpoint)
+    name = vocabulary_map(checkpoint)
     stored = checkpoint.tensors.get(name)
     if stored is None:
         return None
@@ -118,27 +118,27 @@ def word_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
         raise MalformedFileError(f"{stored.path} has {name} of {stored.type_name} {stored.shape}, no list of offsets")
     offsets = stored.read()
     ids = absolute_ids(offsets)
-    if len(ids) == target.n_words and not offsets.any():
+    if len(ids) == target.vocab_size and not offsets.any():
         return None
-    outside = ids[(ids < 0) | (ids >= target.n_words)]
+    outside = ids[(ids < 0) | (ids >= target.vocab_size)]
     if len(outside):
         raise PairError(
-            f"{checkpoint.folder} does not fit the target {target.path}: its vocabulary map ({name}) names word "
-            f"{outside[0]}, and the target has {target.n_words}"
+            f"{checkpoint.folder} does not fit the target {target.path}: its vocabulary map ({name}) names token "
+            f"{outside[0]}, and the target has {target.vocab_size}"
         )
-    words, counts = np.unique(ids, return_counts=True)
-    if len(words) != len(ids):
-        raise MalformedFileError(f"{stored.path} has word {words[counts > 1][0]} twice in its vocabulary map ({name})")
+    tokens, counts = np.unique(ids, return_counts=True)
+    if len(tokens) != len(ids):
+        raise MalformedFileError(f"{stored.path} has token {tokens[counts > 1][0]} twice in its vocabulary map ({name})")
     return ids
 
 
 def absolute_ids(offsets: Array) -> Array:
-    """Return the target's words for offsets: word i of the draft vocabulary is word i + offset of the target."""
+    """Return the target's tokens for offsets: token i of the draft vocabulary is token i + offset of the target."""
     return offsets.astype(np.int64) + np.arange(len(offsets), dtype=np.int64)
 
 
 _ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
-# The map from the target's words to the draft's, and what training compares with.
+# The map from the target's tokens to the draft's, and what training compares with.
 _LEFT_OUT = ("t2d", "model.t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 
 
@@ -158,7 +158,7 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
         raise MalformedFileError(
             f"{checkpoint.folder} has fc.weight for {joined} numbers, and {len(layers)} layers of {reads} are read"
         )
-    n_words, ids = config.count("vocab_size"), word_ids(checkpoint, target)
+    vocab_size, ids = config.count("vocab_size"), target_ids(checkpoint, target)
     metadata = Metadata()
     describe_decoder(config, metadata, "eagle3", key_length=True)
     describe_rope(config, metadata, "eagle3", scalings=("linear", "llama3"))
@@ -176,27 +176,27 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
         metadata.raw(*entry)
     rules = [
         *llama3_factors(config),
-        *_ends(checkpoint, names, hidden, n_words, ids),
+        *_ends(checkpoint, names, hidden, vocab_size, ids),
         *_fusion(names, hidden, joined, len(layers), all_normed=all_normed, each_normed=each_normed),
         *_layer(config, names),
     ]
-    # A map to the same words says nothing.
-    left_out = _LEFT_OUT if ids is not None else (*_LEFT_OUT, word_map(checkpoint))
-    return HeadPlan(metadata, rules, reads, n_words, left_out)
+    # A map to the same tokens says nothing.
+    left_out = _LEFT_OUT if ids is not None else (*_LEFT_OUT, vocabulary_map(checkpoint))
+    return HeadPlan(metadata, rules, reads, vocab_size, left_out)
 
 
 def _ends(
-    checkpoint: Checkpoint, names: TensorNames, hidden: int, n_words: int, ids: Array | None
+    checkpoint: Checkpoint, names: TensorNames, hidden: int, vocab_size: int, ids: Array | None
 ) -> Iterator[TensorRule]:
-    """Yield embedding, last norm, output matrix and word map; what is not there is the target's."""
+    """Yield embedding, last norm, output matrix and token map; what is not there is the target's."""
     embedding = f"{names.prefix}embed_tokens.weight"
     if embedding in checkpoint.tensors:
-        yield TensorRule("token_embd.weight", (embedding,), (n_words, hidden))
+        yield TensorRule("token_embd.weight", (embedding,), (vocab_size, hidden))
     yield TensorRule("output_norm.weight", (f"{names.prefix}norm.weight",), (hidden,))
     if ids is not None or "lm_head.weight" in checkpoint.tensors:
-        yield TensorRule("output.weight", ("lm_head.weight",), (n_words if ids is None else len(ids), hidden))
+        yield TensorRule("output.weight", ("lm_head.weight",), (vocab_size if ids is None else len(ids), hidden))
     if ids is not None:
-        yield TensorRule("d2t", (word_map(checkpoint),), ids.shape, absolute_ids, token_ids=True)
+        yield TensorRule("d2t", (vocabulary_map(checkpoint),), ids.shape, absolute_ids, token_ids=True)
 
 
 def _fusion(

@@ -98,7 +98,7 @@ def plan_head(
     chosen = chosen or kind_of(checkpoint)
     facts = target if isinstance(target, TargetFacts) else target_facts(target)
     head = chosen.plan(checkpoint, facts)
-    facts.check_fits(checkpoint.folder, hidden_size=head.hidden_size, n_words=head.n_words)
+    facts.check_fits(checkpoint.folder, hidden_size=head.hidden_size, vocab_size=head.vocab_size)
     file_type = usual_type(checkpoint) if wanted.lower() == AUTOMATIC_TYPE else wanted
     tensors = map_rules(checkpoint, head.tensors, functools.partial(_type_of, file_type), left_out=head.left_out)
     name = head_name(checkpoint.folder, chosen.name, sum(one.n_parameters for one in tensors))
@@ -112,7 +112,7 @@ def plan_head(
         architecture=chosen.name,
         metadata=metadata,
         tensors=tensors,
-        n_words=head.n_words,
+        vocab_size=head.vocab_size,
         type_name=file_type,
         file_type=file_type,
         file_name=head_file_name(name, file_type),

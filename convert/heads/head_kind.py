@@ -23,14 +23,14 @@ class HeadPlan:
     `metadata` has the architecture's own keys (`medusa.head_count`); `general.*` and `specrun.target.*` are
     added for every kind. `tensors` are in the file's order: matrices get the type that was asked for, vectors and
     `keep_f32` float32, `token_ids` int64. `hidden_size` is how many numbers of a hidden state of the target the head
-    reads (at one layer), `n_words` the words of the target it was made for. `left_out` are tensors of the checkpoint
+    reads (at one layer), `vocab_size` the tokens of the target it was made for. `left_out` are tensors of the checkpoint
     that are known and not wanted, by name; a name that ends in a dot stands for all that begin so.
     """
 
     metadata: Metadata
     tensors: Sequence[TensorRule]
     hidden_size: int
-    n_words: int
+    vocab_size: int
     left_out: Collection[str] = ()
 
 
@@ -42,7 +42,7 @@ class HeadKind:
     whether a config, or the names of a checkpoint's tensors, are this kind's beyond doubt. `plan` says what becomes
     of a checkpoint: it raises UnsupportedModelError for a layout or a setting that the runtime could not
     compute as the checkpoint means it, MalformedFileError for tensors that are missing or contradict each other,
-    PairError for what does not fit the target. Sizes and words are compared with the target for every kind.
+    PairError for what does not fit the target. Sizes and vocabularies are compared with the target for every kind.
     """
 
     name: str

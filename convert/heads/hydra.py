@@ -2,7 +2,7 @@
 
 Tensors of a checkpoint, head i: residual blocks `hydra_mlp.{i}.{j}.linear.weight` and `.bias`, [h, (i + 2) h] in the
 first block of grounded heads, which also has `.res_connection.weight` and `.bias`, [h, h] in the others; an output
-matrix `hydra_lm_head.{i}.weight` [words, h] and `.bias`. Where training had dropout, it takes every other place: blocks
+matrix `hydra_lm_head.{i}.weight` [vocab, h] and `.bias`. Where training had dropout, it takes every other place: blocks
 are then j = 1, 3, ... and the output matrix is `hydra_lm_head.{i}.1.weight`. Hydra++ (`hydra_head_arch` "prefix-mlp")
 has a one-layer Llama, `prefix_embeding_layer.*` (so spelt), made from the target's config, which says its heads and
 rotary embedding.
@@ -55,19 +55,19 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     _require_known(checkpoint)
     heads = _heads(checkpoint)
     outputs = [_output(checkpoint, head) for head in range(len(heads.places))]
-    n_words = next((matrix_shape(checkpoint, f"{name}.weight")[0] for name in outputs if name), target.n_words)
+    vocab_size = next((matrix_shape(checkpoint, f"{name}.weight")[0] for name in outputs if name), target.vocab_size)
     with_prefix = _has_prefix(checkpoint)
     metadata = Metadata()
     metadata.count("hydra.embedding_length", heads.hidden)
-    metadata.count("hydra.vocab_size", n_words)
+    metadata.count("hydra.vocab_size", vocab_size)
     metadata.count("hydra.head_count", len(heads.places))
     metadata.count("hydra.block_count", heads.n_blocks)
     metadata.flag("hydra.grounded", heads.grounded)
     metadata.flag("hydra.prefix_layer", with_prefix)
-    rules = [*_head_rules(checkpoint, heads, outputs, n_words)]
+    rules = [*_head_rules(checkpoint, heads, outputs, vocab_size)]
     if with_prefix:
         rules += _prefix_rules(checkpoint, target, heads.hidden, metadata)
-    return HeadPlan(metadata, rules, heads.hidden, n_words, _EMBEDDINGS)
+    return HeadPlan(metadata, rules, heads.hidden, vocab_size, _EMBEDDINGS)
 
 
 def _require_known(checkpoint: Checkpoint) -> None:
@@ -132,7 +132,7 @@ def _output(checkpoint: Checkpoint, head: int) -> str | None:
     return next((name for name in names if f"{name}.weight" in checkpoint.tensors), None)
 
 
-def _head_rules(checkpoint: Checkpoint, heads: _Heads, outputs: list[str | None], n_words: int) -> Iterator[TensorRule]:
+def _head_rules(checkpoint: Checkpoint, heads: _Heads, outputs: list[str | None], vocab_size: int) -> Iterator[TensorRule]:
     hidden = heads.hidden
     for head, (places, output) in enumerate(zip(heads.places, outputs, strict=True)):
         own = f"hydra.{head}"
@@ -143,9 +143,9 @@ def _head_rules(checkpoint: Checkpoint, heads: _Heads, outputs: list[str | None]
             theirs = f"hydra_mlp.{head}.{places[0]}.res_connection"
             yield from _linear(f"{own}.skip", theirs, hidden, heads.width(head))
         if output is not None:
-            yield TensorRule(f"{own}.output.weight", (f"{output}.weight",), (n_words, hidden))
+            yield TensorRule(f"{own}.output.weight", (f"{output}.weight",), (vocab_size, hidden))
             if f"{output}.bias" in checkpoint.tensors:
-                yield TensorRule(f"{own}.output.bias", (f"{output}.bias",), (n_words,))
+                yield TensorRule(f"{own}.output.bias", (f"{output}.bias",), (vocab_size,))
 
 
 def _linear(ours: str, theirs: str, rows: int, columns: int) -> Iterator[TensorRule]:

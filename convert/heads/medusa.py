@@ -1,7 +1,7 @@
 """Medusa's heads (Cai et al. 2024, arXiv 2401.10774): Medusa-1 folders of heads alone, Medusa-2 models with heads.
 
 Head i is residual blocks j = 0..L-1, x + SiLU(W x + b), and an output matrix. Tensors of a checkpoint:
-`{i}.{j}.linear.weight` [h, h], `{i}.{j}.linear.bias` [h], `{i}.{L}.weight` [words, h]; with `medusa_head.` in front
+`{i}.{j}.linear.weight` [h, h], `{i}.{j}.linear.bias` [h], `{i}.{L}.weight` [vocab, h]; with `medusa_head.` in front
 where they lie beside the whole model (Medusa-2). Without an output matrix a head uses the target's. Layout:
 FasterDecoding/Medusa, medusa/model/medusa_model.py.
 
@@ -48,26 +48,26 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     prefix = _IN_A_MODEL if any(name.startswith(_IN_A_MODEL) for name in checkpoint.tensors) else ""
     heads = _heads(checkpoint, prefix)
     hidden = matrix_shape(checkpoint, f"{prefix}0.{heads[0].source(0)}.linear.weight")[1]
-    n_words = target.n_words
+    vocab_size = target.vocab_size
     if heads[0].output is not None:
-        n_words = matrix_shape(checkpoint, f"{prefix}0.{heads[0].output}.weight")[0]
+        vocab_size = matrix_shape(checkpoint, f"{prefix}0.{heads[0].output}.weight")[0]
     metadata = Metadata()
     metadata.count("medusa.embedding_length", hidden)
-    metadata.count("medusa.vocab_size", n_words)
+    metadata.count("medusa.vocab_size", vocab_size)
     metadata.count("medusa.head_count", len(heads))
     metadata.count("medusa.block_count", heads[0].n_blocks)
     backbone = {name for name in checkpoint.tensors if prefix and not name.startswith(prefix)}
-    return HeadPlan(metadata, list(_rules(heads, prefix, hidden, n_words)), hidden, n_words, backbone)
+    return HeadPlan(metadata, list(_rules(heads, prefix, hidden, vocab_size)), hidden, vocab_size, backbone)
 
 
-def _rules(heads: list[_Head], prefix: str, hidden: int, n_words: int) -> Iterator[TensorRule]:
+def _rules(heads: list[_Head], prefix: str, hidden: int, vocab_size: int) -> Iterator[TensorRule]:
     for i, head in enumerate(heads):
         for j in range(head.n_blocks):
             source, name = f"{prefix}{i}.{head.source(j)}.linear", f"medusa.{i}.res.{j}"
             yield TensorRule(f"{name}.weight", (f"{source}.weight",), (hidden, hidden))
             yield TensorRule(f"{name}.bias", (f"{source}.bias",), (hidden,))
         if head.output is not None:
-            yield TensorRule(f"medusa.{i}.output.weight", (f"{prefix}{i}.{head.output}.weight",), (n_words, hidden))
+            yield TensorRule(f"medusa.{i}.output.weight", (f"{prefix}{i}.{head.output}.weight",), (vocab_size, hidden))
 
 
 def _heads(checkpoint: Checkpoint, prefix: str) -> list[_Head]:

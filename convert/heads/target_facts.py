@@ -1,4 +1,4 @@
-"""What a head must know of its target: sizes, words, rotary embedding; from a GGUF file or a checkpoint folder."""
+"""What a head must know of its target: sizes, vocabulary, rotary embedding; from a GGUF file or a checkpoint folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TargetFacts:
     name: str
     architecture: str
     hidden_size: int
-    n_words: int
+    vocab_size: int
     n_layers: int
     fingerprint: bytes
     settings: Mapping[str, bool | int | float | str]
@@ -51,7 +51,7 @@ class TargetFacts:
         metadata.text("specrun.target.architecture", self.architecture)
         metadata.count("specrun.target.embedding_length", self.hidden_size)
         metadata.count("specrun.target.block_count", self.n_layers)
-        metadata.count("specrun.target.vocab_size", self.n_words)
+        metadata.count("specrun.target.vocab_size", self.vocab_size)
         metadata.text("specrun.target.vocabulary_sha256", self.fingerprint.hex())
 
     def summary(self) -> dict[str, str | int]:
@@ -61,20 +61,20 @@ class TargetFacts:
             "name": self.name,
             "architecture": self.architecture,
             "hidden_size": self.hidden_size,
-            "n_words": self.n_words,
+            "n_words": self.vocab_size,
             "n_layers": self.n_layers,
             "fingerprint": self.fingerprint.hex(),
         }
 
-    def check_fits(self, head: Path, *, hidden_size: int, n_words: int) -> None:
-        """Raise PairError, with both numbers, unless a head reads hidden states of this size and has these words."""
+    def check_fits(self, head: Path, *, hidden_size: int, vocab_size: int) -> None:
+        """Raise PairError, with both numbers, unless a head reads hidden states of this size and has this vocabulary."""
         pair = f"{head} does not fit the target {self.path}"
         if hidden_size != self.hidden_size:
             raise PairError(
                 f"{pair}: it reads hidden states of {hidden_size} numbers, and the target's have {self.hidden_size}"
             )
-        if n_words != self.n_words:
-            raise PairError(f"{pair}: it predicts {n_words} words, and the target has {self.n_words}")
+        if vocab_size != self.vocab_size:
+            raise PairError(f"{pair}: it predicts {vocab_size} tokens, and the target has {self.vocab_size}")
 
 
 def target_facts(target: str | os.PathLike[str], *, pre: str | None = None) -> TargetFacts:
@@ -97,7 +97,7 @@ def _of_file(path: Path) -> TargetFacts:
         raise UnsupportedModelError(f"{path} is no target: it is a {header.architecture} without layers or weights")
     settings = _single_values(header.metadata, header.architecture, str(path))
     with Model(path, vocab_only=True) as model:
-        n_words, fingerprint = model.vocabulary.size, model.vocabulary.fingerprint
+        vocab_size, fingerprint = model.vocabulary.size, model.vocabulary.fingerprint
     named = header.metadata.get("general.name")
 
     def tokenizer() -> Metadata:
@@ -113,7 +113,7 @@ def _of_file(path: Path) -> TargetFacts:
         name=named if isinstance(named, str) and named else path.stem,
         architecture=header.architecture,
         hidden_size=_count(settings, "embedding_length", path),
-        n_words=n_words,
+        vocab_size=vocab_size,
         n_layers=_count(settings, "block_count", path),
         fingerprint=fingerprint,
         settings=settings,
@@ -129,9 +129,9 @@ def _of_folder(folder: Path, pre: str | None) -> TargetFacts:
     family.describe(checkpoint.config, described)
     as_stored = {key: float(np.float32(value)) if isinstance(value, float) else value for key, value, _, _ in described}
     settings = _single_values(as_stored, family.gguf_architecture, str(folder))
-    words = Metadata()
-    read_vocabulary(checkpoint, pre=pre).describe(words)
-    n_words, fingerprint = _fingerprint(family.gguf_architecture, described, words)
+    vocabulary = Metadata()
+    read_vocabulary(checkpoint, pre=pre).describe(vocabulary)
+    vocab_size, fingerprint = _fingerprint(family.gguf_architecture, described, vocabulary)
 
     def rope_factors() -> Array | None:
         rules = (rule for rule in family.rules(checkpoint.config) if rule.name == _ROPE_FACTORS)
@@ -142,22 +142,22 @@ def _of_folder(folder: Path, pre: str | None) -> TargetFacts:
         name=name_of(folder, 0).name,
         architecture=family.gguf_architecture,
         hidden_size=_count(settings, "embedding_length", folder),
-        n_words=n_words,
+        vocab_size=vocab_size,
         n_layers=_count(settings, "block_count", folder),
         fingerprint=fingerprint,
         settings=settings,
-        load_tokenizer=words.copy,
+        load_tokenizer=vocabulary.copy,
         load_rope_factors=rope_factors,
     )
 
 
-def _fingerprint(architecture: str, described: Metadata, words: Metadata) -> tuple[int, bytes]:
-    """Return the number of words and the fingerprint that llama.cpp's own reading of the vocabulary gives."""
+def _fingerprint(architecture: str, described: Metadata, vocabulary: Metadata) -> tuple[int, bytes]:
+    """Return the number of tokens and the fingerprint that llama.cpp's own reading of the vocabulary gives."""
     whole = described.copy()
-    for entry in words:
+    for entry in vocabulary:
         whole.raw(*entry)
-    with tempfile.TemporaryDirectory(prefix="specrun-words-") as folder:
-        path = Path(folder) / "words.gguf"
+    with tempfile.TemporaryDirectory(prefix="specrun-tokens-") as folder:
+        path = Path(folder) / "tokens.gguf"
         write_gguf(path, architecture, whole, [])
         with Model(path, vocab_only=True) as model:
             return model.vocabulary.size, model.vocabulary.fingerprint
@@ -174,11 +174,11 @@ def _single_values(
 
 
 def _tokenizer_of(metadata: Metadata) -> Metadata:
-    words = Metadata()
+    vocabulary = Metadata()
     for key, *entry in metadata:
         if key.startswith(_TOKENIZER):
-            words.raw(key, *entry)
-    return words
+            vocabulary.raw(key, *entry)
+    return vocabulary
 
 
 def _count(settings: Mapping[str, bool | int | float | str], key: str, path: Path) -> int:

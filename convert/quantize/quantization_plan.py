@@ -13,7 +13,7 @@ from pathlib import Path
 
 from specrun.bindings.errors import OptionError, PairError, SpecrunError
 from specrun.bindings.gguf import GGUFHeader, TensorInfo, stored_bytes
-from specrun.bindings.quantizer import OF_WORDS, QuantizeOptions, needs_importance
+from specrun.bindings.quantizer import TOKEN_MATRICES, QuantizeOptions, needs_importance
 
 # Such as "[   3/  48] blk.0.attn_k.weight   - [ 4096,  1024,     1,     1], type =    f16, size = ... (q4_K)".
 _LINE = re.compile(r"\[ *\d+/ *\d+\] (.+?) +- \[[\d, ]+\], type = +(\w+),(?:.*-> .* \((\w+)\))?")
@@ -66,7 +66,7 @@ _PLAIN = {"F32", "F16", "BF16"}
 def check_importance(model: Path, plan: Sequence[PlannedType], options: QuantizeOptions) -> int:
     """Return how many matrices will be quantized without an entry in the importance matrix that was given.
 
-    The matrices of words, which have none by default, do not count. Raises OptionError if a type needs a
+    The token embedding and output matrices, which have none by default, do not count. Raises OptionError if a type needs a
     matrix and there is none, PairError if it has entries of another model or lacks one that is needed.
     """
     tensors = {one.tensor.name: one.tensor for one in plan}
@@ -82,7 +82,7 @@ def check_importance(model: Path, plan: Sequence[PlannedType], options: Quantize
                 f"{options.file_type} stores {one.tensor.name} as {one.type_name}, which needs an importance "
                 "matrix: make one with specrun imatrix, and pass it with --imatrix"
             )
-        if one.tensor.name in OF_WORDS:
+        if one.tensor.name in TOKEN_MATRICES:
             raise OptionError(
                 f"the importance matrix has no entry for {one.tensor.name}, as usual, and {one.type_name} needs one: "
                 "name a larger type with --token-embedding-type or --output-tensor-type"
@@ -91,7 +91,7 @@ def check_importance(model: Path, plan: Sequence[PlannedType], options: Quantize
             f"the importance matrix has no entry for {one.tensor.name}, which {model} needs to become "
             f"{one.type_name}: was it made for another model, or from too short a text?"
         )
-    return sum(one.tensor.name not in OF_WORDS for one in missing) if options.importance else 0
+    return sum(one.tensor.name not in TOKEN_MATRICES for one in missing) if options.importance else 0
 
 
 def _check_entry(model: Path, name: str, tensor: TensorInfo | None, size: int) -> None:

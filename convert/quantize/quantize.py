@@ -49,7 +49,7 @@ class QuantizationReport:
     `tensor_types` counts the tensors of each type, `shares` says what they weigh. `n_substituted` is how many
     matrices llama.cpp could not store as asked, because their rows do not divide into the type's blocks (256
     numbers for K types), and stored as a larger type. `n_without_importance` is how many matrices became
-    smaller without an entry in the importance matrix that was given (those of words have none by default).
+    smaller without an entry in the importance matrix that was given (the token matrices have none by default).
     """
 
     output: Path

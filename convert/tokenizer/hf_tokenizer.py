@@ -1,4 +1,4 @@
-"""Reads a checkpoint's tokenizer into a vocabulary for GGUF: which kind it is, and its words."""
+"""Reads a checkpoint's tokenizer into a vocabulary for GGUF: which kind it is, and its tokens."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from specrun.bindings.errors import MalformedFileError, OptionError, Unsupported
 from specrun.convert.checkpoint import Checkpoint, JsonObject, read_json_object
 from specrun.convert.tokenizer.pre_tokenizer import pre_tokenizer_name
 from specrun.convert.tokenizer.scored_tokenizer import read_merged_scores, read_scores
-from specrun.convert.tokenizer.special_tokens import adds_word, chat_template, special_ids
-from specrun.convert.tokenizer.token_table import WordTable, added_words, read_merges
+from specrun.convert.tokenizer.special_tokens import adds_token, chat_template, special_ids
+from specrun.convert.tokenizer.token_table import TokenTable, added_tokens, read_merges
 from specrun.convert.tokenizer.vocabulary import BytePairVocabulary, Vocabulary
 
 
 def read_vocabulary(checkpoint: Checkpoint, *, pre: str | None = None) -> Vocabulary:
     """Return the vocabulary of a checkpoint, filled up to the size its config states.
 
-    tokenizer.json may be byte-level BPE, or BPE with byte words (SentencePiece's kind), for which the scores
+    tokenizer.json may be byte-level BPE, or BPE with byte tokens (SentencePiece's kind), for which the scores
     of tokenizer.model are preferred; tokenizer.model alone does too. `pre` is llama.cpp's name of the way a
     byte-level tokenizer splits text, where that is not to be found out.
 
@@ -55,21 +55,21 @@ def _byte_level(
     name = pre_tokenizer_name(tokenizer, checkpoint.folder / "tokenizer.json", pre)
     size = checkpoint.config.count("vocab_size")
     known = tokenizer.object("model").object("vocab").values
-    added = list(added_words(checkpoint, tokenizer, settings))
+    added = list(added_tokens(checkpoint, tokenizer, settings))
     if size > len(known) + len(added) + (1 << 20):
-        raise MalformedFileError(f"the config states {size} words, and {tokenizer.shown} has {len(known) + len(added)}")
-    table = WordTable(size, tokenizer.shown)
-    for word, token in known.items():
-        table.place(word, token)
+        raise MalformedFileError(f"the config states {size} tokens, and {tokenizer.shown} has {len(known) + len(added)}")
+    table = TokenTable(size, tokenizer.shown)
+    for text, token in known.items():
+        table.place(text, token)
     table.add(added)
-    words = table.filled()
+    tokens = table.filled()
     return BytePairVocabulary(
-        words=words,
+        tokens=tokens,
         types=tuple(table.types),
         merges=tuple(" ".join(pair) for pair in read_merges(tokenizer)),
-        special_ids=special_ids(checkpoint, settings, words, {}),
+        special_ids=special_ids(checkpoint, settings, tokens, {}),
         pre=name,
-        add_bos=adds_word(tokenizer, settings, "bos"),
+        add_bos=adds_token(tokenizer, settings, "bos"),
         add_eos=settings.flag("add_eos_token") if "add_eos_token" in settings else None,
         chat_template=chat_template(checkpoint, settings),
     )

@@ -10,13 +10,13 @@ from typing import Any
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.tokenizer.sentencepiece_model import read_sentencepiece
-from specrun.convert.tokenizer.special_tokens import adds_word, chat_template, special_ids
-from specrun.convert.tokenizer.token_table import WordTable, added_words, read_merges
+from specrun.convert.tokenizer.special_tokens import adds_token, chat_template, special_ids
+from specrun.convert.tokenizer.token_table import TokenTable, added_tokens, read_merges
 from specrun.convert.tokenizer.vocabulary import BYTE, NORMAL, UNKNOWN, ScoredVocabulary
 
 _BPE = 2
 _ALGORITHMS = {1: "unigram", 3: "word", 4: "char"}
-_BYTE_WORD = re.compile("<0x[0-9A-F]{2}>")
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _SPACE = "▁"
 
 
@@ -33,17 +33,17 @@ def read_scores(checkpoint: Checkpoint, settings: JsonObject, tokenizer: JsonObj
         )
     if model.has_character_map and not tokenizer.values:
         raise UnsupportedModelError(f"{path} rewrites characters before splitting (NFKC), which llama.cpp does not")
-    table = WordTable(_size(checkpoint, len(model.pieces), str(path)), str(path))
-    for token, piece in enumerate(model.pieces[: len(table.words)]):
+    table = TokenTable(_size(checkpoint, len(model.pieces), str(path)), str(path))
+    for token, piece in enumerate(model.pieces[: len(table.tokens)]):
         table.place(piece.text, token, piece.kind, piece.score)
     adds_space = settings.flag("add_prefix_space", model.adds_space)
     return _finished(checkpoint, settings, tokenizer, table, adds_space, model.special_ids)
 
 
 def read_merged_scores(checkpoint: Checkpoint, settings: JsonObject, tokenizer: JsonObject) -> ScoredVocabulary:
-    """Return the vocabulary of a tokenizer.json that is BPE with byte words.
+    """Return the vocabulary of a tokenizer.json that is BPE with byte tokens.
 
-    llama.cpp merges by the score of the word that results; a word's score is the rank of its first merge,
+    llama.cpp merges by the score of the token that results; a token's score is the rank of its first merge,
     negated, so that the order is the same.
     """
     model = tokenizer.object("model")
@@ -51,18 +51,18 @@ def read_merged_scores(checkpoint: Checkpoint, settings: JsonObject, tokenizer: 
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(read_merges(tokenizer)):
         ranks.setdefault(left + right, rank)
-    table = WordTable(_size(checkpoint, len(known), tokenizer.shown), tokenizer.shown)
+    table = TokenTable(_size(checkpoint, len(known), tokenizer.shown), tokenizer.shown)
     unknown = model.any("unk_token")
-    for word, token in known.items():
-        kind = UNKNOWN if word == unknown else BYTE if _BYTE_WORD.fullmatch(word) else NORMAL
-        table.place(word, token, kind, -float(ranks[word]) if word in ranks else 0.0)
+    for text, token in known.items():
+        kind = UNKNOWN if text == unknown else BYTE if _BYTE_TOKEN.fullmatch(text) else NORMAL
+        table.place(text, token, kind, -float(ranks[text]) if text in ranks else 0.0)
     return _finished(checkpoint, settings, tokenizer, table, True, {})
 
 
 def _size(checkpoint: Checkpoint, known: int, shown: str) -> int:
     size = checkpoint.config.count("vocab_size")
     if size > known + (1 << 20):
-        raise MalformedFileError(f"the config states {size} words, and {shown} has {known}")
+        raise MalformedFileError(f"the config states {size} tokens, and {shown} has {known}")
     return size
 
 
@@ -70,25 +70,25 @@ def _finished(
     checkpoint: Checkpoint,
     settings: JsonObject,
     tokenizer: JsonObject,
-    table: WordTable,
+    table: TokenTable,
     adds_space: bool,
     usual: dict[str, int],
 ) -> ScoredVocabulary:
-    table.add(added_words(checkpoint, tokenizer, settings), spaced=True)
-    words = table.filled()
-    missing = {f"<0x{byte:02X}>" for byte in range(256)}.difference(words)
+    table.add(added_tokens(checkpoint, tokenizer, settings), spaced=True)
+    tokens = table.filled()
+    missing = {f"<0x{byte:02X}>" for byte in range(256)}.difference(tokens)
     if missing:
         raise UnsupportedModelError(
-            f"{table.shown} has no byte word {min(missing)}: llama.cpp cannot read text outside such a vocabulary"
+            f"{table.shown} has no byte token {min(missing)}: llama.cpp cannot read text outside such a vocabulary"
         )
     return ScoredVocabulary(
-        words=words,
+        tokens=tokens,
         types=tuple(table.types),
         scores=tuple(table.scores),
-        special_ids=special_ids(checkpoint, settings, words, usual),
+        special_ids=special_ids(checkpoint, settings, tokens, usual),
         add_space=_adds_space(tokenizer) if tokenizer.values else adds_space,
-        add_bos=adds_word(tokenizer, settings, "bos", usual=True),
-        add_eos=adds_word(tokenizer, settings, "eos"),
+        add_bos=adds_token(tokenizer, settings, "bos", usual=True),
+        add_eos=adds_token(tokenizer, settings, "eos"),
         chat_template=chat_template(checkpoint, settings),
     )
 

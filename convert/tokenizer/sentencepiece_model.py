@@ -1,4 +1,4 @@
-"""Reads SentencePiece models (tokenizer.model): the words, their scores and kinds, and how text is prepared.
+"""Reads SentencePiece models (tokenizer.model): the tokens, their scores and kinds, and how text is prepared.
 
 The file is a protocol-buffers message (sentencepiece_model.proto): pieces in field 1, how it was trained in
 field 2, how text is normalized in field 3. Read here because it is little, and a damaged file is to be named.
@@ -20,7 +20,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A word; `kind` is 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte, as in llama.cpp."""
+    """A token; `kind` is 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte, as in llama.cpp."""
 
     text: str
     score: float
@@ -31,7 +31,7 @@ class Piece:
 class SentencePieceModel:
     """What a tokenizer.model says; `algorithm` is 1 unigram, 2 BPE, 3 word, 4 char.
 
-    `special_ids` has the ids of "unknown", "bos", "eos" and "padding" where the model has these words.
+    `special_ids` has the ids of "unknown", "bos", "eos" and "padding" where the model has these tokens.
     `has_character_map` tells that text is rewritten (NFKC and the like) before it is split.
     """
 

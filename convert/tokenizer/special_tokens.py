@@ -1,4 +1,4 @@
-"""What a checkpoint says of its special words: which they are, which are added to a text, the chat template."""
+"""What a checkpoint says of its special tokens: which they are, which are added to a text, the chat template."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ _KNOWN_ENDS = {
 
 
 def special_ids(
-    checkpoint: Checkpoint, settings: JsonObject, words: Sequence[str], usual: Mapping[str, int]
+    checkpoint: Checkpoint, settings: JsonObject, tokens: Sequence[str], usual: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the ids of bos, eos, unknown, padding, and of further words that end an answer (eot, eom).
+    """Return the ids of bos, eos, unknown, padding, and of further tokens that end an answer (eot, eom).
 
-    The tokenizer's settings count first, then the config, then `usual`. Raises MalformedFileError for a word
+    The tokenizer's settings count first, then the config, then `usual`. Raises MalformedFileError for a token
     that the tokenizer does not have.
     """
     generation = checkpoint.optional("generation_config.json")
     named = checkpoint.optional("special_tokens_map.json")
     found: dict[str, int] = {}
     for ours, theirs in _NAMES.items():
-        token = _named_word(settings, f"{theirs}_token", words)
+        token = _named_token(settings, f"{theirs}_token", tokens)
         if token is None:
-            token = _named_word(named, f"{theirs}_token", words)
+            token = _named_token(named, f"{theirs}_token", tokens)
         for source in (checkpoint.config, generation):
             if token is None:
                 token = next(iter(_ids(source, f"{theirs}_token_id")), None)
         if token is None:
             token = usual.get(ours)
-        if token is not None and token < len(words):
+        if token is not None and token < len(tokens):
             found[ours] = token
-    # Where a file names no bos, llama.cpp would take word 11; as in GPT-2, one word serves as both.
+    # Where a file names no bos, llama.cpp would take token 11; as in GPT-2, one token serves as both.
     if "bos" not in found and "eos" in found:
         found["bos"] = found["eos"]
     ends = _ids(generation, "eos_token_id") or _ids(checkpoint.config, "eos_token_id")
-    # llama.cpp also stops at the words it is told of as end of turn and end of message.
-    others = dict.fromkeys(end for end in ends if end != found.get("eos") and end < len(words))
-    unknown = [end for end in others if words[end] not in _KNOWN_ENDS]
+    # llama.cpp also stops at the tokens it is told of as end of turn and end of message.
+    others = dict.fromkeys(end for end in ends if end != found.get("eos") and end < len(tokens))
+    unknown = [end for end in others if tokens[end] not in _KNOWN_ENDS]
     found.update(zip(("eot", "eom"), unknown, strict=False))
     return found
 
@@ -60,18 +60,18 @@ def _ids(source: JsonObject, key: str) -> list[int]:
     return found
 
 
-def _named_word(settings: JsonObject, key: str, words: Sequence[str]) -> int | None:
+def _named_token(settings: JsonObject, key: str, tokens: Sequence[str]) -> int | None:
     value = settings.any(key)
     if isinstance(value, dict):
         value = value.get("content")
     if value is None:
         return None
-    if not isinstance(value, str) or value not in words:
+    if not isinstance(value, str) or value not in tokens:
         raise MalformedFileError(f"{settings.shown} has {key} = {str(value)[:40]!r}, which the tokenizer does not have")
-    return words.index(value)
+    return tokens.index(value)
 
 
-def adds_word(tokenizer: JsonObject, settings: JsonObject, name: str, *, usual: bool = False) -> bool:
+def adds_token(tokenizer: JsonObject, settings: JsonObject, name: str, *, usual: bool = False) -> bool:
     """Return whether encoding adds the token `name`: "bos" at the start, "eos" at the end.
 
     The settings count first, then what tokenizer.json does after encoding; `usual` where there is none.

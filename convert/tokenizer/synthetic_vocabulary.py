@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice, product
 
 from specrun.bindings.errors import OptionError
-from specrun.convert.tokenizer.vocabulary import CONTROL, NORMAL, BytePairVocabulary, byte_words
+from specrun.convert.tokenizer.vocabulary import CONTROL, NORMAL, BytePairVocabulary, byte_tokens
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # What a vocabulary too small for every byte keeps first: enough to write words and lines.
@@ -20,48 +20,48 @@ def synthetic_vocabulary(
     eos: str = "<|end|>",
     chat_template: str | None = None,
 ) -> BytePairVocabulary:
-    """Return a vocabulary of exactly `size` words, the control words `controls` last.
+    """Return a vocabulary of exactly `size` tokens, the control tokens `controls` last.
 
-    With room for all 256 bytes, word i < 256 is byte i, and made-up words of two letters and more follow
+    With room for all 256 bytes, token i < 256 is byte i, and made-up tokens of two letters and more follow
     with the merges that build them. A smaller one has the space, the newline, letters and so on, as far as
     there is room; text outside it is left out by the tokenizer. Raises OptionError for sizes without room
-    for one word, and if `eos` is not one of `controls`.
+    for one token, and if `eos` is not one of `controls`.
     """
     if eos not in controls:
-        raise OptionError(f"the end word {eos!r} is not among the control words {', '.join(controls)}")
+        raise OptionError(f"the end token {eos!r} is not among the control tokens {', '.join(controls)}")
     if len(set(controls)) != len(controls):
-        raise OptionError(f"a control word is there twice: {', '.join(controls)}")
+        raise OptionError(f"a control token is there twice: {', '.join(controls)}")
     room = size - len(controls)
     if room < 1:
-        raise OptionError(f"a vocabulary of {size} words has no room beside {len(controls)} control words")
+        raise OptionError(f"a vocabulary of {size} tokens has no room beside {len(controls)} control tokens")
     end = room + list(controls).index(eos)
-    words, merges = _with_all_bytes(room) if room >= 256 else (_few_bytes(room), [])
+    tokens, merges = _with_all_bytes(room) if room >= 256 else (_few_bytes(room), [])
     return BytePairVocabulary(
-        words=(*words, *controls),
+        tokens=(*tokens, *controls),
         types=(NORMAL,) * room + (CONTROL,) * len(controls),
         merges=tuple(merges),
-        # Where a file names no bos, llama.cpp would take word 11; like GPT-2, one word serves as both.
+        # Where a file names no bos, llama.cpp would take token 11; like GPT-2, one token serves as both.
         special_ids={"bos": end, "eos": end},
         chat_template=chat_template,
     )
 
 
 def _few_bytes(room: int) -> list[str]:
-    table = byte_words()
+    table = byte_tokens()
     preferred = list(_PREFERRED.encode())
     rest = (byte for byte in range(256) if byte not in preferred)
     return [table[byte] for byte in islice(chain(preferred, rest), room)]
 
 
 def _with_all_bytes(room: int) -> tuple[list[str], list[str]]:
-    pairs = list(islice(_merges(byte_words()[ord(" ")]), room - 256))
+    pairs = list(islice(_merges(byte_tokens()[ord(" ")]), room - 256))
     if len(pairs) < room - 256:
-        raise OptionError(f"a synthetic vocabulary has at most {len(pairs) + 256} words, not {room}")
-    return [*byte_words(), *(left + right for left, right in pairs)], [f"{a} {b}" for a, b in pairs]
+        raise OptionError(f"a synthetic vocabulary has at most {len(pairs) + 256} tokens, not {room}")
+    return [*byte_tokens(), *(left + right for left, right in pairs)], [f"{a} {b}" for a, b in pairs]
 
 
 def _merges(space: str) -> Iterator[tuple[str, str]]:
-    """Yield all merges, each of two words that are there before it; short words come first."""
+    """Yield all merges, each of two tokens that are there before it; short tokens come first."""
     twos = [a + b for a, b in product(_LETTERS, repeat=2)]
     yield from product(_LETTERS, _LETTERS)
     yield from product([space], _LETTERS)

@@ -1,4 +1,4 @@
-"""The words of a checkpoint's vocabulary by id: the tokenizer's own, those added to it, and padding.
+"""The tokens of a checkpoint's vocabulary by id: the tokenizer's own, those added to it, and padding.
 
 The merges of a BPE tokenizer.json.
 """
@@ -12,7 +12,7 @@ from specrun.bindings.errors import MalformedFileError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.tokenizer.vocabulary import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
-# Words that are marks whatever a checkpoint says of them: llama.cpp's converter takes them for control words too.
+# Tokens that are marks whatever a checkpoint says of them: llama.cpp's converter takes them for control tokens too.
 _MARKS = {"<pad>", "<mask>", "<2mass>", "[@BOS@]"}
 _MARK_ENDS = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
 _SPACE = "▁"  # SentencePiece's sign for a space
@@ -20,74 +20,74 @@ _ADDED_SCORE = -1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class AddedWord:
-    """A word added to a tokenizer; `special` ones are never part of ordinary text."""
+class AddedToken:
+    """A token added to a tokenizer; `special` ones are never part of ordinary text."""
 
     text: str
     token: int
     special: bool
 
 
-class WordTable:
-    """A table of `size` words, filled id by id; `shown` names the file in messages."""
+class TokenTable:
+    """A table of `size` tokens, filled id by id; `shown` names the file in messages."""
 
     def __init__(self, size: int, shown: str) -> None:
         self.shown = shown
-        self.words: list[str | None] = [None] * size
+        self.tokens: list[str | None] = [None] * size
         self.types = [UNUSED] * size
         self.scores = [-10000.0] * size
 
-    def place(self, word: str, token: object, kind: int = NORMAL, score: float = 0.0) -> None:
-        """Put a word of the tokenizer itself at its id; raises MalformedFileError if that is taken or outside."""
-        if type(token) is not int or not 0 <= token < len(self.words):
+    def place(self, text: str, token: object, kind: int = NORMAL, score: float = 0.0) -> None:
+        """Put a token of the tokenizer itself at its id; raises MalformedFileError if that is taken or outside."""
+        if type(token) is not int or not 0 <= token < len(self.tokens):
             raise MalformedFileError(
-                f"{self.shown} gives {word[:40]!r} the id {token!r}, outside the model's {len(self.words)} words"
+                f"{self.shown} gives {text[:40]!r} the id {token!r}, outside the model's {len(self.tokens)} tokens"
             )
-        known = self.words[token]
-        if known is not None and known != word:
-            raise MalformedFileError(f"{self.shown} gives the id {token} to {known[:40]!r} and {word[:40]!r}")
-        self.words[token], self.types[token], self.scores[token] = word, kind, score
+        known = self.tokens[token]
+        if known is not None and known != text:
+            raise MalformedFileError(f"{self.shown} gives the id {token} to {known[:40]!r} and {text[:40]!r}")
+        self.tokens[token], self.types[token], self.scores[token] = text, kind, score
 
-    def add(self, added: Iterable[AddedWord], *, spaced: bool = False) -> None:
-        """Put added words at their ids, in place of what is there; `spaced` where a sign stands for spaces.
+    def add(self, added: Iterable[AddedToken], *, spaced: bool = False) -> None:
+        """Put added tokens at their ids, in place of what is there; `spaced` where a sign stands for spaces.
 
-        A word that the model has no row for cannot be read or written by it, and is left out.
+        A token that the model has no row for cannot be read or written by it, and is left out.
         """
-        for word in added:
-            if word.token >= len(self.words):
+        for extra in added:
+            if extra.token >= len(self.tokens):
                 continue
-            known = self.types[word.token]
-            control = word.special or word.text in _MARKS or _is_mark(word.text)
-            text = word.text if control or not spaced else word.text.replace(_SPACE, " ")
-            self.words[word.token] = text
-            self.types[word.token] = UNKNOWN if known == UNKNOWN else CONTROL if control else USER_DEFINED
-            self.scores[word.token] = _ADDED_SCORE
+            known = self.types[extra.token]
+            control = extra.special or extra.text in _MARKS or _is_mark(extra.text)
+            text = extra.text if control or not spaced else extra.text.replace(_SPACE, " ")
+            self.tokens[extra.token] = text
+            self.types[extra.token] = UNKNOWN if known == UNKNOWN else CONTROL if control else USER_DEFINED
+            self.scores[extra.token] = _ADDED_SCORE
 
     def filled(self) -> tuple[str, ...]:
-        """Return the words; ids without one, as embeddings rounded up have, are called [PADn]."""
-        return tuple(f"[PAD{token}]" if word is None else word for token, word in enumerate(self.words))
+        """Return the tokens; ids without one, as embeddings rounded up have, are called [PADn]."""
+        return tuple(f"[PAD{token}]" if text is None else text for token, text in enumerate(self.tokens))
 
 
-def added_words(checkpoint: Checkpoint, tokenizer: JsonObject, settings: JsonObject) -> Iterator[AddedWord]:
-    """Yield the words that tokenizer.json, tokenizer_config.json and added_tokens.json add, each id once."""
+def added_tokens(checkpoint: Checkpoint, tokenizer: JsonObject, settings: JsonObject) -> Iterator[AddedToken]:
+    """Yield the tokens that tokenizer.json, tokenizer_config.json and added_tokens.json add, each id once."""
     seen: set[int] = set()
-    for word in _all_added(checkpoint, tokenizer, settings):
-        if word.token not in seen:
-            seen.add(word.token)
-            yield word
+    for extra in _all_added(checkpoint, tokenizer, settings):
+        if extra.token not in seen:
+            seen.add(extra.token)
+            yield extra
 
 
-def _all_added(checkpoint: Checkpoint, tokenizer: JsonObject, settings: JsonObject) -> Iterator[AddedWord]:
+def _all_added(checkpoint: Checkpoint, tokenizer: JsonObject, settings: JsonObject) -> Iterator[AddedToken]:
     for value in tokenizer.items("added_tokens"):
         entry = JsonObject(value if isinstance(value, dict) else {}, f"an added token in {tokenizer.shown}")
-        yield AddedWord(entry.text("content"), _id(entry.any("id"), entry.shown), entry.flag("special", False))
+        yield AddedToken(entry.text("content"), _id(entry.any("id"), entry.shown), entry.flag("special", False))
     decoder = settings.object("added_tokens_decoder")
     for key in decoder.values:
         entry = decoder.object(key)
-        yield AddedWord(entry.text("content"), _id(key, decoder.shown), entry.flag("special", False))
+        yield AddedToken(entry.text("content"), _id(key, decoder.shown), entry.flag("special", False))
     names = checkpoint.optional("added_tokens.json")
     for text, token in names.values.items():
-        yield AddedWord(text, _id(token, names.shown), False)
+        yield AddedToken(text, _id(token, names.shown), False)
 
 
 def _id(value: object, shown: str) -> int:

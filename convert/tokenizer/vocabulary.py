@@ -1,4 +1,4 @@
-"""Vocabularies as a GGUF file states them: byte-level BPE, and SentencePiece's words with scores."""
+"""Vocabularies as a GGUF file states them: byte-level BPE, and SentencePiece's tokens with scores."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 
 class Vocabulary(Protocol):
-    """The words of a tokenizer, in the order of their ids, ready to be written."""
+    """The tokens of a tokenizer, in the order of their ids, ready to be written."""
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """The words."""
+    def tokens(self) -> tuple[str, ...]:
+        """The tokens."""
 
     @property
     def types(self) -> tuple[int, ...]:
-        """What each word is: NORMAL, CONTROL, UNUSED, ..."""
+        """What each token is: NORMAL, CONTROL, UNUSED, ..."""
 
     def describe(self, metadata: Metadata) -> None:
         """Add the tokenizer's keys to `metadata`."""
@@ -31,14 +31,14 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BytePairVocabulary:
-    """The words of a byte-level BPE tokenizer, in the order of their ids.
+    """The tokens of a byte-level BPE tokenizer, in the order of their ids.
 
-    `types` has NORMAL, CONTROL, USER_DEFINED or UNUSED for each word; `merges` are "left right", the first
+    `types` has NORMAL, CONTROL, USER_DEFINED or UNUSED for each token; `merges` are "left right", the first
     first; `special_ids` maps names such as "bos", "eos", "padding" to ids; `pre` names the way text is split
     before merging, as llama.cpp knows it.
     """
 
-    words: tuple[str, ...]
+    tokens: tuple[str, ...]
     types: tuple[int, ...]
     merges: tuple[str, ...]
     special_ids: Mapping[str, int] = field(default_factory=dict)
@@ -48,29 +48,29 @@ class BytePairVocabulary:
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
-        _check(self.words, self.types, self.special_ids)
+        _check(self.tokens, self.types, self.special_ids)
 
     def describe(self, metadata: Metadata) -> None:
         """Add the tokenizer's keys to `metadata`."""
         metadata.text("tokenizer.ggml.model", "gpt2")
         metadata.text("tokenizer.ggml.pre", self.pre)
-        metadata.texts("tokenizer.ggml.tokens", self.words)
+        metadata.texts("tokenizer.ggml.tokens", self.tokens)
         metadata.integers("tokenizer.ggml.token_type", self.types)
         # llama.cpp refuses a file without merges: one of two zero bytes, which no text has, does no harm.
-        metadata.texts("tokenizer.ggml.merges", self.merges or (f"{byte_words()[0]} {byte_words()[0]}",))
+        metadata.texts("tokenizer.ggml.merges", self.merges or (f"{byte_tokens()[0]} {byte_tokens()[0]}",))
         _describe_special(self, metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredVocabulary:
-    """The words of a SentencePiece tokenizer (BPE by scores), in the order of their ids.
+    """The tokens of a SentencePiece tokenizer (BPE by scores), in the order of their ids.
 
-    Two neighbours merge where together they are a word, the one of the highest score first; what is no word in
-    the end is written as byte words (`<0x0A>`, type BYTE). `add_space` is whether text gets a space in front.
-    Raises OptionError if a byte word is missing: llama.cpp ends the process when it needs that one.
+    Two neighbours merge where together they are a token, the one of the highest score first; what is no token in
+    the end is written as byte tokens (`<0x0A>`, type BYTE). `add_space` is whether text gets a space in front.
+    Raises OptionError if a byte token is missing: llama.cpp ends the process when it needs that one.
     """
 
-    words: tuple[str, ...]
+    tokens: tuple[str, ...]
     types: tuple[int, ...]
     scores: tuple[float, ...]
     special_ids: Mapping[str, int] = field(default_factory=dict)
@@ -80,30 +80,30 @@ class ScoredVocabulary:
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
-        _check(self.words, self.types, self.special_ids)
-        if len(self.scores) != len(self.words):
-            raise OptionError(f"a vocabulary of {len(self.words)} words has {len(self.scores)} scores")
-        missing = {f"<0x{byte:02X}>" for byte in range(256)}.difference(self.words)
+        _check(self.tokens, self.types, self.special_ids)
+        if len(self.scores) != len(self.tokens):
+            raise OptionError(f"a vocabulary of {len(self.tokens)} tokens has {len(self.scores)} scores")
+        missing = {f"<0x{byte:02X}>" for byte in range(256)}.difference(self.tokens)
         if missing:
-            raise OptionError(f"the vocabulary has no byte word {min(missing)}, which llama.cpp needs")
+            raise OptionError(f"the vocabulary has no byte token {min(missing)}, which llama.cpp needs")
 
     def describe(self, metadata: Metadata) -> None:
         """Add the tokenizer's keys to `metadata`."""
         metadata.text("tokenizer.ggml.model", "llama")
         metadata.text("tokenizer.ggml.pre", "default")
-        metadata.texts("tokenizer.ggml.tokens", self.words)
+        metadata.texts("tokenizer.ggml.tokens", self.tokens)
         metadata.numbers("tokenizer.ggml.scores", self.scores)
         metadata.integers("tokenizer.ggml.token_type", self.types)
         metadata.flag("tokenizer.ggml.add_space_prefix", self.add_space)
         _describe_special(self, metadata)
 
 
-def _check(words: tuple[str, ...], types: tuple[int, ...], special_ids: Mapping[str, int]) -> None:
-    if len(types) != len(words):
-        raise OptionError(f"a vocabulary of {len(words)} words has {len(types)} word types")
+def _check(tokens: tuple[str, ...], types: tuple[int, ...], special_ids: Mapping[str, int]) -> None:
+    if len(types) != len(tokens):
+        raise OptionError(f"a vocabulary of {len(tokens)} tokens has {len(types)} token types")
     for name, token in special_ids.items():
-        if not 0 <= token < len(words):
-            raise OptionError(f"the {name} token {token} is outside a vocabulary of {len(words)} words")
+        if not 0 <= token < len(tokens):
+            raise OptionError(f"the {name} token {token} is outside a vocabulary of {len(tokens)} tokens")
 
 
 def _describe_special(vocabulary: BytePairVocabulary | ScoredVocabulary, metadata: Metadata) -> None:
@@ -117,7 +117,7 @@ def _describe_special(vocabulary: BytePairVocabulary | ScoredVocabulary, metadat
 
 
 @functools.cache
-def byte_words() -> tuple[str, ...]:
+def byte_tokens() -> tuple[str, ...]:
     """Return the character that stands for each of the 256 bytes in a byte-level vocabulary.
 
     Bytes that Latin-1 prints stand for themselves; the others take the code points from 256 on, in order.

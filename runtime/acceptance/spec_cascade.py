@@ -16,7 +16,7 @@ is Q. The rules, with m(L) the largest probability of a law and TV the total var
 
 Where this differs from the paper: the laws are those that tokens are drawn from, temperature, truncations and
 penalties included, where the authors compare the laws of temperature 1. So at temperature 0, where both models are
-sure of a word, nothing can be traded: the target's stays. Where nothing was drawn there is no Q: point masses (trees
+sure of a token, nothing can be traded: the target's stays. Where nothing was drawn there is no Q: point masses (trees
 of favourites, text that was looked up) are verified exactly, and the token after a whole draft is the target's.
 """
 
@@ -54,10 +54,10 @@ def opt(draft: Law, target: Law, alpha: float) -> Law:
 
 
 def token_specific(draft: Law, target: Law, alpha: float) -> Law:
-    """Return Q on the words that P finds nearly as good as its best, and P, scaled by the rest of Q, everywhere."""
+    """Return Q on the tokens that P finds nearly as good as its best, and P, scaled by the rest of Q, everywhere."""
     ids = _joint_support(draft, target)
-    words = Law(np.zeros(len(ids)), ids)
-    q, p = draft.aligned_to(words), target.aligned_to(words)
+    support = Law(np.zeros(len(ids)), ids)
+    q, p = draft.aligned_to(support), target.aligned_to(support)
     deferred = p < (1.0 - alpha) * p.max()
     return Law.normalised(np.where(deferred, 0.0, q) + p * q[deferred].sum(), ids)
 

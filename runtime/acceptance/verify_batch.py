@@ -27,7 +27,7 @@ Probs = npt.NDArray[np.floating]
 TokenIds = npt.NDArray[np.integer]
 OutputIds = npt.NDArray[np.int64]
 
-_TOLERANCE = 1e-4  # a float32 softmax over 256k words sums to one within 1e-6
+_TOLERANCE = 1e-4  # a float32 softmax over a vocabulary of 256k tokens sums to one within 1e-6
 
 
 class GeneratorNoise:

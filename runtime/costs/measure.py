@@ -88,13 +88,13 @@ def _fill(context: Context, batch: Batch, depth: int) -> None:
     context.memory.clear()
     for start in range(0, depth, context.n_batch):
         n = min(context.n_batch, depth - start)
-        batch.fill_chain(_words(context, start, n), start, [0], min(n, 1))
+        batch.fill_chain(_tokens(context, start, n), start, [0], min(n, 1))
         context.decode(batch)
 
 
 def _timed(context: Context, batch: Batch, start: int, n: int) -> float:
     """Return the seconds of evaluating n tokens at position `start`, and drop them again."""
-    batch.fill_chain(_words(context, start, n), start, [0], n)
+    batch.fill_chain(_tokens(context, start, n), start, [0], n)
     before = context.native_seconds
     context.decode(batch)
     taken = context.native_seconds - before
@@ -102,11 +102,11 @@ def _timed(context: Context, batch: Batch, start: int, n: int) -> float:
     return taken
 
 
-def _words(context: Context, start: int, n: int) -> list[int]:
-    """Return n words of the vocabulary, different ones: experts of a mixture depend on them."""
+def _tokens(context: Context, start: int, n: int) -> list[int]:
+    """Return n tokens of the vocabulary, different ones: experts of a mixture depend on them."""
     size = context.model.vocabulary.size
-    words: list[int] = (np.arange(start, start + n) * 7919 % size).tolist()
-    return words
+    tokens: list[int] = (np.arange(start, start + n) * 7919 % size).tolist()
+    return tokens
 
 
 def measure_target_costs(

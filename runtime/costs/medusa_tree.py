@@ -1,6 +1,6 @@
 """Medusa's sparse tree (Cai et al. 2024, section 2.3.3): the nodes most likely to be right, one after another.
 
-`accuracy[k][r]` is the measured share of positions at which the word of rank r at depth k is the right one (see
+`accuracy[k][r]` is the measured share of positions at which the token of rank r at depth k is the right one (see
 `heads.node_accuracy`). A node is right with the product of the accuracies on its path. The node of highest value is
 added until there are enough: a node is worth no more than its parent, so this greedy choice is the best tree of each
 size, and the trees of all sizes lie one in another. Which size and depth are worth their cost is the planner's choice:
@@ -43,7 +43,7 @@ class HeadPlan:
 
 
 def medusa_tree(accuracy: Sequence[Sequence[float]], nodes: int) -> Topology:
-    """Return the tree of at most `nodes` nodes of highest value; depth k + 1 holds words of head k by rank."""
+    """Return the tree of at most `nodes` nodes of highest value; depth k + 1 holds tokens of head k by rank."""
     if nodes < 1:
         raise OptionError(f"nodes is {nodes}: a tree of guesses has at least 1 node")
     paths = [path for path, _ in itertools.islice(_by_value(accuracy), nodes)]
@@ -107,7 +107,7 @@ def _by_value(accuracy: Sequence[Sequence[float]]) -> Iterator[tuple[Path, float
 def _levelled(row: Sequence[float]) -> list[float]:
     """Return shares that do not rise with rank: where noise made them, the mean of those that were out of order.
 
-    Whoever drafts the later word drafts the earlier ones too, so only the sum up to it counts, and that stays.
+    Whoever drafts the later token drafts the earlier ones too, so only the sum up to it counts, and that stays.
     """
     groups: list[tuple[float, int]] = []  # sum and length of runs of equal shares
     for share in row:

@@ -91,7 +91,7 @@ def measured_acceptance(target: Path, draft: Path, sampling: str) -> tuple[float
     """Return the acceptance by rank measured for a pair and a proposal scheme, None if it was not.
 
     It hangs on the models alone, so that a plan of another machine will do. Of several temperatures the highest is
-    taken, where the scheme draws, and the lowest, where it takes the most likely words.
+    taken, where the scheme draws, and the lowest, where it takes the most likely tokens.
     """
     try:
         content = _read(plan_file(target, draft)) or {}

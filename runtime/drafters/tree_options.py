@@ -149,7 +149,7 @@ def head_accuracy(options: ExpressionOptions, n_depths: int, stored: Accuracy | 
 
 
 def ranks_by_depth(topology: Topology) -> Sequence[int]:
-    """Return how many words are named at each depth: the widest branching there."""
+    """Return how many tokens are named at each depth: the widest branching there."""
     widest = [0] * topology.max_depth
     for parent, children in topology.children.items():
         depth = 0 if parent == ROOT else topology.depths[parent]

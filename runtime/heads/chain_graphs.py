@@ -1,8 +1,8 @@
-"""The graphs of chains: by rows before the chain, words in it, and whether probabilities are returned.
+"""The graphs of chains: by rows before the chain, tokens in it, and whether probabilities are returned.
 
-The words of a greedy chain as part of a graph: each depth's best word is found and fed on inside the graph.
+The tokens of a greedy chain as part of a graph: each depth's best token is found and fed on inside the graph.
 
-A word is left in a table that outlives the graph, so a whole chain comes back in one read. Which words ggml's backends
+A token is left in a table that outlives the graph, so a whole chain comes back in one read. Which tokens ggml's backends
 can do this for is asked when a graph is built: `UnsupportedModelError` says that one cannot.
 
 Graphs over a cache that are kept to be run again: all of them read the same number of its cells.
@@ -11,7 +11,7 @@ The chains of a head as one graph, where its backends can compute them; where th
 
 A few graph sizes serve all batches: rows are filled up to the next one.
 
-The best words of each row of logits with their log-probabilities, found where the logits are computed.
+The best tokens of each row of logits with their log-probabilities, found where the logits are computed.
 
 Only a few numbers of each row leave the device: top-k and log-sum-exp are part of a head's graph.
 """
@@ -28,7 +28,7 @@ import numpy.typing as npt
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
 
-MOST_CHAIN_WORDS = 64
+MOST_CHAIN_TOKENS = 64
 """The longest chain of one graph."""
 
 _WIDTHS = (1, 2, 4, 8)  # few, because each is a graph of all depths
@@ -37,47 +37,47 @@ MOST_CHAIN_ROWS = _WIDTHS[-1]
 
 
 @dataclass(frozen=True, slots=True)
-class ChainWords:
-    """A greedy chain: its words (of the target), and their natural log-probabilities [n] where they were asked for."""
+class ChainTokens:
+    """A greedy chain: its tokens (of the target), and their natural log-probabilities [n] where they were asked for."""
 
-    words: list[int]
+    tokens: list[int]
     log_probs: npt.NDArray[np.float32] | None = None
 
 
 class ChainTable:
-    """Where graphs leave the words of a chain. Close it after the graphs and before the device."""
+    """Where graphs leave the tokens of a chain. Close it after the graphs and before the device."""
 
     def __init__(self, device: ComputeDevice) -> None:
-        size = (MOST_CHAIN_WORDS,)
-        self._tensors = TensorStore(device, {"words": ("I32", size), "log_probs": ("F32", size)})
+        size = (MOST_CHAIN_TOKENS,)
+        self._tensors = TensorStore(device, {"tokens": ("I32", size), "log_probs": ("F32", size)})
 
     def add(
         self, builder: GraphBuilder, logits: Tensor, depth: int, *, ids: Tensor | None = None, probabilities: bool
     ) -> Tensor:
-        """Note the best word of logits (words, 1) as that of a depth, from 0, and return it, I32 (1).
+        """Note the best token of logits (vocab, 1) as that of a depth, from 0, and return it, I32 (1).
 
-        `ids`, I32 (1, words), names the target's words where the logits are of others.
+        `ids`, I32 (1, vocab), names the target's tokens where the logits are of others.
         """
-        word = builder.argmax(logits)
+        token = builder.argmax(logits)
         if probabilities:
-            value = builder.pick(logits, word, 1)
+            value = builder.pick(logits, token, 1)
             log_prob = builder.sub(value, builder.log_sum_exp(logits, value))
             builder.keep(builder.copy(log_prob, builder.columns(Tensor(self._tensors["log_probs"]), depth, 1)))
         if ids is not None:
-            word = builder.get_rows(ids, word)
-        builder.keep(builder.copy(word, builder.columns(Tensor(self._tensors["words"]), depth, 1)))
-        return word
+            token = builder.get_rows(ids, token)
+        builder.keep(builder.copy(token, builder.columns(Tensor(self._tensors["tokens"]), depth, 1)))
+        return token
 
     def output(self, builder: GraphBuilder, n: int, *, probabilities: bool) -> None:
-        """Let a graph return the first n words."""
-        for name in ("words", "log_probs") if probabilities else ("words",):
+        """Let a graph return the first n tokens."""
+        for name in ("tokens", "log_probs") if probabilities else ("tokens",):
             builder.output(name, builder.columns(Tensor(self._tensors[name]), 0, n))
 
     @staticmethod
-    def read(graph: Graph, *, probabilities: bool) -> ChainWords:
+    def read(graph: Graph, *, probabilities: bool) -> ChainTokens:
         """Return the chain that a graph has computed."""
-        words: list[int] = graph.peek("words")[0].tolist()
-        return ChainWords(words, graph.read("log_probs")[0].astype(np.float32, copy=False) if probabilities else None)
+        tokens: list[int] = graph.peek("tokens")[0].tolist()
+        return ChainTokens(tokens, graph.read("log_probs")[0].astype(np.float32, copy=False) if probabilities else None)
 
     def close(self) -> None:
         """Free the table."""
@@ -124,7 +124,7 @@ class LengthGraphs(Generic[*Key]):
 
 
 class ChainGraphs(LengthGraphs[int, int, bool]):
-    """Builds graphs and runs them. `build` takes length, width, words and whether probabilities are returned; it writes
+    """Builds graphs and runs them. `build` takes length, width, tokens and whether probabilities are returned; it writes
     what is drafted into `table`."""
 
     def __init__(self, device: ComputeDevice, build: Callable[[int, int, int, bool], Graph]) -> None:
@@ -132,8 +132,8 @@ class ChainGraphs(LengthGraphs[int, int, bool]):
         self.table = ChainTable(device)
 
     @staticmethod
-    def run(graph: Graph, *, probabilities: bool) -> ChainWords:
-        """Compute a graph whose inputs are filled; return its words."""
+    def run(graph: Graph, *, probabilities: bool) -> ChainTokens:
+        """Compute a graph whose inputs are filled; return its tokens."""
         graph.compute()
         return ChainTable.read(graph, probabilities=probabilities)
 
@@ -159,9 +159,9 @@ class PossibleChains(Generic[Chains]):
         self._prepare = prepare
         self._impossible = False
 
-    def draft(self, n_rows: int, n: int, run: Callable[[Chains], ChainWords]) -> ChainWords | None:
-        """Return what `run` drafts: n words after `n_rows` rows; None where that is too much for one graph."""
-        if self._impossible or n > MOST_CHAIN_WORDS or n_rows > MOST_CHAIN_ROWS:
+    def draft(self, n_rows: int, n: int, run: Callable[[Chains], ChainTokens]) -> ChainTokens | None:
+        """Return what `run` drafts: n tokens after `n_rows` rows; None where that is too much for one graph."""
+        if self._impossible or n > MOST_CHAIN_TOKENS or n_rows > MOST_CHAIN_ROWS:
             return None
         try:
             if self.chains is None:
@@ -187,30 +187,30 @@ def filled_width(n: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class RankedWords:
-    """What a head says after n rows: `words` and natural `log_probs`, both [n, ranks], the most likely first."""
+class RankedTokens:
+    """What a head says after n rows: `tokens` and natural `log_probs`, both [n, ranks], the most likely first."""
 
-    words: npt.NDArray[np.int32]
+    tokens: npt.NDArray[np.int32]
     log_probs: npt.NDArray[np.float32]
 
 
 def add_ranking(builder: GraphBuilder, logits: Tensor, ranks: int, *, probabilities: bool = True) -> None:
-    """Let a graph return what `ranked_words`, or without `probabilities` only `words_by_rank`, reads.
+    """Let a graph return what `ranked_tokens`, or without `probabilities` only `tokens_by_rank`, reads.
 
-    The logits are (words, n), and so many of each row are returned.
+    The logits are (vocab, n), and so many of each row are returned.
     """
-    words, values = builder.best(logits, ranks)
-    builder.output("words", words)
+    tokens, values = builder.best(logits, ranks)
+    builder.output("tokens", tokens)
     if probabilities:
         total = builder.log_sum_exp(logits, values if ranks == 1 else builder.columns(values, 0, 1))
         builder.output("log_probs", builder.sub(values, total))
 
 
-def words_by_rank(graph: Graph, n: int) -> npt.NDArray[np.int32]:
-    """Return the words [n, ranks] of the first n rows of a graph that has been computed, the most likely first."""
-    return graph.read("words")[:n].astype(np.int32, copy=False)
+def tokens_by_rank(graph: Graph, n: int) -> npt.NDArray[np.int32]:
+    """Return the tokens [n, ranks] of the first n rows of a graph that has been computed, the most likely first."""
+    return graph.read("tokens")[:n].astype(np.int32, copy=False)
 
 
-def ranked_words(graph: Graph, n: int) -> RankedWords:
-    """Return the words of the first n rows with their log-probabilities, the most likely first."""
-    return RankedWords(words_by_rank(graph, n), graph.read("log_probs")[:n].astype(np.float32, copy=False))
+def ranked_tokens(graph: Graph, n: int) -> RankedTokens:
+    """Return the tokens of the first n rows with their log-probabilities, the most likely first."""
+    return RankedTokens(tokens_by_rank(graph, n), graph.read("log_probs")[:n].astype(np.float32, copy=False))

@@ -1,7 +1,7 @@
 """GGUF files of heads: what they are, and whether they were made for this target.
 
 A head's `general.architecture` is `medusa`, `hydra`, `eagle`, or llama.cpp's own `eagle3`; below that name stand its
-sizes, such as `medusa.embedding_length`. `specrun.target.vocabulary_sha256` names the words of the target it was made
+sizes, such as `medusa.embedding_length`. `specrun.target.vocabulary_sha256` names the tokens of the target it was made
 for.
 """
 
@@ -16,8 +16,8 @@ from specrun.bindings.model import Model
 
 TARGET_VOCABULARY = "specrun.target.vocabulary_sha256"
 
-_WORDS = "tokenizer.ggml.tokens"
-_MAX_DIFFERENT_WORDS = 128  # control and padding words that others renamed; llama.cpp lets as many be missing
+_TOKENS = "tokenizer.ggml.tokens"
+_MAX_DIFFERENT_TOKENS = 128  # control and padding tokens that others renamed; llama.cpp lets as many be missing
 
 
 class HeadFile:
@@ -87,18 +87,18 @@ class HeadFile:
         return tuple(self._tensors[tensor].shape)
 
     def check_target(self, target: Model, *, hidden_key: str = "embedding_length") -> None:
-        """Raise PairError, with both values, unless the head was made for a model of this size and these words.
+        """Raise PairError, with both values, unless the head was made for a model of this size and this vocabulary.
 
         `<kind>.<hidden_key>` is the size of the hidden states of the target that the head reads.
         """
-        hidden, words = self.size(hidden_key), self._n_words()
+        hidden, vocab_size = self.size(hidden_key), self._vocab_size()
         pair = f"{self.path} cannot draft for {target.path}"
         if hidden != target.n_embd:
             raise PairError(
                 f"{pair}: it reads hidden states of {hidden} numbers, and the target's have {target.n_embd}"
             )
-        if words != target.vocabulary.size:
-            raise PairError(f"{pair}: it predicts {words} words, and the target has {target.vocabulary.size}")
+        if vocab_size != target.vocabulary.size:
+            raise PairError(f"{pair}: it predicts {vocab_size} tokens, and the target has {target.vocabulary.size}")
         made_for = self.header.metadata.get(TARGET_VOCABULARY)
         ours = target.vocabulary.fingerprint.hex()
         if isinstance(made_for, str) and made_for != ours:
@@ -107,24 +107,24 @@ class HeadFile:
             )
 
         if made_for is None:
-            self._check_words(target, pair)
+            self._check_tokens(target, pair)
 
-    def _n_words(self) -> int:
-        words = self.header.metadata.get(_WORDS)
-        return len(words) if isinstance(words, ArrayValue) else self.size("vocab_size")
+    def _vocab_size(self) -> int:
+        tokens = self.header.metadata.get(_TOKENS)
+        return len(tokens) if isinstance(tokens, ArrayValue) else self.size("vocab_size")
 
-    def _check_words(self, target: Model, pair: str) -> None:
-        """Compare the words themselves, which files of llama.cpp's converter have in place of a fingerprint."""
-        ours, theirs = self.header.metadata.get(_WORDS), target.header.metadata.get(_WORDS)
+    def _check_tokens(self, target: Model, pair: str) -> None:
+        """Compare the tokens themselves, which files of llama.cpp's converter have in place of a fingerprint."""
+        ours, theirs = self.header.metadata.get(_TOKENS), target.header.metadata.get(_TOKENS)
         if not isinstance(ours, ArrayValue) or not isinstance(theirs, ArrayValue) or ours == theirs:
             return
         if ours.element_type != "string" or theirs.element_type != "string":
-            return  # what is no list of words llama.cpp has refused in the target
+            return  # what is no list of tokens llama.cpp has refused in the target
         n = min(len(ours), len(theirs))
         different = [token for token in range(n) if ours.bytes_at(token) != theirs.bytes_at(token)]
-        if len(different) > _MAX_DIFFERENT_WORDS:
+        if len(different) > _MAX_DIFFERENT_TOKENS:
             first = different[0]
             raise PairError(
-                f"{pair}: {len(different)} of its words are others, the first one token {first}, {ours[first]!r} for "
+                f"{pair}: {len(different)} of its tokens are others, the first one token {first}, {ours[first]!r} for "
                 f"the head and {theirs[first]!r} for the target"
             )

@@ -1,14 +1,14 @@
 """How often each guess of a head is right, by depth and rank: measured on a text, kept in the head's file or beside it.
 
-`accuracy[k][r]` is the share of positions at which the guess of rank r at depth k is the right word, of those at which
-the right words of the depths above it were guessed too. So the product along a path is the probability that the whole
+`accuracy[k][r]` is the share of positions at which the guess of rank r at depth k is the right token, of those at which
+the right tokens of the depths above it were guessed too. So the product along a path is the probability that the whole
 path is right, and the products of all paths of a depth add up to the probability that any of them is.
 
 In the head's GGUF: `<kind>.node_accuracy`, the rows one after another, and `<kind>.node_accuracy_depths`, how many
 there are (as many as heads where it is absent). Beside it: a CSV with the columns head, rank and accuracy, both
 numbers counted from 0; other columns are not read.
 
-Counting at which rank the right word was among the guesses of each depth.
+Counting at which rank the right token was among the guesses of each depth.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ Counts = npt.NDArray[np.int64]
 
 
 class RankCounts:
-    """Counts at which rank each depth's right word was, of `depths` depths and `ranks` ranks."""
+    """Counts at which rank each depth's right token was, of `depths` depths and `ranks` ranks."""
 
     def __init__(self, depths: int, ranks: int) -> None:
         self.n_positions = 0
@@ -156,13 +156,13 @@ class RankCounts:
         self._reached: Counts = np.zeros(depths, np.int64)
 
     def add(self, guesses: Sequence[Sequence[int]], right: Sequence[int]) -> None:
-        """Count one position: the words of each depth, and the words that came."""
+        """Count one position: the tokens of each depth, and the tokens that came."""
         self.n_positions += 1
         on_path = True
-        for depth, (words, word) in enumerate(zip(guesses, right, strict=False)):
+        for depth, (tokens, token) in enumerate(zip(guesses, right, strict=False)):
             self._asked[depth] += 1
             self._reached[depth] += on_path
-            rank = next((place for place, one in enumerate(words) if one == word), None)
+            rank = next((place for place, one in enumerate(tokens) if one == token), None)
             if rank is not None and rank < self._alone.shape[1]:
                 self._alone[depth, rank] += 1
                 self._below[depth, rank] += on_path
@@ -171,7 +171,7 @@ class RankCounts:
 
     @property
     def accuracy(self) -> Accuracy:
-        """Shares by depth and rank, of the positions where the words above were guessed."""
+        """Shares by depth and rank, of the positions where the tokens above were guessed."""
         return _shares(self._below, self._reached)
 
     @property
@@ -181,12 +181,12 @@ class RankCounts:
 
     @property
     def n_asked(self) -> tuple[int, ...]:
-        """At how many positions each depth had a word to guess."""
+        """At how many positions each depth had a token to guess."""
         return tuple(self._asked.tolist())
 
     @property
     def n_reached(self) -> tuple[int, ...]:
-        """At how many positions the words above each depth were guessed."""
+        """At how many positions the tokens above each depth were guessed."""
         return tuple(self._reached.tolist())
 
 

@@ -21,7 +21,7 @@ from specrun.runtime.trees.growth import (
 )
 from specrun.runtime.trees.topology import MAX_NODES, Topology, check_leaves, parse_topology
 from specrun.runtime.trees.tree_laws import (
-    RANKED_WORDS,
+    RANKED_TOKENS,
     EvaluatedDepth,
     PathLaws,
     Paths,
@@ -32,7 +32,7 @@ from specrun.runtime.trees.tree_laws import (
 
 __all__ = [
     "MAX_NODES",
-    "RANKED_WORDS",
+    "RANKED_TOKENS",
     "Child",
     "DynamicShape",
     "EvaluatedDepth",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafter import DraftRequest
-from specrun.runtime.heads import RankedWords
+from specrun.runtime.heads import RankedTokens
 from specrun.runtime.law import Law, RankedLaw
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.transform import Logits, penalty_window, transformed_law
@@ -19,10 +19,10 @@ from specrun.runtime.trees.eagle2_tree import DynamicShape, grow_by_path_probabi
 from specrun.runtime.trees.growth import LawSource, TreeSampling, grow_tree, proposal_scheme
 from specrun.runtime.trees.topology import Topology
 
-RANKED_WORDS = 40
-"""Words among which point masses are chosen where the settings do not truncate."""
+RANKED_TOKENS = 40
+"""Tokens among which point masses are chosen where the settings do not truncate."""
 
-EvaluatedDepth = RankedWords | Sequence[Logits]
+EvaluatedDepth = RankedTokens | Sequence[Logits]
 """What is said after n nodes: their best tokens, or whole rows of logits over the target's tokens."""
 
 Paths = Callable[[], list[list[int]]]
@@ -67,8 +67,8 @@ class PathLaws:
         return self._laws(self._below(parents, tokens, paths), paths)
 
     def _laws(self, said: EvaluatedDepth, paths: Paths) -> list[Law]:
-        if isinstance(said, RankedWords):
-            return list(RankedLaw.of_rows(said.words, said.log_probs))
+        if isinstance(said, RankedTokens):
+            return list(RankedLaw.of_rows(said.tokens, said.log_probs))
         params = self._params
         if not params.has_penalties:  # nobody asks for the paths
             return [transformed_law(row, params) for row in said]
@@ -120,10 +120,10 @@ def check_p_min(p_min: float) -> None:
 
 
 def ranking_params(params: SamplingParams, ranked: int) -> SamplingParams:
-    """Return the settings that rank the `ranked` most likely words: at temperature 0, those of temperature 1.
+    """Return the settings that rank the `ranked` most likely tokens: at temperature 0, those of temperature 1.
 
-    Greedy settings make a law of one word, which ranks nothing and is always certain. Otherwise the ranking
-    keeps the target's truncation: words that it can never say are not worth a node.
+    Greedy settings make a law of one token, which ranks nothing and is always certain. Otherwise the ranking
+    keeps the target's truncation: tokens that it can never say are not worth a node.
     """
     if params.is_greedy:
         return params.replace(temperature=1.0, top_k=ranked, top_p=1.0, min_p=0.0)

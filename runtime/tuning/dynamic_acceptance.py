@@ -1,6 +1,6 @@
 """How far a text goes along in dynamic trees: what EAGLE-2's shapes are planned from.
 
-A dynamic tree hangs on the draft model's own words, so no acceptance by rank describes it. But its nodes are point
+A dynamic tree hangs on the draft model's own tokens, so no acceptance by rank describes it. But its nodes are point
 masses, and for those the exact rule draws the target's token and descends where a child has it (`acceptance.exact`). So
 in a text that the target wrote, a round that starts at a position keeps exactly the nodes that spell the text's next
 tokens: growing the tree there, without the target, replays the round.

@@ -48,7 +48,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class HeadCalibrationOptions:
-    """What to measure: `n_tokens` guessed places, each depth with `ranks` words.
+    """What to measure: `n_tokens` guessed places, each depth with `ranks` tokens.
 
     `seconds` are spent on the target's cost curve; 0 leaves it as it is known. `params` say how the target
     writes its texts.
@@ -68,7 +68,7 @@ class HeadCalibrationOptions:
         if self.n_tokens < _FEWEST:
             raise OptionError(f"{self.n_tokens} tokens say too little about heads: give {_FEWEST} or more")
         if not 1 <= self.ranks <= 32:
-            raise OptionError(f"{self.ranks} words of each head: trees have 1 to 32")
+            raise OptionError(f"{self.ranks} tokens of each head: trees have 1 to 32")
         if not self.seconds >= 0.0:
             raise OptionError(f"{self.seconds} seconds are no time to measure in: give 0 or more")
 
@@ -213,9 +213,9 @@ def _count(
             if len(tokens) < begin + 3:
                 continue
             features = features_along(wide, tokens[:-2], taps)
-            for offset, words in enumerate(guesses.along(tokens, features, begin)):
+            for offset, named in enumerate(guesses.along(tokens, features, begin)):
                 first = begin + offset + 2
-                counts.add(words, tokens[first : first + guesses.n_depths])
+                counts.add(named, tokens[first : first + guesses.n_depths])
                 if counts.n_positions % 16 == 0:
                     progress("asking the heads", 0.6 + 0.4 * min(1.0, counts.n_positions / options.n_tokens))
     return counts

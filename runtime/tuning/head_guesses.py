@@ -1,6 +1,6 @@
-"""Heads asked along a text: which words they guess at each place, given that the text's own words lead there.
+"""Heads asked along a text: which tokens they guess at each place, given that the text's own tokens lead there.
 
-Teacher forcing, so that what a guess of depth k is worth is measured where a tree would make it: below the right words
+Teacher forcing, so that what a guess of depth k is worth is measured where a tree would make it: below the right tokens
 of the depths above. With the hidden state f_t of position t, depth k guesses the token at t + 2 + k (the target itself
 says the one at t + 1).
 """
@@ -25,7 +25,7 @@ from specrun.runtime.tree import ROOT
 
 FloatRows = npt.NDArray[np.float32]
 Guesses = list[list[int]]
-"""Words by depth, the most likely first."""
+"""Tokens by depth, the most likely first."""
 
 _OUTPUT = "output.weight"
 _EAGLE_DEPTHS = 5  # features that were predicted, as EAGLE counts its n-alpha
@@ -55,7 +55,7 @@ class HeadGuesses(Protocol):
 
 
 class MedusaGuesses:
-    """Medusa's heads, which see the hidden state alone: the words on the way make no difference."""
+    """Medusa's heads, which see the hidden state alone: the tokens on the way make no difference."""
 
     taps: tuple[int, ...] = ()
 
@@ -66,9 +66,9 @@ class MedusaGuesses:
         self._ranks = ranks
 
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
-        """Yield all heads' words; see `HeadGuesses`."""
-        for offset, words in enumerate(self._head.words_along(features[begin:], self._ranks)):
-            yield words[: max(0, len(tokens) - (begin + offset) - 2)]
+        """Yield all heads' tokens; see `HeadGuesses`."""
+        for offset, named in enumerate(self._head.tokens_along(features[begin:], self._ranks)):
+            yield named[: max(0, len(tokens) - (begin + offset) - 2)]
 
     def close(self) -> None:
         """Free the heads."""
@@ -76,7 +76,7 @@ class MedusaGuesses:
 
 
 class EagleGuesses:
-    """An EAGLE head that goes on from its own predicted states with the text's words, as a chain that is right does."""
+    """An EAGLE head that goes on from its own predicted states with the text's tokens, as a chain that is right does."""
 
     def __init__(self, head: PairHead, n_cells: int, evaluated_params: float) -> None:
         self.n_depths = _EAGLE_DEPTHS
@@ -90,7 +90,7 @@ class EagleGuesses:
             raise
 
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
-        """Yield the head's words with 0, 1, ... predicted states before them; see `HeadGuesses`."""
+        """Yield the head's tokens with 0, 1, ... predicted states before them; see `HeadGuesses`."""
         state = EagleState(self._cells)
         if begin:
             state.learn(0, features[:begin], tokens)
@@ -99,10 +99,10 @@ class EagleGuesses:
             row = state.root(tokens[: position + 2])
             if row is None:  # more pairs than the head has cells
                 return
-            guesses = [row.words[0].tolist()]
+            guesses = [row.tokens[0].tolist()]
             for depth in range(1, min(self.n_depths, len(tokens) - position - 2)):
                 row = state.below([ROOT if depth == 1 else depth - 2], [tokens[position + 1 + depth]])
-                guesses.append(row.words[0].tolist())
+                guesses.append(row.tokens[0].tolist())
             yield guesses
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class EagleGuesses:
 
 
 class HydraGuesses:
-    """Hydra's heads, each given the text's own words up to its own."""
+    """Hydra's heads, each given the text's own tokens up to its own."""
 
     taps: tuple[int, ...] = ()
 
@@ -127,7 +127,7 @@ class HydraGuesses:
             raise
 
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
-        """Yield all heads' words, several positions an evaluation; see `HeadGuesses`."""
+        """Yield all heads' tokens, several positions an evaluation; see `HeadGuesses`."""
         states = self._states(features)
         for first in range(begin, min(len(states), len(tokens) - 2), _POSITIONS):
             positions = range(first, min(first + _POSITIONS, len(states), len(tokens) - 2))
@@ -137,8 +137,8 @@ class HydraGuesses:
                 if not known:
                     break
                 paths = [tokens[position + 1 : position + 2 + depth] for position in known]
-                words = self._head.best_words(states[known[0] : known[-1] + 1], paths).tolist()
-                for own, best in zip(guesses, words, strict=False):
+                named = self._head.best_tokens(states[known[0] : known[-1] + 1], paths).tolist()
+                for own, best in zip(guesses, named, strict=False):
                     own.append(best)
             yield from guesses
 
@@ -162,7 +162,7 @@ def guess_kinds() -> list[str]:
 
 
 def open_guesses(path: Path, target: Model, *, ranks: int, n_tokens: int, n_threads: int = 0) -> HeadGuesses:
-    """Open the heads of a file for texts of up to `n_tokens`, each depth naming `ranks` words.
+    """Open the heads of a file for texts of up to `n_tokens`, each depth naming `ranks` tokens.
 
     Raises UnsupportedModelError for a file that holds no such heads, PairError for heads of another target.
     """

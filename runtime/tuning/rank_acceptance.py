@@ -34,7 +34,7 @@ _REPEATS = 4
 
 @dataclass(frozen=True, slots=True)
 class LawPair:
-    """The laws of one position: the target's, the drafter's to draw from, and the one that ranks its words."""
+    """The laws of one position: the target's, the drafter's to draw from, and the one that ranks its tokens."""
 
     target: Law
     draft: Law

@@ -116,8 +116,8 @@ def test_nothing_to_measure_is_refused(wrong: dict[str, object], problem: str) -
     [
         ({"n_ctx": 100}, "a context of 100 is too short"),
         ({"rounds": 0}, "rounds is 0"),
-        ({"vocab_sizes": ()}, "vocabularies of 128 words or more"),
-        ({"vocab_sizes": (3,)}, "vocabularies of 128 words or more"),
+        ({"vocab_sizes": ()}, "vocabularies of 128 tokens or more"),
+        ({"vocab_sizes": (3,)}, "vocabularies of 128 tokens or more"),
     ],
 )
 def test_overhead_options_are_checked(wrong: dict[str, object], problem: str) -> None:

@@ -98,7 +98,7 @@ def test_rows_of_a_tree_belong_to_its_nodes(model: Model) -> None:
     chain = evaluated(model, (2,), 1)[2]
     with Context(model, ContextOptions(**F32, n_sequences=2, n_outputs=3, layer_inputs=(2,))) as context:
         batch = Batch(8, 2)
-        # TEXT[:3], then TEXT[3] in sequence 0 beside another word in sequence 1.
+        # TEXT[:3], then TEXT[3] in sequence 0 beside another token in sequence 1.
         ids = [0, 1, 0, 1, 0, 1, 0, 1]
         batch.fill([*TEXT[:3], 99, TEXT[3]], [0, 1, 2, 3, 3], [2, 2, 2, 1, 1], [*ids[:6], 1, 0], [0, 0, 1, 1, 1])
         rows = context.decode(batch)

@@ -1,4 +1,4 @@
-"""Vocabularies: every text comes back, control tokens only when asked for, comparison word by word."""
+"""Vocabularies: every text comes back, control tokens only when asked for, comparison token by token."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def test_control_tokens_stand_for_nothing_in_text(vocabulary):
     assert vocabulary.detokenize([*b"a", end, *b"b"]) == "ab"
 
 
-def test_special_texts_are_the_control_words(vocabulary):
+def test_special_texts_are_the_control_tokens(vocabulary):
     assert set(vocabulary.special_texts) == {"<|user|>", "<|assistant|>", "<|end|>"}
 
 
 @pytest.mark.parametrize("token", [-1, 320, 2**31])
 @pytest.mark.parametrize("method", ["piece", "label", "text"])
 def test_a_token_outside_is_refused(vocabulary, method, token):
-    with pytest.raises(OptionError, match="outside the vocabulary of 320 words"):
+    with pytest.raises(OptionError, match="outside the vocabulary of 320 tokens"):
         getattr(vocabulary, method)(token)
 
 
@@ -113,9 +113,9 @@ def open_vocabulary(tmp_path_factory):
         model.close()
 
 
-def changed(vocabulary: BytePairVocabulary, words: dict[int, str], **others) -> BytePairVocabulary:
+def changed(vocabulary: BytePairVocabulary, tokens: dict[int, str], **others) -> BytePairVocabulary:
     fields = {name: getattr(vocabulary, name) for name in BytePairVocabulary.__dataclass_fields__}
-    fields["words"] = tuple(words.get(index, word) for index, word in enumerate(vocabulary.words))
+    fields["tokens"] = tuple(tokens.get(index, token) for index, token in enumerate(vocabulary.tokens))
     return BytePairVocabulary(**{**fields, **others})
 
 
@@ -129,16 +129,16 @@ def test_the_first_difference_is_found_from_a_start_on(open_vocabulary):
     assert plain.first_difference(other, 281) is None
 
 
-def test_only_the_common_words_are_compared(open_vocabulary):
+def test_only_the_common_tokens_are_compared(open_vocabulary):
     base = synthetic_vocabulary(300)
-    more = BytePairVocabulary((*base.words, "more"), (*base.types, NORMAL), base.merges, base.special_ids)
+    more = BytePairVocabulary((*base.tokens, "more"), (*base.types, NORMAL), base.merges, base.special_ids)
     small, large = open_vocabulary(base), open_vocabulary(more)
     assert small.first_difference(large, 0) is None
     assert large.first_difference(small, 0) is None
 
 
-def test_a_user_defined_word_is_text_not_a_control_token(open_vocabulary):
-    """Gemma has runs of newlines as such words: taking them apart would change ordinary prompts."""
+def test_a_user_defined_token_is_text_not_a_control_token(open_vocabulary):
+    """Gemma has runs of newlines as such tokens: taking them apart would change ordinary prompts."""
     base = synthetic_vocabulary(300)
     types = (*base.types[:290], USER_DEFINED, *base.types[291:])
     vocabulary = open_vocabulary(changed(base, {290: "\n\n"}, types=types))

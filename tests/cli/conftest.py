@@ -17,13 +17,13 @@ TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-VOCAB_SIZE = 320  # every byte is a word: word i below 256 is byte i
+VOCAB_SIZE = 320  # every byte is a token: token i below 256 is byte i
 CONTROL_TOKENS = range(VOCAB_SIZE - len(CONTROLS), VOCAB_SIZE)
 ODD_BYTES = (*range(32), *range(127, 256))
 
 
 def forbid(tokens: Iterable[int]) -> list[str]:
-    """Return the arguments that keep a model from saying these words."""
+    """Return the arguments that keep a model from saying these tokens."""
     return [argument for token in tokens for argument in ("-l", f"{token}-inf")]
 
 
@@ -47,7 +47,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("cli-models")
     shape = {"vocab_size": VOCAB_SIZE, "width": 16, "ffn": 16, "layers": 1, "controls": CONTROLS}
     specs = {
-        # wide and deep enough that its answers depend on more than the last words
+        # wide and deep enough that its answers depend on more than the last tokens
         "target": RandomLlama(**{**shape, "width": 32, "layers": 4}, chat_template=TEMPLATE, context=512, scale=2.0),
         "plain": RandomLlama(**shape, context=512, scale=2.0),
         "larger": RandomLlama(**{**shape, "width": 32, "layers": 5}, context=512),

@@ -15,7 +15,7 @@ from specrun.runtime.heads import HeadFile, read_accuracy_csv, stored_accuracy
 from .conftest import Models
 
 FAST = ("-t", "1", "-c", "256", "-n", "40", "--ranks", "30", "--seconds", "0")
-HIDDEN, WORDS = 32, 320
+HIDDEN, VOCAB = 32, 320
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def heads(tmp_path: Path) -> Path:
-    return random_medusa(HIDDEN, WORDS).write(tmp_path / "heads.gguf", WORDS)
+    return random_medusa(HIDDEN, VOCAB).write(tmp_path / "heads.gguf", VOCAB)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_csv_leaves_the_heads_file_alone(models: Models, heads: Path, text: Pa
 
 
 def test_what_cannot_be_calibrated_is_refused(models: Models, heads: Path, text: Path, tmp_path: Path) -> None:
-    wide = random_medusa(2 * HIDDEN, WORDS).write(tmp_path / "wide.gguf", WORDS)
+    wide = random_medusa(2 * HIDDEN, VOCAB).write(tmp_path / "wide.gguf", VOCAB)
     short = tmp_path / "short.txt"
     short.write_text("a")
     for arguments, code, problem in (

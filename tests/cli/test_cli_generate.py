@@ -125,7 +125,7 @@ def test_the_chat_template_is_used_where_there_is_one(run: Run, models: Models, 
 
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages[-1].content }}{{ messages[-1].content }}")
-    # <|user|>abc<|end|><|assistant|> are 6 words here ("ab" is one), abc alone 2
+    # <|user|>abc<|end|><|assistant|> are 6 tokens here ("ab" is one), abc alone 2
     raw = prompt_tokens("-m", models.target, "--no-chat-template")
     assert prompt_tokens("-m", models.plain) == raw
     assert prompt_tokens("-m", models.target) == raw + 3

@@ -105,7 +105,7 @@ def test_heads_are_checked_as_heads(run: Run, models: Models, tmp_path: Path) ->
 def test_a_pair_that_does_not_fit(run: Run, models: Models) -> None:
     result = run("inspect", models.target, "-md", models.stranger)
     assert result.exit_code == 4
-    assert "the target has 320 words, the drafter 600" in result.stderr
+    assert "the target has 320 tokens, the drafter 600" in result.stderr
     assert "draft model:" in result.stdout
     assert "The pair fits" not in result.stdout
     values = json.loads(run("inspect", models.target, "-md", models.stranger, "--json").stdout)

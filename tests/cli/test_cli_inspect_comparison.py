@@ -41,12 +41,12 @@ def test_a_model_against_itself(run: Run, pair: tuple[Path, Path]) -> None:
     assert result.exit_code == 0, result.output
     assert "62 tokens of the fixed text (2 chunks of 64)" in result.stdout
     assert "KL divergence, mean     0 +- 0 nats" in result.stdout
-    assert "same first word         100.00 +- 0.00 %" in result.stdout
+    assert "same first token        100.00 +- 0.00 %" in result.stdout
     assert "tensors have the same numbers" in result.stdout
     assert result.stderr == ""
 
 
-def test_other_words_are_refused_by_the_first_difference(run: Run, models: Models, pair: tuple[Path, Path]) -> None:
+def test_other_vocabularies_are_refused_by_the_first_difference(run: Run, models: Models, pair: tuple[Path, Path]) -> None:
     result = run("inspect", models.target, models.stranger, "-t", 1)
     assert result.exit_code == 4
     assert "token 316 is '<|end|>' in the first" in result.stderr

@@ -117,7 +117,7 @@ def test_streams_that_are_closed_from_the_start(models: Models) -> None:
 def test_an_encoding_without_the_character_does_not_end_the_answer(models: Models) -> None:
     command = [*PROGRAM, "generate", "-m", str(models.target), "-p", "x", "-n", "2", "-t", "1", "-q"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    # Word 255 is the byte FF, which is no UTF-8: it becomes U+FFFD, which ASCII lacks.
+    # Token 255 is the byte FF, which is no UTF-8: it becomes U+FFFD, which ASCII lacks.
     done = subprocess.run([*command, "-l", "255+1000"], capture_output=True, env=environment, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, b"\\ufffd\\ufffd\n")
 

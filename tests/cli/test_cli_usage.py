@@ -33,7 +33,7 @@ from .conftest import Models, Run
         (["-ngl", -3], "--gpu-layers"),
         (["-l", "12"], "--logit-bias"),
         (["-l", "12+inf"], "--logit-bias"),
-        (["-l", "99999+1"], "the model has 320 words"),
+        (["-l", "99999+1"], "the model has 320 tokens"),
         (["-fa", "maybe"], "--flash-attn"),
         (["-ctk", "f12"], "cache_type_k"),
         (["--accept", "hopeful"], "hopeful"),
@@ -105,7 +105,7 @@ def test_a_prompt_that_is_not_text(run: Run, models: Models) -> None:
 def test_a_pair_that_does_not_fit(run: Run, models: Models) -> None:
     result = run("generate", "-m", models.target, "-md", models.stranger, "-p", "x")
     assert result.exit_code == 4
-    assert "the target has 320 words, the drafter 600" in result.stderr
+    assert "the target has 320 tokens, the drafter 600" in result.stderr
 
 
 def test_a_draft_model_larger_than_the_target_is_warned_of(run: Run, models: Models) -> None:

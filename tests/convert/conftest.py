@@ -74,7 +74,7 @@ def write_checkpoint(tmp_path: Path) -> Callable[..., Path]:
         config = config or llama_config()
         folder = tmp_path / "checkpoint"
         folder.mkdir(exist_ok=True)
-        # One word less than the matrix has rows, as in checkpoints that round the vocabulary up.
+        # One token less than the matrix has rows, as in checkpoints that round the vocabulary up.
         contents: dict[str, Any] = {"config.json": config, **tokenizer_files(config["vocab_size"] - 1)}
         contents["model.safetensors"] = safetensors_bytes(llama_tensors(config) if tensors is None else tensors)
         contents.update(files)

@@ -140,11 +140,11 @@ def test_text_is_split_as_the_tokenizer_does(tmp_path, write_checkpoint) -> None
         assert vocabulary.size == 2000  # one more than the tokenizer has
         assert (vocabulary.eos, vocabulary.end_of_generation) == (1998, {1998})
         assert set(vocabulary.special_texts) == set(CONTROLS)
-        assert (vocabulary.bos, vocabulary.adds_bos) == (1998, False)  # not llama.cpp's word 11
+        assert (vocabulary.bos, vocabulary.adds_bos) == (1998, False)  # not llama.cpp's token 11
         assert model.chat_template == TEMPLATE
 
 
-def test_the_beginning_word_is_added_where_the_post_processor_adds_it(tmp_path, write_checkpoint) -> None:
+def test_the_beginning_token_is_added_where_the_post_processor_adds_it(tmp_path, write_checkpoint) -> None:
     settings = {"bos_token": {"content": "<|user|>"}, "eos_token": "<|end|>"}
     post = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|user|>", "type_id": 0}}]}
     tokenizer = tokenizer_files(299, post_processor={"type": "Sequence", "processors": [post]})["tokenizer.json"]
@@ -156,7 +156,7 @@ def test_the_beginning_word_is_added_where_the_post_processor_adds_it(tmp_path, 
         assert model.chat_template is None
 
 
-def test_a_second_end_word_and_a_template_file(tmp_path, write_checkpoint) -> None:
+def test_a_second_end_token_and_a_template_file(tmp_path, write_checkpoint) -> None:
     extra = {"generation_config.json": {"eos_token_id": [298, 297]}, "chat_template.jinja": b"{{ 1 }}"}
     convert_checkpoint(write_checkpoint(**extra), tmp_path / "m.gguf")
     with Model(tmp_path / "m.gguf") as model:

@@ -25,24 +25,24 @@ def entropies(rows: np.ndarray) -> np.ndarray:
 def test_a_vocabulary_of_any_size_reads_and_writes(tmp_path: Path, size: int) -> None:
     write_random_llama(tmp_path / "m.gguf", RandomLlama(vocab_size=size, layers=1))
     with Model(tmp_path / "m.gguf") as model:
-        words = model.vocabulary
-        assert words.size == size
-        assert words.eos == size - 1
-        assert words.end_of_generation == {size - 1}
-        assert words.tokenize("<|end|>", parse_special=True) == [size - 1]
-        assert size - 1 not in words.tokenize("<|end|>")
+        vocabulary = model.vocabulary
+        assert vocabulary.size == size
+        assert vocabulary.eos == size - 1
+        assert vocabulary.end_of_generation == {size - 1}
+        assert vocabulary.tokenize("<|end|>", parse_special=True) == [size - 1]
+        assert size - 1 not in vocabulary.tokenize("<|end|>")
         text = "Grüße an 東京, a b\tc\x00\n"
         if size > 256:
-            assert words.detokenize(words.tokenize(text)) == text
-            assert words.piece(10) == b"\n"
-            assert all(words.piece(token) for token in range(size - 1))
+            assert vocabulary.detokenize(vocabulary.tokenize(text)) == text
+            assert vocabulary.piece(10) == b"\n"
+            assert all(vocabulary.piece(token) for token in range(size - 1))
         else:
-            assert words.detokenize(words.tokenize("  ")) == "  "
-        if size > 256 + 26:  # then words of more than one letter are there, and their merges work
-            assert len(words.tokenize("ab")) == 1
+            assert vocabulary.detokenize(vocabulary.tokenize("  ")) == "  "
+        if size > 256 + 26:  # then tokens of more than one letter are there, and their merges work
+            assert len(vocabulary.tokenize("ab")) == 1
 
 
-def test_words_of_a_large_vocabulary_are_reached(tmp_path: Path) -> None:
+def test_tokens_of_a_large_vocabulary_are_reached(tmp_path: Path) -> None:
     started = time.perf_counter()
     write_random_llama(tmp_path / "m.gguf", RandomLlama(vocab_size=128_000, layers=1, file_type="F16"))
     assert time.perf_counter() - started < 10
@@ -69,7 +69,7 @@ def test_same_spec_same_bytes_and_the_seed_matters(tmp_path: Path, logits) -> No
     assert np.abs(logits(tmp_path / "a", [1, 2]) - logits(tmp_path / "c", [1, 2])).max() > 0.1
 
 
-def test_scales_share_their_most_likely_words_and_context_matters(tmp_path: Path, logits) -> None:
+def test_scales_share_their_most_likely_tokens_and_context_matters(tmp_path: Path, logits) -> None:
     for name, scale in (("flat", 0.5), ("peaked", 4.0)):
         write_random_llama(tmp_path / name, RandomLlama(scale=scale))
     tokens = [5, 9, 1, 33, 7]
@@ -92,8 +92,8 @@ def test_the_header_says_what_was_asked(tmp_path: Path, file_type: str) -> None:
 
 
 def test_a_vocabulary_of_ones_own(tmp_path: Path) -> None:
-    words = ("a", "b", "c", "ab", "<|stop|>")
-    own = BytePairVocabulary(words, (NORMAL,) * 4 + (CONTROL,), ("a b",), {"eos": 4})
+    tokens = ("a", "b", "c", "ab", "<|stop|>")
+    own = BytePairVocabulary(tokens, (NORMAL,) * 4 + (CONTROL,), ("a b",), {"eos": 4})
     write_random_llama(tmp_path / "m.gguf", RandomLlama(vocabulary=own))
     with Model(tmp_path / "m.gguf") as model:
         assert model.vocabulary.tokenize("abcab") == [3, 2, 3]
@@ -103,7 +103,7 @@ def test_a_vocabulary_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"vocab_size": 1}, "1 words has no room beside 1 control"),
+        ({"vocab_size": 1}, "1 tokens has no room beside 1 control"),
         ({"vocab_size": 10**6}, "at most"),
         ({"vocab_size": 0}, "vocab_size is 0"),
         ({"width": 30}, "30 is not 4 heads of an even width"),
@@ -126,7 +126,7 @@ def test_impossible_specs_are_refused(tmp_path: Path, changes, words) -> None:
 
 
 def test_inconsistent_vocabularies_are_refused() -> None:
-    with pytest.raises(OptionError, match="2 words has 1 word types"):
+    with pytest.raises(OptionError, match="2 tokens has 1 token types"):
         BytePairVocabulary(("a", "b"), (NORMAL,), ())
     with pytest.raises(OptionError, match="the eos token 2 is outside"):
         BytePairVocabulary(("a", "b"), (NORMAL, NORMAL), (), {"eos": 2})

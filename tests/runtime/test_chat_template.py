@@ -280,7 +280,7 @@ def labels(vocabulary: Vocabulary, tokens: list[int]) -> list[str]:
     return [vocabulary.label(token) for token in tokens]
 
 
-def test_the_templates_own_control_words_are_control_tokens(vocabulary):
+def test_the_templates_own_control_tokens_are_control_tokens(vocabulary):
     tokens = chat_tokens(ChatTemplate(TEMPLATE), vocabulary, [{"role": "user", "content": "hi"}])
     assert labels(vocabulary, tokens) == ["<|user|>", "h", "i", "<|end|>", "<|assistant|>"]
 
@@ -330,7 +330,7 @@ def test_ordinary_text_is_tokenized_in_one_piece(vocabulary):
 @pytest.mark.parametrize("adds_bos", [True, False])
 def test_there_is_never_a_second_bos(tmp_path, source, adds_bos):
     base = synthetic_vocabulary(300, controls=("<s>", "<|end|>"))
-    vocabulary = BytePairVocabulary(base.words, base.types, base.merges, {"bos": 298, "eos": 299}, add_bos=adds_bos)
+    vocabulary = BytePairVocabulary(base.tokens, base.types, base.merges, {"bos": 298, "eos": 299}, add_bos=adds_bos)
     path = tmp_path / "bos.gguf"
     write_random_llama(path, RandomLlama(width=8, heads=1, kv_heads=1, layers=1, ffn=8, vocabulary=vocabulary))
     with Model(path) as model:

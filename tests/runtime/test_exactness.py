@@ -166,7 +166,7 @@ def pruned_siblings(drafts: LawTable) -> Propose:
 
 
 def top_k_as_if_sampled(drafts: LawTable) -> Propose:
-    """Proposes the two most likely words and says that they were drawn (as llama.cpp's example does)."""
+    """Proposes the two most likely tokens and says that they were drawn (as llama.cpp's example does)."""
 
     def propose(request: DraftRequest) -> DraftTree:
         tree = TreeBuilder()

@@ -204,7 +204,7 @@ def test_nearly_equal_laws_nearly_always_choose_alike():
 
     Hypothesis: the race of each position changes with at most 2 TV / (1 + TV), TV the laws' distance. The number of
     changes has then a Poisson's tail at most (Hoeffding 1956): more than `allowed` have a probability below ALPHA. One
-    uniform number on the cumulative law feels every word before the one it falls on, and changes more often.
+    uniform number on the cumulative law feels every token before the one it falls on, and changes more often.
     """
     generator = np.random.default_rng(1)
     raced = fell = 0
@@ -226,7 +226,7 @@ def test_nearly_equal_laws_nearly_always_choose_alike():
 
 
 def random_law(generator: np.random.Generator) -> Law:
-    """A law of 1 to 200 words, dense or on a support, some of mass zero."""
+    """A law of 1 to 200 tokens, dense or on a support, some of mass zero."""
     size = int(generator.choice([1, 2, 5, 30, 128, 129, 200]))
     weights = generator.exponential(size=size) ** 3 * (generator.random(size) < 0.8)
     weights[int(generator.integers(size))] = 1.0

@@ -25,19 +25,19 @@ WARM = SamplingParams(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0)
 
 def changed(**changes) -> BytePairVocabulary:
     fields = {name: getattr(BASE, name) for name in BytePairVocabulary.__dataclass_fields__}
-    words = changes.pop("words", {})
-    fields["words"] = tuple(words.get(token, word) for token, word in enumerate(BASE.words))
+    tokens = changes.pop("tokens", {})
+    fields["tokens"] = tuple(tokens.get(token, text) for token, text in enumerate(BASE.tokens))
     return BytePairVocabulary(**{**fields, **changes})
 
 
 def resized(size: int) -> BytePairVocabulary:
-    """The first `size` words of the base, or more words after them; the end word stays where it is, if there."""
+    """The first `size` tokens of the base, or more tokens after them; the end token stays where it is, if there."""
     extra = tuple(f"extra{index}" for index in range(max(0, size - SIZE)))
     specials = BASE.special_ids if size >= SIZE else {"bos": 0, "eos": 0}
-    # Only merges whose words exist: a pair stands for the word both parts make.
-    words = (*BASE.words, *extra)[:size]
-    merges = tuple(merge for merge in BASE.merges if merge.replace(" ", "") in words)
-    return BytePairVocabulary(words, (*BASE.types, *(NORMAL,) * len(extra))[:size], merges, specials)
+    # Only merges whose tokens exist: a pair stands for the token both parts make.
+    tokens = (*BASE.tokens, *extra)[:size]
+    merges = tuple(merge for merge in BASE.merges if merge.replace(" ", "") in tokens)
+    return BytePairVocabulary(tokens, (*BASE.types, *(NORMAL,) * len(extra))[:size], merges, specials)
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +70,14 @@ def check(target: Path, drafter: Path) -> None:
 
 
 REFUSED = {
-    "a word": (changed(words={300: "other"}), ["token 300", repr(BASE.words[300]), "'other'"]),
-    "the first compared word": (changed(words={5: "five"}), ["token 5", "'five'"]),
-    "the first of several": (changed(words={310: "later", 305: "sooner"}), ["token 305", "'sooner'"]),
-    "the last word": (changed(words={END: "<|fin|>"}), [f"token {END}", "'<|fin|>'", "'<|end|>'"]),
+    "a token": (changed(tokens={300: "other"}), ["token 300", repr(BASE.tokens[300]), "'other'"]),
+    "the first compared token": (changed(tokens={5: "five"}), ["token 5", "'five'"]),
+    "the first of several": (changed(tokens={310: "later", 305: "sooner"}), ["token 305", "'sooner'"]),
+    "the last token": (changed(tokens={END: "<|fin|>"}), [f"token {END}", "'<|fin|>'", "'<|end|>'"]),
     "adding bos": (changed(add_bos=True), ["bos", "target False", "drafter True"]),
     "adding eos": (changed(add_eos=True), ["eos", "drafter True"]),
-    "129 words fewer": (resized(SIZE - 129), ["400 words", "271", "128"]),
-    "129 words more": (resized(SIZE + 129), ["400 words", "529", "128"]),
+    "129 tokens fewer": (resized(SIZE - 129), ["400 tokens", "271", "128"]),
+    "129 tokens more": (resized(SIZE + 129), ["400 tokens", "529", "128"]),
 }
 
 
@@ -108,9 +108,9 @@ def test_another_kind_of_vocabulary_is_refused(target, monkeypatch):
 
 ACCEPTED = {
     "the same": BASE,
-    "the first five words": changed(words={token: f"word{token}" for token in range(5)}),
-    "128 words fewer": resized(SIZE - 128),
-    "128 words more": resized(SIZE + 128),
+    "the first five tokens": changed(tokens={token: f"word{token}" for token in range(5)}),
+    "128 tokens fewer": resized(SIZE - 128),
+    "128 tokens more": resized(SIZE + 128),
 }
 
 
@@ -124,7 +124,7 @@ def test_what_llama_accepts_is_accepted(write, target, request, vocabulary):
 def test_a_pair_of_unequal_size_answers_as_plain_decoding(write, target, size, sampling):
     drafter = write(f"size {size}", resized(size))
     greedy = SamplingParams(temperature=0.0, logit_bias={END: float("-inf"), 350: 30.0, 351: 30.0, 399 - 128: -5.0})
-    # Words beyond the smaller vocabulary stand in the prompt and are favoured in the answer.
+    # Tokens beyond the smaller vocabulary stand in the prompt and are favoured in the answer.
     prompt = [*PROMPT, 380, 390, *PROMPT, 398]
     with Runtime(target, **F32) as runtime:
         plain = runtime.generate(prompt, greedy, max_tokens=40)
@@ -139,7 +139,7 @@ def test_a_pair_of_unequal_size_answers_as_plain_decoding(write, target, size, s
     assert all(0 <= token < SIZE for token in sampled.token_ids)
 
 
-def test_a_larger_drafter_never_proposes_a_word_the_target_lacks(write, target, monkeypatch):
+def test_a_larger_drafter_never_proposes_a_token_the_target_lacks(write, target, monkeypatch):
     drafter = write(f"size {SIZE + 128}", resized(SIZE + 128))
     with Runtime(target, f"draft({quoted(str(drafter))}, n=4)", **F32) as runtime:
         proposals = []

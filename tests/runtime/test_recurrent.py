@@ -10,12 +10,12 @@ import pytest
 
 from specrun.runtime import Runtime, SamplingParams, UnsupportedModelError
 
-WIDTH, INNER, STATE, RANK, LAYERS, WORDS = 32, 64, 16, 2, 2, 64
+WIDTH, INNER, STATE, RANK, LAYERS, VOCAB = 32, 64, 16, 2, 2, 64
 
 
 @pytest.fixture(scope="module")
 def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Mamba model (Gu and Dao 2023) of 64 one-letter words."""
+    """A random Mamba model (Gu and Dao 2023) of 64 one-letter tokens."""
     path = tmp_path_factory.mktemp("mamba") / "mamba.gguf"
     random = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, "mamba")
@@ -31,19 +31,19 @@ def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([chr(48 + word) for word in range(WORDS)])
-    writer.add_token_types([1] * (WORDS - 1) + [3])
+    writer.add_token_list([chr(48 + token) for token in range(VOCAB)])
+    writer.add_token_types([1] * (VOCAB - 1) + [3])
     writer.add_token_merges(["0 1"])
-    writer.add_eos_token_id(WORDS - 1)
-    writer.add_bos_token_id(WORDS - 1)
+    writer.add_eos_token_id(VOCAB - 1)
+    writer.add_bos_token_id(VOCAB - 1)
     writer.add_add_bos_token(False)
 
     def add(name: str, *shape: int, scale: float = 0.3) -> None:
         writer.add_tensor(name, (scale * random.standard_normal(shape)).astype(np.float32))
 
-    add("token_embd.weight", WORDS, WIDTH, scale=1.0)
+    add("token_embd.weight", VOCAB, WIDTH, scale=1.0)
     writer.add_tensor("output_norm.weight", np.ones(WIDTH, np.float32))
-    add("output.weight", WORDS, WIDTH)
+    add("output.weight", VOCAB, WIDTH)
     for layer in range(LAYERS):
         block = f"blk.{layer}."
         writer.add_tensor(block + "attn_norm.weight", np.ones(WIDTH, np.float32))

@@ -56,7 +56,7 @@ def test_greedy_text_is_plain_text(pair: tuple[Path, Path], drafter: str, extra:
 def test_point_masses_keep_the_text_at_any_temperature(
     pair: tuple[Path, Path], drafter: str, seed: int, temperature: float
 ) -> None:
-    """Texts of six words: they repeat themselves, so that prompt lookup's drafts are kept too, and prove something."""
+    """Texts of six tokens: they repeat themselves, so that prompt lookup's drafts are kept too, and prove something."""
     few = dict.fromkeys(range(40, 46), 30.0)
     params = SamplingParams(
         temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed, logit_bias=few, **PENALTIES

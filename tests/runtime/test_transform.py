@@ -26,7 +26,7 @@ def spread(law: Law, size: int) -> np.ndarray:
 
 
 def reference(logits: np.ndarray, params: SamplingParams, window: list[int]) -> np.ndarray:
-    """The law word by word, as llama.cpp's documentation puts it; sorting is by (logit, lower id first)."""
+    """The law token by token, as llama.cpp's documentation puts it; sorting is by (logit, lower id first)."""
     values = {token: np.float32(value) for token, value in enumerate(logits)}
     for token, bias in params.logit_bias.items():
         if token in values:
@@ -229,7 +229,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("size", [100, 20_003])
 @pytest.mark.parametrize("changes", SETTINGS.values(), ids=SETTINGS)
-def test_forbidden_words_have_no_mass(changes, size):
+def test_forbidden_tokens_have_no_mass(changes, size):
     logits = np.full(size, -np.inf, np.float32)
     logits[[7, 70]] = 1.0, 2.0
     law = spread(transformed_law(logits, OFF.replace(**changes)), size)
@@ -250,7 +250,7 @@ def test_broken_logits_are_an_error_not_a_law(changes, size, where, bad):
 
 
 @pytest.mark.parametrize("changes", SETTINGS.values(), ids=SETTINGS)
-def test_a_row_without_any_word_is_an_error(changes):
+def test_a_row_without_any_token_is_an_error(changes):
     with pytest.raises(DecodeFailedError):
         transformed_law(np.full(10, -np.inf, np.float32), OFF.replace(**changes))
 
@@ -284,6 +284,6 @@ def test_log_probability_is_a_log_softmax(scale):
         assert log_probability(logits, token) == pytest.approx(exact[token], abs=1e-5)
 
 
-def test_log_probability_of_a_forbidden_word():
+def test_log_probability_of_a_forbidden_token():
     assert log_probability(np.array([0.0, -np.inf], np.float32), 1) == -math.inf
     assert log_probability(np.array([0.0, -np.inf], np.float32), 0) == 0.0

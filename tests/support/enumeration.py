@@ -74,7 +74,7 @@ def branching_tree(drafts: LawTable, widths: Sequence[int], replace: bool) -> Pr
 
 
 def top_k_points(drafts: LawTable, k: int, depth: int) -> Propose:
-    """Medusa's and EAGLE-2's trees: the most likely words as point masses."""
+    """Medusa's and EAGLE-2's trees: the most likely tokens as point masses."""
 
     def propose(request: DraftRequest) -> DraftTree:
         tree = TreeBuilder()

@@ -1,4 +1,4 @@
-"""Greedy chains word by word, from the evaluations of a head that know nothing of chains: what one graph must equal."""
+"""Greedy chains token by token, from the evaluations of a head that know nothing of chains: what one graph must equal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specrun.runtime.heads import ChainWords
+from specrun.runtime.heads import ChainTokens
 
 
 class PairChainByDepth:
@@ -22,30 +22,30 @@ class PairChainByDepth:
         n: int,
         *,
         probabilities: bool = False,
-    ) -> ChainWords:
+    ) -> ChainTokens:
         return pair_chain(self, tokens, features, position, count, n)
 
 
-def pair_chain(head: Any, tokens: Sequence[int], features: np.ndarray, position: int, count: int, n: int) -> ChainWords:
+def pair_chain(head: Any, tokens: Sequence[int], features: np.ndarray, position: int, count: int, n: int) -> ChainTokens:
     m = len(tokens)
     cells = np.arange(count, count + m)
     sees = np.tri(m, count + m, count, dtype=bool)
     rows = head.evaluate_features(tokens, features, (cells - count + position).astype(np.int32), cells, sees)
-    words, log_probs = [int(rows.words[-1, 0])], [rows.log_probs[-1, 0]]
+    drafted, log_probs = [int(rows.tokens[-1, 0])], [rows.log_probs[-1, 0]]
     for depth in range(n - 1):
         cell = count + m + depth
         place = np.array([position + m + depth], np.int32), np.array([cell]), np.ones((1, cell + 1), bool)
-        rows = head.evaluate([words[-1]], rows.states[-1:], *place)
-        words.append(int(rows.words[0, 0]))
+        rows = head.evaluate([drafted[-1]], rows.states[-1:], *place)
+        drafted.append(int(rows.tokens[0, 0]))
         log_probs.append(rows.log_probs[0, 0])
-    return ChainWords(words, np.array(log_probs))
+    return ChainTokens(drafted, np.array(log_probs))
 
 
-def hydra_chain(head: Any, states: np.ndarray, position: int, count: int, token: int, n: int) -> ChainWords:
+def hydra_chain(head: Any, states: np.ndarray, position: int, count: int, token: int, n: int) -> ChainTokens:
     state = head.states(states, position, count)[-1]
     path, log_probs = [token], []
     for _ in range(n):
         best = head.best_laws(state, [path])
-        path.append(int(best.words[0, 0]))
+        path.append(int(best.tokens[0, 0]))
         log_probs.append(best.log_probs[0, 0])
-    return ChainWords(path[1:], np.array(log_probs))
+    return ChainTokens(path[1:], np.array(log_probs))

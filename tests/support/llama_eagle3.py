@@ -34,7 +34,7 @@ class LlamaEagle3:
         native_function("_Z26llama_set_embeddings_nextnP13llama_contextbb", None, ctypes.c_void_p, ctypes.c_bool,
                         ctypes.c_bool)(self._context, True, True)  # fmt: skip
         self.hidden = self._model.n_embd
-        self.words = self._model.vocabulary.size
+        self.vocab_size = self._model.vocabulary.size
 
     def encode(self, features: Rows) -> Rows:
         """States [n, hidden] of the taps [n, taps * target's hidden]."""
@@ -46,7 +46,7 @@ class LlamaEagle3:
         return self._states(len(features))
 
     def decode(self, tokens: Sequence[int], states: Rows, start: int) -> tuple[Rows, Rows]:
-        """What is fed back [n, hidden] and logits over the target's words [n, words], after a chain of pairs."""
+        """What is fed back [n, hidden] and logits over the target's tokens [n, vocab], after a chain of pairs."""
         states = np.ascontiguousarray(states, np.float32)
         batch = Batch(len(tokens), 1)
         batch.fill_chain(tokens, start, [0], len(tokens))
@@ -54,7 +54,7 @@ class LlamaEagle3:
         struct.embd = states.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         assert self._native.llama_decode(self._context, struct) == 0
         logits = native_function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)(self._context)
-        return self._states(len(tokens)), _copied(logits, len(tokens), self.words)
+        return self._states(len(tokens)), _copied(logits, len(tokens), self.vocab_size)
 
     def truncate(self, length: int) -> None:
         """Forget the pairs from a position on."""

@@ -80,11 +80,11 @@ def safetensors_bytes(tensors: Tensors) -> bytes:
 
 
 def tokenizer_files(size: int, **changes: Any) -> dict[str, Any]:
-    """The files of a byte-level BPE tokenizer with `size` words, the last two of them control words."""
+    """The files of a byte-level BPE tokenizer with `size` tokens, the last two of them control tokens."""
     vocabulary = synthetic_vocabulary(size, controls=CONTROLS)
     added = [
-        {"id": token, "content": word, "special": True, "normalized": False}
-        for token, word in enumerate(vocabulary.words)
+        {"id": token, "content": text, "special": True, "normalized": False}
+        for token, text in enumerate(vocabulary.tokens)
         if vocabulary.types[token] == CONTROL
     ]
     for entry in added:
@@ -99,7 +99,7 @@ def tokenizer_files(size: int, **changes: Any) -> dict[str, Any]:
         "fuse_unk": False,
         "byte_fallback": False,
         "ignore_merges": False,
-        "vocab": {word: token for token, word in enumerate(vocabulary.words)},
+        "vocab": {text: token for token, text in enumerate(vocabulary.tokens)},
         "merges": [merge.split(" ") for merge in vocabulary.merges],
     }
     tokenizer = {

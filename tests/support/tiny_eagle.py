@@ -58,12 +58,12 @@ class TinyEagle:
         a, b = heads[..., :half], heads[..., half:]
         return np.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
 
-    def write(self, path: Path, words: int, **changes: Any) -> Path:
+    def write(self, path: Path, n_vocab: int, **changes: Any) -> Path:
         gguf = __import__("gguf")
         writer = gguf.GGUFWriter(path, changes.get("architecture", "eagle"))
         sizes = {
             "embedding_length": self.hidden,
-            "vocab_size": words,
+            "vocab_size": n_vocab,
             "attention.head_count": self.n_heads,
             "attention.head_count_kv": self.n_kv_heads,
             "feed_forward_length": self.weights["ffn_gate.weight"].shape[0],

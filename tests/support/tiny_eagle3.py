@@ -56,7 +56,7 @@ class TinyEagle3:
         return int(self.weights["fc.weight"].shape[1]) // len(self.taps)
 
     @property
-    def word_ids(self) -> npt.NDArray[np.int64] | None:
+    def target_ids(self) -> npt.NDArray[np.int64] | None:
         offsets = self.weights.get("d2t")
         return None if offsets is None else offsets + np.arange(len(offsets))
 
@@ -101,7 +101,7 @@ class TinyEagle3:
     def predicted(
         self,
         w: Tensors,
-        words: torch.Tensor,
+        tokens: torch.Tensor,
         states: torch.Tensor,
         positions: Sequence[int],
         sees: npt.NDArray[np.bool_],
@@ -109,7 +109,7 @@ class TinyEagle3:
         """What is fed back and what lm_head reads, [n, hidden] each; pair i attends to the pairs j with sees[i, j]."""
         layer = {name.removeprefix("midlayer."): one for name, one in w.items()}
         normed = self._norm(states, layer["hidden_norm.weight"])
-        x = torch.cat([self._norm(words, layer["input_layernorm.weight"]), normed], -1)
+        x = torch.cat([self._norm(tokens, layer["input_layernorm.weight"]), normed], -1)
         residual = normed if self.norm_before_residual else states
         y = residual + self._attention(layer, x, positions, torch.tensor(sees)) @ layer["self_attn.o_proj.weight"].T
         m = self._norm(y, layer["post_attention_layernorm.weight"])
@@ -149,7 +149,7 @@ class TinyEagle3:
         kind = gguf.GGMLQuantizationType[changes.pop("quantization", "F32")]
         writer = gguf.GGUFWriter(path, changes.pop("architecture", "eagle3"))
         source = gguf.GGUFReader(target)
-        n_words = len(source.fields["tokenizer.ggml.tokens"].data)
+        vocab_size = len(source.fields["tokenizer.ggml.tokens"].data)
         sizes = {
             "context_length": 1024,
             "embedding_length": self.hidden,
@@ -160,7 +160,7 @@ class TinyEagle3:
             "attention.key_length": self.head_size,
             "attention.value_length": self.head_size,
             "rope.dimension_count": self.head_size,
-            "vocab_size": n_words,
+            "vocab_size": vocab_size,
             "target_hidden_size": self.target_hidden,
         }
         for name, value in {**sizes, **{k: v for k, v in changes.items() if k in sizes}}.items():
@@ -215,7 +215,7 @@ class TinyEagle3:
             if name == "t2d":
                 continue
             if name == "d2t":
-                array = self.word_ids
+                array = self.target_ids
             for part, heads in (("q", self.n_heads), ("k", self.n_kv_heads)):
                 if name == f"midlayer.self_attn.{part}_proj.weight":
                     halves = array.reshape(heads, 2, self.head_size // 2, -1)
@@ -228,7 +228,7 @@ class TinyEagle3:
         from safetensors.numpy import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
-        draft_words = len(self.weights["lm_head.weight"]) if "lm_head.weight" in self.weights else None
+        draft_tokens = len(self.weights["lm_head.weight"]) if "lm_head.weight" in self.weights else None
         width = self.weights["fc.weight"].shape[1] // 3
         inner = {
             "hidden_size": self.hidden,
@@ -244,7 +244,7 @@ class TinyEagle3:
             "hidden_act": "silu",
             "rope_scaling": self.rope_scaling,
         }
-        outer: dict[str, Any] = {"draft_vocab_size": draft_words or target_config["vocab_size"]}
+        outer: dict[str, Any] = {"draft_vocab_size": draft_tokens or target_config["vocab_size"]}
         if width != self.hidden:
             outer["target_hidden_size"] = width
         outer |= self._flags()
@@ -288,7 +288,7 @@ _GGUF_NAMES = {
 class Variant:
     """What heads differ in, beside their numbers."""
 
-    draft_words: int | None = 48
+    draft_tokens: int | None = 48
     own_embedding: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -297,8 +297,8 @@ class Variant:
     changes: dict[str, Any] = field(default_factory=dict)
 
 
-def random_eagle3(hidden: int, words: int, variant: Variant | None = None, *, seed: int = 0) -> TinyEagle3:
-    """Random weights; the draft vocabulary is drawn from the words."""
+def random_eagle3(hidden: int, vocab_size: int, variant: Variant | None = None, *, seed: int = 0) -> TinyEagle3:
+    """Random weights; the draft vocabulary is drawn from the tokens."""
     variant = variant or Variant()
     rng = np.random.default_rng(seed)
     heads, wide, d = 4, 64, hidden // 4
@@ -329,10 +329,10 @@ def random_eagle3(hidden: int, words: int, variant: Variant | None = None, *, se
     if variant.fc_norm:
         weights |= {f"fc_norm.{i}.weight": norm(features // 3) for i in range(3)}
     if variant.own_embedding:
-        weights["embed_tokens.weight"] = matrix(words, hidden) * np.float32(hidden**0.5)
-    if variant.draft_words is not None:
-        ids = np.sort(rng.choice(words, variant.draft_words, replace=False))
+        weights["embed_tokens.weight"] = matrix(vocab_size, hidden) * np.float32(hidden**0.5)
+    if variant.draft_tokens is not None:
+        ids = np.sort(rng.choice(vocab_size, variant.draft_tokens, replace=False))
         weights["d2t"] = ids - np.arange(len(ids))
-        weights["t2d"] = np.isin(np.arange(words), ids)
-        weights["lm_head.weight"] = 3 * matrix(variant.draft_words, hidden)
+        weights["t2d"] = np.isin(np.arange(vocab_size), ids)
+        weights["lm_head.weight"] = 3 * matrix(variant.draft_tokens, hidden)
     return replace(TinyEagle3(weights, n_kv_heads=variant.n_kv_heads), **variant.changes)

@@ -24,7 +24,7 @@ _SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
-    "vocab_size": 608,  # a few rows more than there are words
+    "vocab_size": 608,  # a few rows more than there are tokens
     "pad_token_id": None,
 }
 _LLAMA3 = {

@@ -15,11 +15,11 @@ from specrun.train.family.tokenizer import save_folder, train_tokenizer
 from specrun.train.trainer.settings import TrainerSettings
 from specrun.train.trainer.trainer import train_learner
 
-N_WORDS = 300
+VOCAB_SIZE = 300
 DRAFT_STEPS = 26
-TARGET = LlamaShape(vocab_size=N_WORDS, hidden_size=64, num_layers=2, intermediate_size=128, num_heads=2)
-DRAFT = LlamaShape(vocab_size=N_WORDS, hidden_size=32, num_layers=1, intermediate_size=64, num_heads=2)
-# Questions with several answers, so that the target is unsure of the words that tell them apart.
+TARGET = LlamaShape(vocab_size=VOCAB_SIZE, hidden_size=64, num_layers=2, intermediate_size=128, num_heads=2)
+DRAFT = LlamaShape(vocab_size=VOCAB_SIZE, hidden_size=32, num_layers=1, intermediate_size=64, num_heads=2)
+# Questions with several answers, so that the target is unsure of the tokens that tell them apart.
 COPIES = 3  # enough texts to hold some out
 ANSWERS = {
     "first": ("Return the very first thing.", "Raise an error.", "Print all of it twice."),
@@ -61,7 +61,7 @@ def tiny_settings(steps: int, warmup_steps: int, learning_rate: float = 0.02) ->
 def make_family(folder: Path) -> Family:
     """Train the target and write everything into `folder`."""
     pairs = [(question(name), answer) for name, answers in ANSWERS.items() for answer in answers]
-    tokenizer = train_tokenizer([text for pair in pairs for text in pair] * 2, vocab_size=N_WORDS)
+    tokenizer = train_tokenizer([text for pair in pairs for text in pair] * 2, vocab_size=VOCAB_SIZE)
     target = Llama(TARGET)
     corpus = all_in_one([encode(turn(*pair), tokenizer) for pair in pairs])
     train_learner(LlamaLearner(target, other_rate=0.25), corpus, tiny_settings(steps=40, warmup_steps=3))

@@ -14,7 +14,7 @@ Block = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class TinyMedusa:
-    """Head k: residual blocks (weight [h, h], bias [h]), then an output matrix [words, h] or None for the target's.
+    """Head k: residual blocks (weight [h, h], bias [h]), then an output matrix [vocab, h] or None for the target's.
 
     Reference: Medusa's `ResBlock` and heads (medusa/model/medusa_model.py), x + SiLU(W x + b), applied in turn.
     """
@@ -30,13 +30,13 @@ class TinyMedusa:
         output = self.outputs[head]
         return state @ (target_output if output is None else output).T.astype(np.float64)
 
-    def write(self, path: Path, words: int, quantization: str = "F32", **changes: Any) -> Path:
+    def write(self, path: Path, n_vocab: int, quantization: str = "F32", **changes: Any) -> Path:
         gguf = __import__("gguf")
         hidden = self.blocks[0][0][0].shape[0]
         writer = gguf.GGUFWriter(path, changes.pop("architecture", "medusa"))
         sizes = {
             "embedding_length": hidden,
-            "vocab_size": words,
+            "vocab_size": n_vocab,
             "head_count": len(self.blocks),
             "block_count": len(self.blocks[0]),
         }
@@ -73,7 +73,7 @@ class TinyMedusa:
 
 
 def random_medusa(
-    hidden: int, words: int, *, heads: int = 3, blocks: int = 1, own_output: bool = True, seed: int = 0
+    hidden: int, vocab_size: int, *, heads: int = 3, blocks: int = 1, own_output: bool = True, seed: int = 0
 ) -> TinyMedusa:
     rng = np.random.default_rng(seed)
 
@@ -81,4 +81,4 @@ def random_medusa(
         return (rng.normal(size=shape) / np.sqrt(shape[-1])).astype(np.float32)
 
     made = [[(normal(hidden, hidden), normal(hidden)) for _ in range(blocks)] for _ in range(heads)]
-    return TinyMedusa(made, [normal(words, hidden) if own_output else None for _ in range(heads)])
+    return TinyMedusa(made, [normal(vocab_size, hidden) if own_output else None for _ in range(heads)])

@@ -72,7 +72,7 @@ class TinyHydra:
         return TinyHydra(**{**self.__dict__, "weights": weights})
 
     def logits(self, head: int, states: Any, embedded: Any, target_output: Any) -> torch.Tensor:
-        """Head's logits [n, words] for states [n, h] and embeddings [n, head + 1, h] of the tokens after them."""
+        """Head's logits [n, vocab] for states [n, h] and embeddings [n, head + 1, h] of the tokens after them."""
         w = self.weights
         x = torch.cat([states, embedded.flatten(1)], 1) if self.grounded else states
         for block in range(self.blocks):
@@ -142,12 +142,12 @@ class TinyHydra:
             found["hydra.prefix.rope_freqs.weight"] = np.array(self.rope_divisors, np.float32)
         return found
 
-    def write(self, path: Path, words: int, **changes: Any) -> Path:
+    def write(self, path: Path, n_vocab: int, **changes: Any) -> Path:
         gguf = __import__("gguf")
         writer = gguf.GGUFWriter(path, changes.get("architecture", "hydra"))
         sizes: dict[str, int | None] = {
             "embedding_length": self.hidden,
-            "vocab_size": words,
+            "vocab_size": n_vocab,
             "head_count": self.heads,
             "block_count": self.blocks,
         }
@@ -184,7 +184,7 @@ class TinyHydra:
 
 def random_hydra(
     hidden: int,
-    words: int,
+    n_vocab: int,
     *,
     heads: int = 3,
     blocks: int = 1,
@@ -215,7 +215,7 @@ def random_hydra(
         if grounded:
             linear(f"{made.block(head, 0)}.res_connection", hidden, first)
         if own_output:
-            linear(made.output(head), words, hidden)
+            linear(made.output(head), n_vocab, hidden)
     if prefix:
         kv = hidden // n_heads * n_kv_heads
         shapes = {"q": (hidden, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, hidden)}
@@ -235,7 +235,7 @@ def log_probs(
     embedding: np.ndarray,
     output: np.ndarray,
 ) -> np.ndarray:
-    """The reference's log-probabilities [n, words] after each path below a state [h], in float64."""
+    """The reference's log-probabilities [n, vocab] after each path below a state [h], in float64."""
     embedded = torch.tensor(embedding, dtype=torch.float64)[torch.tensor(paths)]
     states = torch.tensor(state, dtype=torch.float64).expand(len(paths), -1)
     logits = reference.double().logits(len(paths[0]) - 1, states, embedded, torch.tensor(output, dtype=torch.float64))
@@ -257,7 +257,7 @@ def train(
     torch.set_num_threads(1)
     weights = {name: torch.nn.Parameter(one.clone()) for name, one in hydra.weights.items()}
     learner = TinyHydra(**{**hydra.__dict__, "weights": weights})
-    table, words_matrix = torch.tensor(embedding), torch.tensor(output)
+    table, output_matrix = torch.tensor(embedding), torch.tensor(output)
     pairs = [(torch.tensor(list(text)), torch.tensor(one)) for text, one in zip(texts, states, strict=True)]
     optimiser = torch.optim.Adam(weights.values(), rate)
     for _ in range(steps):
@@ -267,7 +267,7 @@ def train(
             for head in range(hydra.heads):
                 n = len(text) - head - 2
                 paths = text[1:].unfold(0, head + 1, 1)[:n]
-                predicted.append(learner.logits(head, read[:n], table[paths], words_matrix))
+                predicted.append(learner.logits(head, read[:n], table[paths], output_matrix))
                 wanted.append(text[head + 2 :])
         loss = functional.cross_entropy(torch.cat(predicted), torch.cat(wanted))
         optimiser.zero_grad()

@@ -30,10 +30,10 @@ class TinyNextN:
     """A model of `layers` trunk layers and `blocks` NextN blocks: hy_v3, or with a `window` step35.
 
     `agreement` between 0 and 1 says how much the blocks are like the trunk: the smaller the `strength` of the layers,
-    the more do both predict a word from the last one alone.
+    the more do both predict a token from the last one alone.
     """
 
-    words: int = 320
+    vocab_size: int = 320
     width: int = 32
     heads: int = 4
     kv_heads: int = 2
@@ -67,9 +67,9 @@ class TinyNextN:
 
         w = self.width
         made = {
-            "token_embd.weight": matrix(self.words, w, w**0.5),
+            "token_embd.weight": matrix(self.vocab_size, w, w**0.5),
             "output_norm.weight": norm(w),
-            "output.weight": matrix(self.words, w, self.scale),
+            "output.weight": matrix(self.vocab_size, w, self.scale),
         }
         for layer in range(self.layers + self.blocks):
             block = f"blk.{layer}."
@@ -101,7 +101,7 @@ class TinyNextN:
     def write(self, path: Path, *, without: Sequence[str] = ()) -> Path:
         """Write the model; `without` leaves out the tensors whose names start so."""
         architecture = self.architecture
-        metadata = _metadata(architecture, self.words, self.context, self.width, self.layers + self.blocks, self.ffn)
+        metadata = _metadata(architecture, self.vocab_size, self.context, self.width, self.layers + self.blocks, self.ffn)
         metadata.count(f"{architecture}.attention.head_count", self.heads)
         metadata.count(f"{architecture}.attention.head_count_kv", self.kv_heads)
         metadata.count(f"{architecture}.rope.dimension_count", self.head_width)
@@ -177,7 +177,7 @@ class TinyNextN:
 def write_tiny_glm4moe(path: Path, *, seed: int = 0) -> Path:
     """Write a random glm4moe (GLM-4.5): a dense layer, two with experts, a NextN block like these."""
     random = np.random.default_rng(seed)
-    words, width, ffn, layers, heads, kv_heads, head, experts = 320, 64, 48, 3, 4, 2, 16, 3
+    vocab_size, width, ffn, layers, heads, kv_heads, head, experts = 320, 64, 48, 3, 4, 2, 16, 3
 
     def matrix(*shape: int, spread: float = 1.0) -> np.ndarray:
         return (random.standard_normal(shape) * spread * shape[-1] ** -0.5).astype(np.float32)
@@ -186,9 +186,9 @@ def write_tiny_glm4moe(path: Path, *, seed: int = 0) -> Path:
         return (1.0 + 0.1 * random.standard_normal(size)).astype(np.float32)
 
     made = {
-        "token_embd.weight": matrix(words, width, spread=width**0.5),
+        "token_embd.weight": matrix(vocab_size, width, spread=width**0.5),
         "output_norm.weight": norm(width),
-        "output.weight": matrix(words, width, spread=3.0),
+        "output.weight": matrix(vocab_size, width, spread=3.0),
     }
     for layer in range(layers + 1):
         block = f"blk.{layer}."
@@ -217,7 +217,7 @@ def write_tiny_glm4moe(path: Path, *, seed: int = 0) -> Path:
         f"blk.{layers}.nextn.enorm.weight": norm(width),
         f"blk.{layers}.nextn.hnorm.weight": norm(width),
     }
-    metadata = _metadata("glm4moe", words, 512, width, layers + 1, ffn)
+    metadata = _metadata("glm4moe", vocab_size, 512, width, layers + 1, ffn)
     counts = {
         "attention.head_count": heads,
         "attention.head_count_kv": kv_heads,
@@ -240,7 +240,7 @@ def write_tiny_glm4moe(path: Path, *, seed: int = 0) -> Path:
 def write_tiny_qwen35(path: Path, *, blocks: int = 1, seed: int = 0) -> Path:
     """Write a random qwen35: three layers with a recurrent state, one of attention, and NextN blocks."""
     random = np.random.default_rng(seed)
-    words, width, ffn, layers = 320, 64, 48, 4
+    vocab_size, width, ffn, layers = 320, 64, 48, 4
     heads, kv_heads, head = 2, 1, 32
     state, value_heads, key_heads, kernel = 16, 4, 2, 4
     values, keys = state * value_heads, state * key_heads
@@ -252,9 +252,9 @@ def write_tiny_qwen35(path: Path, *, blocks: int = 1, seed: int = 0) -> Path:
         return (1.0 + 0.1 * random.standard_normal(size)).astype(np.float32)
 
     made = {
-        "token_embd.weight": matrix(words, width, width**0.5),
+        "token_embd.weight": matrix(vocab_size, width, width**0.5),
         "output_norm.weight": norm(width),
-        "output.weight": matrix(words, width, 3.0),
+        "output.weight": matrix(vocab_size, width, 3.0),
     }
     for layer in range(layers + blocks):
         block = f"blk.{layer}."
@@ -290,7 +290,7 @@ def write_tiny_qwen35(path: Path, *, blocks: int = 1, seed: int = 0) -> Path:
                 block + "nextn.hnorm.weight": norm(width),
                 block + "nextn.shared_head_norm.weight": norm(width),
             }
-    metadata = _metadata("qwen35", words, 512, width, layers + blocks, ffn)
+    metadata = _metadata("qwen35", vocab_size, 512, width, layers + blocks, ffn)
     metadata.count("qwen35.attention.head_count", heads)
     metadata.count("qwen35.attention.head_count_kv", kv_heads)
     metadata.count("qwen35.attention.key_length", head)
@@ -308,17 +308,17 @@ def write_tiny_qwen35(path: Path, *, blocks: int = 1, seed: int = 0) -> Path:
     return path
 
 
-def _metadata(architecture: str, words: int, context: int, width: int, layers: int, ffn: int) -> Metadata:
+def _metadata(architecture: str, vocab_size: int, context: int, width: int, layers: int, ffn: int) -> Metadata:
     metadata = Metadata()
     metadata.text("general.name", f"tiny {architecture}")
-    metadata.count(f"{architecture}.vocab_size", words)
+    metadata.count(f"{architecture}.vocab_size", vocab_size)
     metadata.count(f"{architecture}.context_length", context)
     metadata.count(f"{architecture}.embedding_length", width)
     metadata.count(f"{architecture}.block_count", layers)
     metadata.count(f"{architecture}.feed_forward_length", ffn)
     metadata.number(f"{architecture}.attention.layer_norm_rms_epsilon", _EPS)
     metadata.number(f"{architecture}.rope.freq_base", _BASE)
-    synthetic_vocabulary(words).describe(metadata)
+    synthetic_vocabulary(vocab_size).describe(metadata)
     return metadata
 
 

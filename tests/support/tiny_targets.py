@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specrun.convert import convert_checkpoint
 from specrun.train.data.data_file import read_documents
-from specrun.train.data.target_tokens import TargetWords
+from specrun.train.data.target_tokens import TargetTokenizer
 from support.tiny_tokenizers import byte_level
 
 TEMPLATE = (
@@ -39,7 +39,7 @@ class TaughtTarget:
 
 
 def write_untaught(folder: Path, *, size: int = 400, seed: int = 0, **changes: object) -> LlamaForCausalLM:
-    """Write a checkpoint with random weights and a tokenizer of `size` words; return the model."""
+    """Write a checkpoint with random weights and a tokenizer of `size` tokens; return the model."""
     tokenizer = byte_level("gpt-2", size)
     torch.manual_seed(seed)
     shape = {
@@ -75,8 +75,8 @@ def write_taught(folder: Path, steps: int = 90) -> TaughtTarget:
     """Train a checkpoint on its answers until it says them by heart, and convert it."""
     model = write_untaught(folder / "target")
     data = write_chats(folder / "chats.jsonl")
-    words = TargetWords(folder / "target")
-    sequences = [words.encode(document) for document in read_documents([data])]
+    tokenizer = TargetTokenizer(folder / "target")
+    sequences = [tokenizer.encode(document) for document in read_documents([data])]
     length = max(map(len, sequences))
     ids = torch.zeros(len(sequences), length, dtype=torch.long)
     labels = torch.full_like(ids, -100)

@@ -13,7 +13,7 @@ from transformers import GemmaTokenizer, LlamaTokenizer, PreTrainedTokenizerBase
 
 from specrun.convert.tokenizer.pre_tokenizer import _SHAPES
 
-# Mixed scripts, digits, runs of whitespace, emoji, code, special words as text.
+# Mixed scripts, digits, runs of whitespace, emoji, code, special tokens as text.
 NASTY = (
     "Grüße an 東京, Привет мир! हिन्दी ไทย 안녕 שלום\n\n\n \t 3 33 3333.14 1,000,000  x   y\r\n"
     "👩‍👩‍👧‍👦🏳️‍🌈 naïve café Ⅷ ½ ² don't I'LL we've 'S\n\tdef f(self, *args) -> int:\n        return a[0]//2  # ok\n"
@@ -47,7 +47,7 @@ def _pre_tokenizer(name: str) -> Any:
 
 @cache
 def byte_level(name: str, size: int = 600) -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer that splits as llama.cpp's pre-tokenizer `name` does, three control words last."""
+    """A byte-level BPE tokenizer that splits as llama.cpp's pre-tokenizer `name` does, three control tokens last."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = _pre_tokenizer(name)
     tokenizer.decoder = decoders.ByteLevel()
@@ -69,7 +69,7 @@ def byte_level(name: str, size: int = 600) -> PreTrainedTokenizerBase:
 
 @cache
 def sentencepiece_bytes(size: int = 600, **options: Any) -> bytes:
-    """A tokenizer.model: BPE with byte words; `options` are SentencePiece's."""
+    """A tokenizer.model: BPE with byte tokens; `options` are SentencePiece's."""
     model = io.BytesIO()
     usual: dict[str, Any] = {
         "model_type": "bpe",
@@ -98,7 +98,7 @@ def llama_style(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def newer_llama_style(folder: Path) -> PreTrainedTokenizerBase:
-    """The same words as transformers 5 splits text into: a space before what does not begin with one."""
+    """The same tokens as transformers 5 splits text into: a space before what does not begin with one."""
     (folder / "tokenizer.model").write_bytes(sentencepiece_bytes())
     found = LlamaTokenizer.from_pretrained(folder, add_bos_token=True, chat_template=TEMPLATE)
     found.add_special_tokens({"additional_special_tokens": list(CONTROLS)})
@@ -107,9 +107,9 @@ def newer_llama_style(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def gemma_style(folder: Path) -> PreTrainedTokenizerBase:
-    """Gemma's kind: no space before the text, runs of newlines as words; tokenizer.model is left in `folder`."""
+    """Gemma's kind: no space before the text, runs of newlines as tokens; tokenizer.model is left in `folder`."""
     special = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "eos_piece": "<eos>", "bos_piece": "<bos>"}
-    words = ("<mask>", "<start_of_turn>", "<end_of_turn>", "\n\n", "\n\n\n", "▁▁", "▁▁▁", "▁▁▁▁")
-    data = sentencepiece_bytes(add_dummy_prefix=False, user_defined_symbols=words, **special)
+    tokens = ("<mask>", "<start_of_turn>", "<end_of_turn>", "\n\n", "\n\n\n", "▁▁", "▁▁▁", "▁▁▁▁")
+    data = sentencepiece_bytes(add_dummy_prefix=False, user_defined_symbols=tokens, **special)
     (folder / "tokenizer.model").write_bytes(data)
     return GemmaTokenizer.from_pretrained(folder, add_bos_token=True, chat_template=TEMPLATE)

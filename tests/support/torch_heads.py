@@ -34,17 +34,17 @@ class TorchMedusa(nn.ModuleList):
     """
 
     def __init__(
-        self, hidden: int, words: int, heads: int = 3, blocks: int = 1, *, own_output: bool = True, shared: bool = True
+        self, hidden: int, vocab_size: int, heads: int = 3, blocks: int = 1, *, own_output: bool = True, shared: bool = True
     ) -> None:
         super().__init__()
         for _ in range(heads):
             made = [ResidualBlock(hidden)] * blocks if shared else [ResidualBlock(hidden) for _ in range(blocks)]
-            self.append(nn.Sequential(*made, *([nn.Linear(hidden, words, bias=False)] if own_output else [])))
+            self.append(nn.Sequential(*made, *([nn.Linear(hidden, vocab_size, bias=False)] if own_output else [])))
         self.own_output = own_output
 
     @torch.no_grad()
     def logits(self, features: torch.Tensor, target_output: torch.Tensor) -> torch.Tensor:
-        """Logits [head, n, words] for final hidden states [n, hidden], in float64."""
+        """Logits [head, n, vocab] for final hidden states [n, hidden], in float64."""
         rows = [head.double()(features.double()) for head in self]
         return torch.stack(rows if self.own_output else [row @ target_output.double().T for row in rows])
 
@@ -60,7 +60,7 @@ class TorchEagle(nn.Module):
     def __init__(
         self,
         hidden: int,
-        words: int,
+        vocab_size: int,
         *,
         heads: int = 4,
         kv_heads: int = 2,
@@ -73,7 +73,7 @@ class TorchEagle(nn.Module):
         self.heads, self.kv_heads, self.base, self.epsilon = heads, kv_heads, 5000.0, 1e-5
         kv = hidden // heads * kv_heads
         if embedding:
-            self.embed_tokens = nn.Embedding(words, hidden)
+            self.embed_tokens = nn.Embedding(vocab_size, hidden)
         self.fc = nn.Linear(2 * hidden, hidden, bias=bias)
         layer = nn.Module()
         layer.self_attn, layer.mlp, layer.post_attention_layernorm = nn.Module(), nn.Module(), nn.Module()
@@ -99,7 +99,7 @@ class TorchEagle(nn.Module):
             "rms_norm_eps": self.epsilon,
             "rope_theta": self.base,
             "rope_scaling": None,
-            "vocab_size": words,
+            "vocab_size": vocab_size,
             "max_position_embeddings": 2048,
             **({} if bias else {"bias": False}),
             **({"qkv_bias": True} if qkv_bias else {}),

@@ -19,7 +19,7 @@ from specrun.bindings.errors import MalformedFileError, ModelError
 from specrun.convert import convert_checkpoint
 from specrun.runtime import Runtime, SamplingParams
 from specrun.train.data.data_file import Document
-from specrun.train.data.target_tokens import TargetWords, TokenSequence
+from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
 
 Progress = Callable[[int, int], None]
 
@@ -36,7 +36,7 @@ class AnswerSettings:
 
 def answer_prompts(
     target: AbstractContextManager[Path],
-    words: TargetWords,
+    tokenizer: TargetTokenizer,
     documents: Sequence[Document],
     store: Path,
     settings: AnswerSettings,
@@ -53,9 +53,9 @@ def answer_prompts(
     within `max_length` tokens, are left out. Raises ModelError where none is left, MalformedFileError for a damaged
     `store`.
     """
-    prompts = [prompt for prompt in map(words.prompt, documents) if prompt and len(prompt) < max_length - 1]
+    prompts = [prompt for prompt in map(tokenizer.prompt, documents) if prompt and len(prompt) < max_length - 1]
     if not prompts:
-        raise ModelError(f"the data ask nothing that {words.folder.name} could answer: give prompts or chats")
+        raise ModelError(f"the data ask nothing that {tokenizer.folder.name} could answer: give prompts or chats")
     known = _read(store)
     rooms = [min(settings.longest, max_length - len(prompt)) for prompt in prompts]
     # The number, for a prompt that is asked twice is answered twice, with noise of its own.

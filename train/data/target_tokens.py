@@ -1,4 +1,4 @@
-"""The words of a Hugging Face folder: documents to token ids, with a mark on those that are to be learnt."""
+"""The tokenizer of a Hugging Face folder: documents to token ids, with a mark on those that are to be learnt."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class TokenSequence:
 def require_folder(folder: Path) -> Path:
     """Return `folder` if it looks like a Hugging Face model; raises FileMissingError otherwise."""
     if not folder.is_dir():
-        raise FileMissingError(f"{folder} is not a folder: give a Hugging Face model's (config.json, weights, words)")
+        raise FileMissingError(f"{folder} is not a folder: give a Hugging Face model's (config.json, weights, tokenizer)")
     if not (folder / "config.json").is_file():
         raise FileMissingError(f"{folder} has no config.json: give a Hugging Face model's folder")
     return folder
 
 
-class TargetWords:
+class TargetTokenizer:
     """The tokenizer and the chat template of a Hugging Face folder; nothing is downloaded, none of its code runs."""
 
     def __init__(self, folder: Path) -> None:
@@ -152,7 +152,7 @@ def _sequence(ids: list[int], learnt: list[bool]) -> TokenSequence:
 
 
 def _answer_spans(template: ChatTemplate, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
-    """Return where in the rendered `text` the assistant's own words stand, what ends them included."""
+    """Return where in the rendered `text` the assistant's own tokens stand, what ends them included."""
     spans: list[tuple[int, int]] = []
     cursor = 0
     for index, message in enumerate(messages):
@@ -182,7 +182,7 @@ def _load_tokenizer(folder: Path) -> Any:  # noqa: ANN401 - transformers is unty
         tokenizer = auto.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever its code for this one kind may raise
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ModelError(f"the words of {folder} cannot be read: {reason[:200]}") from error
+        raise ModelError(f"the tokens of {folder} cannot be read: {reason[:200]}") from error
     if not tokenizer.is_fast:
         raise ModelError(f"{folder} has no tokenizer.json: save it with transformers' fast tokenizer first")
     return tokenizer

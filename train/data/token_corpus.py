@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.data.data_file import Document, PlainText
-from specrun.train.data.target_tokens import TargetWords, TokenSequence
+from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
 
 _SHORTEST = 4  # tokens: below that there is nothing to draft
 MOST_MEASURED = 256
@@ -131,7 +131,7 @@ def plan_batches(lengths: dict[int, int], rng: random.Random, tokens_per_batch: 
 
 def encode_corpus(
     documents: Sequence[Document],
-    words: TargetWords,
+    tokenizer: TargetTokenizer,
     *,
     max_length: int,
     held_out: float = 0.05,
@@ -147,14 +147,14 @@ def encode_corpus(
         raise OptionError(f"sequences of {max_length} tokens: give at least {_SHORTEST}")
     sequences: list[TokenSequence] = []
     for document in documents:
-        encoded = words.encode(document)
+        encoded = tokenizer.encode(document)
         last = len(encoded) if isinstance(document, PlainText) else 1
         for start in range(0, last, max_length):
             piece = slice(start, start + max_length)
             cut = TokenSequence(encoded.ids[piece], encoded.learnt[piece])
             if len(cut) >= _SHORTEST and cut.learnt.any():
                 sequences.append(cut)
-        prompt = None if need_answers or encoded.learnt.any() else words.prompt(document)
+        prompt = None if need_answers or encoded.learnt.any() else tokenizer.prompt(document)
         if prompt and len(prompt) < max_length:
             sequences.append(TokenSequence(np.asarray(prompt, np.int32), np.zeros(len(prompt), np.bool_)))
     if not sequences:
@@ -180,9 +180,9 @@ def corpus_of(sequences: Sequence[TokenSequence], *, held_out: float = 0.05, see
 def draft_marks(learnt: Tensor, depth: int) -> Tensor:
     """Return [B, T - 2 - depth]: the positions p whose draft counts down to `depth` (from 0).
 
-    `learnt` [B, T] marks the words that count. A draft made from the state at p and the word p + 1 says the words p + 2
-    to p + 2 + depth: all of them must be the model's. The word p + 1 need not be: the first draft of an answer is made
-    after the prompt's last word.
+    `learnt` [B, T] marks the tokens that count. A draft made from the state at p and the token p + 1 says the tokens p + 2
+    to p + 2 + depth: all of them must be the model's. The token p + 1 need not be: the first draft of an answer is made
+    after the prompt's last token.
     """
     length = learnt.shape[1] - 2 - depth
     marks = torch.ones(learnt.shape[0], max(0, length), dtype=torch.bool, device=learnt.device)
@@ -192,5 +192,5 @@ def draft_marks(learnt: Tensor, depth: int) -> Tensor:
 
 
 def choosing(learnt: Tensor) -> Tensor:
-    """Return [B, T]: the positions whose state chooses a word of `learnt` [B, T], the one after it."""
+    """Return [B, T]: the positions whose state chooses a token of `learnt` [B, T], the one after it."""
     return F.pad(learnt[:, 1:], (0, 1))

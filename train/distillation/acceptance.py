@@ -1,8 +1,8 @@
 """The acceptance rate alpha of a pair of models on texts, measured: what distillation is to raise.
 
-Leviathan et al. 2023: a word drawn from Q is accepted with probability sum min(P, Q) = 1 - TV(P, Q) (theorem 3.5; for
+Leviathan et al. 2023: a token drawn from Q is accepted with probability sum min(P, Q) = 1 - TV(P, Q) (theorem 3.5; for
 one pair of laws `specrun.runtime.costs.theory.acceptance_probability`), and alpha is its mean over the positions of
-the target's text (corollary 3.6). Words of one text are not independent, texts are: standard errors are those of a
+the target's text (corollary 3.6). Tokens of one text are not independent, texts are: standard errors are those of a
 ratio over texts (number accepted over number of positions, linearised).
 """
 
@@ -47,10 +47,10 @@ class AcceptanceGain:
 
 
 def acceptance_at(target_logits: Tensor, draft_logits: Tensor, temperature: float) -> Tensor:
-    """Return the probability that a drafted word is accepted at each position: [..., n_words] twice to [...], float64.
+    """Return the probability that a drafted token is accepted at each position: [..., vocab] twice to [...], float64.
 
-    At temperature 0 both laws are sure of their most likely word (the lowest id among equals). Vocabularies may
-    differ in size: the drafter never drafts a word that it lacks, and the target never accepts one that it lacks.
+    At temperature 0 both laws are sure of their most likely token (the lowest id among equals). Vocabularies may
+    differ in size: the drafter never drafts a token that it lacks, and the target never accepts one that it lacks.
     """
     n_shared = min(target_logits.shape[-1], draft_logits.shape[-1])
     if temperature == 0.0:

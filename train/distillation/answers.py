@@ -33,20 +33,20 @@ from specrun.train.target.hf_model import HFModel
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """How answers are sampled: at `temperature`, of at most `n_longest` words, the text of at most `max_length`.
+    """How answers are sampled: at `temperature`, of at most `n_longest` tokens, the text of at most `max_length`.
 
-    `end_ids` end an answer; words from `n_words` on are never said.
+    `end_ids` end an answer; tokens from `vocab_size` on are never said.
     """
 
     temperature: float
     n_longest: int
     max_length: int
     end_ids: Collection[int]
-    n_words: int
+    vocab_size: int
 
 
-def end_words(model: HFModel, *more: int | None) -> frozenset[int]:
-    """Return the words that end an answer by the model's configuration, and `more` of them."""
+def end_tokens(model: HFModel, *more: int | None) -> frozenset[int]:
+    """Return the tokens that end an answer by the model's configuration, and `more` of them."""
     found: set[int] = {one for one in more if one is not None}
     for name in ("generation_config", "config"):
         value: Any = getattr(getattr(model.model, name, None), "eos_token_id", None)
@@ -57,7 +57,7 @@ def end_words(model: HFModel, *more: int | None) -> frozenset[int]:
 def first_to_answer(learnt: Sequence[bool], uniform: float) -> int:
     """Return where a new answer begins in a text whose marks are `learnt`; `uniform` in [0, 1) chooses among places.
 
-    Of several answers one is chosen. A text that is learnt from its first word on is cut in its first half, and
+    Of several answers one is chosen. A text that is learnt from its first token on is cut in its first half, and
     one of which nothing is to be learnt, a prompt, is continued at its end.
     """
     marks = np.concatenate(([False], np.asarray(learnt, np.bool_), [False]))
@@ -97,7 +97,7 @@ def answer_anew(
     """Return each text up to an answer, which `model` writes anew; only what it wrote is to be learnt.
 
     `uniforms` [n_texts, 1 + n_longest] are the noise: the first number of a row chooses the answer, the others its
-    words. A text without room for an answer stays as it is.
+    tokens. A text without room for an answer stays as it is.
     """
     starts = [
         first_to_answer([bool(one) for one in text.learnt], float(row[0]))
@@ -110,7 +110,7 @@ def answer_anew(
         uniforms[asked, 1 : 1 + settings.n_longest],
         temperature=settings.temperature,
         end_ids=settings.end_ids,
-        n_words=settings.n_words,
+        vocab_size=settings.vocab_size,
     )
     found = list(texts)
     for index, answer in zip(asked, answers, strict=True):
@@ -185,7 +185,7 @@ def _digest(corpus: TokenCorpus, settings: AnswerSettings, seed: int, tokens_per
         settings.n_longest,
         settings.max_length,
         sorted(settings.end_ids),
-        settings.n_words,
+        settings.vocab_size,
         seed,
         tokens_per_batch,
         identity,
@@ -198,7 +198,7 @@ def _digest_of(batch: Sequence[int]) -> str:
 
 
 def _write(path: Path, texts: Sequence[TokenSequence]) -> None:
-    """Keep a batch: of each text its words, and where what is to be learnt begins."""
+    """Keep a batch: of each text its tokens, and where what is to be learnt begins."""
     kept = [[int(np.argmax(text.learnt)) if text.learnt.any() else len(text), text.ids.tolist()] for text in texts]
     with atomic_path(path, force=True) as aside:
         aside.write_text(json.dumps(kept), encoding="utf-8")

@@ -2,7 +2,7 @@
 
 Miao et al. 2023, "SpecInfer", section 3 (collective boost-tuning): drafters of one tree need not be good alone, they
 should cover together what the target says. They are trained one after the other, each on what those before it miss.
-There samples are dropped whose next words a drafter generates as the target does; here positions are, so that a text
+There samples are dropped whose next tokens a drafter generates as the target does; here positions are, so that a text
 of which a drafter knows the easy half still teaches the other half.
 """
 
@@ -23,20 +23,20 @@ from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
-from specrun.train.distillation.vocabularies import Words, check_same_words, gguf_words
+from specrun.train.distillation.vocabularies import ModelVocabulary, check_same_vocabulary, gguf_vocabulary
 
-_ROWS_AT_ONCE = 64  # 32 MB of logits with 128k words
+_ROWS_AT_ONCE = 64  # 32 MB of logits with a vocabulary of 128k tokens
 
-TopWords = npt.NDArray[np.int64]
+TopTokens = npt.NDArray[np.int64]
 
 
 class ExistingDrafters:
     """GGUF drafters, evaluated by this runtime. Owns native memory: use it as a context manager or call `close()`."""
 
-    def __init__(self, paths: Sequence[Path], target: Words, *, n_ctx: int, n_threads: int = 0) -> None:
-        """Open the drafters, with room for texts of `n_ctx` words.
+    def __init__(self, paths: Sequence[Path], target: ModelVocabulary, *, n_ctx: int, n_threads: int = 0) -> None:
+        """Open the drafters, with room for texts of `n_ctx` tokens.
 
-        Raises PairError if the words of one are not the target's, and as Model and Context do.
+        Raises PairError if the vocabulary of one is not the target's, and as Model and Context do.
         """
         self._stack = contextlib.ExitStack()
         self._contexts: list[Context] = []
@@ -44,7 +44,7 @@ class ExistingDrafters:
         with contextlib.ExitStack() as opening:
             for path in paths:
                 model = opening.enter_context(Model(path))
-                check_same_words(target, gguf_words(model))
+                check_same_vocabulary(target, gguf_vocabulary(model))
                 options = ContextOptions(
                     n_ctx=n_ctx, n_batch=_ROWS_AT_ONCE, n_outputs=_ROWS_AT_ONCE, n_threads=n_threads
                 )
@@ -63,10 +63,10 @@ class ExistingDrafters:
         """Free the native memory; calling it again does nothing."""
         self._stack.close()
 
-    def top_words(self, text: Sequence[int]) -> TopWords:
-        """Return each drafter's most likely word after each word of a text: [n_drafters, len(text)]."""
+    def top_tokens(self, text: Sequence[int]) -> TopTokens:
+        """Return each drafter's most likely token after each token of a text: [n_drafters, len(text)]."""
         if len(text) > self.n_ctx:
-            raise OptionError(f"a text of {len(text)} words for drafters opened for {self.n_ctx}")
+            raise OptionError(f"a text of {len(text)} tokens for drafters opened for {self.n_ctx}")
         found = np.zeros((len(self._contexts), len(text)), np.int64)
         for row, context in enumerate(self._contexts):
             context.memory.clear()
@@ -79,8 +79,8 @@ class ExistingDrafters:
         return found
 
 
-def covered_positions(target_top: Tensor, drafter_tops: TopWords) -> Tensor:
-    """Return whether any drafter's most likely word is the target's: [n] and [n_drafters, n] to bool [n]."""
+def covered_positions(target_top: Tensor, drafter_tops: TopTokens) -> Tensor:
+    """Return whether any drafter's most likely token is the target's: [n] and [n_drafters, n] to bool [n]."""
     tops = torch.from_numpy(drafter_tops).to(target_top.device)
     return (tops == target_top[None]).any(0)
 

@@ -88,7 +88,7 @@ def drafter_card(run: DrafterRun, report: DrafterReport) -> str:
         f"# {draft}, a drafter for {target}",
         "",
         f"Made by `specrun train drafter` (DistillSpec, Zhou et al. 2023): {report.n_trained:,} parameters that learnt "
-        f"the laws of {target}. Verification keeps the target's own words or distribution whatever it drafts.",
+        f"the laws of {target}. Verification keeps the target's own tokens or distribution whatever it drafts.",
         "",
         "## Data",
         f"{', '.join(path.name for path in run.data)}: {report.n_sequences:,} sequences. The licences of the data and "
@@ -141,7 +141,7 @@ def _acceptance(run: DrafterRun, report: DrafterReport) -> list[str]:
         "| | before | after |",
         "|---|---|---|",
         f"| alpha | {_stated(gain.before)} | {_stated(gain.after)} |",
-        f"| same first word | {report.before.same_top:.4f} | {report.after.same_top:.4f} |",
+        f"| same first token | {report.before.same_top:.4f} | {report.after.same_top:.4f} |",
         f"| expected tokens a round | {_tokens(gain.before)} | {_tokens(gain.after)} |",
     ]
     if run.not_covered_by:

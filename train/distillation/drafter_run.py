@@ -41,7 +41,7 @@ class DrafterRun(TrainingRun):
 
     `draft` is a Hugging Face folder as `target` is. Training learns on `answers`, of which the drafter writes a share
     of its own (`loss.on_policy`); alpha is measured on `measured_on`, at temperature `measured_at`. Sampled answers
-    have at most `longest_answer` words, and at most `most_held_out` texts are only measured on.
+    have at most `longest_answer` tokens, and at most `most_held_out` texts are only measured on.
     """
 
     draft: Path
@@ -61,7 +61,7 @@ class DrafterRun(TrainingRun):
         if not 0 <= self.measured_at <= 100:
             raise OptionError(f"alpha cannot be measured at temperature {self.measured_at:g}: give 0 or more")
         if self.longest_answer < 1:
-            raise OptionError(f"answers of {self.longest_answer} words: give at least 1")
+            raise OptionError(f"answers of {self.longest_answer} tokens: give at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ _HIDDEN_IN_PASSING, _FEED_FORWARD_IN_PASSING = 8, 3
 def drafter_memory(target: Path, draft: Path, target_dtype: torch.dtype, *, tokens_per_batch: int) -> MemoryNeed:
     """Return what is needed at the widest step, where every position of a batch is an answer's."""
     teaching, learning = (_Sizes.of(read_config(folder)) for folder in (target, draft))
-    n_words = max(teaching.n_words, learning.n_words)
+    vocab_size = max(teaching.vocab_size, learning.vocab_size)
     passing = _HIDDEN_IN_PASSING * teaching.hidden + _FEED_FORWARD_IN_PASSING * teaching.feed_forward
     kept = _HIDDEN_PER_LAYER * learning.hidden + _FEED_FORWARD_PER_LAYER * learning.feed_forward
     # The target's keys and values are kept while it writes answers; other passes do without.
@@ -121,7 +121,7 @@ def drafter_memory(target: Path, draft: Path, target_dtype: torch.dtype, *, toke
             "target": (_n_parameters(target) + tokens_per_batch * per_target_position) * target_dtype.itemsize,
             # Itself, its gradient, and the two averages of AdamW.
             "drafter and optimizer": _n_parameters(draft) * _FLOAT * 4,
-            "laws": tokens_per_batch * n_words * _FLOAT * _ROWS_PER_POSITION,
+            "laws": tokens_per_batch * vocab_size * _FLOAT * _ROWS_PER_POSITION,
             "activations": tokens_per_batch * learning.layers * kept * _FLOAT,
         }
     )
@@ -131,7 +131,7 @@ def drafter_memory(target: Path, draft: Path, target_dtype: torch.dtype, *, toke
 class _Sizes:
     """What config.json says of a model's sizes; what it does not say counts nothing."""
 
-    n_words: int
+    vocab_size: int
     layers: int
     hidden: int
     feed_forward: int

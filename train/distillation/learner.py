@@ -3,7 +3,7 @@
 How far a drafter's law Q is from the target's law P: the four divergences DistillSpec distils with.
 
 Zhou et al. 2023, "DistillSpec: Improving Speculative Decoding via Knowledge Distillation", section 3. Each takes the
-log-probabilities of P and of Q, [..., n_words], and gives nats (the total variation: a share), [...]. Gradients flow
+log-probabilities of P and of Q, [..., vocab], and gives nats (the total variation: a share), [...]. Gradients flow
 into Q; in logits z of Q they are stated below, q = softmax(z). Only the total variation is what is lost in speed:
 alpha is 1 - TV(P, Q) (Leviathan et al. 2023, corollary 3.6), and by Pinsker's inequality TV <= sqrt(KL / 2).
 """
@@ -28,7 +28,7 @@ from specrun.train.target.hf_model import HFModel
 from specrun.train.trainer.learner import Learner, LossPart
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
-"""Log-probabilities of the target and of the drafter, [..., n_words], to the divergence at each position, [...]."""
+"""Log-probabilities of the target and of the drafter, [..., vocab], to the divergence at each position, [...]."""
 
 
 def forward_kl(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
@@ -53,9 +53,9 @@ def jensen_shannon(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
 
 
 def total_variation(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
-    """Return sum |P - Q| / 2 = 1 - sum min(P, Q): the share of drafted words that are rejected.
+    """Return sum |P - Q| / 2 = 1 - sum min(P, Q): the share of drafted tokens that are rejected.
 
-    Gradient in z: q (s - sum s q) / 2 with s = sign(q - p): a word of probability near 0 in Q hardly moves.
+    Gradient in z: q (s - sum s q) / 2 with s = sign(q - p): a token of probability near 0 in Q hardly moves.
     """
     return (target_log_probs.exp() - draft_log_probs.exp()).abs().sum(-1) / 2
 
@@ -77,12 +77,12 @@ DIVERGENCES: Mapping[str, Divergence] = MappingProxyType(
 """The divergences by the names users give them."""
 
 
-_ROWS_AT_ONCE = 512  # positions whose laws are compared together when measuring: 1 GB of float64 with 128k words
+_ROWS_AT_ONCE = 512  # positions whose laws are compared together when measuring: 1 GB of float64 with a vocabulary of 128k tokens
 
 
 @dataclass(frozen=True, slots=True)
 class DistillationLoss:
-    """What is minimised: `divergence` of the laws at `temperature`, averaged over the words of answers.
+    """What is minimised: `divergence` of the laws at `temperature`, averaged over the tokens of answers.
 
     A share `on_policy` of the answers, drawn text by text, is written anew by the drafter. Positions that an
     existing drafter gets right count `covered_weight`.
@@ -99,7 +99,7 @@ class DistillationLoss:
         if not 0.0 < self.temperature <= 100.0:
             raise OptionError(
                 f"the laws' temperature is {self.temperature:g}: give a number above 0 (at 0 there is nothing to learn "
-                "but the likeliest word, and no gradient to it)"
+                "but the likeliest token, and no gradient to it)"
             )
         for name in ("on_policy", "covered_weight"):
             if not 0.0 <= getattr(self, name) <= 1.0:
@@ -109,7 +109,7 @@ class DistillationLoss:
 class DistillationLearner(Learner):
     """`draft` learns from `target`.
 
-    `n_shared` are the words both have, `answers` says how the drafter writes, `drafters` are those whose right
+    `n_shared` are the tokens both have, `answers` says how the drafter writes, `drafters` are those whose right
     guesses need not be learnt again, `measured_at` the temperature of the acceptance rate that `measure` gives.
     The corpus that batches come from must not change: texts are known by their numbers.
     """
@@ -183,23 +183,23 @@ class DistillationLearner(Learner):
     # -- what other drafters know --------------------------------------------------------------------------
 
     def _covered(self, batch: TokenBatch, wanted: Tensor, target_logits: Tensor, fresh: Sequence[bool]) -> Tensor:
-        """Return for each wanted position whether an existing drafter finds the target's likeliest word."""
+        """Return for each wanted position whether an existing drafter finds the target's likeliest token."""
         target_top = target_logits.argmax(-1)
         found = torch.zeros_like(target_top, dtype=torch.bool)
         start = 0
         for row, number in enumerate(batch.numbers):
             places = wanted[row].nonzero()[:, 0].cpu().numpy()
-            tops = self._top_words(batch, row, None if fresh[row] else number)[:, places]
+            tops = self._top_tokens(batch, row, None if fresh[row] else number)[:, places]
             found[start : start + len(places)] = covered_positions(target_top[start : start + len(places)], tops)
             start += len(places)
         return found
 
-    def _top_words(self, batch: TokenBatch, row: int, number: int | None) -> Any:  # noqa: ANN401 - an integer array
+    def _top_tokens(self, batch: TokenBatch, row: int, number: int | None) -> Any:  # noqa: ANN401 - an integer array
         known = None if number is None else self._tops.get(number)
         if known is not None:
             return known
         assert self._drafters is not None
-        found = self._drafters.top_words(batch.ids[row, : int(batch.valid[row].sum())].tolist())
+        found = self._drafters.top_tokens(batch.ids[row, : int(batch.valid[row].sum())].tolist())
         if number is not None:
             self._tops[number] = found
         return found
@@ -207,13 +207,13 @@ class DistillationLearner(Learner):
     # -- measuring -----------------------------------------------------------------------------------------
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return alpha at the measured temperature, its standard error, and the share of equal likeliest words.
+        """Return alpha at the measured temperature, its standard error, and the share of equal likeliest tokens.
 
-        With existing drafters also the share of the target's likeliest words that they know, and that they know
+        With existing drafters also the share of the target's likeliest tokens that they know, and that they know
         together with this one.
         """
         found = self.compare(batches)
-        values = {"alpha": found.alpha.rate, "alpha error": found.alpha.error, "same first word": found.same_top}
+        values = {"alpha": found.alpha.rate, "alpha error": found.alpha.error, "same first token": found.same_top}
         if self._drafters is not None:
             values |= {"covered by others": found.covered, "covered together": found.covered_together}
         return values
@@ -255,7 +255,7 @@ class DistillationLearner(Learner):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Held-out texts: acceptance of each, and shares of positions at which the likeliest word is the target's own."""
+    """Held-out texts: acceptance of each, and shares of positions at which the likeliest token is the target's own."""
 
     texts: list[TextAcceptance]
     same_top: float
@@ -269,17 +269,17 @@ class Comparison:
 
     def __str__(self) -> str:
         alpha = self.alpha
-        return f"alpha {alpha.rate:.4f} +- {alpha.error:.4f}, same first word {self.same_top:.4f}"
+        return f"alpha {alpha.rate:.4f} +- {alpha.error:.4f}, same first token {self.same_top:.4f}"
 
 
 def _answer_positions(batch: TokenBatch) -> Tensor:
-    """Return [B, T]: whether the word after this one is an answer's, so that the law here matters."""
+    """Return [B, T]: whether the token after this one is an answer's, so that the law here matters."""
     wanted = torch.zeros_like(batch.learnt)
     wanted[:, :-1] = (batch.learnt & batch.valid)[:, 1:]
     return wanted
 
 
 def _logits(model: HFModel, batch: TokenBatch, wanted: Tensor) -> Tensor:
-    """Return the logits at the wanted positions, [n_wanted, n_words]."""
+    """Return the logits at the wanted positions, [n_wanted, vocab]."""
     hidden, _ = model.hidden_states(batch.ids)
     return model.logits(hidden[wanted])

@@ -20,20 +20,20 @@ def sample_answers(
     *,
     temperature: float,
     end_ids: Collection[int],
-    n_words: int | None = None,
+    vocab_size: int | None = None,
 ) -> list[list[int]]:
-    """Return an answer to each prompt, drawn word by word from softmax(logits / temperature); 0 takes the likeliest.
+    """Return an answer to each prompt, drawn token by token from softmax(logits / temperature); 0 takes the likeliest.
 
     `uniforms` [n_prompts, n_longest] in [0, 1) are the noise:
-    word j of answer i is the one at `uniforms[i, j]` of the cumulative law, so an answer depends on its prompt and
-    its row alone, not on the others of its batch. An answer ends with a word of `end_ids`, which it keeps, or after
-    n_longest words. `n_words` bars the words from there on (rows of the embeddings that stand for no word, and
-    words that another model lacks).
+    token j of answer i is the one at `uniforms[i, j]` of the cumulative law, so an answer depends on its prompt and
+    its row alone, not on the others of its batch. An answer ends with a token of `end_ids`, which it keeps, or after
+    n_longest tokens. `vocab_size` bars the tokens from there on (rows of the embeddings that stand for no token, and
+    tokens that another model lacks).
     """
     was_training = model.module.training
     model.module.eval()
     try:
-        return _Batch(model, prompts, uniforms).run(temperature, frozenset(end_ids), n_words)
+        return _Batch(model, prompts, uniforms).run(temperature, frozenset(end_ids), vocab_size)
     finally:
         model.module.train(was_training)
 
@@ -64,7 +64,7 @@ class _Batch:
         # Which answers the rows still being evaluated belong to.
         self.rows = list(range(len(prompts)))
 
-    def run(self, temperature: float, end_ids: frozenset[int], n_words: int | None) -> list[list[int]]:
+    def run(self, temperature: float, end_ids: frozenset[int], vocab_size: int | None) -> list[list[int]]:
         cache: Any = None
         ids, n_longest = self.ids, self.uniforms.shape[1]
         for step in range(n_longest):
@@ -80,32 +80,32 @@ class _Batch:
                 logits_to_keep=1,
             )
             cache = output.past_key_values
-            words = _words_at(output.logits[:, -1, :n_words], self.uniforms[self.rows, step], temperature)
-            ids, cache = self._keep(words, end_ids, cache)
+            tokens = _tokens_at(output.logits[:, -1, :vocab_size], self.uniforms[self.rows, step], temperature)
+            ids, cache = self._keep(tokens, end_ids, cache)
         return self.answers
 
-    def _keep(self, words: Tensor, end_ids: frozenset[int], cache: Any) -> tuple[Tensor, Any]:  # noqa: ANN401
-        """Note one more word of each answer, and drop the rows that ended."""
+    def _keep(self, tokens: Tensor, end_ids: frozenset[int], cache: Any) -> tuple[Tensor, Any]:  # noqa: ANN401
+        """Note one more token of each answer, and drop the rows that ended."""
         going_on = []
-        for index, (row, word) in enumerate(zip(self.rows, words.tolist(), strict=True)):
-            self.answers[row].append(word)
-            if word not in end_ids:
+        for index, (row, token) in enumerate(zip(self.rows, tokens.tolist(), strict=True)):
+            self.answers[row].append(token)
+            if token not in end_ids:
                 going_on.append(index)
         if len(going_on) < len(self.rows):
             chosen = torch.tensor(going_on, dtype=torch.long, device=self.device)
             self.rows = [self.rows[index] for index in going_on]
-            self.mask, words = self.mask[chosen], words[chosen]
+            self.mask, tokens = self.mask[chosen], tokens[chosen]
             if going_on:
                 cache.batch_select_indices(chosen)
         self.mask = torch.cat((self.mask, self.mask.new_ones(len(self.rows), 1)), dim=1)
-        return words[:, None], cache
+        return tokens[:, None], cache
 
 
-def _words_at(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
-    """Return the word at each uniform number of the row's cumulative law: [rows, n_words] and [rows] to [rows]."""
+def _tokens_at(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
+    """Return the token at each uniform number of the row's cumulative law: [rows, vocab] and [rows] to [rows]."""
     if temperature == 0.0:
         return logits.argmax(-1)
     cumulative = torch.softmax(logits.double() / temperature, -1).cumsum(-1)
-    # Scaled by the last sum, which is 1 but for rounding; "right" steps over words of probability 0.
+    # Scaled by the last sum, which is 1 but for rounding; "right" steps over tokens of probability 0.
     places = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)
     return places[:, 0].clamp(max=logits.shape[-1] - 1)

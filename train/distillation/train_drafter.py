@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import torch
 
 from specrun.train.data.data_file import read_documents
-from specrun.train.data.target_tokens import TargetWords
+from specrun.train.data.target_tokens import TargetTokenizer
 from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
 from specrun.train.distillation.acceptance import acceptance_gain
-from specrun.train.distillation.answers import AnswerSettings, answered_by_target, end_words, with_room_for_answers
+from specrun.train.distillation.answers import AnswerSettings, answered_by_target, end_tokens, with_room_for_answers
 from specrun.train.distillation.coverage import ExistingDrafters
 from specrun.train.distillation.drafter_folder import drafter_card, write_drafter_folder
 from specrun.train.distillation.drafter_run import (
@@ -28,7 +28,7 @@ from specrun.train.distillation.drafter_run import (
     run_identity,
 )
 from specrun.train.distillation.learner import DistillationLearner
-from specrun.train.distillation.vocabularies import check_same_words, folder_words
+from specrun.train.distillation.vocabularies import check_same_vocabulary, folder_vocabulary
 from specrun.train.heads.folder import check_output, open_output
 from specrun.train.target.hf_model import HFModel, load_hf_model
 from specrun.train.target.target_shape import source_identity
@@ -43,31 +43,31 @@ from specrun.train.trainer.trainer import train_learner
 def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> DrafterReport:
     """Distil a drafter and write its folder.
 
-    Raises PairError if its words, or those of a drafter in `not_covered_by`, are not the target's; OutOfMemoryError
+    Raises PairError if its vocabulary, or that of a drafter in `not_covered_by`, is not the target's; OutOfMemoryError
     with an estimate before anything is loaded; and as reading data, models and checkpoints does.
     """
     listener = listener or NobodyListens()
     if run.n_threads:
         torch.set_num_threads(run.n_threads)
     check_output(run, holds=WEIGHTS_NAME, reads=(run.target, run.draft))
-    target_words = folder_words(run.target)
-    n_shared = check_same_words(target_words, folder_words(run.draft))
-    words = TargetWords(run.target)
-    corpus = _read_corpus(run, words, listener)
+    target_vocabulary = folder_vocabulary(run.target)
+    n_shared = check_same_vocabulary(target_vocabulary, folder_vocabulary(run.draft))
+    tokenizer = TargetTokenizer(run.target)
+    corpus = _read_corpus(run, tokenizer, listener)
     device = usable_device(run.device)
     earlier = earlier_run(run.state_path, resume=run.resume)
     settings = run.trainer_settings(DEFAULTS, corpus, usable_precision(run.precision, device, earlier.precision))
     _require_memory(run, corpus, settings, device, listener)
-    # Before anything is written: their words may not be the target's.
-    with ExistingDrafters(run.not_covered_by, target_words, n_ctx=run.max_length, n_threads=run.n_threads) as drafters:
+    # Before anything is written: their vocabulary may not be the target's.
+    with ExistingDrafters(run.not_covered_by, target_vocabulary, n_ctx=run.max_length, n_threads=run.n_threads) as drafters:
         open_output(run, holds=WEIGHTS_NAME)
         target, draft = load_hf_model(run.target, device, settings.precision), load_hf_model(run.draft, device)
         answers = AnswerSettings(
             temperature=run.loss.temperature,
             n_longest=run.longest_answer,
             max_length=run.max_length,
-            end_ids=end_words(target, words.eos),
-            n_words=n_shared,
+            end_ids=end_tokens(target, tokenizer.eos),
+            vocab_size=n_shared,
         )
         corpus = _ask_target(run, corpus, target, answers, listener)
         corpus = with_room_for_answers(corpus, answers, run.loss.on_policy)
@@ -125,13 +125,13 @@ def _train(
 # -- data --------------------------------------------------------------------------------------------------
 
 
-def _read_corpus(run: DrafterRun, words: TargetWords, listener: RunListener) -> TokenCorpus:
+def _read_corpus(run: DrafterRun, tokenizer: TargetTokenizer, listener: RunListener) -> TokenCorpus:
     """Return the data as tokens; prompts without answers will do where none of the given answers is read."""
     need_answers = not (run.measured_on == "target" and (run.answers == "target" or run.loss.on_policy == 1.0))
     documents = read_documents(run.data, need_answers=need_answers)
     corpus = encode_corpus(
         documents,
-        words,
+        tokenizer,
         max_length=run.max_length,
         held_out=min(run.held_out, run.most_held_out / len(documents)),
         seed=run.seed,

@@ -1,4 +1,4 @@
-"""Whether two models have the same words, before anything is learnt: a drafter speaks in its target's ids."""
+"""Whether two models have the same vocabulary, before anything is learnt: a drafter speaks in its target's ids."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _MAX_SIZE_DIFFERENCE = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """The words of the model in `path` by id; `is_used` says whether an id stands for a word at all."""
+class ModelVocabulary:
+    """The vocabulary of the model in `path` by id; `is_used` says whether an id stands for a token at all."""
 
     path: Path
     size: int
@@ -25,25 +25,25 @@ class Words:
     is_used: Callable[[int], bool]
 
 
-def folder_words(folder: Path) -> Words:
-    """Return the words of a Hugging Face folder, as a GGUF file of it would state them.
+def folder_vocabulary(folder: Path) -> ModelVocabulary:
+    """Return the vocabulary of a Hugging Face folder, as a GGUF file of it would state them.
 
     Raises FileMissingError, MalformedFileError or UnsupportedModelError, as converting the folder would.
     """
     vocabulary = read_vocabulary(open_checkpoint(folder))
-    words, types = vocabulary.words, vocabulary.types
-    return Words(folder, len(words), lambda token: words[token], lambda token: types[token] != UNUSED)
+    tokens, types = vocabulary.tokens, vocabulary.types
+    return ModelVocabulary(folder, len(tokens), lambda token: tokens[token], lambda token: types[token] != UNUSED)
 
 
-def gguf_words(model: Model) -> Words:
-    """Return the words of an open GGUF model."""
-    return Words(model.path, model.vocabulary.size, model.vocabulary.text, lambda _token: True)
+def gguf_vocabulary(model: Model) -> ModelVocabulary:
+    """Return the vocabulary of an open GGUF model."""
+    return ModelVocabulary(model.path, model.vocabulary.size, model.vocabulary.text, lambda _token: True)
 
 
-def check_same_words(target: Words, draft: Words) -> int:
-    """Return how many ids both models have; raise PairError with the first word that differs.
+def check_same_vocabulary(target: ModelVocabulary, draft: ModelVocabulary) -> int:
+    """Return how many ids both models have; raise PairError with the first token that differs.
 
-    Ids that stand for no word in one of them may be anything in the other, and one may have up to 128 more of them.
+    Ids that stand for no token in one of them may be anything in the other, and one may have up to 128 more of them.
     """
     pair = f"{draft.path} cannot draft for {target.path}"
     n_shared = min(target.size, draft.size)
@@ -51,12 +51,12 @@ def check_same_words(target: Words, draft: Words) -> int:
         ours, theirs = target.text(token), draft.text(token)
         if ours != theirs and target.is_used(token) and draft.is_used(token):
             raise PairError(
-                f"{pair}: word {token} is {ours!r} for the target and {theirs!r} for the drafter. "
+                f"{pair}: token {token} is {ours!r} for the target and {theirs!r} for the drafter. "
                 "Use a drafter of the same model family"
             )
     if abs(target.size - draft.size) > _MAX_SIZE_DIFFERENCE:
         raise PairError(
-            f"{pair}: the target has {target.size} words, the drafter {draft.size}; "
+            f"{pair}: the target has {target.size} tokens, the drafter {draft.size}; "
             f"at most {_MAX_SIZE_DIFFERENCE} may be missing. Use a drafter of the same model family"
         )
     return n_shared

@@ -149,7 +149,7 @@ standard library. Tests, private names and retired packages are left out. Licenc
 Foundation License Version 2; the models are made from nothing else.
 
 ## Models
-| | layers | width | feed-forward | heads | words | parameters | Q8_0 file | steps | tokens read | time |
+| | layers | width | feed-forward | heads | vocabulary | parameters | Q8_0 file | steps | tokens read | time |
 |---|---|---|---|---|---|---|---|---|---|---|
 {rows}
 

@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:
-    """Train a byte-level BPE of exactly `vocab_size` words (if the texts have that many) on `texts`."""
+    """Train a byte-level BPE of exactly `vocab_size` tokens (if the texts have that many) on `texts`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -67,11 +67,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-def token_id(tokenizer: Tokenizer, word: str) -> int:
-    """The id of a word that the tokenizer must have, such as one of SPECIAL_TOKENS."""
-    found = tokenizer.token_to_id(word)
+def token_id(tokenizer: Tokenizer, text: str) -> int:
+    """The id of a token that the tokenizer must have, such as one of SPECIAL_TOKENS."""
+    found = tokenizer.token_to_id(text)
     if found is None:
-        raise ValueError(f"the tokenizer has no word {word!r}")
+        raise ValueError(f"the tokenizer has no token {text!r}")
     return int(found)
 
 

@@ -1,4 +1,4 @@
-"""How often heads guess what the target would say: by depth, among their first 1 and 5 words, and in chains."""
+"""How often heads guess what the target would say: by depth, among their first 1 and 5 tokens, and in chains."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor
 _RANKS = 5
 
 
-def best_words(logits: Tensor) -> Tensor:
-    """Return the first five words [P, 5] of logits [P, words], the most likely first."""
+def best_tokens(logits: Tensor) -> Tensor:
+    """Return the first five tokens [P, 5] of logits [P, vocab], the most likely first."""
     return logits.topk(min(_RANKS, logits.shape[-1]), -1).indices
 
 
@@ -35,15 +35,15 @@ class Agreement:
         self._accepted = 0
 
     def add(self, drafted: list[Tensor], chosen: list[Tensor], counted: list[Tensor]) -> None:
-        """Add what heads say at P places: for each depth their best words [P, 5], the target's word [P], and marks [P].
+        """Add what heads say at P places: for each depth their best tokens [P, 5], the target's token [P], and marks [P].
 
-        A chain goes on while its first words are right, and is only counted where its whole depth is.
+        A chain goes on while its first tokens are right, and is only counted where its whole depth is.
         """
         right = torch.ones_like(counted[0])
         whole = torch.stack(counted).all(0)
         self._chains += int(whole.sum())
-        for depth, (words, word, marks) in enumerate(zip(drafted, chosen, counted, strict=True)):
-            best = words == word[:, None]
+        for depth, (tokens, token, marks) in enumerate(zip(drafted, chosen, counted, strict=True)):
+            best = tokens == token[:, None]
             self._count[depth] += int(marks.sum())
             self._first[depth] += int((best[:, 0] & marks).sum())
             self._five[depth] += int((best.any(-1) & marks).sum())

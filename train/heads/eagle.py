@@ -1,6 +1,6 @@
 """Trains EAGLE's head on a frozen target (Li et al. 2024, section 4.2).
 
-From the final states f_1..f_i and the words t_2..t_(i+1) the head predicts f_(i+1). The loss is
+From the final states f_1..f_i and the tokens t_2..t_(i+1) the head predicts f_(i+1). The loss is
 SmoothL1(f_(i+1), f') + w CE(p, p'), where p and p' are the laws that the target's output matrix makes of the two
 states and w = 0.1. Uniform noise of +-0.1 on the states it reads makes the head bear its own errors. AdamW .9/.95,
 gradients clipped to 0.5. With `steps` above 1 the head is also trained on its own predictions, chains of that depth
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from specrun.bindings.errors import OptionError
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing, draft_marks
 from specrun.train.family.llama import RMSNorm
-from specrun.train.heads.agreement import Agreement, best_words, shifted
+from specrun.train.heads.agreement import Agreement, best_tokens, shifted
 from specrun.train.heads.attention import Attention, FeedForward, KeysValues, added_at
 from specrun.train.heads.recipe import HeadFiles, HeadRecipe, law_cross_entropy
 from specrun.train.heads.unrolled import chain_loss, chain_states
@@ -79,12 +79,12 @@ _PAPER_WIDTH, _PAPER_RATE = 4096, 3e-5
 
 @dataclass(frozen=True, slots=True)
 class EagleRecipe(HeadRecipe):
-    """`word_weight` is w, `noise` the largest noise on a state, `steps` the depth of the chains that are trained.
+    """`token_weight` is w, `noise` the largest noise on a state, `steps` the depth of the chains that are trained.
 
     Each step's loss weighs `step_decay` times the one before it.
     """
 
-    word_weight: float = 0.1
+    token_weight: float = 0.1
     noise: float = 0.1
     steps: int = 1
     step_decay: float = 1.0
@@ -94,7 +94,7 @@ class EagleRecipe(HeadRecipe):
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= 16:
             raise OptionError(f"{self.steps} steps: give 1 (EAGLE) to 16")
-        if self.word_weight < 0 or self.noise < 0:
+        if self.token_weight < 0 or self.noise < 0:
             raise OptionError("a weight or noise below 0: give 0 or more")
         if not 0 < self.step_decay <= 1:
             raise OptionError(f"a step decay of {self.step_decay:g}: give a number above 0, at most 1")
@@ -103,12 +103,12 @@ class EagleRecipe(HeadRecipe):
         """Return the paper's settings; its rate is for states of 4096 numbers, narrower ones learn faster."""
         return TrainingDefaults(learning_rate=_PAPER_RATE * max(1.0, _PAPER_WIDTH / shape.hidden))
 
-    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int, *, recompute: bool) -> int:
+    def activation_bytes(self, shape: TargetShape, vocab_size: int, tokens: int, longest: int, *, recompute: bool) -> int:
         """Return what chains keep, their attention to the text included, and the target's laws."""
         attention = 3 * shape.n_heads * longest if self.steps > 1 else 0
-        step = 4 * n_words + 24 * shape.hidden + 6 * shape.feed_forward + attention
+        step = 4 * vocab_size + 24 * shape.hidden + 6 * shape.feed_forward + attention
         whole = step + self.steps * 5 * shape.hidden if recompute else self.steps * step
-        return 4 * tokens * (whole + n_words)
+        return 4 * tokens * (whole + vocab_size)
 
     def learner(
         self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
@@ -116,13 +116,13 @@ class EagleRecipe(HeadRecipe):
         """Return a random head."""
         return EagleLearner(self, shape, target, source)
 
-    def files(self, learner: Learner, shape: TargetShape, n_words: int) -> HeadFiles:
+    def files(self, learner: Learner, shape: TargetShape, vocab_size: int) -> HeadFiles:
         """Return upstream's layout: the config of a Llama of one layer, and its tensors."""
-        config = {**llama_config(shape, n_words), "bias": True, "architectures": ["EagleLlamaForCausalLM"]}
+        config = {**llama_config(shape, vocab_size), "bias": True, "architectures": ["EagleLlamaForCausalLM"]}
         return HeadFiles(config, dict(learner.module.state_dict()))
 
 
-def llama_config(shape: TargetShape, n_words: int) -> dict[str, Any]:
+def llama_config(shape: TargetShape, vocab_size: int) -> dict[str, Any]:
     """Return what config.json says of a one-layer Llama of the target's width."""
     return {
         "model_type": "llama",
@@ -135,7 +135,7 @@ def llama_config(shape: TargetShape, n_words: int) -> dict[str, Any]:
         "rms_norm_eps": shape.norm_eps,
         "rope_theta": shape.rope_theta,
         "max_position_embeddings": shape.max_positions,
-        "vocab_size": n_words,
+        "vocab_size": vocab_size,
         "torch_dtype": "float32",
     }
 
@@ -151,19 +151,19 @@ class EagleLearner(Learner):
         self._target, self._source = target, source
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
-        """Yield the loss of states and words together, and where chains are trained, the sum over their steps."""
+        """Yield the loss of states and tokens together, and where chains are trained, the sum over their steps."""
         states = self._source.features(batch).final
         shaken = states + self.recipe.noise * (2 * torch.rand(states.shape, generator=noise, device=self.device) - 1)
         wanted = states[choosing(batch.learnt)]
-        laws = self._target.law(wanted) if self.recipe.word_weight else None
+        laws = self._target.law(wanted) if self.recipe.token_weight else None
 
         def loss(predicted: Tensor, numbers: Tensor) -> Tensor:
             """SmoothL1 + w CE over rows [n, h]."""
             distance = F.smooth_l1_loss(predicted.float(), wanted[numbers])
             if laws is None:
                 return distance
-            words = law_cross_entropy(self._target.logits(predicted), laws[numbers])
-            return distance + self.recipe.word_weight * words
+            tokens = law_cross_entropy(self._target.logits(predicted), laws[numbers])
+            return distance + self.recipe.token_weight * tokens
 
         chains = chain_states(
             self.head,
@@ -189,7 +189,7 @@ class EagleLearner(Learner):
             drafted, chosen, counted = [], [], []
             chains = chain_states(self.head, self._target.embedding, batch.ids, states[:, :-1], MEASURED_DEPTH)
             for depth, predicted in enumerate(chains):
-                drafted.append(best_words(self._target.logits(predicted[:, : start.shape[1]][start])))
+                drafted.append(best_tokens(self._target.logits(predicted[:, : start.shape[1]][start])))
                 ahead = shifted(states, depth + 1, start.shape[1])
                 chosen.append(self._target.logits(ahead[start]).argmax(-1))
                 counted.append(shifted(draft_marks(batch.learnt, depth), 0, start.shape[1])[start])

@@ -2,13 +2,13 @@
 
 The head reads `fc` of three layers' inputs at its first step and its own states at every later one: chains of `steps`
 steps below each position, each seeing the text before it and its own earlier steps. There is no loss on states: step s
-adds decay^s CE(p, p'), where p is the target's law among the words that can be drafted; positions count where the
-target's first choice is among them. The draft vocabulary are the words most often said in the training texts.
+adds decay^s CE(p, p'), where p is the target's law among the tokens that can be drafted; positions count where the
+target's first choice is among them. The draft vocabulary is the tokens most often said in the training texts.
 Reference: SafeAILab/EAGLE, eagle/traineagle3/cnets.py.
 
 EAGLE-3's head (Li et al. 2025), named as SafeAILab/EAGLE's main `cnets`: `fc`, `midlayer`, `norm`, `lm_head`.
 
-`d2t` are offsets (target word = draft word + d2t), `t2d` marks the target's words that can be drafted. The token
+`d2t` are offsets (target token = draft token + d2t), `t2d` marks the target's tokens that can be drafted. The token
 embedding is the target's and no part of the head.
 
 Layers' inputs may be of any size: a thousand in one model, a hundredth in another. Norms hide that from all but the
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing, draft_marks
 from specrun.train.family.llama import RMSNorm
-from specrun.train.heads.agreement import Agreement, best_words, shifted
+from specrun.train.heads.agreement import Agreement, best_tokens, shifted
 from specrun.train.heads.attention import Attention, FeedForward, KeysValues, added_at
 from specrun.train.heads.eagle import MEASURED_DEPTH, llama_config
 from specrun.train.heads.recipe import HeadFiles, HeadRecipe, law_cross_entropy
@@ -64,25 +64,25 @@ class _MiddleLayer(nn.Module):
 
 
 class Eagle3Head(nn.Module):
-    """Predicts words of a draft vocabulary from three layers' inputs, then from its own states.
+    """Predicts tokens of a draft vocabulary from three layers' inputs, then from its own states.
 
-    `draft_words` are the target's ids that can be drafted, rising; `output` [words, h] is the target's output matrix,
+    `draft_tokens` are the target's ids that can be drafted, rising; `output` [vocab, h] is the target's output matrix,
     whose rows the head's own starts from. `scale` is the usual root mean square of the layers' inputs.
     """
 
     d2t: Tensor
     t2d: Tensor
 
-    def __init__(self, shape: TargetShape, draft_words: Tensor, output: Tensor, scale: float = 1.0) -> None:
+    def __init__(self, shape: TargetShape, draft_tokens: Tensor, output: Tensor, scale: float = 1.0) -> None:
         super().__init__()
         self.fc = nn.Linear(N_TAPS * shape.hidden, shape.hidden, bias=False)
         self.midlayer = _MiddleLayer(shape, scale)
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.lm_head = nn.Linear(shape.hidden, len(draft_words), bias=False)
-        self.lm_head.weight.data.copy_(output.detach()[draft_words.to(output.device)].float())
-        self.register_buffer("d2t", draft_words - torch.arange(len(draft_words)))
+        self.lm_head = nn.Linear(shape.hidden, len(draft_tokens), bias=False)
+        self.lm_head.weight.data.copy_(output.detach()[draft_tokens.to(output.device)].float())
+        self.register_buffer("d2t", draft_tokens - torch.arange(len(draft_tokens)))
         marks = torch.zeros(output.shape[0], dtype=torch.bool)
-        marks[draft_words] = True
+        marks[draft_tokens] = True
         self.register_buffer("t2d", marks)
 
     def forward(
@@ -106,7 +106,7 @@ class Eagle3Head(nn.Module):
         return found
 
     @property
-    def draft_words(self) -> Tensor:
+    def draft_tokens(self) -> Tensor:
         """The target's ids of the draft vocabulary."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
@@ -125,14 +125,14 @@ _SCALE_TEXTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Recipe(HeadRecipe):
-    """`steps` chained steps, weighing `step_decay` ** s; `draft_words` words at most can be drafted.
+    """`steps` chained steps, weighing `step_decay` ** s; `draft_tokens` tokens at most can be drafted.
 
     `layers` are the three layers whose inputs are read, None for EAGLE-3's own choice.
     """
 
     steps: int = 7
     step_decay: float = 0.8
-    draft_words: int = 32000
+    draft_tokens: int = 32000
     layers: tuple[int, ...] | None = None
 
     kind = "eagle3"
@@ -142,8 +142,8 @@ class Eagle3Recipe(HeadRecipe):
             raise OptionError(f"{self.steps} steps: give 1 to 16")
         if not 0 < self.step_decay <= 1:
             raise OptionError(f"a step decay of {self.step_decay:g}: give a number above 0, at most 1")
-        if self.draft_words < 1:
-            raise OptionError(f"{self.draft_words} draft words: give at least 1")
+        if self.draft_tokens < 1:
+            raise OptionError(f"{self.draft_tokens} draft tokens: give at least 1")
         if self.layers is not None and len(self.layers) != N_TAPS:
             raise OptionError(f"{len(self.layers)} layers to read: EAGLE-3 reads {N_TAPS}")
 
@@ -159,33 +159,33 @@ class Eagle3Recipe(HeadRecipe):
         """Return the reference's settings, with a rate for narrower states."""
         return TrainingDefaults(learning_rate=_PAPER_RATE * max(1.0, _PAPER_WIDTH / shape.hidden))
 
-    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int, *, recompute: bool) -> int:
+    def activation_bytes(self, shape: TargetShape, vocab_size: int, tokens: int, longest: int, *, recompute: bool) -> int:
         """Return what chains keep, their attention to the text included, and the target's logits and laws."""
-        drafted = min(self.draft_words, n_words)
+        drafted = min(self.draft_tokens, vocab_size)
         step = 4 * drafted + 24 * shape.hidden + 6 * shape.feed_forward + 3 * shape.n_heads * longest
         whole = step + self.steps * 5 * shape.hidden if recompute else self.steps * step
-        return 4 * tokens * (whole + drafted + 2 * n_words)
+        return 4 * tokens * (whole + drafted + 2 * vocab_size)
 
     @property
     def smaller(self) -> str:
         """A smaller output matrix."""
-        return "use fewer --draft-words, or a smaller target"
+        return "use fewer --draft-tokens, or a smaller target"
 
     def learner(
         self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
     ) -> Learner:
         """Return a head whose output matrix starts as the target's rows."""
-        words = draft_vocabulary(corpus, target.output.shape[0], self.draft_words)
+        vocab_size = draft_vocabulary(corpus, target.output.shape[0], self.draft_tokens)
         scale = 1.0 if target.output.is_meta else tap_scale(source, corpus, target.output.device)
-        return Eagle3Learner(self, shape, target, source, words, scale)
+        return Eagle3Learner(self, shape, target, source, vocab_size, scale)
 
-    def files(self, learner: Learner, shape: TargetShape, n_words: int) -> HeadFiles:
+    def files(self, learner: Learner, shape: TargetShape, vocab_size: int) -> HeadFiles:
         """Return upstream's layout; the taps stand in the config."""
         assert isinstance(learner, Eagle3Learner)
         tensors = learner.head.upstream_tensors()
         layers = list(self.taps(shape))
         config = {
-            **llama_config(shape, n_words),
+            **llama_config(shape, vocab_size),
             "architectures": ["LlamaForCausalLMEagle3"],
             "draft_vocab_size": len(tensors["d2t"]),
             "target_hidden_size": shape.hidden,
@@ -199,15 +199,15 @@ class Eagle3Recipe(HeadRecipe):
         return HeadFiles(config, tensors)
 
 
-def draft_vocabulary(corpus: TokenCorpus, n_words: int, most: int) -> Tensor:
-    """Return the ids, rising, of the `most` words said most often in the training texts; ties go to the lower id.
+def draft_vocabulary(corpus: TokenCorpus, vocab_size: int, most: int) -> Tensor:
+    """Return the ids, rising, of the `most` tokens said most often in the training texts; ties go to the lower id.
 
     Where fewer were said, the lowest other ids fill up: they cost little and can be learnt later.
     """
-    counts = torch.zeros(n_words, dtype=torch.long)
+    counts = torch.zeros(vocab_size, dtype=torch.long)
     for number in corpus.training:
         one = corpus.sequences[number]
-        counts += torch.bincount(torch.from_numpy(one.ids[one.learnt].astype("int64")), minlength=n_words)
+        counts += torch.bincount(torch.from_numpy(one.ids[one.learnt].astype("int64")), minlength=vocab_size)
     order = torch.argsort(counts, descending=True, stable=True)
     return order[:most].sort().values
 
@@ -238,12 +238,12 @@ class Eagle3Learner(Learner):
         shape: TargetShape,
         target: TargetMatrices,
         source: FeatureSource,
-        draft_words: Tensor,
+        draft_tokens: Tensor,
         scale: float = 1.0,
     ) -> None:
         self.recipe = recipe
         self.device = target.output.device
-        self.head = Eagle3Head(shape, draft_words, target.output, scale).to(self.device)
+        self.head = Eagle3Head(shape, draft_tokens, target.output, scale).to(self.device)
         self.module = self.head
         self._target, self._source = target, source
 
@@ -275,14 +275,14 @@ class Eagle3Learner(Learner):
             yield whole
 
     def _wanted(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return whether the target's first choices [n] can be drafted, and its laws [n, draft words] among those."""
+        """Return whether the target's first choices [n] can be drafted, and its laws [n, draft vocab] among those."""
         logits = self._target.logits(states)
-        return self.head.t2d[logits.argmax(-1)], logits[:, self.head.draft_words].softmax(-1)
+        return self.head.t2d[logits.argmax(-1)], logits[:, self.head.draft_tokens].softmax(-1)
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how often chains agree with the target by depth; words that cannot be drafted count as missed."""
+        """Return how often chains agree with the target by depth; tokens that cannot be drafted count as missed."""
         agreement = Agreement(MEASURED_DEPTH, "depth")
-        words = self.head.draft_words
+        tokens = self.head.draft_tokens
         for batch in batches:
             found = self._source.features(batch)
             if batch.ids.shape[1] < 2 or found.taps is None:
@@ -292,7 +292,7 @@ class Eagle3Learner(Learner):
             states = self.head.fc(found.taps[:, :-1])
             chains = chain_states(self.head, self._target.embedding, batch.ids, states, MEASURED_DEPTH)
             for depth, predicted in enumerate(chains):
-                drafted.append(words[best_words(self.head.logits(predicted[:, : start.shape[1]][start]))])
+                drafted.append(tokens[best_tokens(self.head.logits(predicted[:, : start.shape[1]][start]))])
                 ahead = shifted(found.final, depth + 1, start.shape[1])
                 chosen.append(self._target.logits(ahead[start]).argmax(-1))
                 counted.append(shifted(draft_marks(batch.learnt, depth), 0, start.shape[1])[start])

@@ -122,7 +122,7 @@ def training_card(facts: CardFacts, corpus: TokenCorpus, result: TrainingResult)
         f"# {facts.kind} for {facts.target.name}",
         "",
         f"Made by `specrun train {facts.kind}`; {facts.n_trained:,} trained parameters. It drafts for this target "
-        "only, and verification keeps the target's own words or distribution whatever it drafts.",
+        "only, and verification keeps the target's own tokens or distribution whatever it drafts.",
         "",
         "## Data",
         _data_sentence(facts, corpus),

@@ -1,12 +1,12 @@
 """Trains Hydra's heads on a frozen target (Ankner et al. 2024).
 
-Head k = 1..K predicts the word at t + k + 1 from the state at t and the words t + 1 to t + k, which Medusa's heads do
-not see. Hydra learns the text's words; Hydra++ learns the target's own law (teacher loss), with more blocks and a
+Head k = 1..K predicts the token at t + k + 1 from the state at t and the tokens t + 1 to t + k, which Medusa's heads do
+not see. Hydra learns the text's tokens; Hydra++ learns the target's own law (teacher loss), with more blocks and a
 decoder layer over the states.
 
 Hydra's heads (Ankner et al. 2024), named as zankner/Hydra's `hydra_mlp`, `hydra_lm_head`, `prefix_embeding_layer`.
 
-Head i reads the state and the embeddings of the i + 1 words that follow it, side by side. Its first block shrinks them:
+Head i reads the state and the embeddings of the i + 1 tokens that follow it, side by side. Its first block shrinks them:
 res_connection(x) + SiLU(linear(x)); the later ones are Medusa's. Hydra++ puts a decoder layer over the states in front.
 """
 
@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from specrun.bindings.errors import OptionError
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, draft_marks
 from specrun.train.family.llama import RMSNorm
-from specrun.train.heads.agreement import Agreement, best_words, shifted
+from specrun.train.heads.agreement import Agreement, best_tokens, shifted
 from specrun.train.heads.attention import Attention, FeedForward
 from specrun.train.heads.medusa import ResidualBlock
-from specrun.train.heads.recipe import HeadFiles, HeadRecipe, law_cross_entropy, word_cross_entropy
+from specrun.train.heads.recipe import HeadFiles, HeadRecipe, law_cross_entropy, token_cross_entropy
 from specrun.train.target.features import FeatureSource, TargetMatrices
 from specrun.train.target.target_shape import TargetShape
 from specrun.train.trainer.learner import Learner, LossPart
@@ -84,7 +84,7 @@ class _Prefix(nn.Module):
 
 
 class HydraHeads(nn.Module):
-    """`count` grounded heads of `layers` blocks; `output` [words, h] is what their output matrices start from.
+    """`count` grounded heads of `layers` blocks; `output` [vocab, h] is what their output matrices start from.
 
     With `prefix` the layout is Hydra++'s: every second place is upstream's dropout, of the given rate.
     """
@@ -118,7 +118,7 @@ class HydraHeads(nn.Module):
         return found
 
     def logits(self, head: int, states: Tensor, followers: Tensor) -> Tensor:
-        """Return a head's logits [n, words] after states [n, h] and the embeddings [n, (head + 1) h] that follow."""
+        """Return a head's logits [n, vocab] after states [n, h] and the embeddings [n, (head + 1) h] that follow."""
         found: Tensor = self.hydra_lm_head[head](self.hydra_mlp[head](torch.cat((states, followers), -1)))
         return found
 
@@ -127,14 +127,14 @@ class HydraHeads(nn.Module):
 class HydraRecipe(HeadRecipe):
     """`heads` heads of `layers` blocks.
 
-    `prefix` puts a layer in front (Hydra++); `teacher_weight` and `word_weight` are of the two losses.
+    `prefix` puts a layer in front (Hydra++); `teacher_weight` and `token_weight` are of the two losses.
     """
 
     heads: int = 4
     layers: int = 1
     prefix: bool = False
     teacher_weight: float = 0.0
-    word_weight: float = 1.0
+    token_weight: float = 1.0
     dropout: float = 0.0
 
     kind = "hydra"
@@ -145,7 +145,7 @@ class HydraRecipe(HeadRecipe):
             raise OptionError(f"{self.heads} heads: give 1 to 32")
         if not 1 <= self.layers <= 16:
             raise OptionError(f"{self.layers} blocks a head: give 1 to 16")
-        if min(self.teacher_weight, self.word_weight) < 0 or self.teacher_weight + self.word_weight <= 0:
+        if min(self.teacher_weight, self.token_weight) < 0 or self.teacher_weight + self.token_weight <= 0:
             raise OptionError("the weights of the losses: give 0 or more, and one above 0")
         if not 0 <= self.dropout < 1:
             raise OptionError(f"a dropout of {self.dropout:g}: give 0 to below 1")
@@ -153,28 +153,28 @@ class HydraRecipe(HeadRecipe):
     @classmethod
     def plus_plus(cls, heads: int = 4, dropout: float = 0.2) -> HydraRecipe:
         """Return Hydra++ as its authors train it: 4 blocks, the teacher's law only."""
-        return cls(heads=heads, layers=4, prefix=True, teacher_weight=1.0, word_weight=0.0, dropout=dropout)
+        return cls(heads=heads, layers=4, prefix=True, teacher_weight=1.0, token_weight=0.0, dropout=dropout)
 
     def defaults(self, shape: TargetShape) -> TrainingDefaults:
         """Return the authors' rate, and for Hydra++ their weight decay."""
         decay = 0.1 if self.prefix else 0.0
         return TrainingDefaults(learning_rate=5e-4, betas=(0.9, 0.999), clip_norm=1.0, weight_decay=decay)
 
-    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int, *, recompute: bool) -> int:
+    def activation_bytes(self, shape: TargetShape, vocab_size: int, tokens: int, longest: int, *, recompute: bool) -> int:
         """Return what one head keeps until its gradient is taken, or, of Hydra++, all heads together.
 
-        Of words: the target's law and the logarithm of the head's own for the one loss, the latter for the other. In
+        Of tokens: the target's law and the logarithm of the head's own for the one loss, the latter for the other. In
         passing the logits and two gradients.
         """
         together = self.heads if self.prefix else 1
-        kept = 2 * (self.teacher_weight > 0) + (self.word_weight > 0)
+        kept = 2 * (self.teacher_weight > 0) + (self.token_weight > 0)
         # What a head reads is kept, and once more where dropout chose of it; so is what goes in and out of a block.
         copies = 2 if self.dropout else 1
         read = sum(range(self.heads + 2 - together, self.heads + 2)) * copies
         inside = together * (2 + copies + (self.layers - 1) * (1 + copies) + copies)
         passing = 3 * (self.heads + 1)
         layer = 24 * shape.hidden + 6 * shape.feed_forward if self.prefix else 0
-        return 4 * tokens * ((together * kept + 3) * n_words + (read + inside + passing) * shape.hidden + layer)
+        return 4 * tokens * ((together * kept + 3) * vocab_size + (read + inside + passing) * shape.hidden + layer)
 
     @property
     def smaller(self) -> str:
@@ -187,7 +187,7 @@ class HydraRecipe(HeadRecipe):
         """Return heads that start as the target's own output."""
         return HydraLearner(self, shape, target, source)
 
-    def files(self, learner: Learner, shape: TargetShape, n_words: int) -> HeadFiles:
+    def files(self, learner: Learner, shape: TargetShape, vocab_size: int) -> HeadFiles:
         """Return upstream's layout. The embeddings that upstream's files repeat are left out."""
         config: dict[str, Any] = {
             "hydra_num_heads": self.heads,
@@ -196,7 +196,7 @@ class HydraRecipe(HeadRecipe):
             "grounded_heads": True,
             "hidden_state_offset": 0,
             "hidden_size": shape.hidden,
-            "vocab_size": n_words,
+            "vocab_size": vocab_size,
         }
         return HeadFiles(config, dict(learner.module.state_dict()))
 
@@ -240,19 +240,19 @@ class HydraLearner(Learner):
         if self.recipe.teacher_weight:
             law = self._target.law(states[:, head + 1 : head + 1 + marks.shape[1]][marks])
             loss = loss + self.recipe.teacher_weight * law_cross_entropy(logits, law)
-        if self.recipe.word_weight:
-            loss = loss + self.recipe.word_weight * word_cross_entropy(logits, batch.ids[:, head + 2 :][marks])
+        if self.recipe.token_weight:
+            loss = loss + self.recipe.token_weight * token_cross_entropy(logits, batch.ids[:, head + 2 :][marks])
         return loss
 
     def _logits(self, head: int, read: Tensor, ids: Tensor, marks: Tensor) -> Tensor:
-        """Return a head's logits at the marked positions [B, length] given the words of the text."""
+        """Return a head's logits at the marked positions [B, length] given the tokens of the text."""
         length = marks.shape[1]
-        words = [shifted(ids, 1 + ahead, length)[marks] for ahead in range(head + 1)]
-        followers = torch.cat([self._target.embedding[one].to(read.dtype) for one in words], -1)
+        tokens = [shifted(ids, 1 + ahead, length)[marks] for ahead in range(head + 1)]
+        followers = torch.cat([self._target.embedding[one].to(read.dtype) for one in tokens], -1)
         return self.heads.logits(head, read[:, :length][marks], followers)
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how often heads that know the words before theirs guess what the target would say."""
+        """Return how often heads that know the tokens before theirs guess what the target would say."""
         agreement = Agreement(self.recipe.heads, "head")
         for batch in batches:
             states = self._source.features(batch).final
@@ -263,7 +263,7 @@ class HydraLearner(Learner):
             start = draft_marks(batch.learnt, 0)
             drafted, chosen, counted = [], [], []
             for head in range(self.recipe.heads):
-                drafted.append(best_words(self._logits(head, read, batch.ids, start)))
+                drafted.append(best_tokens(self._logits(head, read, batch.ids, start)))
                 chosen.append(self._target.logits(shifted(states, head + 1, places)[start]).argmax(-1))
                 counted.append(shifted(draft_marks(batch.learnt, head), 0, places)[start])
             agreement.add(drafted, chosen, counted)

@@ -1,7 +1,7 @@
 """Trains Medusa's heads on a frozen target: Medusa-1 (Cai et al. 2024, section 2.2.1).
 
-From the final state at position t, head k = 1..K predicts the word at t + k + 1. The loss is
-sum_k lambda^k CE_k (equation 1, lambda = 0.8): the cross-entropy with the text's words, or, for heads that learn from
+From the final state at position t, head k = 1..K predicts the token at t + k + 1. The loss is
+sum_k lambda^k CE_k (equation 1, lambda = 0.8): the cross-entropy with the text's tokens, or, for heads that learn from
 the model's own law on answers it wrote itself (section 2.3), the divergence from the law the target has there.
 
 Medusa's heads (Cai et al. 2024, section 2.1.1), named as FasterDecoding/Medusa's medusa_lm_head.
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, draft_marks
-from specrun.train.heads.agreement import Agreement, best_words, shifted
-from specrun.train.heads.recipe import HeadFiles, HeadRecipe, divergence_from_law, word_cross_entropy
+from specrun.train.heads.agreement import Agreement, best_tokens, shifted
+from specrun.train.heads.recipe import HeadFiles, HeadRecipe, divergence_from_law, token_cross_entropy
 from specrun.train.target.features import FeatureSource, TargetMatrices
 from specrun.train.target.target_shape import TargetShape
 from specrun.train.trainer.learner import Learner, LossPart
@@ -44,9 +44,9 @@ class ResidualBlock(nn.Module):
 
 
 class MedusaHeads(nn.ModuleList):
-    """`count` heads over final hidden states; head i predicts the word i + 2 places after the state's own token.
+    """`count` heads over final hidden states; head i predicts the token i + 2 places after the state's own token.
 
-    With `output` [words, hidden], each head owns an output matrix that starts as a copy of it, so that an untrained
+    With `output` [vocab, hidden], each head owns an output matrix that starts as a copy of it, so that an untrained
     head predicts what the target itself would say next. Without it, heads return states for the target's own matrix.
     """
 
@@ -68,7 +68,7 @@ class MedusaRecipe(HeadRecipe):
     """`heads` heads of `layers` residual blocks; the loss of head k weighs `decay` ** k.
 
     `own_output` gives each head an output matrix of its own, as upstream's have; without, heads are small and use the
-    target's, which only specrun runs. `from_law` learns from the target's law instead of the text's words.
+    target's, which only specrun runs. `from_law` learns from the target's law instead of the text's tokens.
     """
 
     heads: int = 5
@@ -103,13 +103,13 @@ class MedusaRecipe(HeadRecipe):
         """Without an output matrix of its own a head is a hundredth; else there is only fewer of them."""
         return "use --shared-output or fewer --heads" if self.own_output else "use fewer --heads or --layers"
 
-    def files(self, learner: Learner, shape: TargetShape, n_words: int) -> HeadFiles:
+    def files(self, learner: Learner, shape: TargetShape, vocab_size: int) -> HeadFiles:
         """Return upstream's layout: medusa_lm_head and a config."""
         config: dict[str, Any] = {
             "medusa_num_heads": self.heads,
             "medusa_num_layers": self.layers,
             "hidden_size": shape.hidden,
-            "vocab_size": n_words,
+            "vocab_size": vocab_size,
             "version": "2",
         }
         return HeadFiles(config, dict(learner.module.state_dict()))
@@ -138,7 +138,7 @@ class MedusaLearner(Learner):
                 law = self._target.law(states[:, head + 1 : head + 1 + marks.shape[1]][marks])
                 plain = divergence_from_law(logits, law)
             else:
-                plain = word_cross_entropy(logits, batch.ids[:, head + 2 :][marks])
+                plain = token_cross_entropy(logits, batch.ids[:, head + 2 :][marks])
             weight = self.recipe.decay ** (head + 1)
             yield LossPart(f"head {head + 1}", weight * plain, float(plain.detach()))
 
@@ -154,13 +154,13 @@ class MedusaLearner(Learner):
             rows = states[:, :places][start]
             drafted, chosen, counted = [], [], []
             for head in range(self.recipe.heads):
-                drafted.append(best_words(self.logits(head, rows)))
+                drafted.append(best_tokens(self.logits(head, rows)))
                 chosen.append(self._target.logits(shifted(states, head + 1, places)[start]).argmax(-1))
                 counted.append(shifted(draft_marks(batch.learnt, head), 0, places)[start])
             agreement.add(drafted, chosen, counted)
         return agreement.measures()
 
     def logits(self, head: int, rows: Tensor) -> Tensor:
-        """Return a head's logits [n, words] after states [n, h]."""
+        """Return a head's logits [n, vocab] after states [n, h]."""
         found: Tensor = self.heads[head](rows)
         return found if self.heads.owns_output else self._target.logits(found)

@@ -1,11 +1,11 @@
 """Trains Medusa's heads together with their model: Medusa-2 (Cai et al. 2024, section 2.2.2).
 
-The loss is L_LM + lambda_0 sum_k lambda^k L_k (equation 2): the model goes on learning its own next word while it
+The loss is L_LM + lambda_0 sum_k lambda^k L_k (equation 2): the model goes on learning its own next token while it
 learns to be read by heads. Heads are large and new, so they learn alone first (the model's rate is 0 while they warm
 up) and then faster than the model, at rates of their own. With `from_law` nothing is learnt but what the model itself
 said before: L_LM becomes KL(p_before || p_now), and heads learn the law before too (self-distillation, section 2.3).
 
-The model changes, so what verification keeps is the words of the new one.
+The model changes, so what verification keeps is the tokens of the new one.
 
 A run of Medusa-2 from data to files: the folder is a whole model again, with `medusa_head.*` among its tensors.
 """
@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
 from specrun.convert.checkpoint import open_checkpoint
-from specrun.train.data.target_tokens import TargetWords
+from specrun.train.data.target_tokens import TargetTokenizer
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, draft_marks
 from specrun.train.heads.folder import CardFacts, check_output, copy_tokenizer, open_output, training_card, write_head
 from specrun.train.heads.medusa import MedusaLearner, MedusaRecipe
-from specrun.train.heads.recipe import HeadFiles, divergence_from_law, word_cross_entropy
+from specrun.train.heads.recipe import HeadFiles, divergence_from_law, token_cross_entropy
 from specrun.train.heads.run import HeadReport, HeadRun, head_identity, head_report, read_corpus
 from specrun.train.heads.states import remove_private_states, room_for_states, states_place
 from specrun.train.target.feature_cache import CachedFeatures, CachePlace, fill_cache
@@ -138,7 +138,7 @@ class Medusa2Learner(Learner):
         return law.loss(self._model.logits(states[:, :-1][marks]), marks, 0)
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how well heads guess what the model says now, and the loss of its own next words."""
+        """Return how well heads guess what the model says now, and the loss of its own next tokens."""
         found = self._inner.measure(batches)
         losses, count = 0.0, 0
         for batch in batches:
@@ -147,7 +147,7 @@ class Medusa2Learner(Learner):
             number = int(marks.sum())
             if number:
                 logits = self._model.logits(states[:, :-1][marks])
-                losses += number * word_cross_entropy(logits, batch.ids[:, 1:][marks]).item()
+                losses += number * token_cross_entropy(logits, batch.ids[:, 1:][marks]).item()
                 count += number
         return {**found, "model loss": losses / max(1, count)}
 
@@ -158,17 +158,17 @@ class Medusa2Learner(Learner):
 
 
 class _LawBefore:
-    """What is learnt at a batch's positions: the text's words, or the law that the model had there before."""
+    """What is learnt at a batch's positions: the text's tokens, or the law that the model had there before."""
 
     def __init__(self, batch: TokenBatch, before: FeatureSource | None, matrices: TargetMatrices | None) -> None:
         self._batch, self._matrices = batch, matrices
         self._states = None if before is None else before.features(batch).final
 
     def loss(self, logits: Tensor, marks: Tensor, ahead: int) -> Tensor:
-        """Return the mean loss of `logits` at the marked positions t for the words at t + 1 + ahead."""
+        """Return the mean loss of `logits` at the marked positions t for the tokens at t + 1 + ahead."""
         length = marks.shape[1]
         if self._states is None or self._matrices is None:
-            return word_cross_entropy(logits, self._batch.ids[:, 1 + ahead : 1 + ahead + length][marks])
+            return token_cross_entropy(logits, self._batch.ids[:, 1 + ahead : 1 + ahead + length][marks])
         return divergence_from_law(logits, self._matrices.law(self._states[:, ahead : ahead + length][marks]))
 
 
@@ -191,7 +191,7 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
     check_output(run, holds=WEIGHTS, reads=(run.target,))
     if run.n_threads:
         torch.set_num_threads(run.n_threads)
-    shape, words, device = target_shape(run.target), TargetWords(run.target), usable_device(run.device)
+    shape, tokenizer, device = target_shape(run.target), TargetTokenizer(run.target), usable_device(run.device)
     earlier = earlier_run(run.state_path, resume=run.resume)
     chosen = usable_precision(run.precision, device, earlier.precision)
 
@@ -200,7 +200,7 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
         listener.note(f"memory: about {need}, with answers as long as they may be")
         require_memory(need, device)
 
-    corpus = read_corpus(run, words, WEIGHTS, listener, check_before_answers)
+    corpus = read_corpus(run, tokenizer, WEIGHTS, listener, check_before_answers)
     settings = run.trainer_settings(recipe.defaults(), corpus, chosen)
     identity = head_identity("medusa-2", recipe, run, corpus)
     check_same_run(run.state_path, earlier, {**settings.identity, **identity})
@@ -245,15 +245,15 @@ def _states_before(
 
 def _need(recipe: Medusa2Recipe, run: HeadRun, shape: TargetShape, corpus: TokenCorpus) -> MemoryNeed:
     tensors = open_checkpoint(run.target).tensors.values()
-    n_words = int(read_config(run.target).get("vocab_size", 0))
-    head = shape.hidden * (n_words + recipe.heads.layers * (shape.hidden + 1))
+    vocab_size = int(read_config(run.target).get("vocab_size", 0))
+    head = shape.hidden * (vocab_size + recipe.heads.layers * (shape.hidden + 1))
     tokens = min(max(run.tokens_per_batch, corpus.longest), corpus.n_tokens)
     layer = 4 * tokens * (24 * shape.hidden + 6 * shape.feed_forward)
     return MemoryNeed(
         {
             "target": 16 * sum(math.prod(tensor.shape) for tensor in tensors),
             "heads": 16 * recipe.heads.heads * head,
-            "a step": shape.n_layers * layer + 4 * tokens * 3 * n_words * (1 + recipe.heads.heads),
+            "a step": shape.n_layers * layer + 4 * tokens * 3 * vocab_size * (1 + recipe.heads.heads),
         },
         {
             "target": "use a smaller target, or leave out --joint",

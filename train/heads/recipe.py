@@ -1,6 +1,6 @@
 """What a kind of head must say of itself, so that one trainer serves all kinds.
 
-The losses of heads, over rows [n, words] or [n, width]; each returns the mean over rows.
+The losses of heads, over rows [n, vocab] or [n, width]; each returns the mean over rows.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class HeadRecipe(ABC):
     ) -> Learner:
         """Return a new head to train."""
 
-    def activation_bytes(self, shape: TargetShape, n_words: int, tokens: int, longest: int, *, recompute: bool) -> int:
+    def activation_bytes(self, shape: TargetShape, vocab_size: int, tokens: int, longest: int, *, recompute: bool) -> int:
         """Return roughly what one step keeps for its gradients, for `tokens` tokens in sequences of `longest`.
 
-        `recompute` as of Learner. By default: logits, their softmax, the target's law and two gradients for every word,
+        `recompute` as of Learner. By default: logits, their softmax, the target's law and two gradients for every token,
         and a layer's states.
         """
-        return 4 * tokens * (5 * n_words + 24 * shape.hidden + 6 * shape.feed_forward)
+        return 4 * tokens * (5 * vocab_size + 24 * shape.hidden + 6 * shape.feed_forward)
 
     @property
     def smaller(self) -> str:
@@ -65,17 +65,17 @@ class HeadRecipe(ABC):
         return "use a smaller target"
 
     @abstractmethod
-    def files(self, learner: Learner, shape: TargetShape, n_words: int) -> HeadFiles:
+    def files(self, learner: Learner, shape: TargetShape, vocab_size: int) -> HeadFiles:
         """Return the trained head's files."""
 
 
-def word_cross_entropy(logits: Tensor, words: Tensor) -> Tensor:
-    """Return the mean of -log q(word)."""
-    return F.cross_entropy(logits.float(), words)
+def token_cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the mean of -log q(token)."""
+    return F.cross_entropy(logits.float(), tokens)
 
 
 def law_cross_entropy(logits: Tensor, law: Tensor) -> Tensor:
-    """Return the mean of -sum p log q, for laws p [n, words]."""
+    """Return the mean of -sum p log q, for laws p [n, vocab]."""
     found: Tensor = -(law * logits.float().log_softmax(-1)).sum(-1).mean()
     return found
 

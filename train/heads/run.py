@@ -14,7 +14,7 @@ import numpy as np
 from specrun.bindings.errors import OptionError
 from specrun.train.data.data_file import Document, PlainText, read_documents
 from specrun.train.data.own_answers import AnswerSettings, answer_prompts, runnable_target
-from specrun.train.data.target_tokens import TargetWords, TokenSequence
+from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
 from specrun.train.data.token_corpus import TokenCorpus, corpus_of, encode_corpus
 from specrun.train.heads.folder import open_output
 from specrun.train.target.target_shape import source_digest, source_identity
@@ -90,7 +90,7 @@ def head_report(
 
 def read_corpus(
     run: HeadRun,
-    words: TargetWords,
+    tokenizer: TargetTokenizer,
     holds: str,
     listener: RunListener,
     check_before_answers: Callable[[TokenCorpus], None],
@@ -103,11 +103,11 @@ def read_corpus(
     """
     documents = read_documents(run.data, need_answers=not run.own_answers)
     if run.own_answers is None:
-        corpus = encode_corpus(documents, words, max_length=run.max_length, held_out=run.held_out, seed=run.seed)
+        corpus = encode_corpus(documents, tokenizer, max_length=run.max_length, held_out=run.held_out, seed=run.seed)
     else:
         check_before_answers(_longest_texts(run, documents))
         open_output(run, holds=holds)
-        corpus = _answered_corpus(run, run.own_answers, words, documents, listener)
+        corpus = _answered_corpus(run, run.own_answers, tokenizer, documents, listener)
     aside = f"{len(corpus.held_out):,} held out"
     if corpus.measured_on_training:
         aside = "none held out: measures are of the training texts"
@@ -123,14 +123,14 @@ def _longest_texts(run: HeadRun, documents: Sequence[Document]) -> TokenCorpus:
 
 
 def _answered_corpus(
-    run: HeadRun, settings: AnswerSettings, words: TargetWords, documents: Sequence[Document], listener: RunListener
+    run: HeadRun, settings: AnswerSettings, tokenizer: TargetTokenizer, documents: Sequence[Document], listener: RunListener
 ) -> TokenCorpus:
     """Let the target answer the documents' prompts."""
     folder = run.state_path.parent
     folder.mkdir(exist_ok=True)
     answered = answer_prompts(
         runnable_target(run.target, run.teacher, folder, listener.note),
-        words,
+        tokenizer,
         documents,
         folder / "answers.jsonl",
         settings,

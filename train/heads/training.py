@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from specrun.convert.checkpoint import open_checkpoint
-from specrun.train.data.target_tokens import TargetWords
+from specrun.train.data.target_tokens import TargetTokenizer
 from specrun.train.data.token_corpus import TokenCorpus
 from specrun.train.heads.folder import CardFacts, check_output, open_output, training_card, write_head
 from specrun.train.heads.recipe import HeadRecipe
@@ -52,10 +52,10 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     check_output(run, holds=recipe.files_name, reads=(run.target,))
     if run.n_threads:
         torch.set_num_threads(run.n_threads)
-    shape, words = target_shape(run.target), TargetWords(run.target)
-    n_words = int(read_config(run.target).get("vocab_size", 0))
+    shape, tokenizer = target_shape(run.target), TargetTokenizer(run.target)
+    vocab_size = int(read_config(run.target).get("vocab_size", 0))
     if run.teacher is not None:
-        check_teacher(run.teacher, words, n_words, shape)
+        check_teacher(run.teacher, tokenizer, vocab_size, shape)
     device, earlier = usable_device(run.device), earlier_run(run.state_path, resume=run.resume)
     precision = usable_precision(run.precision, device, earlier.precision)
 
@@ -63,7 +63,7 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
         return run.trainer_settings(recipe.defaults(shape), texts, precision)
 
     def need_for(texts: TokenCorpus, settings: TrainerSettings, cached: bool) -> tuple[MemoryNeed, bool]:
-        return _fitting(functools.partial(_need, recipe, run, shape, n_words, texts, settings, cached), device)
+        return _fitting(functools.partial(_need, recipe, run, shape, vocab_size, texts, settings, cached), device)
 
     def check_before_answers(texts: TokenCorpus) -> None:
         settings = settings_for(texts)
@@ -72,7 +72,7 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
         listener.note(f"memory: about {need}, with answers as long as they may be")
         require_memory(need, device)
 
-    corpus = read_corpus(run, words, recipe.files_name, listener, check_before_answers)
+    corpus = read_corpus(run, tokenizer, recipe.files_name, listener, check_before_answers)
     settings = settings_for(corpus)
     place = states_place(run, corpus, recipe.taps(shape), precision)
     cached = wants_cache(run, settings, shape, place, earlier, listener)
@@ -113,7 +113,7 @@ def _need(
     recipe: HeadRecipe,
     run: HeadRun,
     shape: TargetShape,
-    n_words: int,
+    vocab_size: int,
     corpus: TokenCorpus,
     settings: TrainerSettings,
     cached: bool,
@@ -122,7 +122,7 @@ def _need(
 ) -> MemoryNeed:
     """Return what the run will take at its largest, from shapes alone: nothing is loaded."""
     meta = torch.device("meta")
-    matrix = torch.empty(n_words, shape.hidden, device=meta)
+    matrix = torch.empty(vocab_size, shape.hidden, device=meta)
     with meta:
         head = recipe.learner(shape, TargetMatrices(matrix, matrix, None), _NoFeatures(recipe.taps(shape)), corpus)
     size = 2 if settings.precision == torch.bfloat16 else 4
@@ -134,7 +134,7 @@ def _need(
     training = {
         "target's matrices" if cached else "target": size * 2 * matrix.numel() if cached else target,
         "head": trained_bytes(head.module),
-        "a step": recipe.activation_bytes(shape, n_words, tokens, corpus.longest, recompute=recompute),
+        "a step": recipe.activation_bytes(shape, vocab_size, tokens, corpus.longest, recompute=recompute),
     }
     remedies = {
         "target": "use a --teacher (a quantized GGUF file of the target) or a smaller target",

@@ -43,7 +43,7 @@ def chain_states(
 ) -> Iterator[Tensor]:
     """Yield the head's states [B, T-1, h] at depths 0 to depth-1 of the chains below each position.
 
-    `ids` are [B, T], `embedding` [words, h], `states` [B, T-1, h] what the first step reads at positions 0 to T-2. The
+    `ids` are [B, T], `embedding` [vocab, h], `states` [B, T-1, h] what the first step reads at positions 0 to T-2. The
     state that chain p yields at depth s stands for position p + s + 1, and means nothing from p + s + 1 = T on. With
     `learnt` [B, T], states are whole only where `draft_marks` counts them: half of a chat is questions.
 
@@ -76,8 +76,8 @@ def chain_loss(
 ) -> LossPart | None:
     """Return sum decay^s loss_s over the depths s of `chains`, states [B, T-1, h] each; None where nothing counts.
 
-    `learnt` [B, T] marks the words that count. `loss` takes the states [n, h] that chains predict and the numbers [n]
-    of the positions they stand for, among those `choosing` a word that counts, in reading order. With `recompute` its
+    `learnt` [B, T] marks the tokens that count. `loss` takes the states [n, h] that chains predict and the numbers [n]
+    of the positions they stand for, among those `choosing` a token that counts, in reading order. With `recompute` its
     insides are computed again for gradients: laws of all depths would fill the memory.
     """
     order = (choosing(learnt).flatten().long().cumsum(0) - 1).view(learnt.shape)

@@ -31,7 +31,7 @@ class FeatureSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TargetMatrices:
-    """The target's token embedding and output matrix, both [words, h]; `softcap` bounds its logits, if it does.
+    """The target's token embedding and output matrix, both [vocab, h]; `softcap` bounds its logits, if it does.
 
     They are frozen, and shared by all that reads them.
     """
@@ -41,12 +41,12 @@ class TargetMatrices:
     softcap: float | None
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the target's logits [..., words] in float32 after final states."""
+        """Return the target's logits [..., vocab] in float32 after final states."""
         raw = torch.nn.functional.linear(states.to(self.output.dtype), self.output).float()
         return raw if self.softcap is None else self.softcap * torch.tanh(raw / self.softcap)
 
     def law(self, states: Tensor) -> Tensor:
-        """Return the target's own law [..., words] after final states, at temperature 1."""
+        """Return the target's own law [..., vocab] after final states, at temperature 1."""
         return self.logits(states).softmax(-1)
 
 

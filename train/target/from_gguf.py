@@ -41,33 +41,33 @@ def tokenizer_from_gguf(header: GGUFHeader, path: Path) -> Tokenizer:
             f"{path} has a tokenizer of kind {kind!r} that splits text as {pre!r}: only 'gpt2' with 'gpt-2' can be "
             "read back; use the folder it was converted from"
         )
-    words, types, merges = (_list(header, name, path) for name in ("tokens", "token_type", "merges"))
-    vocabulary = {str(word): token for token, word in enumerate(words)}
-    # A file of a tokenizer without merges has one of two words that are no longer than a byte each, which does no harm.
+    tokens, types, merges = (_list(header, name, path) for name in ("tokens", "token_type", "merges"))
+    vocabulary = {str(text): token for token, text in enumerate(tokens)}
+    # A file of a tokenizer without merges has one of two tokens that are no longer than a byte each, which does no harm.
     pairs = [tuple(str(merge).split(" ", 1)) for merge in merges]
     known = [pair for pair in pairs if len(pair) == 2 and "".join(pair) in vocabulary]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=known))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
-    for word, number in zip(words, types, strict=True):
+    for token, number in zip(tokens, types, strict=True):
         if number == CONTROL:
-            tokenizer.add_special_tokens([AddedToken(str(word), normalized=False)])
+            tokenizer.add_special_tokens([AddedToken(str(token), normalized=False)])
         elif number == USER_DEFINED:
-            tokenizer.add_tokens([AddedToken(str(word), normalized=False)])
-    misplaced = next((word for token, word in enumerate(words) if tokenizer.token_to_id(str(word)) != token), None)
+            tokenizer.add_tokens([AddedToken(str(token), normalized=False)])
+    misplaced = next((text for token, text in enumerate(tokens) if tokenizer.token_to_id(str(text)) != token), None)
     if misplaced is not None:
-        raise MalformedFileError(f"{path} has the word {misplaced!r} more than once in its vocabulary")
+        raise MalformedFileError(f"{path} has the token {misplaced!r} more than once in its vocabulary")
     return tokenizer
 
 
 def tokenizer_settings(header: GGUFHeader, path: Path) -> dict[str, Any]:
-    """Return the content of tokenizer_config.json: special words, what is added to texts, the chat template."""
-    words = _list(header, "tokens", path)
+    """Return the content of tokenizer_config.json: special tokens, what is added to texts, the chat template."""
+    tokens = _list(header, "tokens", path)
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
         token = header.metadata.get(f"{_KEY}{ours}_token_id")
         if isinstance(token, int):
-            settings[f"{theirs}_token"] = words[token]
+            settings[f"{theirs}_token"] = tokens[token]
     for name in ("bos", "eos"):
         settings[f"add_{name}_token"] = bool(header.metadata.get(f"{_KEY}add_{name}_token", False))
     template = header.metadata.get("tokenizer.chat_template")

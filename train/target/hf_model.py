@@ -75,7 +75,7 @@ class HFModel:
         return found.last_hidden_state, tapped
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits of final states, [..., words], in float32."""
+        """Return the logits of final states, [..., vocab], in float32."""
         raw = nn.functional.linear(hidden.to(self.output.dtype), self.output).float()
         return raw if self.softcap is None else self.softcap * torch.tanh(raw / self.softcap)
 
@@ -124,8 +124,8 @@ def _check_logits(found: HFModel, folder: Path) -> None:
     Everything that is learnt rests on that, and some families scale their logits (Granite, Cohere), scale what they
     are made of (MiniCPM), or have a bias (Phi-2).
     """
-    n_words = found.output.shape[0]
-    ids = torch.linspace(0, n_words - 1, _PROBE_TOKENS).long().to(found.device)[None]
+    vocab_size = found.output.shape[0]
+    ids = torch.linspace(0, vocab_size - 1, _PROBE_TOKENS).long().to(found.device)[None]
     states: list[Tensor] = []
     hook = found.model.base_model.register_forward_hook(
         lambda _module, _given, made: states.append(made.last_hidden_state)
@@ -134,7 +134,7 @@ def _check_logits(found: HFModel, folder: Path) -> None:
         own = found.model(input_ids=ids, use_cache=False).logits.float()
         ours = found.logits(states[-1])
     except Exception as error:  # whatever its code for this one architecture may raise
-        raise ModelError(f"{_kind(found, folder)} cannot be computed on words alone: {_first_line(error)}") from error
+        raise ModelError(f"{_kind(found, folder)} cannot be computed on tokens alone: {_first_line(error)}") from error
     finally:
         hook.remove()
     finite = own[own.isfinite()].abs()

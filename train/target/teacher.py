@@ -24,7 +24,7 @@ from specrun.bindings.gguf import TENSOR_TYPES, GGUFHeader, read_header, stored_
 from specrun.bindings.model import Model
 from specrun.convert.checkpoint import read_array
 from specrun.convert.gguf import GGUFSource
-from specrun.train.data.target_tokens import TargetWords
+from specrun.train.data.target_tokens import TargetTokenizer
 from specrun.train.data.token_corpus import TokenBatch
 from specrun.train.target.features import Features, TargetMatrices
 from specrun.train.target.target_shape import TargetShape
@@ -65,14 +65,14 @@ def _matrix(source: GGUFSource, name: str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(found, np.float32))
 
 
-def check_teacher(path: Path, words: TargetWords, n_words: int, shape: TargetShape) -> None:
-    """Raise PairError unless the GGUF file has the words and the sizes of the folder; no weights are read.
+def check_teacher(path: Path, tokenizer: TargetTokenizer, vocab_size: int, shape: TargetShape) -> None:
+    """Raise PairError unless the GGUF file has the vocabulary and the sizes of the folder; no weights are read.
 
     Raises UnsupportedModelError where its logits are not its output matrix (and a soft cap) times its states.
     """
     header = read_header(path)
     _check_logits(path, header)
-    pair = f"{path} is not {words.folder} in GGUF"
+    pair = f"{path} is not {tokenizer.folder} in GGUF"
     sizes = {name: _size(header, path, key) for name, key in (("width", "embedding_length"), ("layers", "block_count"))}
     nextn = header.metadata.get(f"{header.architecture}.nextn_predict_layers")
     if isinstance(nextn, int):  # blocks behind the layers, which a folder's num_hidden_layers leaves out
@@ -82,7 +82,7 @@ def check_teacher(path: Path, words: TargetWords, n_words: int, shape: TargetSha
     if sizes["layers"] != shape.n_layers:
         raise PairError(f"{pair}: it has {sizes['layers']} layers, and the folder {shape.n_layers}")
     with Model(path, vocab_only=True) as model:
-        check_same_words(model, words, n_words)
+        check_same_vocabulary(model, tokenizer, vocab_size)
 
 
 def _check_logits(path: Path, header: GGUFHeader) -> None:
@@ -104,12 +104,12 @@ def _size(header: GGUFHeader, path: Path, key: str) -> int:
     return value
 
 
-def check_same_words(model: Model, words: TargetWords, n_words: int) -> None:
-    """Raise PairError unless the GGUF file and the folder have the same words."""
-    pair = f"{model.path} is not {words.folder} in GGUF"
-    if model.vocabulary.size != n_words:
-        raise PairError(f"{pair}: it has {model.vocabulary.size} words, and the folder {n_words}")
-    theirs, ours = model.vocabulary.tokenize(_PROBE), words.tokenize(_PROBE)
+def check_same_vocabulary(model: Model, tokenizer: TargetTokenizer, vocab_size: int) -> None:
+    """Raise PairError unless the GGUF file and the folder have the same vocabulary."""
+    pair = f"{model.path} is not {tokenizer.folder} in GGUF"
+    if model.vocabulary.size != vocab_size:
+        raise PairError(f"{pair}: it has {model.vocabulary.size} tokens, and the folder {vocab_size}")
+    theirs, ours = model.vocabulary.tokenize(_PROBE), tokenizer.tokenize(_PROBE)
     if theirs != ours:
         place = next(
             (i for i, (one, other) in enumerate(zip(theirs, ours, strict=False)) if one != other),

@@ -29,7 +29,7 @@ class TrainingRun:
 
     `target` is a Hugging Face folder, `data` files of text or JSON Lines. `steps` overrules `epochs`; `learning_rate`
     None is the usual one. `warmup` is a share of the steps, `measures` how often held-out data are measured. Texts have
-    at most `max_length` words.
+    at most `max_length` tokens.
     """
 
     target: Path

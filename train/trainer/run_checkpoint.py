@@ -17,7 +17,14 @@ from specrun.train.trainer.listener import Curves
 from specrun.train.trainer.optimizer_step import OptimizerStep
 from specrun.train.trainer.precision import dtype_name
 
-_FORMAT = 3  # raised where a run would go on differently: 2 counts answers' first words, 3 knows the size of taps
+_FORMAT = 3  # raised where a run would go on differently: 2 counts answers' first tokens, 3 knows the size of taps
+# What unfinished runs of earlier versions called these; as stored, so that they can be resumed.
+_FORMER_NAMES = {
+    "eagle word_weight": "eagle token_weight",
+    "hydra word_weight": "hydra token_weight",
+    "eagle3 draft_words": "eagle3 draft_tokens",
+    "same first word": "same first token",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +110,21 @@ def load_run(path: Path, identity: dict[str, Any], learner: Learner, optimizer: 
     learner.load_state(state["learner"])
     optimizer.load_state(state)
     stored = state["curves"]
-    measures = [(int(step), dict(values)) for step, values in stored["measures"]]
+    measures = [(int(step), _renamed(values)) for step, values in stored["measures"]]
     curves = Curves(list(stored["losses"]), {k: list(v) for k, v in stored["parts"].items()}, measures)
     return Place(**state["place"]), curves
+
+
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {_FORMER_NAMES.get(name, name): value for name, value in values.items()}
 
 
 def _checked(path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     try:
         state = read(path)
         found = state["format"] == _FORMAT
+        if found and "identity" in state:
+            state["identity"] = _renamed(state["identity"])
     except Exception as error:  # torch raises many kinds for a damaged file
         raise MalformedFileError(f"{path} is not a checkpoint of specrun: begin anew without --resume") from error
     if not found:

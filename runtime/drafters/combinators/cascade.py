@@ -36,7 +36,7 @@ from specrun.runtime.results import RoundCounter
 from specrun.runtime.target import CachedText, EvaluatedRows, PromptLearner, Target, TargetModel
 from specrun.runtime.transform import penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import RANKED_WORDS, ranking_params
+from specrun.runtime.trees import RANKED_TOKENS, ranking_params
 
 
 class InnerTarget(Target, Protocol):
@@ -167,7 +167,7 @@ class CascadeDrafter(Drafter):
         if len(law.probs) == 1:  # a greedy law is always certain: what would it be otherwise?
             tokens = self._text.tokens[: len(self._text.tokens) - len(one.tokens) + index]
             params = request.params
-            params = ranking_params(params, RANKED_WORDS) if params.is_greedy else params
+            params = ranking_params(params, RANKED_TOKENS) if params.is_greedy else params
             row = one.rows.logits(one.row_before(index))
             law = transformed_law(row, params, penalty_window(tokens, (), params))
         return law.most_likely[1] < self._p_min

@@ -14,7 +14,7 @@ from specrun.runtime.law import Law
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.transform import greedy_token, penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import RANKED_WORDS, draft_chain, ranking_params
+from specrun.runtime.trees import RANKED_TOKENS, draft_chain, ranking_params
 
 DraftSampling = Literal["with", "argmax"]
 
@@ -65,7 +65,7 @@ class DraftModelDrafter(ModelDrafter):
         threshold = self._p_min if self._exit is None else self._exit.threshold(greedy=request.params.is_greedy)
         params = request.params
         if params.is_greedy and threshold > 0.0:
-            params = ranking_params(params, RANKED_WORDS)  # a greedy law is always certain
+            params = ranking_params(params, RANKED_TOKENS)  # a greedy law is always certain
         if params.is_greedy:
             return self._greedy_chain(request, count)
 
@@ -88,7 +88,7 @@ class DraftModelDrafter(ModelDrafter):
         return tree
 
     def _greedy_chain(self, request: DraftRequest, count: int) -> DraftTree:
-        """Return the most likely words, one after the other: without a confidence stop they need no laws."""
+        """Return the most likely tokens, one after the other: without a confidence stop they need no laws."""
         params, state = request.params, self._state
         row = state.feed(request.tokens[len(state.cached) :])
         tokens: list[int] = []

@@ -32,8 +32,8 @@ from specrun.runtime.trees import check_p_min
 class DraftModelState:
     """Evaluates committed tokens for sequence `main` and knows which of them are cached.
 
-    `cached` are exactly the tokens that `main` holds. The draft model may know fewer words than the target:
-    it is fed a stand-in for those it lacks, and its rows are cut to the words that both know, so that the
+    `cached` are exactly the tokens that `main` holds. The draft model may know fewer tokens than the target:
+    it is fed a stand-in for those it lacks, and its rows are cut to the tokens that both know, so that the
     others have probability 0 in the draft, never in the target.
     """
 
@@ -48,15 +48,15 @@ class DraftModelState:
         self._stand_in = eos if eos is not None else 0
 
     def known(self, token: int) -> int:
-        """Return the token, or a word that stands in for one that the draft model lacks."""
+        """Return the token, or a token that stands in for one that the draft model lacks."""
         return token if token < self._own_size else self._stand_in
 
     def shared(self, logits: Logits) -> Logits:
-        """Return a row cut to the words of both models, a view."""
+        """Return a row cut to the tokens of both models, a view."""
         return logits[: self._shared_size]
 
     def feed(self, tokens: Sequence[int]) -> Logits:
-        """Evaluate tokens after the cached ones and return the last one's logits, a view of [shared words]."""
+        """Evaluate tokens after the cached ones and return the last one's logits, a view of [shared vocab]."""
         if len(tokens) == 1:
             return self.feed_one(tokens[0])
         n_batch = self.context.n_batch
@@ -71,7 +71,7 @@ class DraftModelState:
         return self.shared(rows.logits(0))
 
     def feed_one(self, token: int) -> Logits:
-        """Evaluate one token after the cached ones and return its logits, a view of [shared words]."""
+        """Evaluate one token after the cached ones and return its logits, a view of [shared vocab]."""
         self.batch.fill_one(self.known(token), len(self.cached), self.main)
         rows = self.context.decode(self.batch)
         self.cached.append(token)

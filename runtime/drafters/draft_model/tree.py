@@ -10,7 +10,7 @@ from specrun.runtime.drafters.draft_model.state import DraftTreeState, ModelDraf
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import (
-    RANKED_WORDS,
+    RANKED_TOKENS,
     DynamicShape,
     EvaluatedDepth,
     LawSource,
@@ -29,9 +29,9 @@ class DraftTreeDrafter(ModelDrafter):
 
     `shape` is a fixed topology or a `DynamicShape`. `sampling` says how children are proposed (see
     `proposals`): "with" or "without" replacement from the drafter's own law, transformed like the target's,
-    or "argmax", its most likely words as point masses; the text then stays plain decoding's own at every
+    or "argmax", its most likely tokens as point masses; the text then stays plain decoding's own at every
     temperature. Dynamic shapes take point masses only. At temperature 0 every scheme takes the most likely
-    words, which is what drawing without replacement tends to as the temperature falls.
+    tokens, which is what drawing without replacement tends to as the temperature falls.
 
     The context needs as many sequences and output rows as `draft_size` says.
     """
@@ -51,9 +51,9 @@ class DraftTreeDrafter(ModelDrafter):
         super().__init__(self._state, p_min=p_min, name=name)
         self.max_nodes = shape.max_nodes
         self.max_leaves = shape.max_leaves
-        # A fixed shape only needs the order of its words; path probabilities and p_min need the law.
+        # A fixed shape only needs the order of its tokens; path probabilities and p_min need the law.
         only_order = isinstance(shape, Topology) and p_min == 0.0
-        self._ranked = shape.max_width if only_order else max(RANKED_WORDS, shape.max_width)
+        self._ranked = shape.max_width if only_order else max(RANKED_TOKENS, shape.max_width)
         self._shape = shape
         self._sampling = sampling
         self._ranking: tuple[SamplingParams, SamplingParams] | None = None
@@ -66,7 +66,7 @@ class DraftTreeDrafter(ModelDrafter):
         return grow_draft(self._shape, laws, request, room=room, sampling=self._sampling, p_min=self._p_min)
 
     def laws(self, request: DraftRequest) -> LawSource:
-        """Return the laws by which this drafter ranks words after the request's tokens, depth by depth."""
+        """Return the laws by which this drafter ranks tokens after the request's tokens, depth by depth."""
         return self._laws(request, self._ranking_params(request.params))
 
     def _laws(self, request: DraftRequest, params: SamplingParams) -> LawSource:

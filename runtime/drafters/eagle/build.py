@@ -78,7 +78,7 @@ def _planner(
     """Return what makes the tree of tree=sequoia, of so many nodes and depths.
 
     Where the head's accuracies by depth and rank are known it is made from them, without nodes= of the size that pays
-    most. They are of the head's favourite words and say nothing about drawn ones.
+    most. They are of the head's favourite tokens and say nothing about drawn ones.
     """
     measured = sampling == "argmax"
     if options.optional("accuracy") is not None and not (measured and tree.tree == "sequoia"):
@@ -92,8 +92,8 @@ def _planner(
         if tree.nodes is not None:
             return medusa_tree(accuracy[:depth], nodes)
         curve, target = environment.curve, environment.target
-        words = 0 if "output.weight" in file else target.n_embd * target.vocabulary.size
-        share = (file.header.n_parameters + words) / target.n_params  # every depth reads the head and an output matrix
+        output_weights = 0 if "output.weight" in file else target.n_embd * target.vocabulary.size
+        share = (file.header.n_parameters + output_weights) / target.n_params  # every depth reads the head and an output matrix
         return plan_medusa_tree(accuracy[:depth], curve, share * curve.seconds(1)).topology
 
     return plan

@@ -14,7 +14,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.eagle.pair_head import EagleRows, FloatRows, PairCells
 from specrun.runtime.drafters.eagle.state import EagleState
-from specrun.runtime.heads import RankedWords, copied_rows
+from specrun.runtime.heads import RankedTokens, copied_rows
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import (
@@ -83,7 +83,7 @@ class EagleDrafter(Drafter):
         if ranks and self._is_whole_chain:
             chain = self._state.chain(request.tokens, min(self.max_nodes, request.max_depth, request.max_nodes))
             if chain is not None:
-                return DraftTree.chain(chain.words)
+                return DraftTree.chain(chain.tokens)
         row = self._state.root(request.tokens)
         if row is None:
             return DraftTree()
@@ -130,7 +130,7 @@ class EagleDrafter(Drafter):
 def _said(rows: EagleRows, *, ranks: bool) -> EvaluatedDepth:
     """Return the best tokens as they are, or whole rows for draws."""
     if ranks:
-        return RankedWords(rows.words, rows.log_probs)
+        return RankedTokens(rows.tokens, rows.log_probs)
     if rows.logits is None:
         raise OptionError("an EAGLE head that draws must be opened with whole rows")
     return list(rows.logits)

@@ -4,7 +4,7 @@ The target's features at position j are the inputs of some of its layers there, 
 and high). fc makes a state g_j of them. With the token after it, t_(j+1), one Llama layer computes
 y = r + attn([norm_1(embed(t_(j+1))); norm_2(g_j)]), z = y + mlp(norm_3(y)), where r is g_j, or norm_2(g_j) if
 `norm_before_residual`. output(norm(z)) is the draft law of t_(j+2), over a draft vocabulary of which `d2t` names the
-target's words. Below the last real pair z stands in the place of g.
+target's tokens. Below the last real pair z stands in the place of g.
 
 EAGLE-3.1 norms what goes in and comes back: `norm_before_fc`, all features together by `enc.output_norm` (the only one
 that llama.cpp computes too); `fc_norm`, each layer's by a norm of its own; `norm_output`, norm(z) is fed back, not z.
@@ -16,7 +16,7 @@ llama.cpp's GGUF layout of EAGLE-3 heads, checked against the target: files of i
 Keys: `eagle3.target_layers`, `.target_hidden_size`, `.norm_before_residual`, and the sizes that any model has. Tensors:
 `fc.weight` (taps * target's h, h), `enc.output_norm.weight`, `fc_norm.{i}.weight`, `blk.0.attn_norm` (1),
 `blk.0.attn_norm_2` (2), `blk.0.attn_{q,k,v}` (2h, ...), `blk.0.attn_output`, `blk.0.ffn_norm` (3),
-`blk.0.ffn_{gate,up,down}`, `output_norm`, `output` (h, draft words), `d2t` (I64), `token_embd`, `rope_freqs`. Where
+`blk.0.ffn_{gate,up,down}`, `output_norm`, `output` (h, draft vocab), `d2t` (I64), `token_embd`, `rope_freqs`. Where
 `output` or `token_embd` is missing, it is the target's. Rotary pairs are neighbours, as llama.cpp's converter has them.
 
 `fc_norm` and `norm_output` of EAGLE-3.1 are keys that llama.cpp does not know: it refuses the additional tensors of the
@@ -44,7 +44,7 @@ from specrun.runtime.methods import method_of_head
 
 FEATURES_NORM = "enc.output_norm.weight"
 ROPE_FACTORS = "rope_freqs.weight"
-WORD_MAP = "d2t"
+VOCABULARY_MAP = "d2t"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +74,18 @@ def read_layout(file: HeadFile, target: Model) -> Eagle3Layout:
     )
 
 
-def checked_words(ids: npt.NDArray[np.int64], file: HeadFile, target: Model) -> npt.NDArray[np.int32]:
-    """Return the target's word of each of the head's; each must be a word of the target, and another one."""
+def checked_target_ids(ids: npt.NDArray[np.int64], file: HeadFile, target: Model) -> npt.NDArray[np.int32]:
+    """Return the target's token of each of the head's; each must be a token of the target, and another one."""
     outside = ids[(ids < 0) | (ids >= target.vocabulary.size)]
     if len(outside):
         raise PairError(
-            f"{file.path} cannot draft for {target.path}: its vocabulary map (d2t) names word {outside[0]}, and the "
+            f"{file.path} cannot draft for {target.path}: its vocabulary map (d2t) names token {outside[0]}, and the "
             f"target has {target.vocabulary.size}"
         )
-    words, counts = np.unique(ids, return_counts=True)
-    if len(words) != len(ids):
-        twice = words[counts > 1][0]
-        raise MalformedFileError(f"{file.path} has word {twice} twice in its vocabulary map (d2t): convert it again")
+    tokens, counts = np.unique(ids, return_counts=True)
+    if len(tokens) != len(ids):
+        twice = tokens[counts > 1][0]
+        raise MalformedFileError(f"{file.path} has token {twice} twice in its vocabulary map (d2t): convert it again")
     return ids.astype(np.int32)
 
 
@@ -112,13 +112,13 @@ def _sizes(file: HeadFile, target: Model, n_taps: int) -> PairSizes:
         raise MalformedFileError(
             f"{file.path} has {heads} heads and {kv} key-value heads of {head_size} numbers: convert it again"
         )
-    words = target.vocabulary.size
+    vocab_size = target.vocabulary.size
     if "output.weight" in file:
-        words = file.shape("output.weight")[-1]
+        vocab_size = file.shape("output.weight")[-1]
     return PairSizes(
         hidden=hidden,
         features=n_taps * target.n_embd,
-        words=words,
+        vocab_size=vocab_size,
         feed_forward=file.size("feed_forward_length"),
         norm_eps=file.number("attention.layer_norm_rms_epsilon", 1e-6),
         attention=AttentionSizes(heads, kv, head_size, _rope(file, head_size)),
@@ -161,16 +161,16 @@ def _tensor_names(file: HeadFile, sizes: PairSizes, target: Model, n_taps: int) 
         shapes |= {f"fc_norm.{tap}.weight": (target.n_embd,) for tap in range(n_taps)}
     if ROPE_FACTORS in file:
         shapes[ROPE_FACTORS] = (attention.rope.n_dims // 2,)
-    if WORD_MAP in file:
-        shapes[WORD_MAP] = (sizes.words,)
-    elif sizes.words != target.vocabulary.size:
+    if VOCABULARY_MAP in file:
+        shapes[VOCABULARY_MAP] = (sizes.vocab_size,)
+    elif sizes.vocab_size != target.vocabulary.size:
         raise MalformedFileError(
-            f"{file.path} predicts {sizes.words} words of the target's {target.vocabulary.size}, and has no tensor d2t "
+            f"{file.path} predicts {sizes.vocab_size} tokens of the target's {target.vocabulary.size}, and has no tensor d2t "
             "that says which"
         )
-    for name, words in (("token_embd.weight", target.vocabulary.size), ("output.weight", sizes.words)):
+    for name, vocab_size in (("token_embd.weight", target.vocabulary.size), ("output.weight", sizes.vocab_size)):
         if name in file:
-            shapes[name] = (h, words)
+            shapes[name] = (h, vocab_size)
         elif h != target.n_embd:
             raise PairError(
                 f"{file.path} cannot draft for {target.path}: it has no {name}, and the target's is for states of "
@@ -203,7 +203,7 @@ class Eagle3Head(PairHead):
         self.taps = layout.taps
         self._norm_before_residual = layout.norm_before_residual
         self._norm_output = layout.norm_output
-        self._n_target_words = target.vocabulary.size
+        self._target_vocab_size = target.vocabulary.size
         super().__init__(
             file,
             layout.tensors,
@@ -215,9 +215,9 @@ class Eagle3Head(PairHead):
             n_threads=n_threads,
         )
         try:
-            if WORD_MAP in self._weights:
-                ids = self._weights.read(WORD_MAP, np.int64)
-                self._word_ids = checked_words(ids.astype(np.int64, copy=False), file, target)
+            if VOCABULARY_MAP in self._weights:
+                ids = self._weights.read(VOCABULARY_MAP, np.int64)
+                self._target_ids = checked_target_ids(ids.astype(np.int64, copy=False), file, target)
         except BaseException:
             self.close()
             raise
@@ -242,23 +242,23 @@ class Eagle3Head(PairHead):
                 features = builder.concat(features, layer)
         return builder.mul_mat(Tensor(self._weights["fc.weight"]), features)
 
-    def predicted(self, builder: GraphBuilder, words: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+    def predicted(self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
         """Return what the layer makes of [norm(embedding); norm(state)]; see the module."""
         eps = self.sizes.norm_eps
-        words = builder.rms_norm(words, self._weight("attn_norm.weight"), eps)
+        tokens = builder.rms_norm(tokens, self._weight("attn_norm.weight"), eps)
         normed = builder.rms_norm(states, self._weight("attn_norm_2.weight"), eps)
         residual = normed if self._norm_before_residual else states
         factors = self._own(ROPE_FACTORS)
-        z = self._layer(builder, builder.concat(words, normed), residual, places, factors)
+        z = self._layer(builder, builder.concat(tokens, normed), residual, places, factors)
         read = builder.rms_norm(z, Tensor(self._weights["output_norm.weight"]), eps)
         return (read if self._norm_output else z), read
 
     def target_rows(self, logits: FloatRows) -> FloatRows:
         """Return logits over the target's tokens; those that the head does not know get -inf."""
-        if self._word_ids is None:
+        if self._target_ids is None:
             return logits
-        rows = np.full((len(logits), self._n_target_words), -np.inf, np.float32)
-        rows[:, self._word_ids] = logits
+        rows = np.full((len(logits), self._target_vocab_size), -np.inf, np.float32)
+        rows[:, self._target_ids] = logits
         return rows
 
 
@@ -273,13 +273,13 @@ def check_head(path: str | os.PathLike[str], target: Model) -> None:
     if file.kind != "eagle3":
         file.check_target(target)
         return
-    if WORD_MAP not in read_layout(file, target).tensors:
+    if VOCABULARY_MAP not in read_layout(file, target).tensors:
         return
     device = ComputeDevice(n_threads=1)
     try:
-        store = load_tensors(path, device, [WORD_MAP])
+        store = load_tensors(path, device, [VOCABULARY_MAP])
         try:
-            checked_words(store.read(WORD_MAP, np.int64).astype(np.int64, copy=False), file, target)
+            checked_target_ids(store.read(VOCABULARY_MAP, np.int64).astype(np.int64, copy=False), file, target)
         finally:
             store.close()
     finally:

@@ -6,7 +6,7 @@ then x + mlp(norm(x))). The target's own output matrix turns the predicted state
 Reference: SafeAILab/EAGLE, `eagle/model/cnets1.py` and `cnets.py`; HASS checkpoints are of the same form.
 
 Tensors: `eagle.fc.weight` (2h, h), `eagle.fc.bias` (h, optional), those of `decoder_layer` after `eagle.`,
-`token_embd.weight` (h, words, optional).
+`token_embd.weight` (h, vocab, optional).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class EagleHead(PairHead):
             n_threads=n_threads,
         )
 
-    def predicted(self, builder: GraphBuilder, words: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+    def predicted(self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
         """Return the layer's output for fc [embedding; state] + b, which the output matrix reads as it is."""
-        x = builder.mul_mat(self._weight("fc.weight"), builder.concat(words, states))
+        x = builder.mul_mat(self._weight("fc.weight"), builder.concat(tokens, states))
         if "eagle.fc.bias" in self._weights:
             x = builder.add(x, self._weight("fc.bias"))
         x = self._layer(builder, x, x, places)
@@ -59,7 +59,7 @@ def _sizes(file: HeadFile) -> PairSizes:
     return PairSizes(
         hidden=attention.size,
         features=attention.size,
-        words=file.size("vocab_size"),
+        vocab_size=file.size("vocab_size"),
         feed_forward=file.size("feed_forward_length"),
         norm_eps=file.number("attention.layer_norm_rms_epsilon", 1e-6),
         attention=attention,
@@ -70,7 +70,7 @@ def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
     """Return all tensors of the file that are used, checked."""
     h = sizes.hidden
     names = [file.require("eagle.fc.weight", (2 * h, h)), *layer_tensor_names(file, "eagle.", sizes.attention)]
-    for name, shape in (("eagle.fc.bias", (h,)), ("token_embd.weight", (h, sizes.words))):
+    for name, shape in (("eagle.fc.bias", (h,)), ("token_embd.weight", (h, sizes.vocab_size))):
         if name in file:
             names.append(file.require(name, shape))
     return names

@@ -34,7 +34,7 @@ from specrun.bindings.model import Model
 from specrun.runtime.drafters.eagle.pair_chain import PairChains, PairGraphParts
 from specrun.runtime.heads import (
     AttentionSizes,
-    ChainWords,
+    ChainTokens,
     HeadFile,
     KeyValueCache,
     LayerWeights,
@@ -45,7 +45,7 @@ from specrun.runtime.heads import (
     decoder_layer,
     fill_places,
     filled_width,
-    ranked_words,
+    ranked_tokens,
 )
 
 FloatRows = npt.NDArray[np.float32]
@@ -53,11 +53,11 @@ FloatRows = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class PairSizes:
-    """The sizes of a head: its predicted states, the target's features of a pair, the words it knows, its layer."""
+    """The sizes of a head: its predicted states, the target's features of a pair, the tokens it knows, its layer."""
 
     hidden: int
     features: int
-    words: int
+    vocab_size: int
     feed_forward: int
     norm_eps: float
     attention: AttentionSizes
@@ -65,14 +65,14 @@ class PairSizes:
 
 @dataclass(frozen=True, slots=True)
 class EagleRows:
-    """What a head says after n pairs: predicted states [n, hidden] and its best words.
+    """What a head says after n pairs: predicted states [n, hidden] and its best tokens.
 
-    `words` (of the target) and `log_probs` are [n, ranks], the most likely first; `logits` [n, words of the target]
+    `tokens` (of the target) and `log_probs` are [n, ranks], the most likely first; `logits` [n, target vocab]
     where they were asked for: a view, which dies with the head's next evaluation.
     """
 
     states: FloatRows
-    words: npt.NDArray[np.int32]
+    tokens: npt.NDArray[np.int32]
     log_probs: FloatRows
     logits: FloatRows | None
 
@@ -105,14 +105,14 @@ class PairHead(ABC):
     ) -> None:
         self.sizes = sizes
         self.n_params = file.header.n_parameters
-        self.ranks = min(ranks, sizes.words)
+        self.ranks = min(ranks, sizes.vocab_size)
         self.whole_rows = whole_rows
         self.device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
         self._prefix = prefix
         self._target = TargetTensors(target, self.device)
         self._stores: list[TensorStore] = []
         self._chain_parts: PairGraphParts | None = None
-        self._word_ids: npt.NDArray[np.int32] | None = None  # the target's tokens by the head's, where these differ
+        self._target_ids: npt.NDArray[np.int32] | None = None  # the target's tokens by the head's, where these differ
         try:
             self._weights = load_tensors(file.path, self.device, names)
             self._stores.append(self._weights)
@@ -146,16 +146,16 @@ class PairHead(ABC):
         return features
 
     @abstractmethod
-    def predicted(self, builder: GraphBuilder, words: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+    def predicted(self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
         """Return the predicted states (hidden, n) and what the output matrix reads, for pairs of both."""
 
     def target_rows(self, logits: FloatRows) -> FloatRows:
-        """Return logits over the head's tokens, [n, words], as logits over the target's."""
+        """Return logits over the head's tokens, [n, vocab], as logits over the target's."""
         return logits
 
-    def target_tokens(self, words: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    def target_tokens(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Return the target's tokens for the head's, [n, ranks]."""
-        return words if self._word_ids is None else self._word_ids[words]
+        return tokens if self._target_ids is None else self._target_ids[tokens]
 
     def chain_parts(self) -> PairGraphParts:
         """Return what graphs of chains are made of.
@@ -163,10 +163,10 @@ class PairHead(ABC):
         Raises UnsupportedModelError where a drafted token may have no embedding.
         """
         if self._chain_parts is None:
-            ids, table = self._word_ids, None
+            ids, table = self._target_ids, None
             largest = self.output.shape[1] - 1 if ids is None else int(ids.max())
             if largest >= self.n_embeddings:
-                raise UnsupportedModelError(f"word {largest} of an EAGLE head has no embedding")
+                raise UnsupportedModelError(f"token {largest} of an EAGLE head has no embedding")
             if ids is not None:
                 store = TensorStore(self.device, {"ids": ("I32", (1, len(ids)))})
                 self._stores.append(store)
@@ -257,15 +257,15 @@ class PairCells:
         n: int,
         *,
         probabilities: bool = False,
-    ) -> ChainWords | None:
-        """Evaluate m real pairs and a greedy chain below them at once: return its n words.
+    ) -> ChainTokens | None:
+        """Evaluate m real pairs and a greedy chain below them at once: return its n tokens.
 
         The pairs, tokens [m] and features [m, features] of positions `position` on, go into the cells after the first
-        `count`, those of the first n - 1 words after them; each sees all cells before its own. None where the backends
+        `count`, those of the first n - 1 tokens after them; each sees all cells before its own. None where the backends
         cannot compute it in one graph, or the numbers are too large for one.
         """
 
-        def run(chains: PairChains) -> ChainWords:
+        def run(chains: PairChains) -> ChainTokens:
             self._check(tokens, count + len(tokens) + n - 1)
             with self._native:
                 return chains.run(tokens, features, position, count, n, probabilities=probabilities)
@@ -298,10 +298,10 @@ class PairCells:
         inputs["states"][:n], inputs["states"][n:] = states, 0.0
         with self._native:
             graph.compute()
-        best = ranked_words(graph, n)
+        best = ranked_tokens(graph, n)
         return EagleRows(
             _floats(graph.read("states"))[:n],
-            head.target_tokens(best.words),
+            head.target_tokens(best.tokens),
             best.log_probs,
             head.target_rows(_floats(graph.peek("logits"))[:n]) if head.whole_rows else None,
         )
@@ -312,7 +312,7 @@ class PairCells:
             raise OptionError(f"an EAGLE head with {self.n_cells} cells cannot hold {used} pairs")
         n_embeddings = self._head.n_embeddings
         if min(tokens) < 0 or max(tokens) >= n_embeddings:
-            raise OptionError(f"a token outside the {n_embeddings} words of an EAGLE head")
+            raise OptionError(f"a token outside the {n_embeddings} tokens of an EAGLE head")
 
     def _graph(self, width: int, length: int, *, real: bool) -> Graph:
         """Return the graph for so many pairs that attend to the first `length` cells."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.drafters.eagle.pair_head import EagleRows
-from specrun.runtime.heads import MOST_CHAIN_ROWS, ChainWords, RowPiece, TextRows
+from specrun.runtime.heads import MOST_CHAIN_ROWS, ChainTokens, RowPiece, TextRows
 
 FloatRows = npt.NDArray[np.float32]
 _NODES = 32  # for which there is room at first
@@ -91,7 +91,7 @@ class EvaluatesPairs(Protocol):
         n: int,
         *,
         probabilities: bool = False,
-    ) -> ChainWords | None:
+    ) -> ChainTokens | None:
         """Evaluate real pairs and a greedy chain below them, or return None; see `PairCells.chain`."""
 
 
@@ -130,7 +130,7 @@ class EagleState:
         self._root = self._rows.said(tokens)
         return self._root
 
-    def chain(self, tokens: Sequence[int], n: int) -> ChainWords | None:
+    def chain(self, tokens: Sequence[int], n: int) -> ChainTokens | None:
         """Forget all nodes and return up to n tokens of a greedy chain after the last one, evaluated at once.
 
         None where the last pair is not known, or the head has no graph for it.
@@ -140,10 +140,10 @@ class EagleState:
         n = min(n, 1 + self._rows.room)
         if piece is None or n < 1:
             return None
-        words = self._cells.chain(piece.tokens, piece.rows, piece.position, piece.count, n)
-        if words is not None:
+        drafted = self._cells.chain(piece.tokens, piece.rows, piece.position, piece.count, n)
+        if drafted is not None:
             self._rows.settle(piece)
-        return words
+        return drafted
 
     def room(self) -> int:
         """Return how many nodes may still be evaluated."""
@@ -176,4 +176,4 @@ class EagleState:
         rows = self._cells.evaluate_features(piece.tokens, piece.rows, positions, cells, sees)
         last = slice(n - 1, n)
         logits = None if rows.logits is None else rows.logits[last].copy()
-        return EagleRows(rows.states[last], rows.words[last], rows.log_probs[last], logits)
+        return EagleRows(rows.states[last], rows.tokens[last], rows.log_probs[last], logits)

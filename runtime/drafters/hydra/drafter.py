@@ -1,7 +1,7 @@
 """Hydra drafts a tree with heads that know the tokens before their own (Ankner et al. 2024).
 
 The tree is verified as point masses, so the text is plain decoding's own. As a head's law depends on the path, it is
-evaluated for every path of a depth at once; static trees take its best words by rank, dynamic ones those of
+evaluated for every path of a depth at once; static trees take its best tokens by rank, dynamic ones those of
 highest path probability. A chain is one evaluation of all heads, where they have a graph for that.
 
 The state that Hydra's heads read: of the position before the last committed token, true after any rounds.
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
-from specrun.runtime.heads import MOST_CHAIN_ROWS, ChainWords, RankedWords, RowPiece, TextRows, copied_rows
+from specrun.runtime.heads import MOST_CHAIN_ROWS, ChainTokens, RankedTokens, RowPiece, TextRows, copied_rows
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 from specrun.runtime.trees import DynamicShape, EvaluatedDepth, PathLaws, Paths, Topology, grow_draft
@@ -47,7 +47,7 @@ class ReadsStates(Protocol):
 
     def chain(
         self, states: FloatRows, position: int, count: int, token: int, n: int, *, probabilities: bool = False
-    ) -> ChainWords | None:
+    ) -> ChainTokens | None:
         """See `HydraCells.chain`."""
 
 
@@ -83,7 +83,7 @@ class HydraState:
         """Return the state [hidden] before the last token of a text, None where it is not known."""
         return self._rows.said(tokens)
 
-    def chain(self, tokens: Sequence[int], n: int) -> ChainWords | None:
+    def chain(self, tokens: Sequence[int], n: int) -> ChainTokens | None:
         """Return n tokens of a greedy chain after the last token of a text, evaluated at once.
 
         None where the state before it is not known, or the heads have no graph for it.
@@ -91,10 +91,10 @@ class HydraState:
         piece = self._rows.due(tokens, MOST_CHAIN_ROWS)
         if piece is None:
             return None
-        words = self._heads.chain(piece.rows, piece.position, piece.count, tokens[-1], n)
-        if words is not None:
+        drafted = self._heads.chain(piece.rows, piece.position, piece.count, tokens[-1], n)
+        if drafted is not None:
             self._rows.settle(piece)
-        return words
+        return drafted
 
     def _evaluate(self, piece: RowPiece) -> FloatRows:
         state: FloatRows = self._heads.states(piece.rows, piece.position, piece.count)[-1]
@@ -102,7 +102,7 @@ class HydraState:
 
 
 class PathHeads(ReadsStates, Protocol):
-    """Heads that name the likely words after a path; `heads.hydra_head.HydraCells` are."""
+    """Heads that name the likely tokens after a path; `heads.hydra_head.HydraCells` are."""
 
     n_params: int
 
@@ -110,10 +110,10 @@ class PathHeads(ReadsStates, Protocol):
     def native_seconds(self) -> float:
         """Time in their graphs."""
 
-    def best_words(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
-        """Return the best words [n, ranks] after each path below a state [hidden]; all paths have one length."""
+    def best_tokens(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
+        """Return the best tokens [n, ranks] after each path below a state [hidden]; all paths have one length."""
 
-    def best_laws(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedWords:
+    def best_laws(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedTokens:
         """Return them with their log-probabilities."""
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class HydraDrafter(Drafter):
         if isinstance(shape, Topology) and shape.n_leaves == 1:
             chain = self._state.chain(request.tokens, len(shape))
             if chain is not None:
-                return DraftTree.chain(chain.words)
+                return DraftTree.chain(chain.tokens)
         state = self._state.at_end(request.tokens)
         if state is None:
             return DraftTree()
@@ -191,13 +191,13 @@ class HydraDrafter(Drafter):
 
 
 def _grow_by_rank(topology: Topology, heads: PathHeads, state: FloatRows, last: int) -> DraftTree:
-    """Return a tree of this shape, the children of a node being the best words after its path, by rank."""
+    """Return a tree of this shape, the children of a node being the best tokens after its path, by rank."""
     children, tokens = topology.children, dict[int, int]()  # by their places in the topology
     level = [(ROOT, [last])]  # (place, path) of what is evaluated next
     while level:
-        words = heads.best_words(state, [path for _, path in level]).tolist()
+        named = heads.best_tokens(state, [path for _, path in level]).tolist()
         below: list[tuple[int, list[int]]] = []
-        for (place, path), best in zip(level, words, strict=True):
+        for (place, path), best in zip(level, named, strict=True):
             for child, token in zip(children[place], best, strict=False):
                 tokens[child] = token
                 if child in children:
@@ -205,7 +205,7 @@ def _grow_by_rank(topology: Topology, heads: PathHeads, state: FloatRows, last: 
         level = below
     if len(tokens) == len(topology):
         return DraftTree.of_points([tokens[place] for place in range(len(topology))], topology.parents)
-    builder, nodes = TreeBuilder(), {ROOT: ROOT}  # a vocabulary of fewer words than the tree has branches
+    builder, nodes = TreeBuilder(), {ROOT: ROOT}  # a vocabulary of fewer tokens than the tree has branches
     for place in sorted(tokens):
         nodes[place] = builder.add(nodes[topology.parents[place]], tokens[place])
     return builder.build()

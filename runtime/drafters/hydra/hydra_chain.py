@@ -1,6 +1,6 @@
 """A greedy chain of Hydra's heads as one graph: the states that came last through the prefix layer, then head by head.
 
-Head k reads the state and the embeddings of the words before its own, so each best word's embedding is appended to what
+Head k reads the state and the embeddings of the tokens before its own, so each best token's embedding is appended to what
 the next head reads, inside the graph.
 """
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from specrun.bindings.ggml import F32, I32, ComputeDevice, Graph, GraphBuilder, Tensor
 from specrun.runtime.drafters.hydra.prefix_layer import PrefixCells
-from specrun.runtime.heads import ChainGraphs, ChainWords, chain_width
+from specrun.runtime.heads import ChainGraphs, ChainTokens, chain_width
 
 _PREFIX_OPERATIONS, _HEAD_OPERATIONS, _BLOCK_OPERATIONS = 96, 32, 8
 
@@ -43,8 +43,8 @@ class HydraChains:
 
     def run(
         self, states: npt.NDArray[np.float32], position: int, count: int, token: int, n: int, *, probabilities: bool
-    ) -> ChainWords:
-        """Return n words after a token, below the last of the hidden states [m, hidden].
+    ) -> ChainTokens:
+        """Return n tokens after a token, below the last of the hidden states [m, hidden].
 
         Their places in the prefix layer are those of `PrefixCells.evaluate`; without one, the last state is read alone.
         Raises UnsupportedModelError where no backend computes the graph.
@@ -77,11 +77,11 @@ class HydraChains:
                 x = self._prefix.add(builder, width, length)
                 if width > 1:
                     x = builder.get_rows(x, builder.input("last", I32, 1))
-            word = None if parts.embedding is None else builder.input("token", I32, 1)
+            token = None if parts.embedding is None else builder.input("token", I32, 1)
             for head in range(n):
-                if parts.embedding is not None and word is not None:
-                    x = builder.concat(x, builder.get_rows(parts.embedding, word))
-                word = builder.reshape(
+                if parts.embedding is not None and token is not None:
+                    x = builder.concat(x, builder.get_rows(parts.embedding, token))
+                token = builder.reshape(
                     self._graphs.table.add(builder, parts.logits(builder, head, x), head, probabilities=probabilities),
                     1,
                     1,

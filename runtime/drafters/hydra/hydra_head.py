@@ -1,6 +1,6 @@
 """Hydra's heads (Ankner et al. 2024, section 3) as ggml graphs: each knows the tokens drafted before its own.
 
-Head k predicts the word k + 2 places after the hidden state h of position t, given the tokens between,
+Head k predicts the token k + 2 places after the hidden state h of position t, given the tokens between,
 t+1 (the target's own) to t+1+k: x = [h; embed(t+1); ...; embed(t+1+k)], then residual blocks, then an output matrix.
 The first block makes x narrower, S x + c + SiLU(W x + b), later ones keep the width, x + SiLU(W x + b). Hydra++ puts
 the output of a prefix layer in the place of h (`prefix_layer`). Heads that are not grounded read h alone, as Medusa's.
@@ -10,7 +10,7 @@ The heads are weights, loaded once; every conversation that drafts with them has
 
 Tensors of head k: `hydra.{k}.res.{j}.weight` ((k + 2) h, h) for j = 0, else (h, h), and `.bias` (h);
 `hydra.{k}.skip.weight` ((k + 2) h, h) and `.bias` (h), the first block's S and c, of grounded heads only;
-`hydra.{k}.output.weight` (h, words, optional) and `.bias` (words, optional). The prefix layer: see `prefix_layer`.
+`hydra.{k}.output.weight` (h, vocab, optional) and `.bias` (vocab, optional). The prefix layer: see `prefix_layer`.
 Metadata: `hydra.embedding_length`, `.vocab_size`, `.head_count`, `.block_count`, `.grounded` (bool, true where absent),
 `.prefix_layer` (bool, false where absent), `.node_accuracy` (optional, see `node_accuracy`); for the prefix layer
 `.attention.head_count`, `.attention.head_count_kv`, `.feed_forward_length`, `.rope.freq_base`, `.rope.scaling.factor`,
@@ -42,16 +42,16 @@ from specrun.bindings.model import Model
 from specrun.runtime.drafters.hydra.hydra_chain import HydraChains, HydraGraphParts
 from specrun.runtime.drafters.hydra.prefix_layer import PrefixCells, PrefixLayer, plan_prefix
 from specrun.runtime.heads import (
-    ChainWords,
+    ChainTokens,
     HeadFile,
     NativeShare,
     PossibleChains,
-    RankedWords,
+    RankedTokens,
     add_ranking,
     filled_width,
-    ranked_words,
+    ranked_tokens,
     stored_accuracy,
-    words_by_rank,
+    tokens_by_rank,
 )
 
 _MAX_HEADS, _MAX_BLOCKS = 32, 16
@@ -99,13 +99,13 @@ class HydraHead:
         self.prefix: PrefixLayer | None = None
         self._grounded = file.flag("grounded", default=True)
         self._hidden = target.n_embd
-        self._words = file.size("vocab_size")
+        self._vocab_size = file.size("vocab_size")
         self._heads = _head_tensors(file, self.n_heads, grounded=self._grounded)
         names = [name for head in self._heads for name in head.names]
         prefix = plan_prefix(file) if file.flag("prefix_layer") else None
         names += [] if prefix is None else prefix.names
         shared = sum(head.output is None for head in self._heads)
-        self.evaluated_params = self.n_params + shared * self._hidden * self._words
+        self.evaluated_params = self.n_params + shared * self._hidden * self._vocab_size
         self._ranks: tuple[int, ...] = ()
         self._graphs: dict[tuple[int, int, bool], Graph] = {}
         self._device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
@@ -136,44 +136,44 @@ class HydraHead:
         return HydraCells(self, n_cells)
 
     def prepare(self, ranks: Sequence[int]) -> None:
-        """Say how many words each head has to name; fewer entries than heads leave the last heads out."""
+        """Say how many tokens each head has to name; fewer entries than heads leave the last heads out."""
         if not 0 < len(ranks) <= self.n_heads:
             raise OptionError(f"a tree of depth {len(ranks)}: these Hydra heads reach 1 to {self.n_heads} tokens deep")
         self._close_graphs()
-        self._ranks = tuple(min(one, self._words) for one in ranks)
+        self._ranks = tuple(min(one, self._vocab_size) for one in ranks)
 
-    def best_words(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
-        """Return the best words [n, ranks] after each of n paths, all of one length, below a state.
+    def best_tokens(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
+        """Return the best tokens [n, ranks] after each of n paths, all of one length, below a state.
 
         A path is the tokens from the target's own on; those of k + 1 tokens are head k's. The state is [hidden] for all
         paths or [n, hidden].
         """
         n, graph = self._evaluate(state, paths, probabilities=False)
-        words = words_by_rank(graph, n)
-        return words if n == len(paths) else words.repeat(len(paths), 0)
+        tokens = tokens_by_rank(graph, n)
+        return tokens if n == len(paths) else tokens.repeat(len(paths), 0)
 
-    def best_laws(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedWords:
-        """Return the same words with their log-probabilities."""
+    def best_laws(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedTokens:
+        """Return the same tokens with their log-probabilities."""
         n, graph = self._evaluate(state, paths, probabilities=True)
-        best = ranked_words(graph, n)
+        best = ranked_tokens(graph, n)
         if n == len(paths):
             return best
-        return RankedWords(best.words.repeat(len(paths), 0), best.log_probs.repeat(len(paths), 0))
+        return RankedTokens(best.tokens.repeat(len(paths), 0), best.log_probs.repeat(len(paths), 0))
 
     def check_chain(self, token: int, n: int) -> None:
         """Raise OptionError for a chain of n tokens after a token that these heads cannot draft."""
         if not 0 < n <= self.n_heads:
             raise OptionError(f"a chain of {n} tokens: these Hydra heads reach 1 to {self.n_heads} tokens deep")
-        if not 0 <= token < self._words:  # ggml would end the process
-            raise OptionError(f"a token outside the {self._words} words of these Hydra heads")
+        if not 0 <= token < self._vocab_size:  # ggml would end the process
+            raise OptionError(f"a token outside the {self._vocab_size} tokens of these Hydra heads")
 
     def new_chains(self, prefix: PrefixCells | None) -> HydraChains:
         """Prepare for a conversation's chains.
 
         Raises UnsupportedModelError where a drafted token may have no embedding.
         """
-        if self._embedding is not None and self._embedding.shape[1] < self._words:
-            raise UnsupportedModelError(f"words from {self._embedding.shape[1]} on have no embedding")
+        if self._embedding is not None and self._embedding.shape[1] < self._vocab_size:
+            raise UnsupportedModelError(f"tokens from {self._embedding.shape[1]} on have no embedding")
         n_blocks = max(len(head.blocks) for head in self._heads)
         parts = HydraGraphParts(self._hidden, n_blocks, self._embedding, self._logits)
         return HydraChains(self._device, prefix, parts)
@@ -200,8 +200,8 @@ class HydraHead:
         states = graph.inputs["state"]
         states[:n], states[n:] = state, 0.0
         if self._grounded:
-            if not all(0 <= token < self._words for path in paths for token in path):  # ggml would end the process
-                raise OptionError(f"a path with a token outside the {self._words} words of these Hydra heads")
+            if not all(0 <= token < self._vocab_size for path in paths for token in path):  # ggml would end the process
+                raise OptionError(f"a path with a token outside the {self._vocab_size} tokens of these Hydra heads")
             tokens = graph.inputs["tokens"].reshape(width, head + 1)
             tokens[:n], tokens[n:] = paths, 0
         graph.compute()
@@ -227,7 +227,7 @@ class HydraHead:
             builder.close()
 
     def _logits(self, builder: GraphBuilder, head: int, x: Tensor) -> Tensor:
-        """Return a head's logits (words, n) for what it reads, (width, n)."""
+        """Return a head's logits (vocab, n) for what it reads, (width, n)."""
         tensors = self._heads[head]
         for index, block in enumerate(tensors.blocks):
             skip = tensors.skip if index == 0 else None
@@ -283,19 +283,19 @@ class HydraCells:
         with self._native:
             return self.prefix.evaluate(states, position, count)
 
-    def best_words(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
-        """Return the best tokens [n, ranks] after each path; see `HydraHead.best_words`."""
+    def best_tokens(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
+        """Return the best tokens [n, ranks] after each path; see `HydraHead.best_tokens`."""
         with self._native:
-            return self._head.best_words(state, paths)
+            return self._head.best_tokens(state, paths)
 
-    def best_laws(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedWords:
+    def best_laws(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedTokens:
         """Return the same tokens with their log-probabilities."""
         with self._native:
             return self._head.best_laws(state, paths)
 
     def chain(
         self, states: FloatRows, position: int, count: int, token: int, n: int, *, probabilities: bool = False
-    ) -> ChainWords | None:
+    ) -> ChainTokens | None:
         """Return n tokens of a greedy chain after a token, below the last of the hidden states [m, hidden].
 
         With a prefix layer all of them pass through it, as in `PrefixCells.evaluate`. None where the backends cannot
@@ -307,7 +307,7 @@ class HydraCells:
                 f"a prefix layer with {self.prefix.n_cells} cells cannot hold {count + len(states)} positions"
             )
 
-        def run(chains: HydraChains) -> ChainWords:
+        def run(chains: HydraChains) -> ChainTokens:
             with self._native:
                 return chains.run(states, position, count, token, n, probabilities=probabilities)
 
@@ -322,7 +322,7 @@ class HydraCells:
 
 def _head_tensors(file: HeadFile, n_heads: int, *, grounded: bool) -> list[_HeadTensors]:
     """Return each head's tensors, checked."""
-    hidden, words = file.size("embedding_length"), file.size("vocab_size")
+    hidden, vocab_size = file.size("embedding_length"), file.size("vocab_size")
     n_blocks = file.size("block_count", _MAX_BLOCKS)
     found: list[_HeadTensors] = []
     for head in range(n_heads):
@@ -335,8 +335,8 @@ def _head_tensors(file: HeadFile, n_heads: int, *, grounded: bool) -> list[_Head
             _HeadTensors(
                 tuple(blocks),
                 _pair(file, f"hydra.{head}.skip", wide, hidden) if grounded else None,
-                file.require(output, (hidden, words)) if output in file else None,
-                file.require(bias, (words,)) if bias in file else None,
+                file.require(output, (hidden, vocab_size)) if output in file else None,
+                file.require(bias, (vocab_size,)) if bias in file else None,
             )
         )
     return found

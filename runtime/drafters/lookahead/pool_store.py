@@ -31,19 +31,19 @@ _DIGEST = 32
 _MAX_FILE = 1 << 30
 
 
-class Words(Protocol):
+class SizedVocabulary(Protocol):
     """What tells a vocabulary from another: `Vocabulary` has it, tests bring their own."""
 
     @property
     def size(self) -> int:
-        """How many words there are."""
+        """How many tokens there are."""
 
     @property
     def fingerprint(self) -> bytes:
-        """The SHA-256 of all words."""
+        """The SHA-256 of all tokens."""
 
 
-def save_pool(pool: NgramPool, path: str | os.PathLike[str], vocabulary: Words) -> None:
+def save_pool(pool: NgramPool, path: str | os.PathLike[str], vocabulary: SizedVocabulary) -> None:
     """Write a pool over `path`: after a crash at any moment the old file or the new one is there, never a part.
 
     Raises OptionError if the file cannot be written, SpecrunError if the disk is full.
@@ -59,7 +59,7 @@ def save_pool(pool: NgramPool, path: str | os.PathLike[str], vocabulary: Words) 
 
 def load_pool(
     path: str | os.PathLike[str],
-    vocabulary: Words,
+    vocabulary: SizedVocabulary,
     *,
     n: int | None = None,
     per_key: int = 16,
@@ -86,7 +86,7 @@ def load_pool(
         raise MalformedFileError(f"{place} is damaged (its checksum is wrong); delete it to begin a new pool")
     if (size, fingerprint) != (vocabulary.size, vocabulary.fingerprint):
         raise ModelError(
-            f"{place} was made with another vocabulary ({size} words, the target has {vocabulary.size}); "
+            f"{place} was made with another vocabulary ({size} tokens, the target has {vocabulary.size}); "
             "give each target a pool of its own"
         )
     lengths = np.frombuffer(content, np.uint8, n_ngrams, _HEADER.size).astype(np.int64)
@@ -94,9 +94,9 @@ def load_pool(
     if not _is_sound(lengths, tokens, longest, size):
         raise MalformedFileError(f"{place} contradicts itself; delete it to begin a new pool")
     pool = NgramPool(n or longest, per_key=per_key, max_keys=max_keys)
-    words: list[int] = tokens.tolist()
+    stored: list[int] = tokens.tolist()
     ends: list[int] = np.cumsum(lengths).tolist()
-    pool.update(words[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True))
+    pool.update(stored[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True))
     return pool
 
 
@@ -179,7 +179,7 @@ class NgramStore:
 
 
 def open_store(
-    path: Path | None, words: Words, *, n: int, per_key: int, max_keys: int, keep: bool = True
+    path: Path | None, vocabulary: SizedVocabulary, *, n: int, per_key: int, max_keys: int, keep: bool = True
 ) -> NgramStore:
     """Return the store of a file, which need not exist yet; None for one that lives in memory only.
 
@@ -189,10 +189,10 @@ def open_store(
     if path is None:
         return NgramStore(NgramPool(n, per_key=per_key, max_keys=max_keys))
     if path.exists() or not keep:
-        pool = load_pool(path, words, n=n, per_key=per_key, max_keys=max_keys)
+        pool = load_pool(path, vocabulary, n=n, per_key=per_key, max_keys=max_keys)
     else:
         pool = NgramPool(n, per_key=per_key, max_keys=max_keys)
     if not keep:
         return NgramStore(pool)
     check_target(path, force=True)
-    return NgramStore(pool, lambda latest: save_pool(latest, path, words))
+    return NgramStore(pool, lambda latest: save_pool(latest, path, vocabulary))

@@ -23,8 +23,8 @@ from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import Topology
 
 
-class WordHeads(Protocol):
-    """Heads that name the likely words at the next places; `heads.medusa_head.MedusaHead` is one."""
+class TokenHeads(Protocol):
+    """Heads that name the likely tokens at the next places; `heads.medusa_head.MedusaHead` is one."""
 
     n_params: int
 
@@ -32,12 +32,12 @@ class WordHeads(Protocol):
     def native_seconds(self) -> float:
         """Time in their graph, whoever asked."""
 
-    def best_words(self, features: npt.NDArray[np.float32]) -> list[list[int]]:
-        """Return each head's words for a final hidden state [hidden], the most likely first."""
+    def best_tokens(self, features: npt.NDArray[np.float32]) -> list[list[int]]:
+        """Return each head's tokens for a final hidden state [hidden], the most likely first."""
 
 
 class MedusaDrafter(Drafter):
-    """Children of depth k + 1 are head k's words by rank, whatever their parent: point masses.
+    """Children of depth k + 1 are head k's tokens by rank, whatever their parent: point masses.
 
     The hidden state is the one from which the target's own token came, so a round's first drafts need no evaluation
     of the target. In the first round of an answer it is the one before the prompt's last token, which is evaluated even
@@ -48,7 +48,7 @@ class MedusaDrafter(Drafter):
 
     needs_hidden_states = True
 
-    def __init__(self, heads: WordHeads, topology: Topology, *, name: str = "medusa") -> None:
+    def __init__(self, heads: TokenHeads, topology: Topology, *, name: str = "medusa") -> None:
         self.name = name
         self.max_nodes = len(topology)
         self.max_leaves = topology.n_leaves
@@ -70,13 +70,13 @@ class MedusaDrafter(Drafter):
             self._keep(rows, count - 1, self._prompt_length)
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return the tree of the heads' words, cut where a limit asks for it."""
+        """Return the tree of the heads' tokens, cut where a limit asks for it."""
         topology = self._topology.limited(request.max_depth, request.max_nodes)
         if self._features is None or len(request.tokens) != self._known or not len(topology):
             return DraftTree()
         with self._native:
-            words = self._heads.best_words(self._features)
-        tokens = [words[depth - 1][rank] for depth, rank in zip(topology.depths, topology.ranks, strict=True)]
+            named = self._heads.best_tokens(self._features)
+        tokens = [named[depth - 1][rank] for depth, rank in zip(topology.depths, topology.ranks, strict=True)]
         return DraftTree.of_points(tokens, topology.parents)
 
     def observe(self, outcome: RoundOutcome) -> None:

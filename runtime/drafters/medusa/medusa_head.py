@@ -1,10 +1,10 @@
 """Medusa's heads (Cai et al. 2024, section 2.1.1) as a ggml graph.
 
-Head k predicts the word k + 1 places after the one that the target itself predicts, from the same final hidden state h:
+Head k predicts the token k + 1 places after the one that the target itself predicts, from the same final hidden state h:
 p_k = softmax(W2_k (SiLU(W1_k h + b_k) + h)). Several residual blocks follow one another. Without W2_k of its own a head
 uses the target's output matrix.
 
-Tensors: `medusa.{k}.res.{j}.weight` (h, h) and `.bias` (h), `medusa.{k}.output.weight` (h, words); metadata
+Tensors: `medusa.{k}.res.{j}.weight` (h, h) and `.bias` (h), `medusa.{k}.output.weight` (h, vocab); metadata
 `medusa.embedding_length`, `.vocab_size`, `.head_count`, `.block_count`.
 """
 
@@ -40,7 +40,7 @@ class MedusaHead:
 
     What they say depends on the hidden state alone, so conversations share their graph, too.
 
-    `ranks[k]` is how many words head k has to name; fewer entries than heads leave the last heads out.
+    `ranks[k]` is how many tokens head k has to name; fewer entries than heads leave the last heads out.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class MedusaHead:
         self.accuracy = stored_accuracy(file, self.n_heads)
         self.n_params = file.header.n_parameters
         self._names = _tensor_names(file, self.n_heads)
-        self._width, self._words = target.n_embd, target.vocabulary.size
+        self._width, self._vocab_size = target.n_embd, target.vocabulary.size
         shared = sum(len(own) % 2 == 0 for own in self._names)  # heads that read the target's output matrix
-        self.evaluated_params = self.n_params + shared * self._width * self._words
+        self.evaluated_params = self.n_params + shared * self._width * self._vocab_size
         self._graph: Graph | None = None
         self._ranks: tuple[int, ...] = ()
         self._device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
@@ -74,14 +74,14 @@ class MedusaHead:
         return self._device.native_seconds
 
     def prepare(self, ranks: Sequence[int]) -> None:
-        """Build the graph for one hidden state and heads that name so many words each."""
+        """Build the graph for one hidden state and heads that name so many tokens each."""
         graph = self._build(ranks, 1)
         if self._graph is not None:
             self._graph.close()
         self._graph, self._ranks = graph, tuple(ranks)
 
-    def words_along(self, features: npt.NDArray[np.float32], ranks: int) -> Iterator[list[list[int]]]:
-        """Yield what `best_words` returns for each of many hidden states [n, hidden], all heads naming `ranks` words.
+    def tokens_along(self, features: npt.NDArray[np.float32], ranks: int) -> Iterator[list[list[int]]]:
+        """Yield what `best_tokens` returns for each of many hidden states [n, hidden], all heads naming `ranks` tokens.
 
         Several states share an evaluation, and so the reading of the weights.
         """
@@ -93,38 +93,38 @@ class MedusaHead:
                 rows[: len(piece)], rows[len(piece) :] = piece, 0.0
                 found = self._compute(graph, self.n_heads)
                 for row in range(len(piece)):
-                    yield [words[row] for words in found]
+                    yield [tokens[row] for tokens in found]
         finally:
             graph.close()
 
     def _build(self, ranks: Sequence[int], rows: int) -> Graph:
-        """Return the graph that names so many words of each head for `rows` hidden states."""
+        """Return the graph that names so many tokens of each head for `rows` hidden states."""
         if not 0 < len(ranks) <= self.n_heads:
             raise OptionError(f"a tree of depth {len(ranks)}: these Medusa heads reach 1 to {self.n_heads} tokens deep")
-        if max(ranks) > self._words:
-            raise OptionError(f"a tree of {max(ranks)} branches: these Medusa heads know {self._words} words")
+        if max(ranks) > self._vocab_size:
+            raise OptionError(f"a tree of {max(ranks)} branches: these Medusa heads know {self._vocab_size} tokens")
         n_operations = sum(2 * len(names) + _OPERATIONS for names in self._names)
         builder = GraphBuilder(self._device, n_operations)
         try:
             features = builder.input("features", F32, self._width, rows)
             for head, count in enumerate(ranks):
                 logits = self._logits(builder, head, features)
-                builder.output(f"words{head}", builder.best(logits, count)[0])
+                builder.output(f"tokens{head}", builder.best(logits, count)[0])
             return builder.build()
         finally:
             builder.close()
 
-    def best_words(self, features: npt.NDArray[np.float32]) -> list[list[int]]:
-        """Return each head's words for a final hidden state [hidden], the most likely first."""
+    def best_tokens(self, features: npt.NDArray[np.float32]) -> list[list[int]]:
+        """Return each head's tokens for a final hidden state [hidden], the most likely first."""
         if self._graph is None:
             raise OptionError("Medusa heads need their tree before they can be asked")
         self._graph.inputs["features"][0] = features
-        return [words[0] for words in self._compute(self._graph, len(self._ranks))]
+        return [tokens[0] for tokens in self._compute(self._graph, len(self._ranks))]
 
     def _compute(self, graph: Graph, n_heads: int) -> list[list[list[int]]]:
-        """Return the words of each head for each row of the graph's inputs."""
+        """Return the tokens of each head for each row of the graph's inputs."""
         graph.compute()
-        return [graph.peek(f"words{head}").tolist() for head in range(n_heads)]
+        return [graph.peek(f"tokens{head}").tolist() for head in range(n_heads)]
 
     def close(self) -> None:
         """Free graph, weights and device."""
@@ -144,13 +144,13 @@ class MedusaHead:
         for weight, bias in zip(blocks[0::2], blocks[1::2], strict=True):
             linear = builder.mul_mat(Tensor(self._weights[str(weight)]), state)
             state = builder.add(state, builder.silu(builder.add(linear, Tensor(self._weights[str(bias)]))))
-        words = self._target.output() if output is None else Tensor(self._weights[output])
-        return builder.mul_mat(words, state)
+        matrix = self._target.output() if output is None else Tensor(self._weights[output])
+        return builder.mul_mat(matrix, state)
 
 
 def _tensor_names(file: HeadFile, n_heads: int) -> list[list[str]]:
     """Return each head's tensors in order, checked: weight and bias of its blocks, then its output if it has one."""
-    hidden, words = file.size("embedding_length"), file.size("vocab_size")
+    hidden, vocab_size = file.size("embedding_length"), file.size("vocab_size")
     n_blocks = file.size("block_count", _MAX_BLOCKS)
     names: list[list[str]] = []
     for head in range(n_heads):
@@ -159,5 +159,5 @@ def _tensor_names(file: HeadFile, n_heads: int) -> list[list[str]]:
             own.append(file.require(f"medusa.{head}.res.{block}.weight", (hidden, hidden)))
             own.append(file.require(f"medusa.{head}.res.{block}.bias", (hidden,)))
         output = f"medusa.{head}.output.weight"
-        names.append([*own, file.require(output, (hidden, words))] if output in file else own)
+        names.append([*own, file.require(output, (hidden, vocab_size))] if output in file else own)
     return names

@@ -28,7 +28,7 @@ from specrun.runtime.pairing import check_blocks
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.transform import penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import RANKED_WORDS, check_p_min, draft_chain, ranking_params
+from specrun.runtime.trees import RANKED_TOKENS, check_p_min, draft_chain, ranking_params
 
 MtpSampling = Literal["argmax", "with"]
 
@@ -38,7 +38,7 @@ class MtpDrafter(Drafter):
 
     A model with one block uses it again and again, on its own states; one with several has a block for each token.
     `sampling` "argmax" drafts point masses: the text stays plain decoding's own at every temperature. "with" draws from
-    the blocks' law, transformed like the target's. `p_min` ends a chain before a token whose law gives no word that
+    the blocks' law, transformed like the target's. `p_min` ends a chain before a token whose law gives no token that
     probability (at temperature 0: at temperature 1).
 
     It is one conversation's: it owns the context, and the model is shared. `n_params` are the parameters that drafting
@@ -88,7 +88,7 @@ class MtpDrafter(Drafter):
         if points and self._p_min == 0.0:
             params = params.replace(temperature=0.0)  # the favourite is the same, and no law has to be made
         elif params.is_greedy:
-            params = ranking_params(params, RANKED_WORDS)  # a greedy law is always certain
+            params = ranking_params(params, RANKED_TOKENS)  # a greedy law is always certain
 
         def law_after(drafted: list[int]) -> Law:
             row = self._state.after(drafted[-1]) if drafted else root

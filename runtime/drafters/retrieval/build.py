@@ -21,7 +21,7 @@ def build_prompt_lookup(expression: Expression, environment: DraftEnvironment, b
     """Build `prompt-lookup(n=15, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=FILE)`."""
     options = options_of(expression)
     reference = options.optional("reference")
-    words = environment.target.vocabulary
+    vocabulary = environment.target.vocabulary
     make = functools.partial(
         PromptLookupDrafter,
         num_draft_tokens=options.integer("n", 15),
@@ -29,7 +29,7 @@ def build_prompt_lookup(expression: Expression, environment: DraftEnvironment, b
         branches=options.integer("branches", 4),
         max_ngram=options.integer("max_ngram", 16),
         min_ngram=options.integer("min_ngram", 2),
-        reference=None if reference is None else read_reference(Path(reference).expanduser(), words),
+        reference=None if reference is None else read_reference(Path(reference).expanduser(), vocabulary),
         costs=environment.curve,
         name=str(expression),
     )

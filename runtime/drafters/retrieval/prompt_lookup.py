@@ -1,4 +1,4 @@
-"""Prompt lookup: continue the last words as they continued before (Saxena 2023; LLMA, Yang et al. 2023)."""
+"""Prompt lookup: continue the last tokens as they continued before (Saxena 2023; LLMA, Yang et al. 2023)."""
 
 from __future__ import annotations
 

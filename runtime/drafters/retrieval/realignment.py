@@ -1,6 +1,6 @@
 """Finding one's place again after an edit: where a text that was being copied goes on in its source.
 
-A text that repeats an earlier one with some words changed leaves it at every change, and the last tokens are then found
+A text that repeats an earlier one with some tokens changed leaves it at every change, and the last tokens are then found
 nowhere, or in many places. Copying goes on where it was left: behind the source's next occurrence of the last token
 close by, or, where there is none, one token further, as if one token had been replaced by one.
 """

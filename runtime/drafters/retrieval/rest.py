@@ -1,4 +1,4 @@
-"""REST: continue the last words as they continued in a corpus (He et al. 2023)."""
+"""REST: continue the last tokens as they continued in a corpus (He et al. 2023)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
 from specrun.cli.main import cli
 
-TINY = HeadsOptions(hidden=(64,), words=320, widths=(1, 3), repetitions=3, n_threads=1, copy_bytes=1 << 20)
+TINY = HeadsOptions(hidden=(64,), vocab_size=320, widths=(1, 3), repetitions=3, n_threads=1, copy_bytes=1 << 20)
 
 
 def q8(*shape: int) -> int:
@@ -101,7 +101,7 @@ def test_copies_are_whole_whatever_the_number_of_threads() -> None:
         ({"hidden": (100,)}, "multiples of 64"),
         ({"hidden": ()}, "1 or more"),
         ({"widths": (0,)}, "1 or more"),
-        ({"words": 3}, "16 to 1,000,000"),
+        ({"vocab_size": 3}, "16 to 1,000,000"),
         ({"type_name": "Q9"}, "use F32, F16, Q8_0"),
     ],
 )

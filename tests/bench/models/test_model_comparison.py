@@ -39,7 +39,7 @@ def test_divergence_of_known_laws() -> None:
         summarise_rows([])
 
 
-def test_a_word_that_the_other_model_never_says() -> None:
+def test_a_token_that_the_other_model_never_says() -> None:
     with np.errstate(divide="ignore"):
         found = row_divergence(np.log([[0.5, 0.5]]), np.log([[1.0, 0.0]]), [1])
     assert found.kl[0] == np.inf
@@ -83,7 +83,7 @@ def test_perplexity_of_a_model_is_its_own(tiny_model: Path, tiny_flat_twin: Path
     assert found.summary.kl_mean != pytest.approx(swapped.summary.kl_mean)
 
 
-def test_models_of_other_words_cannot_be_compared(tiny_model: Path, tiny_small_vocab: Path) -> None:
+def test_models_of_other_vocabularies_cannot_be_compared(tiny_model: Path, tiny_small_vocab: Path) -> None:
     with pytest.raises(PairError, match="cannot be compared: "):
         compare_models(tiny_model, tiny_small_vocab, "text")
 

@@ -32,7 +32,7 @@ from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import CachedText
 from specrun.runtime.tree import DraftTree
 
-WORDS = 60
+VOCAB = 60
 CPU = CostCurve((1, 2, 3, 4, 6, 8, 16, 32), *2 * ((1.0, 1.38, 1.63, 1.98, 2.2, 2.5, 4.0, 7.0),))
 
 
@@ -43,18 +43,18 @@ def lookahead() -> LookaheadDrafter:
 MATCHING: dict[str, Callable[[], Drafter]] = {
     "prompt-lookup": lambda: PromptLookupDrafter(costs=CPU),
     "lookahead": lookahead,
-    "rest": lambda: RestDrafter(ContextIndex.of_text(copies(4000, 3, seed=99), WORDS), costs=CPU),
+    "rest": lambda: RestDrafter(ContextIndex.of_text(copies(4000, 3, seed=99), VOCAB), costs=CPU),
 }
 
 
 def copies(length: int, mean: float, *, seed: int) -> list[int]:
-    """Return a text of random words and earlier passages of so many words on average."""
+    """Return a text of random tokens and earlier passages of so many tokens on average."""
     rng = random.Random(seed)
-    tokens = [rng.randrange(1, WORDS) for _ in range(100)]
+    tokens = [rng.randrange(1, VOCAB) for _ in range(100)]
     while len(tokens) < length:
         size = 1 + int(rng.expovariate(1.0 / mean))
         start = rng.randrange(len(tokens))
-        tokens += [*tokens[start : start + size], rng.randrange(1, WORDS)]
+        tokens += [*tokens[start : start + size], rng.randrange(1, VOCAB)]
     return tokens[:length]
 
 
@@ -78,7 +78,7 @@ class Writer:
     def logits(self, row: int) -> np.ndarray:
         depth = 0 if row == 0 else self._tree.depths[row - 1]
         position = self._length + depth
-        return 9.0 * np.eye(WORDS, dtype=np.float32)[self.text[min(position, len(self.text) - 1)]]
+        return 9.0 * np.eye(VOCAB, dtype=np.float32)[self.text[min(position, len(self.text) - 1)]]
 
 
 @pytest.mark.parametrize("name", MATCHING)
@@ -128,7 +128,7 @@ def test_what_needs_the_target_is_refused() -> None:
 
 # Where drafting does not pay, a matching drafter is plain decoding but for 3 %, once it had 64 tokens to see it.
 NO_USE: dict[str, Callable[[int], list[int]]] = {
-    "words at random": lambda seed: copies(900, 0.01, seed=seed),
+    "tokens at random": lambda seed: copies(900, 0.01, seed=seed),
     "pairs that come again": lambda seed: copies(900, 0.8, seed=seed),
     "one of three": lambda seed: _branching(900, 3, seed),
     "one of five": lambda seed: _branching(900, 5, seed),
@@ -136,11 +136,11 @@ NO_USE: dict[str, Callable[[int], list[int]]] = {
 
 
 def _branching(length: int, ways: int, seed: int) -> list[int]:
-    """Return a text in which every word has so many successors, equally likely."""
+    """Return a text in which every token has so many successors, equally likely."""
     rng = random.Random(seed)
     tokens = [1]
     while len(tokens) < length:
-        tokens.append(1 + (tokens[-1] * 7 + 11 * rng.randrange(ways)) % (WORDS - 1))
+        tokens.append(1 + (tokens[-1] * 7 + 11 * rng.randrange(ways)) % (VOCAB - 1))
     return tokens
 
 
@@ -161,15 +161,15 @@ def test_copies_are_drafted(name: str, mean: int, least: float) -> None:
 
 def test_an_edited_copy_is_found_again_behind_its_edits() -> None:
     rng = random.Random(4)
-    source = [rng.randrange(1, WORDS) for _ in range(120)]
-    edited = [rng.randrange(1, WORDS) if number % 9 == 8 else one for number, one in enumerate(source)]
+    source = [rng.randrange(1, VOCAB) for _ in range(120)]
+    edited = [rng.randrange(1, VOCAB) if number % 9 == 8 else one for number, one in enumerate(source)]
     result = replay_all(MATCHING["prompt-lookup"](), [ReplayText("edited", tuple(source), tuple(edited))], CPU)
     assert result.speed_up > 1.6
 
 
 def test_a_text_that_begins_to_repeat_is_noticed_without_probes() -> None:
     rng = random.Random(6)
-    new = [rng.randrange(1, WORDS) for _ in range(400)]
+    new = [rng.randrange(1, VOCAB) for _ in range(400)]
     rounds = replay(MATCHING["prompt-lookup"](), text_of([*new, *new[100:300]]), CPU)
     late = rounds[300:]
     assert sum(one.tokens for one in late) == 200

@@ -96,7 +96,7 @@ def test_log_sum_exp_survives_large_logits(device: ComputeDevice) -> None:
     np.testing.assert_allclose(computed(device, GraphBuilder.log_sum_exp, large), expected, rtol=1e-6)
 
 
-def test_the_best_words_and_their_logits_never_leave_with_the_row(device: ComputeDevice) -> None:
+def test_the_best_tokens_and_their_logits_never_leave_with_the_row(device: ComputeDevice) -> None:
     logits = RNG.normal(size=(4, 1000)).astype(np.float32)
     builder = GraphBuilder(device)
     row = builder.input("logits", F32, 1000, 4)
@@ -201,17 +201,17 @@ def test_a_cache_keeps_what_graphs_write(device: ComputeDevice) -> None:
 
 
 def test_results_are_left_in_tables_that_outlive_the_graph(device: ComputeDevice) -> None:
-    store = TensorStore(device, {"words": ("I32", (4,)), "values": ("F32", (4,))})
+    store = TensorStore(device, {"tokens": ("I32", (4,)), "values": ("F32", (4,))})
     builder = GraphBuilder(device)
     row = builder.input("row", F32, 8, 1)
-    word = builder.argmax(row)
-    builder.keep(builder.copy(word, builder.columns(Tensor(store["words"]), 2, 1)))
-    builder.keep(builder.copy(builder.pick(row, word, 1), builder.columns(Tensor(store["values"]), 2, 1)))
-    builder.output("words", builder.columns(Tensor(store["words"]), 1, 2))
+    token = builder.argmax(row)
+    builder.keep(builder.copy(token, builder.columns(Tensor(store["tokens"]), 2, 1)))
+    builder.keep(builder.copy(builder.pick(row, token, 1), builder.columns(Tensor(store["values"]), 2, 1)))
+    builder.output("tokens", builder.columns(Tensor(store["tokens"]), 1, 2))
     graph = builder.build()
     for one in X:
-        assert graph.run({"row": one})["words"].tolist() == [[0, int(one.argmax())]]
-        assert store.read("words", np.int32).tolist() == [0, 0, int(one.argmax()), 0]
+        assert graph.run({"row": one})["tokens"].tolist() == [[0, int(one.argmax())]]
+        assert store.read("tokens", np.int32).tolist() == [0, 0, int(one.argmax()), 0]
         assert store.read("values", np.float32).tolist() == [0, 0, one.max(), 0]
     graph.close()
     store.close()

@@ -167,9 +167,9 @@ def test_a_part_of_a_split_model_is_accepted(path: Path) -> None:
 
 
 def test_text_that_is_not_utf8_is_kept_as_bytes(path: Path) -> None:
-    words = entry("words", ARRAY, elements(STRING, 3, string(b"\xff\xfe") + string("") + string("ü")))
+    words = entry("tokens", ARRAY, elements(STRING, 3, string(b"\xff\xfe") + string("") + string("ü")))
     header = read_bytes(path, make(words, entry("general.name", STRING, string(b"a\xff"))))
-    value = header.metadata["words"]
+    value = header.metadata["tokens"]
     assert isinstance(value, ArrayValue)
     assert value.tolist() == ["\ufffd\ufffd", "", "ü"]
     assert [value.bytes_at(i) for i in (0, 1, -1)] == [b"\xff\xfe", b"", "ü".encode()]
@@ -178,34 +178,34 @@ def test_text_that_is_not_utf8_is_kept_as_bytes(path: Path) -> None:
 
 def test_arrays_are_sequences(path: Path) -> None:
     numbers = entry("numbers", ARRAY, elements(UINT32, 3, u32(7) + u32(8) + u32(9)))
-    words = entry("words", ARRAY, elements(STRING, 2, string("one") + string("two")))
+    words = entry("tokens", ARRAY, elements(STRING, 2, string("one") + string("two")))
     flags = entry("flags", ARRAY, elements(BOOL, 3, b"\0\1\2"))
     empty = entry("empty", ARRAY, elements(STRING, 0))
     metadata = read_bytes(path, make(numbers, words, flags, empty)).metadata
     values = {key: value for key, value in metadata.items() if isinstance(value, ArrayValue)}
     assert {key: value.tolist() for key, value in values.items()} == {
         "numbers": [7, 8, 9],
-        "words": ["one", "two"],
+        "tokens": ["one", "two"],
         "flags": [False, True, True],
         "empty": [],
     }
     assert [len(value) for value in values.values()] == [3, 2, 3, 0]
-    assert (values["numbers"][-1], values["numbers"][1:], values["words"][1], values["words"][::-1]) == (
+    assert (values["numbers"][-1], values["numbers"][1:], values["tokens"][1], values["tokens"][::-1]) == (
         9,
         [8, 9],
         "two",
         ["two", "one"],
     )
-    assert "two" in values["words"]
-    assert values["words"].index("two") == 1
+    assert "two" in values["tokens"]
+    assert values["tokens"].index("two") == 1
     assert values["numbers"].to_numpy().tolist() == [7, 8, 9]
     assert values["flags"].to_numpy().dtype == np.bool_
-    assert repr(values["words"]) == "<ArrayValue of 2 x string>"
+    assert repr(values["tokens"]) == "<ArrayValue of 2 x string>"
     for wrong in (2, -3):
         with pytest.raises(IndexError):
-            values["words"][wrong]
+            values["tokens"][wrong]
     with pytest.raises(TypeError, match="no numpy form"):
-        values["words"].to_numpy()
+        values["tokens"].to_numpy()
     with pytest.raises(TypeError, match="no strings"):
         values["numbers"].bytes_at(0)
 
@@ -250,7 +250,7 @@ def written(path: Path) -> tuple[Path, dict[str, Any], dict[str, np.ndarray]]:
         "t.ints": (writer.add_array, [1, -2, 3]),
         "t.floats": (writer.add_array, [0.5, -1.5]),
         "t.bools": (writer.add_array, [True, False]),
-        "t.words": (writer.add_array, ["", "a", "größer 🦙"]),
+        "t.tokens": (writer.add_array, ["", "a", "größer 🦙"]),
     }
     for key, (add, value) in scalars.items():
         add(key, value)
@@ -300,12 +300,12 @@ def test_a_header_agrees_with_ggufs_reader(
     ]
 
 
-def test_a_vocabulary_of_128k_words_is_fast(path: Path) -> None:
+def test_a_vocabulary_of_128k_tokens_is_fast(path: Path) -> None:
     count = 128 * 1024
-    words = b"".join(string(f"word{i}") for i in range(count))
+    texts = b"".join(string(f"word{i}") for i in range(count))
     merges = b"".join(string(f"w{i} ord{i}") for i in range(count))
     entries = [
-        entry("tokenizer.ggml.tokens", ARRAY, elements(STRING, count, words)),
+        entry("tokenizer.ggml.tokens", ARRAY, elements(STRING, count, texts)),
         entry("tokenizer.ggml.merges", ARRAY, elements(STRING, count, merges)),
         entry("tokenizer.ggml.scores", ARRAY, elements(6, count, bytes(4 * count))),
         entry("tokenizer.ggml.token_type", ARRAY, elements(5, count, bytes(4 * count))),

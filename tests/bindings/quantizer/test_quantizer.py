@@ -133,7 +133,7 @@ def test_types_that_need_importance_say_so(name, source, caplog):
     plan_quantization(source, QuantizeOptions(name))
     if name != "Q2_K_S":
         assert any("will require an imatrix" in record.getMessage() for record in caplog.records)
-    # Words are refused only where ggml would end the process.
+    # Tokens are refused only where ggml would end the process.
     asserts = FILE_TYPES[name].base_type in ("IQ1_S", "IQ2_XXS", "IQ2_XS")
     assert needs_importance("token_embd.weight", FILE_TYPES[name].base_type, name) == asserts
 

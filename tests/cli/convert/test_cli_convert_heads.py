@@ -18,13 +18,13 @@ from ..conftest import Run
 torch = pytest.importorskip("torch")
 from support.torch_heads import TorchEagle, TorchMedusa, medusa_config, named, publish  # noqa: E402
 
-HIDDEN, WORDS = 32, 320
+HIDDEN, VOCAB = 32, 320
 SAFE, PICKLE = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 
 
 @pytest.fixture
 def heads(tmp_path: Path) -> Path:
-    return publish(tmp_path / "medusa-tiny", medusa_config(), named(TorchMedusa(HIDDEN, WORDS, 2)), SAFE)
+    return publish(tmp_path / "medusa-tiny", medusa_config(), named(TorchMedusa(HIDDEN, VOCAB, 2)), SAFE)
 
 
 def left(folder: Path) -> list[str]:
@@ -39,7 +39,7 @@ def test_heads_are_recognised(run: Run, heads: Path, tiny_model: Path) -> None:
     result = run("convert", heads, "--target", tiny_model, "-o", heads.parent)
     assert result.exit_code == 0, result.output
     assert left(heads) == [heads.name, f"{heads.name}-Q8_0.gguf"]
-    for words in ("medusa", "4 Q8_0, 2 F32", "llama, hidden states of 32, 320 words"):
+    for words in ("medusa", "4 Q8_0, 2 F32", "llama, hidden states of 32, 320 tokens"):
         assert words in result.stdout, result.stdout
     again = run("convert", heads, "--target", tiny_model, "-o", heads.parent)
     assert again.exit_code == 2
@@ -49,7 +49,7 @@ def test_heads_are_recognised(run: Run, heads: Path, tiny_model: Path) -> None:
 def test_json_and_a_target_that_is_a_checkpoint(run: Run, heads: Path, tmp_path: Path) -> None:
     folder = tmp_path / "target"
     folder.mkdir()
-    files = {"config.json": llama_config(vocab_size=WORDS), **tokenizer_files(WORDS)}
+    files = {"config.json": llama_config(vocab_size=VOCAB), **tokenizer_files(VOCAB)}
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
     result = run(
@@ -94,7 +94,7 @@ def test_without_a_target_it_says_what_to_give(run: Run, heads: Path) -> None:
         (("--target", "{target}.not"), 3, "no file"),
         (("--target-model-dir", "{folder}"), 3, "class in 'architectures'"),
         (("--target", "{target}", "--kind", "eagle"), 3, "no tensor fc.weight"),
-        (("--target", "{small}"), 4, "predicts 320 words, and the target has 64"),
+        (("--target", "{small}"), 4, "predicts 320 tokens, and the target has 64"),
     ],
 )
 def test_refusals_are_one_sentence(
@@ -117,9 +117,9 @@ def test_refusals_are_one_sentence(
 
 @pytest.mark.parametrize("name", [PICKLE, "pytorch_model.bin"])
 def test_pickles_need_the_flag(run: Run, tmp_path: Path, tiny_model: Path, name: str) -> None:
-    head = TorchEagle(HIDDEN, WORDS)
+    head = TorchEagle(HIDDEN, VOCAB)
     eagle = name == "pytorch_model.bin"
-    config, tensors = (head.config, named(head)) if eagle else (medusa_config(), named(TorchMedusa(HIDDEN, WORDS, 2)))
+    config, tensors = (head.config, named(head)) if eagle else (medusa_config(), named(TorchMedusa(HIDDEN, VOCAB, 2)))
     folder = publish(tmp_path / "heads", config, tensors, name)
     arguments = ("convert", folder, "--target", tiny_model, "-o", tmp_path / "h.gguf")
     result = run(*arguments)
@@ -137,9 +137,9 @@ def test_pickles_need_the_flag(run: Run, tmp_path: Path, tiny_model: Path, name:
 def test_the_model_beside_medusas_heads(run: Run, tmp_path: Path, tiny_model: Path) -> None:
     folder = tmp_path / "tuned"
     folder.mkdir()
-    config = llama_config(vocab_size=WORDS)
-    heads = {name: one.numpy() for name, one in named(TorchMedusa(HIDDEN, WORDS, 2), prefix="medusa_head.").items()}
-    for name, content in {"config.json": config, **tokenizer_files(WORDS)}.items():
+    config = llama_config(vocab_size=VOCAB)
+    heads = {name: one.numpy() for name, one in named(TorchMedusa(HIDDEN, VOCAB, 2), prefix="medusa_head.").items()}
+    for name, content in {"config.json": config, **tokenizer_files(VOCAB)}.items():
         (folder / name).write_text(json.dumps(content))
     (folder / "model.safetensors").write_bytes(safetensors_bytes(llama_tensors(config) | heads))
     refused = run("convert", folder, "-o", tmp_path / "m.gguf")

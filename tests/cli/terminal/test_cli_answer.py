@@ -56,7 +56,7 @@ def conversation_after(run: Run, models: Models, path: Path, *lines: str) -> lis
     return [message["content"] for message in json.loads(path.read_text())["messages"]]
 
 
-@pytest.mark.parametrize("how", ["stopped", "before the first word", "failed"])
+@pytest.mark.parametrize("how", ["stopped", "before the first token", "failed"])
 def test_the_conversation_stays_whole(
     run: Run, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:

@@ -61,7 +61,7 @@ def test_a_second_drafter_beside_a_first(family: Family, run: Run, tmp_path: Pat
     more = ["--steps", "10", "--not-covered-by", tmp_path / "first.gguf", "--measure-on", "given"]
     result = run(*arguments(family, tmp_path / "out", *more))
     assert result.exit_code == 0, result.output
-    assert "first words known together" in result.stdout
+    assert "first tokens known together" in result.stdout
 
 
 def test_stopped_and_resumed(family: Family, run: Run, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_stopped_and_resumed(family: Family, run: Run, tmp_path: Path) -> None:
     assert "steps 4 and --resume asks for 5" in other.stderr
 
 
-def test_other_words(family: Family, models: Models, run: Run, tmp_path: Path) -> None:
+def test_other_vocabularies(family: Family, models: Models, run: Run, tmp_path: Path) -> None:
     more = ["--not-covered-by", models.target]
     result = run(*arguments(family, tmp_path / "out", *more))
     assert (result.exit_code, result.stdout) == (4, "")

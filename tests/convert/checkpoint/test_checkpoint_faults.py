@@ -132,7 +132,7 @@ FAULTS = {
     "empty index": (INDEX, {}, MalformedFileError, "names no tensors"),
     "no tokenizer": (TOKENIZER, None, FileMissingError, "no tokenizer.json"),
     "other tokenizer": (TOKENIZER, tokenizer_model(type="Unigram"), UnsupportedModelError, "a Unigram tokenizer"),
-    "no byte words": (TOKENIZER, tokenizer_model(byte_fallback=True), UnsupportedModelError, "no byte word <0x00>"),
+    "no byte tokens": (TOKENIZER, tokenizer_model(byte_fallback=True), UnsupportedModelError, "no byte token <0x00>"),
     "other splitting": (TOKENIZER, tokenizer(pre_tokenizer=not_ours), UnsupportedModelError, "Metaspace"),
     "prefix space": (
         TOKENIZER,
@@ -143,15 +143,15 @@ FAULTS = {
     "normalizer": (TOKENIZER, tokenizer(normalizer={"type": "NFC"}), UnsupportedModelError, "normalizer.*NFC"),
     "merge of three": (TOKENIZER, tokenizer_model(merges=["a b c"]), MalformedFileError, "'a b c'.*not two"),
     "no merges": (TOKENIZER, tokenizer_model(merges=[]), MalformedFileError, "no merges"),
-    "word outside": (TOKENIZER, tokenizer_model(vocab={"a": 300}), MalformedFileError, "'a' the id 300, outside"),
-    "two words, one id": (TOKENIZER, tokenizer_model(vocab={"a": 1, "b": 1}), MalformedFileError, "id 1 to 'a' and"),
-    "unknown end word": (
+    "token outside": (TOKENIZER, tokenizer_model(vocab={"a": 300}), MalformedFileError, "'a' the id 300, outside"),
+    "two tokens, one id": (TOKENIZER, tokenizer_model(vocab={"a": 1, "b": 1}), MalformedFileError, "id 1 to 'a' and"),
+    "unknown end token": (
         "tokenizer_config.json",
         {"eos_token": "</s>"},
         MalformedFileError,
         "'</s>', which the tokenizer does not have",
     ),
-    "end word outside": (CONFIG, llama_config(eos_token_id=300.5), MalformedFileError, "eos_token_id = 300.5"),
+    "end token outside": (CONFIG, llama_config(eos_token_id=300.5), MalformedFileError, "eos_token_id = 300.5"),
 }
 
 
@@ -159,7 +159,7 @@ FAULTS = {
 def test_refused_by_name_with_nothing_left(tmp_path: Path, write_checkpoint, fault: str) -> None:
     file_name, content, error, words = FAULTS[fault]
     files = {file_name: content}
-    if fault == "end word outside":
+    if fault == "end token outside":
         files |= {"tokenizer_config.json": {}}
     folder = write_checkpoint(**files)
     with pytest.raises(error, match=words):

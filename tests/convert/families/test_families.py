@@ -82,7 +82,7 @@ def test_text_is_split_as_transformers_does(built, family: Family) -> None:
         vocabulary = model.vocabulary
         assert vocabulary.size == 608
         for text in (*NASTY.splitlines(keepends=True), NASTY, " a", "a  b", "<tool> a"):
-            if family.tokenizer == "newer llama":  # llama.cpp adds a space behind special words, and before spaces
+            if family.tokenizer == "newer llama":  # llama.cpp adds a space behind special tokens, and before spaces
                 text = text.lstrip(" ").replace("<", "(")
             wanted = tokenizer(text).input_ids
             found = vocabulary.tokenize(text, parse_special=True)

@@ -19,7 +19,7 @@ from specrun.runtime.drafters.eagle import EagleHead
 torch = pytest.importorskip("torch")
 from support.torch_heads import TorchEagle, named, publish  # noqa: E402
 
-HIDDEN, WORDS = 32, 320
+HIDDEN, VOCAB = 32, 320
 SAFE, PICKLE = "model.safetensors", "pytorch_model.bin"
 TOKENS = [3, 1, 4, 1, 5, 9]
 FEATURES = np.random.default_rng(0).normal(size=(6, HIDDEN)).astype(np.float32)
@@ -62,9 +62,9 @@ def off_by(path: Path, target: Model, reference: TorchEagle) -> tuple[float, flo
     wanted = reference.states(TOKENS, torch.from_numpy(FEATURES), POSITIONS, torch.from_numpy(sees), embedding).numpy()
     logits = wanted @ output.T.astype(np.float64)
     log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-    with closing(EagleHead(path, target, ranks=WORDS, n_threads=1)) as head, closing(head.cells(16)) as pairs:
+    with closing(EagleHead(path, target, ranks=VOCAB, n_threads=1)) as head, closing(head.cells(16)) as pairs:
         rows = pairs.evaluate(TOKENS, FEATURES, np.array(POSITIONS, np.int32), np.arange(6), sees)
-    found = np.take_along_axis(log_probs, rows.words.astype(np.intp), 1)
+    found = np.take_along_axis(log_probs, rows.tokens.astype(np.intp), 1)
     states = np.abs(rows.states - wanted).max() / np.abs(wanted).max()
     return float(states), float(np.abs(rows.log_probs - found).max() / np.abs(logits).max())
 
@@ -76,7 +76,7 @@ def off_by(path: Path, target: Model, reference: TorchEagle) -> tuple[float, flo
     ids=str,
 )
 def test_the_head_computes_what_torch_does(target: Model, tmp_path: Path, file: str, made: dict[str, Any]) -> None:
-    reference = TorchEagle(HIDDEN, WORDS, **made)
+    reference = TorchEagle(HIDDEN, VOCAB, **made)
     folder = publish(tmp_path / "EAGLE-tiny", reference.config, named(reference), file)
     report = convert_head(folder, tmp_path / "e.gguf", target=target.path, outtype="f32", allow_pickle=True)
     assert report.architecture == "eagle"
@@ -85,7 +85,7 @@ def test_the_head_computes_what_torch_does(target: Model, tmp_path: Path, file: 
 
 def test_the_comparison_can_fail(target: Model, tmp_path: Path) -> None:
     """Controls: another rope base, another bias and another order of fc's input are off by far more than rounding."""
-    reference = TorchEagle(HIDDEN, WORDS)
+    reference = TorchEagle(HIDDEN, VOCAB)
     tensors = named(reference)
     first, second = tensors["fc.weight"].chunk(2, 1)
     wrong: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -101,7 +101,7 @@ def test_the_comparison_can_fail(target: Model, tmp_path: Path) -> None:
 
 
 def test_a_config_that_says_little_means_the_references_defaults(target: Model, tmp_path: Path) -> None:
-    reference = TorchEagle(HIDDEN, WORDS, kv_heads=4)
+    reference = TorchEagle(HIDDEN, VOCAB, kv_heads=4)
     reference.base, reference.epsilon = 10000.0, 1e-6
     config = {name: reference.config[name] for name in ("num_attention_heads", "intermediate_size")}
     folder = publish(tmp_path / "head", config, named(reference), SAFE)
@@ -111,7 +111,7 @@ def test_a_config_that_says_little_means_the_references_defaults(target: Model, 
 
 @pytest.mark.parametrize(("outtype", "allowed"), [("f16", 5e-3), ("bf16", 3e-2), ("q8_0", 3e-2)])
 def test_smaller_types_stay_within_their_error(target: Model, tmp_path: Path, outtype: str, allowed: float) -> None:
-    reference = TorchEagle(HIDDEN, WORDS, embedding=True, qkv_bias=True)
+    reference = TorchEagle(HIDDEN, VOCAB, embedding=True, qkv_bias=True)
     folder = publish(tmp_path / "head", reference.config, named(reference), SAFE)
     report = convert_head(folder, tmp_path / "e.gguf", target=target.path, outtype=outtype)
     assert report.tensor_types == {outtype.upper(): 9, "F32": 5}
@@ -119,7 +119,7 @@ def test_smaller_types_stay_within_their_error(target: Model, tmp_path: Path, ou
 
 
 def test_metadata(target: Model, tmp_path: Path) -> None:
-    reference = TorchEagle(HIDDEN, WORDS)
+    reference = TorchEagle(HIDDEN, VOCAB)
     folder = publish(tmp_path / "EAGLE-Tiny-7B", reference.config, named(reference), SAFE)
     report = convert_head(folder, tmp_path, target=target.path)
     assert report.output.name == "EAGLE-Tiny-7B-Q8_0.gguf"
@@ -128,7 +128,7 @@ def test_metadata(target: Model, tmp_path: Path) -> None:
         "general.architecture": "eagle",
         "general.name": "EAGLE-Tiny-7B",
         "eagle.embedding_length": HIDDEN,
-        "eagle.vocab_size": WORDS,
+        "eagle.vocab_size": VOCAB,
         "eagle.block_count": 1,
         "eagle.feed_forward_length": 64,
         "eagle.attention.head_count": 4,
@@ -168,7 +168,7 @@ def test_what_is_missing_or_unknown_is_named(
     error: type[Exception],
     problem: str,
 ) -> None:
-    reference = TorchEagle(HIDDEN, WORDS)
+    reference = TorchEagle(HIDDEN, VOCAB)
     held = named(reference)
     for name, shape in tensors.items():
         held.pop(name, None)

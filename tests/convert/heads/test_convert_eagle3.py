@@ -23,8 +23,8 @@ from specrun.runtime.drafters.eagle import Eagle3Head
 torch = pytest.importorskip("torch")
 from support.tiny_eagle3 import LLAMA3, Variant, random_eagle3  # noqa: E402
 
-HIDDEN, WORDS, LAYERS, TAPS = 32, 320, 6, (1, 3, 5)
-CONFIG = {"vocab_size": WORDS}
+HIDDEN, VOCAB, LAYERS, TAPS = 32, 320, 6, (1, 3, 5)
+CONFIG = {"vocab_size": VOCAB}
 VARIANTS = {
     "plain": Variant(),
     "speculators": Variant(changes={"norm_before_residual": True}, own_embedding=True),
@@ -32,7 +32,7 @@ VARIANTS = {
     "EAGLE-3.1": Variant(fc_norm=True, changes={"norm_output": True}),
     "llama3 rope": Variant(changes={"rope_scaling": LLAMA3}, n_kv_heads=1),
     "linear rope": Variant(changes={"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
-    "all words": Variant(draft_words=None),
+    "all tokens": Variant(draft_tokens=None),
 }
 
 
@@ -45,7 +45,7 @@ def tensors_of(path: Path) -> dict[str, np.ndarray]:
 def test_files_are_those_of_llama_cpps_converter(
     tiny_deep_model: Path, tmp_path: Path, layout: str, variant: Variant
 ) -> None:
-    head = random_eagle3(HIDDEN, WORDS, variant)
+    head = random_eagle3(HIDDEN, VOCAB, variant)
     named = {} if layout != "safeailab" else {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
     folder = head.save(tmp_path / "head", CONFIG, layout, **named)
     found = detect_kind(folder)
@@ -69,11 +69,11 @@ def test_files_are_those_of_llama_cpps_converter(
     if not variant.fc_norm:
         with Model(output) as model:  # llama.cpp's own loader
             assert model.architecture == "eagle3"
-            assert model.vocabulary.size == WORDS
+            assert model.vocabulary.size == VOCAB
 
 
 def test_the_usual_type_is_q8_0_and_the_runtime_takes_it(tiny_deep_model: Path, tmp_path: Path) -> None:
-    folder = random_eagle3(HIDDEN, WORDS).save(tmp_path / "EAGLE3-tiny", CONFIG, "speculators")
+    folder = random_eagle3(HIDDEN, VOCAB).save(tmp_path / "EAGLE3-tiny", CONFIG, "speculators")
     report = convert_head(folder, tmp_path, target=tiny_deep_model)
     assert report.output.name.startswith("EAGLE3-tiny")
     assert report.tensor_types == {"Q8_0": 9, "F32": 4, "I64": 1}
@@ -88,14 +88,14 @@ def test_the_usual_type_is_q8_0_and_the_runtime_takes_it(tiny_deep_model: Path, 
 def test_layers_are_safeailabs_where_none_are_named(tmp_path: Path) -> None:
     target = tmp_path / "target.gguf"
     write_random_llama(target, RandomLlama(**{**CHAT, "layers": 9}))
-    head = random_eagle3(HIDDEN, WORDS)
+    head = random_eagle3(HIDDEN, VOCAB)
     plan = plan_head(head.save(tmp_path / "head", CONFIG), target=target)
     layers = next(value for key, value, _, _ in plan.metadata if key == "eagle3.target_layers")
     assert layers == [2, 4, 6]
 
 
 def test_pickles_of_safeailab(tiny_deep_model: Path, tmp_path: Path) -> None:
-    head = random_eagle3(HIDDEN, WORDS)
+    head = random_eagle3(HIDDEN, VOCAB)
     folder = head.save(tmp_path / "head", CONFIG, eagle_aux_hidden_state_layer_ids=[1, 3, 5])
     (folder / "model.safetensors").unlink()
     tensors = {name: torch.tensor(np.ascontiguousarray(one)) for name, one in head.weights.items()}
@@ -103,34 +103,34 @@ def test_pickles_of_safeailab(tiny_deep_model: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="--allow-pickle"):
         convert_head(folder, tmp_path / "a.gguf", target=tiny_deep_model)
     convert_head(folder, tmp_path / "a.gguf", target=tiny_deep_model, outtype="f32", allow_pickle=True)
-    np.testing.assert_array_equal(tensors_of(tmp_path / "a.gguf")["d2t"], head.word_ids)
+    np.testing.assert_array_equal(tensors_of(tmp_path / "a.gguf")["d2t"], head.target_ids)
 
 
-def test_a_map_to_the_same_words_is_left_out(tiny_deep_model: Path, tmp_path: Path) -> None:
-    head = random_eagle3(HIDDEN, WORDS, Variant(draft_words=WORDS))
+def test_a_map_to_the_same_ids_is_left_out(tiny_deep_model: Path, tmp_path: Path) -> None:
+    head = random_eagle3(HIDDEN, VOCAB, Variant(draft_tokens=VOCAB))
     assert not head.weights["d2t"].any()
     folder = head.save(tmp_path / "head", CONFIG, "speculators")
     convert_head(folder, tmp_path / "a.gguf", target=tiny_deep_model, outtype="f32")
     assert "d2t" not in tensors_of(tmp_path / "a.gguf")
-    assert tensors_of(tmp_path / "a.gguf")["output.weight"].shape == (WORDS, HIDDEN)
+    assert tensors_of(tmp_path / "a.gguf")["output.weight"].shape == (VOCAB, HIDDEN)
 
 
 Change = Callable[[dict[str, Any], dict[str, Any]], object]
 """Changes the weights and the config of a checkpoint in place."""
 
 
-def offset(place: int, word: int) -> Change:
+def offset(place: int, token: int) -> Change:
     def change(weights: dict[str, Any], _config: dict[str, Any]) -> None:
         offsets = weights["d2t"].copy()
-        offsets[place] = word - place
+        offsets[place] = token - place
         weights["d2t"] = offsets
 
     return change
 
 
 FAULTS: dict[str, tuple[Change, type[SpecrunError], str]] = {
-    "a word beyond the target's": (offset(5, 320), PairError, r"\(d2t\) names word 320, and the target has 320"),
-    "a word below all": (offset(5, -2), PairError, "names word -2"),
+    "a token beyond the target's": (offset(5, 320), PairError, r"\(d2t\) names token 320, and the target has 320"),
+    "a token below all": (offset(5, -2), PairError, "names token -2"),
     "a map of other numbers": (
         lambda w, _: w.update(d2t=w["d2t"].astype(np.float32)), MalformedFileError, "d2t of F32",
     ),
@@ -139,7 +139,7 @@ FAULTS: dict[str, tuple[Change, type[SpecrunError], str]] = {
         lambda w, c: (c.update(target_hidden_size=64), w.update({"fc.weight": np.zeros((32, 192), np.float32)})),
         PairError, "states of 64 numbers, and the target's have 32",
     ),
-    "other words": (lambda _, c: c.update(vocab_size=999), PairError, "999 words, and the target has 320"),
+    "other tokens": (lambda _, c: c.update(vocab_size=999), PairError, "999 tokens, and the target has 320"),
     "a layer the target lacks": (
         lambda _, c: c.update(eagle_aux_hidden_state_layer_ids=[1, 3, 6]), PairError, "input of layer 6.* has 6 layers",
     ),
@@ -171,7 +171,7 @@ FAULTS: dict[str, tuple[Change, type[SpecrunError], str]] = {
 def test_what_cannot_be_right_is_refused(
     tiny_deep_model: Path, tmp_path: Path, change: Change, kind: type[SpecrunError], problem: str
 ) -> None:
-    head = random_eagle3(HIDDEN, WORDS)
+    head = random_eagle3(HIDDEN, VOCAB)
     weights = dict(head.weights)
     config: dict[str, Any] = {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
     change(weights, config)

@@ -23,7 +23,7 @@ from specrun.runtime.drafters.hydra import HydraHead
 torch = pytest.importorskip("torch")
 from support.tiny_hydra import LAYER, PREFIX, TinyHydra, log_probs, random_hydra  # noqa: E402
 
-HIDDEN, WORDS = 32, 320
+HIDDEN, VOCAB = 32, 320
 STATES = np.random.default_rng(0).normal(size=(9, HIDDEN)).astype(np.float32)
 PATHS = [[[7]], [[7, 3], [7, 9]], [[7, 3, 1], [7, 9, 200]]]
 Folder = Callable[..., Path]
@@ -51,9 +51,9 @@ def folder(tmp_path: Path) -> Folder:
         place.mkdir()
         (place / "config.json").write_text(json.dumps(config_of(heads, **changes)))
         # Modules that the heads refer to are saved with them.
-        weights = {"input_embed_fn.weight": torch.zeros(WORDS, HIDDEN), **heads.weights, **(add or {})}
+        weights = {"input_embed_fn.weight": torch.zeros(VOCAB, HIDDEN), **heads.weights, **(add or {})}
         if heads.prefixed:
-            weights[f"{PREFIX}embed_tokens.weight"] = torch.zeros(WORDS, HIDDEN)
+            weights[f"{PREFIX}embed_tokens.weight"] = torch.zeros(VOCAB, HIDDEN)
             weights[f"{LAYER}self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
         if drop:
             weights = {name: one for name, one in weights.items() if drop not in name}
@@ -85,11 +85,11 @@ def check(converted: Path, reference: TinyHydra, target: Path, tolerance: float 
     tensors = {one.name: quants.dequantize(one.data, one.tensor_type) for one in GGUFReader(target).tensors}
     embedding, output = tensors["token_embd.weight"], tensors["output.weight"]
     with Model(target) as model:
-        head = HydraHead(converted, model, ranks=[WORDS] * reference.heads, n_threads=1)
+        head = HydraHead(converted, model, ranks=[VOCAB] * reference.heads, n_threads=1)
         for paths in PATHS:
             best = head.best_laws(STATES[0], paths)
             expected = np.take_along_axis(
-                log_probs(reference, STATES[0], paths, embedding, output), best.words.astype(np.intp), 1
+                log_probs(reference, STATES[0], paths, embedding, output), best.tokens.astype(np.intp), 1
             )
             np.testing.assert_allclose(best.log_probs, expected, rtol=tolerance, atol=tolerance)
         assert (head.prefix is not None) == reference.prefixed
@@ -104,10 +104,10 @@ def check(converted: Path, reference: TinyHydra, target: Path, tolerance: float 
 @pytest.mark.parametrize(
     "heads",
     [
-        random_hydra(HIDDEN, WORDS),
-        random_hydra(HIDDEN, WORDS, blocks=3, own_output=False),
-        random_hydra(HIDDEN, WORDS, blocks=2, grounded=False),
-        random_hydra(HIDDEN, WORDS, blocks=2, prefix=True),
+        random_hydra(HIDDEN, VOCAB),
+        random_hydra(HIDDEN, VOCAB, blocks=3, own_output=False),
+        random_hydra(HIDDEN, VOCAB, blocks=2, grounded=False),
+        random_hydra(HIDDEN, VOCAB, blocks=2, prefix=True),
     ],
     ids=["one block", "target's output", "not grounded", "hydra++"],
 )
@@ -130,14 +130,14 @@ def test_converted_heads_are_the_references(
 def test_blocks_that_share_their_weights(
     folder: Folder, tiny_model: Path, tmp_path: Path, once: bool, grounded: bool
 ) -> None:
-    heads = random_hydra(HIDDEN, WORDS, blocks=2 if grounded else 1, grounded=grounded, prefix=True)
+    heads = random_hydra(HIDDEN, VOCAB, blocks=2 if grounded else 1, grounded=grounded, prefix=True)
     source = folder(with_shared_blocks(heads, 4, once=once), hydra_num_layers=4)
     report = convert_head(source, tmp_path / "h.gguf", target=tiny_model, outtype="f32", allow_pickle=True)
     check(report.output, with_shared_blocks(heads, 4, once=False), tiny_model)
 
 
 def test_matrices_are_quantized_and_vectors_are_not(folder: Folder, tiny_model: Path, tmp_path: Path) -> None:
-    heads = random_hydra(HIDDEN, WORDS, prefix=True)
+    heads = random_hydra(HIDDEN, VOCAB, prefix=True)
     report = convert_head(folder(heads), tmp_path / "h.gguf", target=tiny_model, allow_pickle=True)
     kinds = {tensor.name: tensor.type_name for tensor in read_header(report.output).tensors}
     assert (
@@ -153,7 +153,7 @@ def test_matrices_are_quantized_and_vectors_are_not(folder: Folder, tiny_model: 
 
 def test_the_name_of_the_weights_or_of_the_tensors_is_enough(folder: Folder, tiny_model: Path) -> None:
     """Without a word in the config the layout is read from the tensors."""
-    heads = random_hydra(HIDDEN, WORDS, blocks=2, prefix=True)
+    heads = random_hydra(HIDDEN, VOCAB, blocks=2, prefix=True)
     names = ("hydra_num_heads", "hydra_num_layers", "hydra_head_arch", "grounded_heads", "hidden_state_offset")
     source = folder(heads, pickled=False, **dict.fromkeys(names))
     (source / "hydra_lm_head.safetensors").rename(source / "model.safetensors")
@@ -166,7 +166,7 @@ def test_the_name_of_the_weights_or_of_the_tensors_is_enough(folder: Folder, tin
 def test_rotary_scaling_is_the_targets(folder: Folder, tiny_model: Path, tmp_path: Path) -> None:
     """Linear scaling and Llama 3.1's divisors come from the target, from which upstream builds the prefix layer."""
     heads = random_hydra(
-        HIDDEN, WORDS, prefix=True, rope_base=5000.0, rope_factor=2.0, rope_divisors=(1.0, 1.0, 4.0, 8.0)
+        HIDDEN, VOCAB, prefix=True, rope_base=5000.0, rope_factor=2.0, rope_divisors=(1.0, 1.0, 4.0, 8.0)
     )
     facts = target_facts(tiny_model)
     settings = {**facts.settings, "rope.freq_base": 5000.0, "rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
@@ -214,7 +214,7 @@ def test_rotary_scaling_is_the_targets(folder: Folder, tiny_model: Path, tmp_pat
 def test_what_cannot_be_converted_is_refused(
     folder: Folder, tiny_model: Path, tmp_path: Path, changes: dict[str, Any], kind: type[SpecrunError], problem: str
 ) -> None:
-    source = folder(random_hydra(HIDDEN, WORDS, blocks=2, prefix=True), **changes)
+    source = folder(random_hydra(HIDDEN, VOCAB, blocks=2, prefix=True), **changes)
     with pytest.raises(kind, match=problem):
         convert_head(source, tmp_path / "h.gguf", target=tiny_model, allow_pickle=True)
     assert not (tmp_path / "h.gguf").exists()
@@ -223,15 +223,15 @@ def test_what_cannot_be_converted_is_refused(
 def test_heads_of_another_target_are_refused(
     folder: Folder, tiny_model: Path, tiny_small_vocab: Path, tmp_path: Path
 ) -> None:
-    source = folder(random_hydra(HIDDEN, WORDS, prefix=True))
-    with pytest.raises(PairError, match="320 words, and the target has 64"):
+    source = folder(random_hydra(HIDDEN, VOCAB, prefix=True))
+    with pytest.raises(PairError, match="320 tokens, and the target has 64"):
         plan_head(source, target=tiny_small_vocab, allow_pickle=True)
     wide = tmp_path / "wide.gguf"
-    write_random_llama(wide, RandomLlama(vocab_size=WORDS, width=64))
+    write_random_llama(wide, RandomLlama(vocab_size=VOCAB, width=64))
     with pytest.raises(PairError, match="hidden states of 32 numbers, and the target's have 64"):
         plan_head(source, target=wide, allow_pickle=True)
     other = tmp_path / "other heads.gguf"
-    write_random_llama(other, RandomLlama(vocab_size=WORDS, heads=4, kv_heads=4))
+    write_random_llama(other, RandomLlama(vocab_size=VOCAB, heads=4, kv_heads=4))
     with pytest.raises(MalformedFileError, match="keys of 16 numbers"):
         plan_head(source, target=other, allow_pickle=True)
     with pytest.raises(FileMissingError):
@@ -239,6 +239,6 @@ def test_heads_of_another_target_are_refused(
 
 
 def test_a_pickle_needs_a_word(folder: Folder, tiny_model: Path) -> None:
-    source = folder(random_hydra(HIDDEN, WORDS))
+    source = folder(random_hydra(HIDDEN, VOCAB))
     with pytest.raises(UnsupportedModelError, match=r"hydra_lm_head\.pt, a pickle"):
         plan_head(source, target=tiny_model)

@@ -18,7 +18,7 @@ from specrun.runtime.drafters.medusa import MedusaHead
 torch = pytest.importorskip("torch")
 from support.torch_heads import MEDUSA_FILE, TorchMedusa, medusa_config, named, publish  # noqa: E402
 
-HIDDEN, WORDS = 32, 320
+HIDDEN, VOCAB = 32, 320
 PICKLE, SAFE = f"{MEDUSA_FILE}.pt", f"{MEDUSA_FILE}.safetensors"
 FEATURES = np.random.default_rng(0).normal(size=(4, HIDDEN)).astype(np.float32)
 
@@ -42,8 +42,8 @@ def output_matrix(path: Path) -> np.ndarray:
 
 
 def logits_of(path: Path, target: Model, heads: int) -> np.ndarray:
-    """Logits [head, n, words] after FEATURES, from the operations of the runtime's own graph."""
-    head = MedusaHead(path, target, n_threads=1, ranks=[WORDS] * heads)
+    """Logits [head, n, vocab] after FEATURES, from the operations of the runtime's own graph."""
+    head = MedusaHead(path, target, n_threads=1, ranks=[VOCAB] * heads)
     builder = GraphBuilder(head._device, 256)
     try:
         states = builder.input("features", F32, FEATURES.shape[1], len(FEATURES))
@@ -72,7 +72,7 @@ def test_medusa_1_computes_what_torch_does(
     target: Model, tmp_path: Path, blocks: int, own_output: bool, file: str
 ) -> None:
     """Four heads and so many blocks, where config.json states two heads of one block, as old uploads do."""
-    reference = TorchMedusa(HIDDEN, WORDS, 4, blocks, own_output=own_output, shared=False)
+    reference = TorchMedusa(HIDDEN, VOCAB, 4, blocks, own_output=own_output, shared=False)
     folder = publish(tmp_path / "medusa-tiny", medusa_config(), named(reference), file)
     report = convert_head(folder, tmp_path / "h.gguf", target=target.path, outtype="f32", allow_pickle=True)
     assert (report.architecture, report.type_name) == ("medusa", "F32")
@@ -81,7 +81,7 @@ def test_medusa_1_computes_what_torch_does(
 
 def test_blocks_that_the_reference_shares(target: Model, tmp_path: Path) -> None:
     """`[ResBlock] * n` is one block: saved under each name, or once where equal tensors are left out."""
-    reference = TorchMedusa(HIDDEN, WORDS, 2, 3)
+    reference = TorchMedusa(HIDDEN, VOCAB, 2, 3)
     tensors = named(reference)
     once = {name: tensor for name, tensor in tensors.items() if ".1.linear" not in name and ".2.linear" not in name}
     assert len(once) == len(tensors) - 8
@@ -96,7 +96,7 @@ def test_medusa_2_lies_beside_its_model(target: Model, tmp_path: Path, write_che
     """Only the heads are taken; the model beside them is converted by itself."""
     from support.tiny_checkpoints import llama_config, llama_tensors, safetensors_bytes
 
-    reference = TorchMedusa(HIDDEN, WORDS, 2)
+    reference = TorchMedusa(HIDDEN, VOCAB, 2)
     tensors = llama_tensors(llama_config()) | {
         name: tensor.numpy() for name, tensor in named(reference, prefix="medusa_head.").items()
     }
@@ -115,7 +115,7 @@ def test_medusa_2_lies_beside_its_model(target: Model, tmp_path: Path, write_che
 def test_smaller_types_stay_within_their_error(
     target: Model, tmp_path: Path, outtype: str, kind: str, allowed: float
 ) -> None:
-    reference = TorchMedusa(HIDDEN, WORDS)
+    reference = TorchMedusa(HIDDEN, VOCAB)
     folder = publish(tmp_path / "heads", medusa_config(), named(reference), SAFE)
     report = convert_head(folder, tmp_path / "h.gguf", target=target.path, outtype=outtype)
     assert report.tensor_types == {kind: 6, "F32": 3}
@@ -124,14 +124,14 @@ def test_smaller_types_stay_within_their_error(
 
 
 def test_rows_too_narrow_for_a_type_get_a_wider_one(target: Model, tmp_path: Path) -> None:
-    folder = publish(tmp_path / "heads", medusa_config(), named(TorchMedusa(HIDDEN, WORDS)), SAFE)
+    folder = publish(tmp_path / "heads", medusa_config(), named(TorchMedusa(HIDDEN, VOCAB)), SAFE)
     report = convert_head(folder, tmp_path / "h.gguf", target=target.path, outtype="q4_k_m")
     assert report.tensor_types == {"Q5_0": 6, "F32": 3}
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 def test_sixteen_bits_are_kept_by_auto(target: Model, tmp_path: Path, kind: Any) -> None:
-    reference = TorchMedusa(HIDDEN, WORDS, 2)
+    reference = TorchMedusa(HIDDEN, VOCAB, 2)
     tensors = named(reference, kind)
     folder = publish(tmp_path / "heads", medusa_config(), tensors, PICKLE)
     report = convert_head(folder, tmp_path / "h.gguf", target=target.path, outtype="auto", allow_pickle=True)
@@ -141,7 +141,7 @@ def test_sixteen_bits_are_kept_by_auto(target: Model, tmp_path: Path, kind: Any)
 
 
 def test_the_default_is_q8_0_and_metadata_are_complete(target: Model, tmp_path: Path) -> None:
-    folder = publish(tmp_path / "tiny-chat-v1", medusa_config(), named(TorchMedusa(HIDDEN, WORDS)), SAFE)
+    folder = publish(tmp_path / "tiny-chat-v1", medusa_config(), named(TorchMedusa(HIDDEN, VOCAB)), SAFE)
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     report = convert_head(folder, tmp_path, target=target.path)
     assert report.output.name == "medusa-tiny-chat-v1-Q8_0.gguf"
@@ -162,13 +162,13 @@ def test_the_default_is_q8_0_and_metadata_are_complete(target: Model, tmp_path: 
         "general.base_model.0.name": "tiny-chat",
         "general.base_model.0.organization": "someone",
         "medusa.embedding_length": HIDDEN,
-        "medusa.vocab_size": WORDS,
+        "medusa.vocab_size": VOCAB,
         "medusa.head_count": 3,
         "medusa.block_count": 1,
         "specrun.target.architecture": "llama",
         "specrun.target.embedding_length": HIDDEN,
         "specrun.target.block_count": 2,
-        "specrun.target.vocab_size": WORDS,
+        "specrun.target.vocab_size": VOCAB,
         "specrun.target.vocabulary_sha256": target.vocabulary.fingerprint.hex(),
     }
     assert {key: metadata.get(key) for key in wanted} == wanted
@@ -177,7 +177,7 @@ def test_the_default_is_q8_0_and_metadata_are_complete(target: Model, tmp_path: 
 def test_another_checkpoint_has_another_digest(target: Model, tmp_path: Path) -> None:
     digests = set()
     for number in range(2):
-        folder = publish(tmp_path / str(number), medusa_config(), named(TorchMedusa(HIDDEN, WORDS, 1)), SAFE)
+        folder = publish(tmp_path / str(number), medusa_config(), named(TorchMedusa(HIDDEN, VOCAB, 1)), SAFE)
         digests |= {
             convert_head(folder, tmp_path / f"{number}{kind}.gguf", target=target.path, outtype=kind).source_sha256
             for kind in ("f32", "q8_0")
@@ -191,17 +191,17 @@ def test_another_checkpoint_has_another_digest(target: Model, tmp_path: Path) ->
         ({"1.0.linear.bias": None}, MalformedFileError, r"no tensor 1\.0\.linear\.bias"),
         ({"0.0.linear.weight": None}, MalformedFileError, r"no tensor 0\.0\.linear\.weight"),
         ({"1.0.linear.weight": None, "1.0.linear.bias": None, "1.1.weight": None}, ModelError, r"1\.0\.linear\.weight"),
-        ({"2.1.weight": (WORDS, HIDDEN + 1)}, MalformedFileError, r"2\.1\.weight of shape \(320, 33\)"),
+        ({"2.1.weight": (VOCAB, HIDDEN + 1)}, MalformedFileError, r"2\.1\.weight of shape \(320, 33\)"),
         ({"0.0.linear.weight": (HIDDEN,)}, MalformedFileError, r"shape \(32,\), which is no matrix"),
         ({"2.1.weight": None}, MalformedFileError, r"no tensor 2\.1\.weight, and other heads have theirs"),
-        ({"0.2.weight": (WORDS, HIDDEN)}, UnsupportedModelError, "two output matrices of one head"),
+        ({"0.2.weight": (VOCAB, HIDDEN)}, UnsupportedModelError, "two output matrices of one head"),
         ({"extra.weight": (2, 2)}, UnsupportedModelError, r"extra\.weight"),
     ],
 )
 def test_what_is_missing_or_unknown_is_named(
     target: Model, tmp_path: Path, change: dict[str, Any], error: type[Exception], problem: str
 ) -> None:
-    tensors = named(TorchMedusa(HIDDEN, WORDS))
+    tensors = named(TorchMedusa(HIDDEN, VOCAB))
     for name, shape in change.items():
         tensors.pop(name, None)
         if shape is not None:

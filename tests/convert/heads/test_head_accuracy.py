@@ -13,14 +13,14 @@ from specrun.convert.heads import head_accuracy
 from specrun.convert.heads.head_accuracy import store_accuracy
 from specrun.runtime.heads import HeadFile, stored_accuracy
 
-HIDDEN, WORDS = 32, 320
+HIDDEN, VOCAB = 32, 320
 ACCURACY = ((0.5, 0.25), (0.125,), (0.0, 0.0))
 
 
 @pytest.fixture
 def heads(tmp_path: Path) -> Path:
-    made = random_medusa(HIDDEN, WORDS)
-    return made.write(tmp_path / "heads.gguf", WORDS, "Q8_0", accuracy=[0.1] * 6, vocabulary="ab" * 32)
+    made = random_medusa(HIDDEN, VOCAB)
+    return made.write(tmp_path / "heads.gguf", VOCAB, "Q8_0", accuracy=[0.1] * 6, vocabulary="ab" * 32)
 
 
 def tensors(path: Path) -> dict[str, bytes]:

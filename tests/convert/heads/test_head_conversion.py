@@ -23,7 +23,7 @@ from specrun.runtime.drafters.medusa import MedusaHead
 torch = pytest.importorskip("torch")
 from support.torch_heads import MEDUSA_FILE, TorchEagle, TorchMedusa, medusa_config, named, publish  # noqa: E402
 
-HIDDEN, WORDS = 32, 320
+HIDDEN, VOCAB = 32, 320
 PICKLE, SAFE = f"{MEDUSA_FILE}.pt", f"{MEDUSA_FILE}.safetensors"
 
 
@@ -37,12 +37,12 @@ class Canary:
         return os.mkdir, (str(self.path),)
 
 
-def medusa(folder: Path, file: str = SAFE, hidden: int = HIDDEN, words: int = WORDS) -> Path:
-    return publish(folder, medusa_config(), named(TorchMedusa(hidden, words, 2)), file)
+def medusa(folder: Path, file: str = SAFE, hidden: int = HIDDEN, vocab_size: int = VOCAB) -> Path:
+    return publish(folder, medusa_config(), named(TorchMedusa(hidden, vocab_size, 2)), file)
 
 
-def eagle(folder: Path, file: str = "model.safetensors", hidden: int = HIDDEN, words: int = WORDS) -> Path:
-    head = TorchEagle(hidden, words)
+def eagle(folder: Path, file: str = "model.safetensors", hidden: int = HIDDEN, vocab_size: int = VOCAB) -> Path:
+    head = TorchEagle(hidden, vocab_size)
     return publish(folder, head.config, named(head), file)
 
 
@@ -55,7 +55,7 @@ def test_kinds_are_recognised(tmp_path: Path, write_checkpoint) -> None:
     assert kind_name(medusa(tmp_path / "safe")) == "medusa"
     assert kind_name(medusa(tmp_path / "pickled", PICKLE)) == "medusa"  # by the name of the file alone
     assert kind_name(eagle(tmp_path / "eagle")) == "eagle"
-    bare = publish(tmp_path / "bare", {}, named(TorchMedusa(HIDDEN, WORDS, 2)), "model.safetensors")
+    bare = publish(tmp_path / "bare", {}, named(TorchMedusa(HIDDEN, VOCAB, 2)), "model.safetensors")
     assert kind_name(bare) == "medusa"  # by the names of its tensors
     pickled = eagle(tmp_path / "eagle pickled", "pytorch_model.bin")
     assert kind_name(pickled) is None  # nothing is opened that may not be
@@ -92,7 +92,7 @@ def test_another_layout_is_refused_with_what_is_there(tmp_path: Path, tiny_model
     ("sizes", "problem"),
     [
         ({"hidden": 64}, "hidden states of 64 numbers, and the target's have 32"),
-        ({"words": 300}, "predicts 300 words, and the target has 320"),
+        ({"vocab_size": 300}, "predicts 300 tokens, and the target has 320"),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused_with_both_numbers(
@@ -105,10 +105,10 @@ def test_a_head_that_does_not_fit_is_refused_with_both_numbers(
 
 
 def test_a_file_for_one_target_is_refused_by_another(tmp_path: Path, tiny_model: Path, write_checkpoint) -> None:
-    """Of equal sizes but with other words: made for the checkpoint's model, it does not load beside another."""
-    folder = write_checkpoint(llama_config(vocab_size=WORDS))
+    """Of equal sizes but of another vocabulary: made for the checkpoint's model, it does not load beside another."""
+    folder = write_checkpoint(llama_config(vocab_size=VOCAB))
     report = convert_head(medusa(tmp_path / "heads"), tmp_path / "h.gguf", target=folder)
-    assert report.n_words == WORDS
+    assert report.n_words == VOCAB
     with Model(tiny_model) as model, pytest.raises(PairError, match="another vocabulary"):
         MedusaHead(report.output, model, n_threads=1)
 
@@ -116,7 +116,7 @@ def test_a_file_for_one_target_is_refused_by_another(tmp_path: Path, tiny_model:
 def test_a_folder_and_its_file_give_the_same_head(tmp_path: Path, write_checkpoint) -> None:
     from specrun.convert import convert_checkpoint
 
-    folder = write_checkpoint(llama_config(vocab_size=WORDS))
+    folder = write_checkpoint(llama_config(vocab_size=VOCAB))
     file = convert_checkpoint(folder, tmp_path / "m.gguf").output
     heads = medusa(tmp_path / "heads")
     written = [
@@ -144,7 +144,7 @@ def test_code_in_a_pickle_never_runs(tmp_path: Path, tiny_model: Path, zipped: b
     folder = medusa(tmp_path / "heads", name)
     canary = Canary(tmp_path / "canary")
     if zipped:
-        torch.save({**named(TorchMedusa(HIDDEN, WORDS, 2)), "0.0.linear.bias": canary}, folder / name)
+        torch.save({**named(TorchMedusa(HIDDEN, VOCAB, 2)), "0.0.linear.bias": canary}, folder / name)
     else:
         (folder / name).write_bytes(pickle.dumps(canary))
     assert kind_name(folder, allow_pickle=allowed) in ("medusa", None)
@@ -167,7 +167,7 @@ def test_safetensors_come_before_a_pickle_of_the_same_name(tmp_path: Path, tiny_
 def test_numbers_that_are_not_finite_leave_nothing_behind(
     tmp_path: Path, tiny_model: Path, outtype: str, number: float
 ) -> None:
-    tensors = named(TorchMedusa(HIDDEN, WORDS, 2))
+    tensors = named(TorchMedusa(HIDDEN, VOCAB, 2))
     tensors["1.1.weight"][-1, -1] = number
     folder = publish(tmp_path / "heads", medusa_config(), tensors, SAFE)
     with pytest.raises(MalformedFileError, match=r"1\.1\.weight holds numbers that are not finite"):
@@ -176,7 +176,7 @@ def test_numbers_that_are_not_finite_leave_nothing_behind(
 
 
 def test_a_number_too_large_for_a_quantized_type_names_the_tensor(tmp_path: Path, tiny_model: Path) -> None:
-    tensors = named(TorchMedusa(HIDDEN, WORDS, 1))
+    tensors = named(TorchMedusa(HIDDEN, VOCAB, 1))
     tensors["0.1.weight"][7, 3] = 1e30  # its block's scale is a float16
     folder = publish(tmp_path / "heads", medusa_config(), tensors, SAFE)
     with pytest.raises(MalformedFileError, match=r"medusa\.0\.output\.weight: the numbers cannot be stored as Q8_0"):
@@ -211,8 +211,8 @@ def test_rows_are_quantized_however_they_are_cut(cuts: tuple[int, ...]) -> None:
 
 def test_pieces_of_a_large_matrix_meet_within_rows(tmp_path: Path, tiny_model: Path) -> None:
     """More numbers than one piece holds, in rows that pieces do not end with."""
-    words, wide = 700_000, 3
-    tensors = {"a": np.random.default_rng(0).normal(size=(words, wide)).astype(np.float32)}
+    vocab_size, wide = 700_000, 3
+    tensors = {"a": np.random.default_rng(0).normal(size=(vocab_size, wide)).astype(np.float32)}
     (tmp_path / "big.safetensors").write_bytes(safetensors_bytes(tensors))
     from specrun.convert.checkpoint import PIECE_BYTES, SourceDigest, read_safetensors
     from specrun.convert.families.family import TensorRule
@@ -222,8 +222,8 @@ def test_pieces_of_a_large_matrix_meet_within_rows(tmp_path: Path, tiny_model: P
     assert PIECE_BYTES // 4 % wide
     assert tensors["a"].nbytes > 2 * PIECE_BYTES
     source = read_safetensors(tmp_path / "big.safetensors")["a"]
-    mapped = MappedTensor(TensorRule("a", ("a",), (words, wide)), (source,), "F32")
+    mapped = MappedTensor(TensorRule("a", ("a",), (vocab_size, wide)), (source,), "F32")
     with TensorStream(SourceDigest(tmp_path)) as stream:
         pieces = list(quantized_pieces(stream.pieces(mapped), wide, "F16", n_threads=1))
-    found = np.concatenate(pieces).view(np.float16).reshape(words, wide)
+    found = np.concatenate(pieces).view(np.float16).reshape(vocab_size, wide)
     np.testing.assert_array_equal(found, tensors["a"].astype(np.float16))

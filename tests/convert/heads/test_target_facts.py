@@ -58,13 +58,13 @@ def test_the_fingerprint_is_the_loaded_models(tiny_model: Path, tmp_path: Path, 
         facts = target_facts(file)
         with Model(file) as model:
             assert facts.fingerprint == model.vocabulary.fingerprint
-            assert (facts.n_words, facts.hidden_size) == (model.vocabulary.size, model.n_embd)
+            assert (facts.vocab_size, facts.hidden_size) == (model.vocabulary.size, model.n_embd)
             assert (facts.n_layers, facts.architecture) == (model.n_layer, model.architecture)
     assert facts.settings["rope.freq_base"] == pytest.approx(5000.0)
 
 
 def test_nothing_is_left_behind(tmp_path: Path, write_checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The words are written to a file for llama.cpp to read, which is gone afterwards."""
+    """The tokens are written to a file for llama.cpp to read, which is gone afterwards."""
     import tempfile
 
     folder = write_checkpoint()
@@ -77,17 +77,17 @@ def test_nothing_is_left_behind(tmp_path: Path, write_checkpoint, monkeypatch: p
 
 def test_what_does_not_fit_names_both_numbers(tiny_model: Path) -> None:
     facts = target_facts(tiny_model)
-    facts.check_fits(Path("head"), hidden_size=32, n_words=320)
+    facts.check_fits(Path("head"), hidden_size=32, vocab_size=320)
     with pytest.raises(PairError, match="hidden states of 64 numbers, and the target's have 32"):
-        facts.check_fits(Path("head"), hidden_size=64, n_words=320)
-    with pytest.raises(PairError, match="predicts 32000 words, and the target has 320"):
-        facts.check_fits(Path("head"), hidden_size=32, n_words=32000)
+        facts.check_fits(Path("head"), hidden_size=64, vocab_size=320)
+    with pytest.raises(PairError, match="predicts 32000 tokens, and the target has 320"):
+        facts.check_fits(Path("head"), hidden_size=32, vocab_size=32000)
 
 
-def test_a_change_of_one_word_changes_the_fingerprint(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_change_of_one_token_changes_the_fingerprint(tmp_path: Path, tiny_model: Path) -> None:
     other = tmp_path / "other.gguf"
     write_random_llama(other, RandomLlama(**{**CHAT, "controls": ("<|USER|>", *CHAT["controls"][1:])}))
-    assert target_facts(other).n_words == target_facts(tiny_model).n_words
+    assert target_facts(other).vocab_size == target_facts(tiny_model).vocab_size
     assert target_facts(other).fingerprint != target_facts(tiny_model).fingerprint
 
 

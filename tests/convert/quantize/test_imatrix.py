@@ -63,7 +63,7 @@ def test_sums_are_those_of_an_independent_forward_pass(write_checkpoint, tmp_pat
     config = llama_config()
     tensors = llama_tensors(config)
     convert_checkpoint(write_checkpoint(config, tensors), tmp_path / "m.gguf", outtype="f32")
-    report = measure_importance(tmp_path / "m.gguf", TEXT, tmp_path / "i.gguf", OPTIONS, dataset="words")
+    report = measure_importance(tmp_path / "m.gguf", TEXT, tmp_path / "i.gguf", OPTIONS, dataset="tokens")
     matrix = read_importance(tmp_path / "i.gguf")
     with Model(tmp_path / "m.gguf") as loaded:
         tokens = loaded.vocabulary.tokenize(TEXT)
@@ -91,7 +91,7 @@ def test_sums_are_those_of_an_independent_forward_pass(write_checkpoint, tmp_pat
         n_chunks,
         n_chunks,
         32,
-        ("words",),
+        ("tokens",),
     )
 
 

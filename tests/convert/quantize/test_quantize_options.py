@@ -155,7 +155,7 @@ def test_a_type_that_needs_a_matrix_is_refused_without(source, tmp_path) -> None
     assert_refused(source, tmp_path, OptionError, "needs an importance matrix: make one with specrun imatrix", "iq2_xs")
 
 
-def test_words_in_a_type_that_would_end_the_process_are_refused(source, matrix, tmp_path) -> None:
+def test_token_matrices_in_a_type_that_would_end_the_process_are_refused(source, matrix, tmp_path) -> None:
     message = r"token_embd\.weight as IQ2_XS, which needs an importance matrix"
     assert_refused(source, tmp_path, OptionError, message, token_embedding_type="iq2_xs")
     message = r"no entry for output\.weight, as usual, .* --token-embedding-type"

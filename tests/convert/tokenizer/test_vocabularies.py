@@ -1,4 +1,4 @@
-"""Vocabularies: what is recognised, what is refused by name, and the kinds of words."""
+"""Vocabularies: what is recognised, what is refused by name, and the kinds of tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 608
 
 
 @pytest.fixture
-def write_words(tmp_path: Path, write_checkpoint: Any) -> Any:
+def write_tokenizer(tmp_path: Path, write_checkpoint: Any) -> Any:
     """A checkpoint with room for the tiny tokenizers, whose files are left out or given."""
 
     def write(**files: Any) -> Path:
@@ -38,8 +38,8 @@ def test_every_known_hash_leads_to_a_name_llama_cpp_has() -> None:
     assert usual <= set(NAME_BY_HASH.values())
 
 
-def test_an_unknown_pre_tokenizer_is_refused_with_its_hash_and_a_suggestion(tmp_path, write_words) -> None:
-    folder = write_words()
+def test_an_unknown_pre_tokenizer_is_refused_with_its_hash_and_a_suggestion(tmp_path, write_tokenizer) -> None:
+    folder = write_tokenizer()
     byte_level("llama-bpe").save_pretrained(folder)
     found = pre_tokenizer.probe_hash(folder / "tokenizer.json")
     with pytest.raises(UnsupportedModelError, match=f"{found}.*--pre llama-bpe"):
@@ -47,8 +47,8 @@ def test_an_unknown_pre_tokenizer_is_refused_with_its_hash_and_a_suggestion(tmp_
     assert not (tmp_path / "m.gguf").exists()
 
 
-def test_a_known_hash_is_recognised(tmp_path, write_words, monkeypatch) -> None:
-    folder = write_words()
+def test_a_known_hash_is_recognised(tmp_path, write_tokenizer, monkeypatch) -> None:
+    folder = write_tokenizer()
     byte_level("llama-bpe").save_pretrained(folder)
     found = pre_tokenizer.probe_hash(folder / "tokenizer.json")
     monkeypatch.setitem(NAME_BY_HASH, found, "llama-bpe")
@@ -72,34 +72,34 @@ def test_the_probe_is_split_differently_by_each_kind() -> None:
 @pytest.mark.parametrize(
     ("pre", "words"), [("llama3-bpe", "did you mean llama-bpe|did you mean llama3"), ("", "no pre-tokenizer ''")]
 )
-def test_a_pre_tokenizer_llama_cpp_lacks_is_refused(tmp_path, write_words, pre: str, words: str) -> None:
-    folder = write_words()
+def test_a_pre_tokenizer_llama_cpp_lacks_is_refused(tmp_path, write_tokenizer, pre: str, words: str) -> None:
+    folder = write_tokenizer()
     byte_level("qwen2").save_pretrained(folder)
     with pytest.raises(OptionError, match=words):
         convert_checkpoint(folder, tmp_path / "m.gguf", pre=pre)
 
 
-def test_a_pre_tokenizer_for_sentencepiece_makes_no_sense(tmp_path, write_words) -> None:
-    folder = write_words(**{"tokenizer.model": sentencepiece_bytes()})
+def test_a_pre_tokenizer_for_sentencepiece_makes_no_sense(tmp_path, write_tokenizer) -> None:
+    folder = write_tokenizer(**{"tokenizer.model": sentencepiece_bytes()})
     with pytest.raises(OptionError, match=r"tokenizer.model is no byte-level tokenizer: leave .* \(qwen2\) out"):
         convert_checkpoint(folder, tmp_path / "m.gguf", pre="qwen2")
 
 
-def test_the_model_file_alone_is_enough(tmp_path, write_words) -> None:
-    folder = write_words(**{"tokenizer.model": sentencepiece_bytes()})
+def test_the_model_file_alone_is_enough(tmp_path, write_tokenizer) -> None:
+    folder = write_tokenizer(**{"tokenizer.model": sentencepiece_bytes()})
     convert_checkpoint(folder, tmp_path / "m.gguf")
     import sentencepiece
 
     reference = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_bytes())
     with Model(tmp_path / "m.gguf") as model:
-        words = model.vocabulary
-        assert (words.kind, words.bos, words.eos, words.adds_bos) == ("SPM", 1, 2, True)
+        vocabulary = model.vocabulary
+        assert (vocabulary.kind, vocabulary.bos, vocabulary.eos, vocabulary.adds_bos) == ("SPM", 1, 2, True)
         for text in ("Hello there", " two  spaces", "Grüße 東京\n\tx"):
-            assert words.tokenize(text) == [1, *reference.encode(text)]
+            assert vocabulary.tokenize(text) == [1, *reference.encode(text)]
 
 
-def test_the_scores_of_the_model_and_of_the_merges_split_alike(tmp_path, write_words) -> None:
-    folder = write_words()
+def test_the_scores_of_the_model_and_of_the_merges_split_alike(tmp_path, write_tokenizer) -> None:
+    folder = write_tokenizer()
     llama_style(folder).save_pretrained(folder)
     convert_checkpoint(folder, tmp_path / "scores.gguf")
     (folder / "tokenizer.model").unlink()
@@ -120,13 +120,13 @@ MODEL = sentencepiece_bytes
         (lambda: MODEL()[:-20_000:], MalformedFileError, "is not a SentencePiece model"),
         (lambda: MODEL()[:3000], MalformedFileError, "is not a SentencePiece model"),
         (lambda: MODEL(model_type="unigram"), UnsupportedModelError, "is a unigram model"),
-        (lambda: MODEL(byte_fallback=False), UnsupportedModelError, "no byte word <0x00>"),
+        (lambda: MODEL(byte_fallback=False), UnsupportedModelError, "no byte token <0x00>"),
         (lambda: MODEL(normalization_rule_name="nmt_nfkc"), UnsupportedModelError, "rewrites characters"),
     ],
     ids=["empty", "nonsense", "shorter", "truncated", "unigram", "no bytes", "nfkc"],
 )
-def test_models_that_cannot_be_used_are_named(tmp_path, write_words, data, error, words) -> None:
-    folder = write_words(**{"tokenizer.model": data()})
+def test_models_that_cannot_be_used_are_named(tmp_path, write_tokenizer, data, error, words) -> None:
+    folder = write_tokenizer(**{"tokenizer.model": data()})
     with pytest.raises(error, match=words):
         convert_checkpoint(folder, tmp_path / "m.gguf")
     assert not (tmp_path / "m.gguf").exists()
@@ -143,14 +143,14 @@ def test_no_prefix_of_a_model_is_taken_for_one_in_silence() -> None:
         assert cut.pieces == whole.pieces[: len(cut.pieces)]  # cut between two pieces
 
 
-def test_words_without_their_bytes_are_no_vocabulary() -> None:
-    with pytest.raises(OptionError, match="no byte word <0x00>"):
+def test_tokens_without_their_bytes_are_no_vocabulary() -> None:
+    with pytest.raises(OptionError, match="no byte token <0x00>"):
         ScoredVocabulary(("a",), (1,), (0.0,))
-    with pytest.raises(OptionError, match="256 words has 1 scores"):
+    with pytest.raises(OptionError, match="256 tokens has 1 scores"):
         ScoredVocabulary(tuple(f"<0x{byte:02X}>" for byte in range(256)), (BYTE,) * 256, (0.0,))
 
 
-def test_kinds_of_added_words(tmp_path, write_words) -> None:
+def test_kinds_of_added_tokens(tmp_path, write_tokenizer) -> None:
     added = {
         "603": ("<|looks special|>", False),
         "604": ("<plain>", False),
@@ -160,24 +160,24 @@ def test_kinds_of_added_words(tmp_path, write_words) -> None:
     decoder = {key: {"content": text, "special": special} for key, (text, special) in added.items()}
     settings = {"added_tokens_decoder": decoder, "eos_token": "<hidden>"}
     more = {"generation_config.json": {"eos_token_id": [605, 2, 604, 603]}, "added_tokens.json": {"<late>": 606}}
-    folder = write_words(**{"tokenizer.model": sentencepiece_bytes(), "tokenizer_config.json": settings, **more})
+    folder = write_tokenizer(**{"tokenizer.model": sentencepiece_bytes(), "tokenizer_config.json": settings, **more})
     convert_checkpoint(folder, tmp_path / "m.gguf")
     with Model(tmp_path / "m.gguf") as model:
-        words = model.vocabulary
-        assert words.eos == 605
-        assert words.end_of_generation == {605, 2, 604, 603}  # </s> is known by its text
-        assert words.tokenize("<plain>", add_special=False) == [604]
-        assert words.tokenize("<late>", add_special=False) == [606]
+        vocabulary = model.vocabulary
+        assert vocabulary.eos == 605
+        assert vocabulary.end_of_generation == {605, 2, 604, 603}  # </s> is known by its text
+        assert vocabulary.tokenize("<plain>", add_special=False) == [604]
+        assert vocabulary.tokenize("<late>", add_special=False) == [606]
         for hidden in ("<hidden>", "<|looks special|>"):
-            assert len(words.tokenize(hidden, add_special=False)) > 1
-            assert len(words.tokenize(hidden, add_special=False, parse_special=True)) == 1
-        assert words.text(607) == "[PAD607]"
+            assert len(vocabulary.tokenize(hidden, add_special=False)) > 1
+            assert len(vocabulary.tokenize(hidden, add_special=False, parse_special=True)) == 1
+        assert vocabulary.text(607) == "[PAD607]"
 
 
 @pytest.mark.parametrize("text", ["a", "-1", "1" * 12, "1.5"])
-def test_ids_that_are_none_are_refused(tmp_path, write_words, text: str) -> None:
+def test_ids_that_are_none_are_refused(tmp_path, write_tokenizer, text: str) -> None:
     settings = {"added_tokens_decoder": {text: {"content": "x"}}}
-    folder = write_words(**{"tokenizer.model": sentencepiece_bytes(), "tokenizer_config.json": settings})
+    folder = write_tokenizer(**{"tokenizer.model": sentencepiece_bytes(), "tokenizer_config.json": settings})
     with pytest.raises(MalformedFileError, match="which is not a token id"):
         convert_checkpoint(folder, tmp_path / "m.gguf")
 
@@ -189,8 +189,8 @@ def test_ids_that_are_none_are_refused(tmp_path, write_words, text: str) -> None
         ({"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer.*Whitespace"),
     ],
 )
-def test_text_that_llama_cpp_would_not_rewrite(tmp_path, write_words, changes, words) -> None:
-    folder = write_words()
+def test_text_that_llama_cpp_would_not_rewrite(tmp_path, write_tokenizer, changes, words) -> None:
+    folder = write_tokenizer()
     llama_style(folder).save_pretrained(folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps({**tokenizer, **changes}))
@@ -199,15 +199,15 @@ def test_text_that_llama_cpp_would_not_rewrite(tmp_path, write_words, changes, w
 
 
 @pytest.mark.parametrize(("rstrip", "name"), [(True, "checkpoint (phi-3)"), (False, "checkpoint")])
-def test_phi3s_words_swallow_spaces_where_its_tokenizer_says_so(tmp_path, write_words, rstrip, name) -> None:
-    folder = write_words()
+def test_phi3s_tokens_swallow_spaces_where_its_tokenizer_says_so(tmp_path, write_tokenizer, rstrip, name) -> None:
+    folder = write_tokenizer()
     llama_style(folder).save_pretrained(folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    for word in tokenizer["added_tokens"]:
-        word["rstrip"] = rstrip and word["content"] not in ("<s>", "<unk>")
-        if word["content"] == "<|user|>":
-            word["content"] = "<|endoftext|>"
-            word["rstrip"] = False
+    for token in tokenizer["added_tokens"]:
+        token["rstrip"] = rstrip and token["content"] not in ("<s>", "<unk>")
+        if token["content"] == "<|user|>":
+            token["content"] = "<|endoftext|>"
+            token["rstrip"] = False
     text = json.dumps(tokenizer).replace('"<|user|>"', '"<|endoftext|>"')
     (folder / "tokenizer.json").write_text(text)
     convert_checkpoint(folder, tmp_path / "m.gguf")

@@ -43,7 +43,7 @@ from specrun.runtime.tree import DraftTree
 
 KINDS = list(CASCADES)
 ALPHA = {"cascade-chow": 0.4, "cascade-diff": 0.1, "cascade-opt": 0.3, "cascade-token": 0.4}
-"""Where, over laws on three words, each rule defers at some places and not at others."""
+"""Where, over laws on three tokens, each rule defers at some places and not at others."""
 
 
 # -- the laws, dense and by the paper's formulas ----------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_some_places_are_deferred_and_others_are_not(kind: str) -> None:
         for prefix in ([*PROMPT], *([*PROMPT, token] for token in range(3))):
             law = cascade_law(kind, q(prefix), p(prefix), ALPHA[kind])
             found |= {(np.allclose(law, q(prefix)), np.allclose(law, p(prefix)))}
-    # The law of single words is between the two.
+    # The law of single tokens is between the two.
     assert found >= ({(False, False)} if kind == "cascade-token" else {(True, False), (False, True)})
 
 
@@ -141,12 +141,12 @@ def test_the_rules_by_hand() -> None:
     assert [chosen["cascade-chow", alpha] is p for alpha in (0.0, 0.4, 0.55)] == [True, True, False]
     assert [chosen["cascade-diff", alpha] is p for alpha in (0.1, 0.4)] == [True, False]  # .5 < .7 - alpha
     assert [chosen["cascade-opt", alpha] is p for alpha in (0.1, 0.4)] == [True, False]  # .5 < .7 - .6 alpha
-    # Words 0 and 1 are deferred, .9 of Q: pi = P .9, and Q's .1 for word 2.
+    # Tokens 0 and 1 are deferred, .9 of Q: pi = P .9, and Q's .1 for token 2.
     assert chosen["cascade-token", 0.4].probs == pytest.approx([0.09, 0.18, 0.73])
 
 
-def test_laws_on_different_words_meet() -> None:
-    """After truncation each model has words of its own."""
+def test_laws_on_different_tokens_meet() -> None:
+    """After truncation each model has tokens of its own."""
     q, p = Law(np.array([0.75, 0.25]), np.array([2, 9])), Law(np.array([0.5, 0.5]), np.array([2, 4]))
     law = CASCADES["cascade-token"](q, p, 0.5)
     assert law.ids is not None

@@ -42,7 +42,7 @@ from specrun.runtime.loop import DecodeSettings, decode_rounds
 from specrun.runtime.noise import NoiseSource, SeededNoise
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
-EPS, DELTA = 0.3, 0.5  # of the order of laws over three words, so that both thresholds are at work
+EPS, DELTA = 0.3, 0.5  # of the order of laws over three tokens, so that both thresholds are at work
 KINDS = ["chain", "i.i.d. siblings", "without replacement", "point masses", "mixed", "two drafters"]
 
 
@@ -118,7 +118,7 @@ def test_a_case_by_hand() -> None:
     assert typical_threshold(law, 0.09, 0.3) == 0.09
     assert typical_threshold(law, 1.0, 0.3) == pytest.approx(0.3 * math.exp(-1.02965), abs=1e-5)
     assert typical_threshold(Law.point(3), 0.09, 0.3) == 0.09
-    propose = top_k_points(FixedTable(0.0, 0.0, 1.0), 1, 1)  # always drafts word 2
+    propose = top_k_points(FixedTable(0.0, 0.0, 1.0), 1, 1)  # always drafts token 2
     emitted = emitted_law(TypicalRule(), propose, table, 2, frozenset())
     assert emitted == pytest.approx({(2, 0): 0.5, (2, 1): 0.3, (2, 2): 0.2})
 
@@ -208,12 +208,12 @@ class HardThreshold(TypicalRule):
         self.delta = 1e9
 
 
-def one_word(drafts: LawTable) -> Propose:
+def one_token(drafts: LawTable) -> Propose:
     return top_k_points(drafts, 1, 2)
 
 
 def ragged(drafts: LawTable) -> Propose:
-    """Only the less likely word has a child, so that the longest path is not the likeliest child's."""
+    """Only the less likely token has a child, so that the longest path is not the likeliest child's."""
 
     def propose(one: DraftRequest) -> DraftTree:
         builder = TreeBuilder()
@@ -231,7 +231,7 @@ def ragged(drafts: LawTable) -> Propose:
 
 @pytest.mark.parametrize(
     ("wrong", "propose"),
-    [(KeepsTheLikeliestChild, ragged), (DrawsFromTheResidual, one_word), (HardThreshold, one_word)],
+    [(KeepsTheLikeliestChild, ragged), (DrawsFromTheResidual, one_token), (HardThreshold, one_token)],
 )
 def test_wrong_rules_are_caught(wrong: type[TypicalRule], propose: type[Propose]) -> None:
     errors = [

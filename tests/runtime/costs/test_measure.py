@@ -117,7 +117,7 @@ def test_point_masses_are_accepted_with_the_targets_probability() -> None:
 
 
 def test_greedy_laws_rank_by_the_ranking_law() -> None:
-    """At temperature 0 a drawn scheme has one word to draw; the ranking law knows the others."""
+    """At temperature 0 a drawn scheme has one token to draw; the ranking law knows the others."""
     pair = LawPair(Law.point(2), Law.point(1), Law(np.array([0.1, 0.6, 0.3])))
     for sampling in ("argmax", "without", "with"):
         assert acceptance_by_rank([pair], sampling, 3).tolist() == [0.0, 1.0, 0.0]  # type: ignore[arg-type]

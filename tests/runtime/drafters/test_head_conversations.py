@@ -33,7 +33,7 @@ from support.tiny_eagle3 import random_eagle3  # noqa: E402
 from support.tiny_heads import random_medusa  # noqa: E402
 from support.tiny_hydra import random_hydra  # noqa: E402
 
-HIDDEN, WORDS = 32, 320
+HIDDEN, VOCAB = 32, 320
 BUILDERS: dict[str, Callable[..., DrafterWeights]] = {
     "eagle": build_eagle,
     "eagle3": build_eagle3,
@@ -57,11 +57,11 @@ def files(tiny_model: Path, tiny_deep_model: Path, tmp_path_factory: pytest.Temp
         "nextn": nextn.write(folder / "nextn.gguf"),
         "two blocks": TinyNextN(blocks=2, seed=1).write(folder / "two blocks.gguf"),
         "blocks": nextn.write_blocks_only(folder / "blocks.gguf"),
-        "eagle": random_eagle(HIDDEN).write(folder / "eagle.gguf", WORDS),
-        "eagle3": random_eagle3(HIDDEN, WORDS).write(folder / "eagle3.gguf", tiny_deep_model),
-        "hydra": random_hydra(HIDDEN, WORDS).write(folder / "hydra.gguf", WORDS),
-        "hydra++": random_hydra(HIDDEN, WORDS, prefix=True).write(folder / "hydra++.gguf", WORDS),
-        "medusa": random_medusa(HIDDEN, WORDS).write(folder / "medusa.gguf", WORDS),
+        "eagle": random_eagle(HIDDEN).write(folder / "eagle.gguf", VOCAB),
+        "eagle3": random_eagle3(HIDDEN, VOCAB).write(folder / "eagle3.gguf", tiny_deep_model),
+        "hydra": random_hydra(HIDDEN, VOCAB).write(folder / "hydra.gguf", VOCAB),
+        "hydra++": random_hydra(HIDDEN, VOCAB, prefix=True).write(folder / "hydra++.gguf", VOCAB),
+        "medusa": random_medusa(HIDDEN, VOCAB).write(folder / "medusa.gguf", VOCAB),
     }
 
 

@@ -1,4 +1,4 @@
-"""A chain in one graph equals the chain word by word: words, probabilities, cache, over many rounds."""
+"""A chain in one graph equals the chain token by token: tokens, probabilities, cache, over many rounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specrun.runtime.drafters.eagle import Eagle3Head, EagleHead, PairCells, Pai
 from specrun.runtime.drafters.eagle import pair_chain as pair_chain_module
 from specrun.runtime.drafters.hydra import HydraCells, HydraHead
 from specrun.runtime.drafters.hydra import prefix_layer as prefix_layer_module
-from specrun.runtime.heads import MOST_CHAIN_ROWS, MOST_CHAIN_WORDS, ChainWords, KeyValueCache, fill_chain_places
+from specrun.runtime.heads import MOST_CHAIN_ROWS, MOST_CHAIN_TOKENS, ChainTokens, KeyValueCache, fill_chain_places
 from specrun.runtime.language import quoted
 
 torch = pytest.importorskip("torch")
@@ -27,11 +27,11 @@ from support.tiny_eagle import random_eagle  # noqa: E402
 from support.tiny_eagle3 import Variant, random_eagle3  # noqa: E402
 from support.tiny_hydra import random_hydra  # noqa: E402
 
-HIDDEN, WORDS, CELLS = 32, 320, 600
-KINDS = ["eagle", "eagle3", "eagle3 of all words", "hydra", "hydra++"]
+HIDDEN, VOCAB, CELLS = 32, 320, 600
+KINDS = ["eagle", "eagle3", "eagle3 of all tokens", "hydra", "hydra++"]
 
 Cells = PairCells | HydraCells
-Chain = Callable[..., ChainWords | None]
+Chain = Callable[..., ChainTokens | None]
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +54,15 @@ def opened(shallow: Model, deep: Model, tmp_path: Path) -> Iterator[Callable[...
     def head_of(kind: str, quantization: str) -> PairHead | HydraHead:
         path = tmp_path / f"{kind}-{quantization}.gguf"
         if kind == "eagle":
-            random_eagle(HIDDEN).write(path, WORDS, quantization=quantization)
+            random_eagle(HIDDEN).write(path, VOCAB, quantization=quantization)
             return EagleHead(path, shallow, ranks=1, n_threads=1)
         if kind.startswith("eagle3"):
-            # 64 of 320 words: nearly all drafted words have other numbers in the target's vocabulary.
-            variant = Variant(draft_words=64 if kind == "eagle3" else None)
-            random_eagle3(HIDDEN, WORDS, variant).write(path, Path(deep.path), quantization=quantization)
+            # 64 of 320 tokens: nearly all drafted tokens have other numbers in the target's vocabulary.
+            variant = Variant(draft_tokens=64 if kind == "eagle3" else None)
+            random_eagle3(HIDDEN, VOCAB, variant).write(path, Path(deep.path), quantization=quantization)
             return Eagle3Head(path, deep, ranks=1, n_threads=1)
-        made = random_hydra(HIDDEN, WORDS, heads=6, prefix=kind == "hydra++")
-        made.write(path, WORDS, quantization=quantization)
+        made = random_hydra(HIDDEN, VOCAB, heads=6, prefix=kind == "hydra++")
+        made.write(path, VOCAB, quantization=quantization)
         return HydraHead(path, shallow, ranks=[1] * made.heads, n_threads=1)
 
     def cells(kind: str, quantization: str = "F32") -> Cells:
@@ -101,7 +101,7 @@ def check_rounds(once: Cells, by_depth: Cells, rounds: int, *, seed: int = 0, mo
     for _ in range(rounds):
         m, n = int(random.integers(1, MOST_CHAIN_ROWS + 1)), int(random.integers(1, most + 1))
         features = random.normal(size=(m, n_features)).astype(np.float32)
-        tokens = random.integers(0, WORDS, m).tolist()
+        tokens = random.integers(0, VOCAB, m).tolist()
         if isinstance(once, PairCells):
             used = count + m + n - 1
             found = once.chain(tokens, features, count + 3, count, n, probabilities=True)
@@ -112,7 +112,7 @@ def check_rounds(once: Cells, by_depth: Cells, rounds: int, *, seed: int = 0, mo
             wanted = hydra_chain(by_depth, features, count + 3, count, tokens[-1], n)
         if found is None or found.log_probs is None:
             pytest.fail(NO_GRAPH)
-        assert found.words == wanted.words
+        assert found.tokens == wanted.tokens
         np.testing.assert_allclose(found.log_probs, wanted.log_probs, rtol=1e-5)
         ours, theirs = cache_of(once), cache_of(by_depth)
         if ours is not None and theirs is not None:
@@ -135,7 +135,7 @@ def test_chains_go_on_where_the_cache_is_read_further(opened: Callable[..., Cell
         check_rounds(once, by_depth, 12, seed=1, skip=230)
 
 
-def test_words_come_without_their_probabilities_too(opened: Callable[..., Cells]) -> None:
+def test_tokens_come_without_their_probabilities_too(opened: Callable[..., Cells]) -> None:
     for kind in KINDS:
         with closing(opened(kind)) as head:
             features = np.random.default_rng(3).normal(size=(2, 3 * HIDDEN)).astype(np.float32)
@@ -145,11 +145,11 @@ def test_words_come_without_their_probabilities_too(opened: Callable[..., Cells]
             else:
                 states = features[:, :HIDDEN]
                 found = [head.chain(states, 0, 0, 2, 4, probabilities=one) for one in (True, False)]
-            both, words = found
+            both, tokens = found
             assert both is not None
-            assert words is not None
-            assert both.words == words.words
-            assert words.log_probs is None
+            assert tokens is not None
+            assert both.tokens == tokens.tokens
+            assert tokens.log_probs is None
 
 
 # -- what must not pass -----------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_a_position_shifted_by_one_is_caught(opened: Callable[..., Cells], monke
 # -- where there is no such graph -------------------------------------------------------------------------------------
 
 
-def no_words_written(self: ComputeDevice, operation: int, *, writes_weights: bool = False) -> bool:
+def no_tokens_written(self: ComputeDevice, operation: int, *, writes_weights: bool = False) -> bool:
     """A backend that cannot write I32 into its memory."""
     return not (writes_weights and fields(operation).type == I32)
 
@@ -218,7 +218,7 @@ def no_words_written(self: ComputeDevice, operation: int, *, writes_weights: boo
 def test_a_backend_without_an_operation_leaves_the_chain_to_single_depths(
     opened: Callable[..., Cells], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ComputeDevice, "supports", no_words_written)
+    monkeypatch.setattr(ComputeDevice, "supports", no_tokens_written)
     with closing(opened(kind)) as head:
         for _ in range(2):
             if isinstance(head, PairCells):
@@ -250,7 +250,7 @@ def test_the_text_is_the_same_with_and_without_the_graph(
 
     plain = answers("none")[0]
     in_one = answers(expression)
-    monkeypatch.setattr(ComputeDevice, "supports", no_words_written)
+    monkeypatch.setattr(ComputeDevice, "supports", no_tokens_written)
     by_depth = answers(expression)
     assert in_one == by_depth
     assert in_one[0] == plain
@@ -262,16 +262,16 @@ def test_numbers_too_large_for_one_graph(opened: Callable[..., Cells]) -> None:
         assert isinstance(head, PairCells)
         row = np.zeros((MOST_CHAIN_ROWS + 1, HIDDEN), np.float32)
         assert head.chain([1] * len(row), row, 0, 0, 2) is None
-        assert head.chain([1], row[:1], 0, 0, MOST_CHAIN_WORDS + 1) is None
+        assert head.chain([1], row[:1], 0, 0, MOST_CHAIN_TOKENS + 1) is None
         with pytest.raises(OptionError, match="cannot hold"):
             head.chain([1], row[:1], 0, head.n_cells - 1, 2)
-        with pytest.raises(OptionError, match="outside the 320 words"):
-            head.chain([WORDS], row[:1], 0, 0, 2)
+        with pytest.raises(OptionError, match="outside the 320 tokens"):
+            head.chain([VOCAB], row[:1], 0, 0, 2)
     with closing(opened("hydra++")) as head:
         assert isinstance(head, HydraCells)
         with pytest.raises(OptionError, match="reach 1 to 6 tokens"):
             head.chain(row[:1], 0, 0, 1, 7)
         with pytest.raises(OptionError, match="cannot hold"):
             head.chain(row[:1], 0, 768, 1, 2)
-        with pytest.raises(OptionError, match="outside the 320 words"):
+        with pytest.raises(OptionError, match="outside the 320 tokens"):
             head.chain(row[:1], 0, 0, -1, 2)

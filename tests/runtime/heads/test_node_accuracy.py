@@ -25,7 +25,7 @@ from specrun.runtime.heads import HeadFile, read_accuracy_csv, stored_accuracy
 from specrun.runtime.language import ExpressionOptions, parse_expression, quoted
 from specrun.runtime.trees import Topology
 
-HIDDEN, WORDS = 32, 320
+HIDDEN, VOCAB = 32, 320
 ACCURACY = ((0.6, 0.2), (0.5, 0.25), (0.4, 0.1))
 
 
@@ -82,15 +82,15 @@ def test_a_missing_or_huge_csv_is_refused(tmp_path: Path) -> None:
 
 
 def test_metadata_hold_rows_one_after_another(tmp_path: Path) -> None:
-    heads = random_medusa(HIDDEN, WORDS)
-    path = heads.write(tmp_path / "h.gguf", WORDS, accuracy=[0.5, 0.25, 0.25, 0.125, 0.125, 0.0])
+    heads = random_medusa(HIDDEN, VOCAB)
+    path = heads.write(tmp_path / "h.gguf", VOCAB, accuracy=[0.5, 0.25, 0.25, 0.125, 0.125, 0.0])
     assert stored_accuracy(HeadFile(path, "medusa"), 3) == ((0.5, 0.25), (0.25, 0.125), (0.125, 0.0))
-    assert stored_accuracy(HeadFile(heads.write(tmp_path / "none.gguf", WORDS), "medusa"), 3) is None
+    assert stored_accuracy(HeadFile(heads.write(tmp_path / "none.gguf", VOCAB), "medusa"), 3) is None
 
 
 @pytest.mark.parametrize("wrong", [[0.5, 0.5], [0.5, 0.2, 1.5], [0.1, float("nan"), 0.2]])
 def test_metadata_that_are_no_shares_are_refused(tmp_path: Path, wrong: list[float]) -> None:
-    path = random_medusa(HIDDEN, WORDS).write(tmp_path / "h.gguf", WORDS, accuracy=wrong)
+    path = random_medusa(HIDDEN, VOCAB).write(tmp_path / "h.gguf", VOCAB, accuracy=wrong)
     with pytest.raises(MalformedFileError, match="accuracies for 3 heads: calibrate them again"):
         stored_accuracy(HeadFile(path, "medusa"), 3)
 
@@ -166,7 +166,7 @@ def test_a_little_speed_is_given_for_fewer_nodes() -> None:
 
 @pytest.fixture
 def heads(tmp_path: Path) -> Path:
-    return random_medusa(HIDDEN, WORDS).write(tmp_path / "heads.gguf", WORDS, accuracy=[0.6, 0.1, 0.5, 0.1, 0.4, 0.1])
+    return random_medusa(HIDDEN, VOCAB).write(tmp_path / "heads.gguf", VOCAB, accuracy=[0.6, 0.1, 0.5, 0.1, 0.4, 0.1])
 
 
 def tree_of(target: Path, expression: str) -> str:
@@ -230,7 +230,7 @@ def test_a_bad_csv_is_refused_before_anything_runs(tiny_model: Path, heads: Path
 
 def test_published_trees_are_drafted(tiny_model: Path, tmp_path: Path) -> None:
     """Medusa's 63 nodes with four random heads: the text is plain decoding's own."""
-    path = random_medusa(HIDDEN, WORDS, heads=4).write(tmp_path / "four.gguf", WORDS)
+    path = random_medusa(HIDDEN, VOCAB, heads=4).write(tmp_path / "four.gguf", VOCAB)
     params = SamplingParams(temperature=0.8, seed=2)
     texts = []
     for drafter in (f"medusa({quoted(str(path))}, tree=mc_sim_7b_63)", "none"):
@@ -245,14 +245,14 @@ def test_published_trees_are_drafted(tiny_model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_many_heads_and_blocks_fit_a_graph(tiny_model: Path, tmp_path: Path, blocks: int) -> None:
-    many = random_medusa(HIDDEN, WORDS, heads=24, blocks=blocks, own_output=False)
-    path = many.write(tmp_path / "many.gguf", WORDS)
+    many = random_medusa(HIDDEN, VOCAB, heads=24, blocks=blocks, own_output=False)
+    path = many.write(tmp_path / "many.gguf", VOCAB)
     chain = "x".join(["1"] * 24)
     with Runtime(tiny_model, drafter=f"medusa({quoted(str(path))}, tree={chain})", **F32) as runtime:
         assert runtime.generate([5, 6, 7], SamplingParams(temperature=0.0), max_tokens=30).stats.drafted > 0
 
 
-def test_more_branches_than_words_are_refused(tiny_model: Path, tmp_path: Path) -> None:
-    path = random_medusa(HIDDEN, WORDS).write(tmp_path / "h.gguf", WORDS)
+def test_more_branches_than_tokens_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    path = random_medusa(HIDDEN, VOCAB).write(tmp_path / "h.gguf", VOCAB)
     with pytest.raises(OptionError, match="leaves"):
         Runtime(tiny_model, drafter=f"medusa({quoted(str(path))}, tree=400)", **F32)

@@ -14,9 +14,9 @@ from support.head_chains import PairChainByDepth
 from specrun.runtime.drafters.eagle import EagleRows, EagleState
 from specrun.runtime.drafters.eagle import state as eagle_state
 from specrun.runtime.drafters.hydra import HydraState
-from specrun.runtime.heads import ChainWords, PendingRows, pending_rows
+from specrun.runtime.heads import ChainTokens, PendingRows, pending_rows
 
-WORDS = 50
+VOCAB = 50
 
 
 def test_rows_come_in_the_order_in_which_they_were_added() -> None:
@@ -35,7 +35,7 @@ def test_rows_come_in_the_order_in_which_they_were_added() -> None:
 
 
 class SummingHead(PairChainByDepth):
-    """A pair's word depends on all tokens, states and positions that it sees: any mistake changes the words."""
+    """A pair's token depends on all tokens, states and positions that it sees: any mistake changes the tokens."""
 
     def __init__(self) -> None:
         self.n_cells = 120
@@ -55,8 +55,8 @@ class SummingHead(PairChainByDepth):
             seen = self._cells[np.flatnonzero(row)]
             hashes.append(int((seen * [7, 13, 29]).sum() + (seen[:, 0] * seen[:, 2]).sum()))
         predicted = np.array([[float(one % 101)] for one in hashes])
-        words = np.array([[one % WORDS, (one + 1) % WORDS] for one in hashes], np.int32)
-        return EagleRows(predicted, words, np.log(np.full(words.shape, 0.5)), None)
+        drafted = np.array([[one % VOCAB, (one + 1) % VOCAB] for one in hashes], np.int32)
+        return EagleRows(predicted, drafted, np.log(np.full(drafted.shape, 0.5)), None)
 
     evaluate_features = evaluate
 
@@ -64,7 +64,7 @@ class SummingHead(PairChainByDepth):
 class NoChains(SummingHead):
     """The same head where ggml has no graph for chains."""
 
-    def chain(self, *given: object, **named: object) -> ChainWords | None:  # type: ignore[override]
+    def chain(self, *given: object, **named: object) -> ChainTokens | None:  # type: ignore[override]
         return None
 
 
@@ -86,7 +86,7 @@ def fresh(text: Sequence[int], base: int = 0) -> EagleRows:
 @pytest.mark.parametrize("kind", [SummingHead, NoChains])
 @pytest.mark.parametrize("seed", range(8))
 def test_pairs_hold_after_any_rounds_whenever_they_are_evaluated(kind: type[SummingHead], seed: int) -> None:
-    """Rounds that draft a chain, a tree or nothing, answers that share beginnings: the words are a fresh head's."""
+    """Rounds that draft a chain, a tree or nothing, answers that share beginnings: the tokens are a fresh head's."""
     random = np.random.default_rng(seed)
     head = kind()
     state = EagleState(head)
@@ -96,16 +96,16 @@ def test_pairs_hold_after_any_rounds_whenever_they_are_evaluated(kind: type[Summ
         if len(text) > 100 or not text or random.random() < 0.1:
             kept = int(random.integers(0, len(text) + 1)) if text else 0
             known = text
-            text = [*text[: min(kept, 60)], *random.integers(0, WORDS, 3).tolist()]
+            text = [*text[: min(kept, 60)], *random.integers(0, VOCAB, 3).tolist()]
             state.begin(text)
             cached = next((i for i, (a, b) in enumerate(zip(known[:-1], text, strict=False)) if a != b), len(known) - 1)
-            start = max(0, min(cached, len(text) - 1) - 1)  # the pair of the last shared token has a new word after it
+            start = max(0, min(cached, len(text) - 1) - 1)  # the pair of the last shared token has a new token after it
             if start < len(text) - 1:
                 state.learn(start, features(text, start, len(text) - 1 - start), text)
         else:
             n = int(random.integers(1, 7))
             first = len(text) - 1
-            text = [*text, *random.integers(0, WORDS, n).tolist()]
+            text = [*text, *random.integers(0, VOCAB, n).tolist()]
             state.learn(first, features(text, first, n), text)
         asked = int(random.integers(0, 4))
         assert state.base == 0
@@ -113,39 +113,39 @@ def test_pairs_hold_after_any_rounds_whenever_they_are_evaluated(kind: type[Summ
         if asked == 1:
             row = state.root(text)
             if row is not None:
-                np.testing.assert_array_equal(row.words, wanted.words[-1:])
+                np.testing.assert_array_equal(row.tokens, wanted.tokens[-1:])
                 state.below([-1], [3])
                 drafted += 1
         for _ in range(asked - 1):  # once, or a second time in the same round
             chain = state.chain(text, 3)
             if chain is not None:
-                assert chain.words[0] == wanted.words[-1, 0]
+                assert chain.tokens[0] == wanted.tokens[-1, 0]
                 drafted += 1
             again = state.root(text)
             if again is not None:
-                np.testing.assert_array_equal(again.words, wanted.words[-1:])
+                np.testing.assert_array_equal(again.tokens, wanted.tokens[-1:])
         assert state.root([*text, 3]) is None
         assert state.chain([*text, 3], 2) is None
     assert drafted > 10
 
 
 @pytest.mark.parametrize("missing", [1, 2, 5])
-def test_pairs_after_a_gap_have_their_own_words(missing: int) -> None:
+def test_pairs_after_a_gap_have_their_own_tokens(missing: int) -> None:
     """The pairs before it are given up; those after it are what a head says that saw no more."""
-    text = np.random.default_rng(missing).integers(0, WORDS, 30).tolist()
+    text = np.random.default_rng(missing).integers(0, VOCAB, 30).tolist()
     state = EagleState(SummingHead())
     state.learn(0, features(text, 0, 9), text[:10])
     start = 9 + missing
     state.learn(start, features(text, start, len(text) - 1 - start), text)
     chain = state.chain(text, 3)
     assert chain is not None
-    assert chain.words[0] == fresh(text, start).words[-1, 0]
-    assert fresh(text, start).words[-1, 0] != fresh(text).words[-1, 0]
+    assert chain.tokens[0] == fresh(text, start).tokens[-1, 0]
+    assert fresh(text, start).tokens[-1, 0] != fresh(text).tokens[-1, 0]
 
 
 def test_a_prompt_that_comes_again_is_drafted_from_at_once() -> None:
-    """The session shows the state before its last word once more."""
-    text = np.random.default_rng(3).integers(0, WORDS, 12).tolist()
+    """The session shows the state before its last token once more."""
+    text = np.random.default_rng(3).integers(0, VOCAB, 12).tolist()
     state = EagleState(SummingHead())
     state.learn(0, features(text, 0, 11), text)
     assert state.chain(text, 3) is not None
@@ -153,7 +153,7 @@ def test_a_prompt_that_comes_again_is_drafted_from_at_once() -> None:
     state.learn(10, features(text, 10, 1), text)
     chain = state.chain(text, 3)
     assert chain is not None
-    assert chain.words[0] == fresh(text).words[-1, 0]
+    assert chain.tokens[0] == fresh(text).tokens[-1, 0]
 
 
 def test_a_chain_is_not_longer_than_the_cells() -> None:
@@ -163,7 +163,7 @@ def test_a_chain_is_not_longer_than_the_cells() -> None:
     state.learn(0, features(text, 0, head.n_cells - 2), text)
     chain = state.chain(text[:-1], 5)
     assert chain is not None
-    assert len(chain.words) == 3  # two cells are left, and the first word needs none
+    assert len(chain.tokens) == 3  # two cells are left, and the first token needs none
 
 
 def test_what_was_not_drafted_from_is_evaluated_many_at_a_time() -> None:
@@ -189,14 +189,14 @@ def test_an_interrupted_evaluation_loses_nothing() -> None:
         head.fails = False
         row = state.root(text[:10])
         assert row is not None
-        np.testing.assert_array_equal(row.words, fresh(text[:10]).words[-1:])
+        np.testing.assert_array_equal(row.tokens, fresh(text[:10]).tokens[-1:])
         state.begin(text[:7])
         state.learn(5, features(text, 5, 4), text)
 
 
 def test_a_state_whose_token_came_later_joins_the_others() -> None:
     """After a drafted end token nothing follows; the next prompt does, and its states begin one position later."""
-    text = np.random.default_rng(5).integers(0, WORDS, 20).tolist()
+    text = np.random.default_rng(5).integers(0, VOCAB, 20).tolist()
     state = EagleState(SummingHead())
     state.learn(0, features(text, 0, 10), text[:10])  # of the last token, too
     assert state.root(text[:10]) is not None
@@ -205,9 +205,9 @@ def test_a_state_whose_token_came_later_joins_the_others() -> None:
     row = state.root(text)
     assert row is not None
     assert state.base == 0
-    np.testing.assert_array_equal(row.words, fresh(text).words[-1:])
+    np.testing.assert_array_equal(row.tokens, fresh(text).tokens[-1:])
     # The control: the token that followed it was forgotten together with it.
-    state.begin([*text[:9], WORDS + 1, *text[10:]])
+    state.begin([*text[:9], VOCAB + 1, *text[10:]])
     state.learn(10, features(text, 10, 9), text)
     assert state.base == 10
 
@@ -255,8 +255,8 @@ def use(state: EagleState, text: list[int]) -> Iterator[Callable[[], object]]:
 
 
 def test_an_interrupt_at_any_line_leaves_pairs_that_agree() -> None:
-    """Whatever an interrupt leaves, the next text's words are those of a head that has seen its pairs and no more."""
-    text = np.random.default_rng(6).integers(0, WORDS, 95).tolist()
+    """Whatever an interrupt leaves, the next text's tokens are those of a head that has seen its pairs and no more."""
+    text = np.random.default_rng(6).integers(0, VOCAB, 95).tolist()
     at, finished = 0, False
     while not finished:
         at += 1
@@ -276,9 +276,9 @@ def test_an_interrupt_at_any_line_leaves_pairs_that_agree() -> None:
             row, chain = state.root(other), state.chain(other, 2)
             assert row is not None
             assert chain is not None
-            wanted = fresh(other, state.base).words[-1:]
-            np.testing.assert_array_equal(row.words, wanted)
-            assert chain.words[0] == wanted[0, 0]
+            wanted = fresh(other, state.base).tokens[-1:]
+            np.testing.assert_array_equal(row.tokens, wanted)
+            assert chain.tokens[0] == wanted[0, 0]
     assert at > 150
 
 
@@ -303,8 +303,8 @@ class SummingLayer:
 
     def chain(
         self, states: np.ndarray, position: int, count: int, token: int, n: int, *, probabilities: bool = False
-    ) -> ChainWords:
-        return ChainWords([int(self.states(states, position, count)[-1, 0]), token, n])
+    ) -> ChainTokens:
+        return ChainTokens([int(self.states(states, position, count)[-1, 0]), token, n])
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -321,7 +321,7 @@ def test_the_prefix_layer_holds_after_chains(seed: int) -> None:
             if ask == "chain":
                 chain = state.chain(text, 2)
                 assert chain is not None
-                assert chain.words == [int(wanted), text[-1], 2]
+                assert chain.tokens == [int(wanted), text[-1], 2]
             elif ask == "state":
                 found = state.at_end(text)
                 assert found is not None

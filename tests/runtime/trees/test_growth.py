@@ -195,7 +195,7 @@ def test_draws_with_replacement_share_nodes_and_keep_every_draw() -> None:
     assert all(len(tree.draws) == 1 + sum(depth == 1 for depth in tree.depths) for tree in trees)
 
 
-def test_the_most_likely_words_are_point_masses_in_order() -> None:
+def test_the_most_likely_tokens_are_point_masses_in_order() -> None:
     tree, _ = grown("argmax", "3x2")
     probs = LawTable(9, 7, 0.0)(PROMPT)
     assert list(tree.tokens[:3]) == np.argsort(-probs)[:3].tolist()
@@ -260,9 +260,9 @@ def test_a_sure_drafter_grows_a_chain_and_an_unsure_one_a_bush() -> None:
     assert len(sure) == len(unsure) == 8
 
 
-def test_certain_words_keep_the_tree_connected() -> None:
+def test_certain_tokens_keep_the_tree_connected() -> None:
     """Ties of path probability, 1 x 1 x 1, keep parents before children."""
-    table = LawTable(4, 1, 1.0)  # every law is sure of word 0
+    table = LawTable(4, 1, 1.0)  # every law is sure of token 0
     tree = grow_by_path_probability(DynamicShape(5, 3, 5), TableLaws(table, PROMPT))
     assert tree.tokens == (0,) * 5
     assert tree.parents == (-1, 0, 1, 2, 3)

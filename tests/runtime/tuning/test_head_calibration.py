@@ -29,7 +29,7 @@ from specrun.runtime.tuning import (
     features_along,
 )
 
-HIDDEN, WORDS, RANKS = 32, 320, 20
+HIDDEN, VOCAB, RANKS = 32, 320, 20
 CONTEXT = ContextOptions(**F32)
 GREEDY = SamplingParams(temperature=0.0)
 PROMPTS = [[5 + seed, 6, 7 + seed] for seed in range(8)]
@@ -65,16 +65,16 @@ def texts(tiny_model: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def fitted(tiny_model: Path, texts: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three heads fitted to greedy texts by ridge regression from the hidden state to the word that comes."""
+    """Three heads fitted to greedy texts by ridge regression from the hidden state to the token that comes."""
     states = [states_of(tiny_model, text) for text in texts]
     outputs = []
     for k in range(3):
         x = np.concatenate([state[: len(text) - k - 2] for state, text in zip(states, texts, strict=True)])
-        y = np.eye(WORDS, dtype=np.float32)[np.concatenate([text[k + 2 :] for text in texts])]
+        y = np.eye(VOCAB, dtype=np.float32)[np.concatenate([text[k + 2 :] for text in texts])]
         outputs.append(np.linalg.solve(x.T @ x + 0.1 * np.eye(HIDDEN), x.T @ y).T.astype(np.float32))
     block = (np.zeros((HIDDEN, HIDDEN), np.float32), np.zeros(HIDDEN, np.float32))
     heads = TinyMedusa([[block]] * 3, outputs)
-    return heads.write(tmp_path_factory.mktemp("heads") / "fitted.gguf", WORDS)
+    return heads.write(tmp_path_factory.mktemp("heads") / "fitted.gguf", VOCAB)
 
 
 # -- counting ---------------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_products_add_up_to_the_share_of_right_paths() -> None:
         right = [0] * depths
         counts.add(guesses, right)
         for depth in range(depths):
-            found[depth] += all(0 in words for words in guesses[: depth + 1])
+            found[depth] += all(0 in tokens for tokens in guesses[: depth + 1])
     for depth in range(depths):
         paths = itertools.product(range(ranks), repeat=depth + 1)
         total = sum(np.prod([counts.accuracy[k][rank] for k, rank in enumerate(path)]) for path in paths)
@@ -113,12 +113,12 @@ def test_products_add_up_to_the_share_of_right_paths() -> None:
     assert independent < 0.7 * found[-1] / 500  # the control: heads taken for independent
 
 
-def rank_in(logits: np.ndarray, word: int) -> int:
-    return int((logits > logits[word]).sum())
+def rank_in(logits: np.ndarray, token: int) -> int:
+    return int((logits > logits[token]).sum())
 
 
 def accuracy_from(ranks: list[list[int]], depths: int) -> Accuracy:
-    """Accuracies from the rank of the right word at each position and depth, as the definition says."""
+    """Accuracies from the rank of the right token at each position and depth, as the definition says."""
     table = []
     for depth in range(depths):
         reached = [one for one in ranks if len(one) > depth and all(rank < RANKS for rank in one[:depth])]
@@ -127,8 +127,8 @@ def accuracy_from(ranks: list[list[int]], depths: int) -> Accuracy:
 
 
 def test_medusa_is_counted_as_by_the_reference(tiny_model: Path, texts: list[list[int]], tmp_path: Path) -> None:
-    heads = random_medusa(HIDDEN, WORDS, seed=3)
-    path = heads.write(tmp_path / "heads.gguf", WORDS)
+    heads = random_medusa(HIDDEN, VOCAB, seed=3)
+    path = heads.write(tmp_path / "heads.gguf", VOCAB)
     text = texts[0]
     result = calibrated(tiny_model, path, text)
     states = states_of(tiny_model, text)
@@ -147,14 +147,14 @@ def test_medusa_is_counted_as_by_the_reference(tiny_model: Path, texts: list[lis
 def test_hydra_is_counted_as_by_the_reference(
     tiny_model: Path, texts: list[list[int]], tmp_path: Path, sizes: dict[str, bool]
 ) -> None:
-    """Each head gets the text's own words up to its own."""
+    """Each head gets the text's own tokens up to its own."""
     torch = pytest.importorskip("torch")
     from gguf import GGUFReader
     from support.tiny_hydra import log_probs, random_hydra
 
     tensors = {one.name: np.array(one.data) for one in GGUFReader(tiny_model).tensors}
-    heads = random_hydra(HIDDEN, WORDS, seed=3, **sizes)  # type: ignore[arg-type]
-    path = heads.write(tmp_path / "heads.gguf", WORDS)
+    heads = random_hydra(HIDDEN, VOCAB, seed=3, **sizes)  # type: ignore[arg-type]
+    path = heads.write(tmp_path / "heads.gguf", VOCAB)
     text = texts[0]
     result = calibrated(tiny_model, path, text)
     states = heads.double().read_states(torch.tensor(states_of(tiny_model, text), dtype=torch.float64)).numpy()
@@ -171,14 +171,14 @@ def test_hydra_is_counted_as_by_the_reference(
 
 
 def test_eagle_is_counted_as_by_the_reference(tiny_model: Path, texts: list[list[int]], tmp_path: Path) -> None:
-    """Below each place the reference goes on from its own predictions with the text's words."""
+    """Below each place the reference goes on from its own predictions with the text's tokens."""
     from gguf import GGUFReader, quants
 
     tensors = {one.name: quants.dequantize(one.data, one.tensor_type) for one in GGUFReader(tiny_model).tensors}
     embedding = tensors["token_embd.weight"]
     output = tensors.get("output.weight", embedding)
     head = random_eagle(HIDDEN, seed=5)
-    path = head.write(tmp_path / "eagle.gguf", WORDS)
+    path = head.write(tmp_path / "eagle.gguf", VOCAB)
     text, depths = texts[1][:24], 5
     result = calibrated(tiny_model, path, text)
     states = states_of(tiny_model, text)
@@ -187,8 +187,8 @@ def test_eagle_is_counted_as_by_the_reference(tiny_model: Path, texts: list[list
         features, own = list(states[: t + 1]), []
         for depth in range(min(depths, len(text) - t - 2)):
             n = len(features)
-            words = embedding[text[1 : n + 1]]
-            features.append(head.states(words, np.array(features), range(n), np.tri(n, dtype=bool))[-1])
+            embedded = embedding[text[1 : n + 1]]
+            features.append(head.states(embedded, np.array(features), range(n), np.tri(n, dtype=bool))[-1])
             own.append(rank_in(output @ features[-1], text[t + 2 + depth]))
         ranks.append(own)
     np.testing.assert_allclose(np.array(result.accuracy), np.array(accuracy_from(ranks, depths)))
@@ -196,7 +196,7 @@ def test_eagle_is_counted_as_by_the_reference(tiny_model: Path, texts: list[list
 
 
 def test_eagle3_is_counted_as_by_the_reference(tiny_deep_model: Path, tmp_path: Path) -> None:
-    """Its features are layer inputs, and its words those of a draft vocabulary."""
+    """Its features are layer inputs, and its tokens those of a draft vocabulary."""
     import torch
     from gguf import GGUFReader
     from support.tiny_eagle3 import random_eagle3
@@ -212,14 +212,14 @@ def test_eagle3_is_counted_as_by_the_reference(tiny_deep_model: Path, tmp_path: 
     options = dataclasses.replace(CONTEXT, n_outputs=64, layer_inputs=tuple(sorted(head.taps)))
     with Model(tiny_deep_model) as model, Context(model, options) as context:
         features = torch.tensor(features_along(context, text, head.taps), dtype=torch.float64)
-    w, ids = head.tensors(), head.word_ids
+    w, ids = head.tensors(), head.target_ids
     fused, ranks = head.fused(w, features), []
     for t in range(len(text) - 2):
         states, own = fused[: t + 1], []
         for depth in range(min(5, len(text) - t - 2)):
             n = len(states)
-            words = embedding[text[1 : n + 1]]
-            fed_back, read = head.predicted(w, words, states, range(n), np.tri(n, dtype=bool))
+            embedded = embedding[text[1 : n + 1]]
+            fed_back, read = head.predicted(w, embedded, states, range(n), np.tri(n, dtype=bool))
             logits = np.full(len(embedding), -np.inf)
             logits[slice(None) if ids is None else ids] = (read[-1] @ w["lm_head.weight"].T).numpy()
             own.append(rank_in(logits, text[t + 2 + depth]))
@@ -234,7 +234,7 @@ def test_prompts_are_continued_and_not_counted(tiny_model: Path, fitted: Path, t
     prompts = [CalibrationText(tuple(one), len(one)) for one in PROMPTS[:2]]
     written = calibrate_heads(options, lambda _: prompts)
     read = calibrate_heads(options, lambda _: [CalibrationText(tuple(one[: 3 + 32]), 3) for one in texts[:2]])
-    assert written.n_positions == read.n_positions == 60  # the first guessed word is the prompt's successor
+    assert written.n_positions == read.n_positions == 60  # the first guessed token is the prompt's successor
     assert written.accuracy == read.accuracy
 
 
@@ -245,7 +245,7 @@ def test_the_tree_yields_about_what_was_predicted(tiny_model: Path, fitted: Path
     options = options_for(tiny_model, fitted, n_tokens=10_000, ranks=4)
     result = calibrate_heads(options, lambda _: [CalibrationText(tuple(one), 3) for one in texts])
     assert result.plan is not None
-    assert result.accuracy[0][0] > 0.3  # by chance a word is right once in 320 times
+    assert result.accuracy[0][0] > 0.3  # by chance a token is right once in 320 times
     path = fitted.with_name("kept.gguf")
     path.write_bytes(fitted.read_bytes())
     store_accuracy(path, result.accuracy, n_positions=result.n_positions)
@@ -258,13 +258,13 @@ def test_the_tree_yields_about_what_was_predicted(tiny_model: Path, fitted: Path
 
 
 def test_random_heads_promise_nothing(tiny_model: Path, texts: list[list[int]], tmp_path: Path) -> None:
-    path = random_medusa(HIDDEN, WORDS).write(tmp_path / "random.gguf", WORDS)
+    path = random_medusa(HIDDEN, VOCAB).write(tmp_path / "random.gguf", VOCAB)
     result = calibrated(tiny_model, path, texts[0], ranks=1)
     assert result.plan is None or result.plan.speed_up < 1.0
 
 
 def test_eagles_planned_trees_read_measured_accuracies(tiny_model: Path, tmp_path: Path) -> None:
-    path = random_eagle(HIDDEN).write(tmp_path / "eagle.gguf", WORDS)
+    path = random_eagle(HIDDEN).write(tmp_path / "eagle.gguf", VOCAB)
     deep, wide = tmp_path / "deep.csv", tmp_path / "wide.csv"
     write_accuracy_csv(deep, ((0.9, 0.01), (0.9, 0.01), (0.9, 0.01)))
     write_accuracy_csv(wide, ((0.3, 0.3, 0.3), (0.1,)))
@@ -293,7 +293,7 @@ def test_what_cannot_be_calibrated_is_refused(
 ) -> None:
     with pytest.raises(UnsupportedModelError, match="accuracies are measured for medusa"):
         calibrated(tiny_model, tiny_drafter, [5, 6, 7, 8])
-    wide = random_medusa(2 * HIDDEN, WORDS).write(tmp_path / "wide.gguf", WORDS)
+    wide = random_medusa(2 * HIDDEN, VOCAB).write(tmp_path / "wide.gguf", VOCAB)
     with pytest.raises(PairError, match="64 numbers, and the target's have 32"):
         calibrated(tiny_model, wide, [5, 6, 7, 8])
     with pytest.raises(OptionError, match="the text is too short"):

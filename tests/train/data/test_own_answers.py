@@ -19,7 +19,7 @@ from specrun.runtime import Runtime
 from specrun.train.data import own_answers
 from specrun.train.data.data_file import Answered, Document, PlainText, read_documents
 from specrun.train.data.own_answers import AnswerSettings, answer_prompts
-from specrun.train.data.target_tokens import TargetWords
+from specrun.train.data.target_tokens import TargetTokenizer
 from specrun.train.heads.medusa import MedusaRecipe
 from specrun.train.heads.run import HeadRun, read_corpus
 from specrun.train.heads.training import train_head
@@ -29,14 +29,14 @@ PROMPTS: list[Document] = [Answered(question, None) for question in ANSWERS]
 
 
 @pytest.fixture(scope="module")
-def words(taught) -> TargetWords:
-    return TargetWords(taught.folder)
+def tokenizer(taught) -> TargetTokenizer:
+    return TargetTokenizer(taught.folder)
 
 
-def asked(taught, words: TargetWords, store: Path, documents=PROMPTS, *, weights="first", target=None, **settings):
+def asked(taught, tokenizer: TargetTokenizer, store: Path, documents=PROMPTS, *, weights="first", target=None, **settings):
     return answer_prompts(
         target or nullcontext(taught.gguf),
-        words,
+        tokenizer,
         documents,
         store,
         AnswerSettings(**settings),
@@ -60,53 +60,53 @@ def calls(monkeypatch) -> list[Sequence[int]]:
     return found
 
 
-def test_the_target_answers_and_only_its_words_are_learnt(taught, words: TargetWords, tmp_path: Path) -> None:
-    found = asked(taught, words, tmp_path / "a.jsonl")
+def test_the_target_answers_and_only_its_tokens_are_learnt(taught, tokenizer: TargetTokenizer, tmp_path: Path) -> None:
+    found = asked(taught, tokenizer, tmp_path / "a.jsonl")
     for one, (question, answer) in zip(found, ANSWERS.items(), strict=True):
-        assert words.text(one.ids[one.learnt].tolist()) == f"{answer}<|end|>"
-        assert words.text(one.ids[~one.learnt].tolist()) == f"<|user|>{question}<|end|><|assistant|>"
+        assert tokenizer.text(one.ids[one.learnt].tolist()) == f"{answer}<|end|>"
+        assert tokenizer.text(one.ids[~one.learnt].tolist()) == f"<|user|>{question}<|end|><|assistant|>"
     records = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert [one["text"] for one in records] == list(ANSWERS.values())
 
 
-def test_an_interrupted_run_asks_only_what_is_left(taught, words: TargetWords, tmp_path: Path, calls) -> None:
+def test_an_interrupted_run_asks_only_what_is_left(taught, tokenizer: TargetTokenizer, tmp_path: Path, calls) -> None:
     store = tmp_path / "a.jsonl"
-    whole = asked(taught, words, store, temperature=1.0)
+    whole = asked(taught, tokenizer, store, temperature=1.0)
     lines = store.read_text().splitlines(keepends=True)
     store.write_text("".join(lines[:4]) + lines[4][:20])  # killed within the fifth line
     calls.clear()
-    again = asked(taught, words, store, temperature=1.0)
+    again = asked(taught, tokenizer, store, temperature=1.0)
     assert len(calls) == 2
     assert all(np.array_equal(one.ids, other.ids) for one, other in zip(whole, again, strict=True))
-    asked(taught, words, store, temperature=0.5)
+    asked(taught, tokenizer, store, temperature=0.5)
     assert len(calls) == 2 + len(PROMPTS)
 
 
-def test_a_prompt_that_is_asked_twice_has_two_answers_which_stay(taught, words: TargetWords, tmp_path: Path) -> None:
-    """At temperature 3 a tiny target says 40 words or so at random: two answers are never the same."""
+def test_a_prompt_that_is_asked_twice_has_two_answers_which_stay(taught, tokenizer: TargetTokenizer, tmp_path: Path) -> None:
+    """At temperature 3 a tiny target says 40 tokens or so at random: two answers are never the same."""
     store, twice = tmp_path / "a.jsonl", [PROMPTS[0], PROMPTS[1], PROMPTS[0]]
-    whole = asked(taught, words, store, twice, temperature=3.0)
+    whole = asked(taught, tokenizer, store, twice, temperature=3.0)
     assert not np.array_equal(whole[0].ids, whole[2].ids)
     for kept in range(4):
         store.write_text("".join(store.read_text().splitlines(keepends=True)[:kept]))
-        again = asked(taught, words, store, twice, temperature=3.0)
+        again = asked(taught, tokenizer, store, twice, temperature=3.0)
         assert [one.ids.tolist() for one in again] == [one.ids.tolist() for one in whole]
 
 
-def test_other_weights_answer_anew(taught, words: TargetWords, tmp_path: Path, calls) -> None:
+def test_other_weights_answer_anew(taught, tokenizer: TargetTokenizer, tmp_path: Path, calls) -> None:
     for weights, expected in (("first", 6), ("first", 6), ("second", 12)):
-        asked(taught, words, tmp_path / "a.jsonl", weights=weights)
+        asked(taught, tokenizer, tmp_path / "a.jsonl", weights=weights)
         assert len(calls) == expected
 
 
-def test_a_target_that_has_answered_everything_is_not_needed(taught, words: TargetWords, tmp_path: Path) -> None:
+def test_a_target_that_has_answered_everything_is_not_needed(taught, tokenizer: TargetTokenizer, tmp_path: Path) -> None:
     @contextmanager
     def gone():
         pytest.fail("the target was opened")
         yield taught.gguf
 
-    whole = asked(taught, words, tmp_path / "a.jsonl")
-    again = asked(taught, words, tmp_path / "a.jsonl", target=gone())
+    whole = asked(taught, tokenizer, tmp_path / "a.jsonl")
+    again = asked(taught, tokenizer, tmp_path / "a.jsonl", target=gone())
     assert all(np.array_equal(one.ids, other.ids) for one, other in zip(whole, again, strict=True))
 
 
@@ -126,22 +126,22 @@ def test_a_target_that_was_trained_on_in_its_place_answers_anew(taught, tmp_path
     for number in range(3):
         if number == 2:
             os.utime(folder / "model.safetensors", ns=(1, 1))
-        digests.append(read_corpus(run, TargetWords(folder), "heads", NobodyListens(), lambda texts: None).digest)
+        digests.append(read_corpus(run, TargetTokenizer(folder), "heads", NobodyListens(), lambda texts: None).digest)
         assert len(converted) == (1, 1, 2)[number]
     assert len(set(digests)) == 1
 
 
-def test_what_asks_nothing_is_left_out(taught, words: TargetWords, tmp_path: Path) -> None:
-    found = asked(taught, words, tmp_path / "a.jsonl", [PlainText("x y z"), PROMPTS[0], Answered("long " * 300, None)])
+def test_what_asks_nothing_is_left_out(taught, tokenizer: TargetTokenizer, tmp_path: Path) -> None:
+    found = asked(taught, tokenizer, tmp_path / "a.jsonl", [PlainText("x y z"), PROMPTS[0], Answered("long " * 300, None)])
     assert len(found) == 1
     with pytest.raises(ModelError, match=r"ask nothing that \S+ could answer"):
-        asked(taught, words, tmp_path / "b.jsonl", [PlainText("x y z")])
+        asked(taught, tokenizer, tmp_path / "b.jsonl", [PlainText("x y z")])
     (tmp_path / "c.jsonl").write_text('{"key": 3}\n')
     with pytest.raises(MalformedFileError, match=r"line 1 of .*c\.jsonl is no answer"):
-        asked(taught, words, tmp_path / "c.jsonl")
+        asked(taught, tokenizer, tmp_path / "c.jsonl")
 
 
-def test_heads_distilled_from_prompts_alone_draft(taught, words: TargetWords, tmp_path: Path) -> None:
+def test_heads_distilled_from_prompts_alone_draft(taught, tokenizer: TargetTokenizer, tmp_path: Path) -> None:
     """Without one given answer: prompts, the target's own texts, and its law."""
     data = tmp_path / "prompts.jsonl"
     data.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in ANSWERS))

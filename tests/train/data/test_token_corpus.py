@@ -16,7 +16,7 @@ from specrun.bindings.errors import FileMissingError, ModelError, OptionError, T
 from specrun.runtime import Runtime
 from specrun.runtime.chat_template import ChatTemplate
 from specrun.train.data.data_file import Answered, Chat, PlainText, read_documents
-from specrun.train.data.target_tokens import TargetWords, TokenSequence
+from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
 from specrun.train.data.token_corpus import corpus_of, encode_corpus, plan_batches
 
 CHAT = Chat(
@@ -31,22 +31,22 @@ CHAT = Chat(
 
 
 @pytest.fixture(scope="module")
-def words(taught) -> TargetWords:
-    return TargetWords(taught.folder)
+def tokenizer(taught) -> TargetTokenizer:
+    return TargetTokenizer(taught.folder)
 
 
-def learnt(words: TargetWords, document: object) -> str:
-    found = words.encode(document)
-    return words.text(found.ids[found.learnt].tolist())
+def learnt(tokenizer: TargetTokenizer, document: object) -> str:
+    found = tokenizer.encode(document)
+    return tokenizer.text(found.ids[found.learnt].tolist())
 
 
-def test_only_the_assistants_words_are_learnt_with_what_ends_them(words: TargetWords) -> None:
-    assert learnt(words, CHAT) == "The first.<|end|>The last.<|end|>"
-    assert learnt(words, Answered("Who?", "Me.")) == "Me.<|end|>"
-    assert learnt(words, PlainText("All of it.")) == "All of it."
+def test_only_the_assistants_tokens_are_learnt_with_what_ends_them(tokenizer: TargetTokenizer) -> None:
+    assert learnt(tokenizer, CHAT) == "The first.<|end|>The last.<|end|>"
+    assert learnt(tokenizer, Answered("Who?", "Me.")) == "Me.<|end|>"
+    assert learnt(tokenizer, PlainText("All of it.")) == "All of it."
 
 
-def test_answers_that_the_template_shows_otherwise_are_found(words: TargetWords, monkeypatch) -> None:
+def test_answers_that_the_template_shows_otherwise_are_found(tokenizer: TargetTokenizer, monkeypatch) -> None:
     """As templates that leave out the thoughts of earlier answers: what is rendered is no prefix of what follows."""
     from specrun.runtime.chat_template import ChatTemplate
 
@@ -54,7 +54,7 @@ def test_answers_that_the_template_shows_otherwise_are_found(words: TargetWords,
         "{% for m in messages %}<|{{ m.role }}|>"
         "{{ m.content if loop.last else m.content | replace('[think]', '') }}<|end|>{% endfor %}"
     )
-    monkeypatch.setattr(words, "template", ChatTemplate(template))
+    monkeypatch.setattr(tokenizer, "template", ChatTemplate(template))
     chat = Chat(
         (
             {"role": "user", "content": "a"},
@@ -63,73 +63,73 @@ def test_answers_that_the_template_shows_otherwise_are_found(words: TargetWords,
             {"role": "assistant", "content": "Delta."},
         )
     )
-    assert "Delta." in learnt(words, chat)
-    assert "<|user|>c" not in learnt(words, chat)
+    assert "Delta." in learnt(tokenizer, chat)
+    assert "<|user|>c" not in learnt(tokenizer, chat)
 
 
-def test_tokens_are_the_runtimes(words: TargetWords, taught) -> None:
+def test_tokens_are_the_runtimes(tokenizer: TargetTokenizer, taught) -> None:
     with Runtime(taught.gguf, n_threads=1, n_ctx=256) as runtime:
         asked = list(CHAT.messages[:2])
-        assert words.prompt(Chat(tuple(asked))) == runtime.chat_prompt(asked)
-        assert words.prompt(Answered("Who?", None)) == runtime.chat_prompt([{"role": "user", "content": "Who?"}])
+        assert tokenizer.prompt(Chat(tuple(asked))) == runtime.chat_prompt(asked)
+        assert tokenizer.prompt(Answered("Who?", None)) == runtime.chat_prompt([{"role": "user", "content": "Who?"}])
         text = "Some text, with 13 numbers\n\tand tabs."
-        assert words.tokenize(text) == runtime.vocabulary.tokenize(text)
-    assert words.prompt(PlainText("x")) is None
-    assert words.prompt(CHAT) == words.prompt(Chat(CHAT.messages[:-1]))
+        assert tokenizer.tokenize(text) == runtime.vocabulary.tokenize(text)
+    assert tokenizer.prompt(PlainText("x")) is None
+    assert tokenizer.prompt(CHAT) == tokenizer.prompt(Chat(CHAT.messages[:-1]))
 
 
-def test_long_texts_are_cut_and_chats_are_not(words: TargetWords) -> None:
+def test_long_texts_are_cut_and_chats_are_not(tokenizer: TargetTokenizer) -> None:
     text = PlainText("one two three four five six seven eight nine ten " * 6)
-    whole = words.encode(text)
-    corpus = encode_corpus([text], words, max_length=32, held_out=0.0)
+    whole = tokenizer.encode(text)
+    corpus = encode_corpus([text], tokenizer, max_length=32, held_out=0.0)
     assert np.array_equal(
         np.concatenate([one.ids for one in corpus.sequences]), whole.ids[: sum(map(len, corpus.sequences))]
     )
     assert sum(map(len, corpus.sequences)) > len(whole) - 4
     assert corpus.longest == 32
     assert corpus.measured_on_training
-    chat = encode_corpus([CHAT] * 3, words, max_length=40, held_out=0.3)
+    chat = encode_corpus([CHAT] * 3, tokenizer, max_length=40, held_out=0.3)
     assert [len(one) for one in chat.sequences] == [40] * 3
     assert (len(chat.training), len(chat.held_out), chat.measured_on_training) == (2, 1, False)
 
 
-def test_nothing_to_learn_within_the_length_is_said(words: TargetWords) -> None:
+def test_nothing_to_learn_within_the_length_is_said(tokenizer: TargetTokenizer) -> None:
     with pytest.raises(ModelError, match="no usable text"):
-        encode_corpus([Answered("a long question " * 20, "No.")], words, max_length=16)
+        encode_corpus([Answered("a long question " * 20, "No.")], tokenizer, max_length=16)
     with pytest.raises(OptionError, match="sequences of 2 tokens"):
-        encode_corpus([CHAT], words, max_length=2)
+        encode_corpus([CHAT], tokenizer, max_length=2)
 
 
 def test_folders_that_are_no_model(tmp_path: Path) -> None:
     with pytest.raises(FileMissingError, match="is not a folder"):
-        TargetWords(tmp_path / "absent")
+        TargetTokenizer(tmp_path / "absent")
     with pytest.raises(FileMissingError, match=r"no config\.json"):
-        TargetWords(tmp_path)
+        TargetTokenizer(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(ModelError, match=r"words of .* cannot be read"):
-        TargetWords(tmp_path)
+    with pytest.raises(ModelError, match=r"tokens of .* cannot be read"):
+        TargetTokenizer(tmp_path)
 
 
-def test_a_document_that_the_template_refuses_is_named(words: TargetWords, monkeypatch, tmp_path: Path) -> None:
+def test_a_document_that_the_template_refuses_is_named(tokenizer: TargetTokenizer, monkeypatch, tmp_path: Path) -> None:
     refusing = "{% if messages[0].role != 'user' %}{{ raise_exception('ask first') }}{% endif %}"
-    monkeypatch.setattr(words, "template", ChatTemplate(refusing))
+    monkeypatch.setattr(tokenizer, "template", ChatTemplate(refusing))
     chat = {"messages": [{"role": "system", "content": "a"}, *CHAT.messages]}
     for name, text in {"d.jsonl": '{"text": "x"}\n%s', "d.json": '[{"text": "x"}, %s]'}.items():
         (tmp_path / name).write_text(text % json.dumps(chat))
         _, document = read_documents([tmp_path / name])
         where = "line 2 of d.jsonl" if name.endswith("l") else "element 2 of d.json"
-        for encode in (words.encode, words.prompt):
+        for encode in (tokenizer.encode, tokenizer.prompt):
             with pytest.raises(TemplateError, match=rf"^{where}: .*ask first"):
                 encode(document)
 
 
-def test_chats_need_a_template(words: TargetWords, monkeypatch) -> None:
-    monkeypatch.setattr(words, "template", None)
+def test_chats_need_a_template(tokenizer: TargetTokenizer, monkeypatch) -> None:
+    monkeypatch.setattr(tokenizer, "template", None)
     with pytest.raises(TemplateError, match="no chat template"):
-        words.encode(CHAT)
-    plain = words.encode(Answered("Who? ", "Me."))
-    assert plain.ids[-1] == words.eos
-    assert words.text(plain.ids[plain.learnt].tolist()) == "Me.<|end|>"
+        tokenizer.encode(CHAT)
+    plain = tokenizer.encode(Answered("Who? ", "Me."))
+    assert plain.ids[-1] == tokenizer.eos
+    assert tokenizer.text(plain.ids[plain.learnt].tolist()) == "Me.<|end|>"
 
 
 @settings(max_examples=60, derandomize=True, deadline=None, database=None)
@@ -145,7 +145,7 @@ def test_batches_hold_every_sequence_once_within_the_limit(lengths: list[int], l
 
 
 def test_batches_have_room_for_what_texts_become() -> None:
-    """Twenty texts of 4 words that may become 30, and one that becomes 50: 128 tokens hold four of them, or two."""
+    """Twenty texts of 4 tokens that may become 30, and one that becomes 50: 128 tokens hold four of them, or two."""
     one = TokenSequence(np.zeros(4, np.int32), np.ones(4, np.bool_))
     corpus = corpus_of([one] * 21, held_out=0.0)
     assert len(corpus.training_batches(0, 0, 128)) == 1
@@ -166,8 +166,8 @@ def test_a_share_is_held_out_but_not_too_much(count: int, share: float, aside: i
     assert len(corpus_of([one] * count, held_out=0.0).held_out) == min(count, 256)
 
 
-def test_epochs_differ_and_repeat(words: TargetWords, taught) -> None:
-    corpus = encode_corpus(read_documents([taught.data]) * 4, words, max_length=64)
+def test_epochs_differ_and_repeat(tokenizer: TargetTokenizer, taught) -> None:
+    corpus = encode_corpus(read_documents([taught.data]) * 4, tokenizer, max_length=64)
     epochs = [corpus.training_batches(epoch, 0, 128) for epoch in range(3)]
     assert epochs[0] != epochs[1]
     assert epochs[1] == corpus.training_batches(1, 0, 128)

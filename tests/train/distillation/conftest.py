@@ -10,7 +10,7 @@ from support.tiny_family import Family, make_family
 
 from specrun.convert import convert_checkpoint
 from specrun.train.data.data_file import read_documents
-from specrun.train.data.target_tokens import TargetWords
+from specrun.train.data.target_tokens import TargetTokenizer
 from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
 from specrun.train.target.hf_model import HFModel, load_hf_model
 
@@ -43,8 +43,8 @@ def draft(family) -> HFModel:
 
 @pytest.fixture(scope="session")
 def corpus(family) -> TokenCorpus:
-    words = TargetWords(family.target)
-    return encode_corpus(read_documents([family.data]), words, max_length=64, held_out=0.3)
+    tokenizer = TargetTokenizer(family.target)
+    return encode_corpus(read_documents([family.data]), tokenizer, max_length=64, held_out=0.3)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ def logits(*shape, seed=0):
 
 
 def enumerated(target, draft):
-    """The probability that the exact rule keeps the drafted word, over every word it may be."""
+    """The probability that the exact rule keeps the drafted token, over every token it may be."""
     return sum(q * min(1.0, p / q) for p, q in zip(target, draft, strict=True) if q > 0.0)
 
 
@@ -37,7 +37,7 @@ def test_alpha_is_one_minus_the_total_variation():
     torch.testing.assert_close(acceptance_at(target, draft, 1.0), 1.0 - lost)
 
 
-def test_at_temperature_zero_the_likeliest_words_must_be_equal():
+def test_at_temperature_zero_the_likeliest_tokens_must_be_equal():
     target = torch.tensor([[1.0, 2.0, 2.0], [3.0, 0.0, 1.0]])
     draft = torch.tensor([[0.0, 5.0, 1.0], [0.0, 1.0, 2.0]])
     assert acceptance_at(target, draft, 0.0).tolist() == [1.0, 0.0]
@@ -49,7 +49,7 @@ def test_the_limit_of_low_temperatures_is_temperature_zero():
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(9, 7), (7, 9)])
-def test_words_that_one_model_lacks_are_lost(ours, theirs):
+def test_tokens_that_one_model_lacks_are_lost(ours, theirs):
     target, draft = logits(4, ours), logits(4, theirs, seed=1)
     found = acceptance_at(target, draft, 1.0)
     padded = [np.zeros((4, 9)), np.zeros((4, 9))]

@@ -14,18 +14,18 @@ from specrun.train.distillation.answers import (
     answer_anew,
     answered_by_target,
     collate,
-    end_words,
+    end_tokens,
     first_to_answer,
     texts_of,
     with_room_for_answers,
 )
 from specrun.train.distillation.sampling import uniform_numbers
 
-SETTINGS = AnswerSettings(temperature=1.0, n_longest=10, max_length=64, end_ids=(0,), n_words=300)
+SETTINGS = AnswerSettings(temperature=1.0, n_longest=10, max_length=64, end_ids=(0,), vocab_size=300)
 
 
 def marks(text):
-    """Marks from a picture: `a` is an answer's word."""
+    """Marks from a picture: `a` is an answer's token."""
     return [letter == "a" for letter in text]
 
 
@@ -95,9 +95,9 @@ def test_batches_come_back_as_they_were(batch):
         assert torch.equal(getattr(again, name), getattr(batch, name))
 
 
-def test_words_that_end_answers_are_those_of_the_configuration(target):
-    assert end_words(target) == {0}
-    assert end_words(target, 7, None) == {0, 7}
+def test_tokens_that_end_answers_are_those_of_the_configuration(target):
+    assert end_tokens(target) == {0}
+    assert end_tokens(target, 7, None) == {0, 7}
 
 
 def answered(corpus, target, folder, **changes):

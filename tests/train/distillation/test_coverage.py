@@ -1,4 +1,4 @@
-"""What existing drafters know: their likeliest words through llama.cpp, and what is left to learn."""
+"""What existing drafters know: their likeliest tokens through llama.cpp, and what is left to learn."""
 
 import numpy as np
 import pytest
@@ -6,37 +6,37 @@ import torch
 
 from specrun.bindings.errors import ClosedError, OptionError, PairError
 from specrun.train.distillation.coverage import ExistingDrafters, covered_positions, position_weights
-from specrun.train.distillation.vocabularies import folder_words
+from specrun.train.distillation.vocabularies import folder_vocabulary
 
 
 @pytest.fixture(scope="module")
 def drafters(family, draft_gguf):
-    with ExistingDrafters([draft_gguf, draft_gguf], folder_words(family.target), n_ctx=200, n_threads=1) as opened:
+    with ExistingDrafters([draft_gguf, draft_gguf], folder_vocabulary(family.target), n_ctx=200, n_threads=1) as opened:
         yield opened
 
 
-def test_their_words_are_those_that_torch_finds(drafters, draft):
+def test_their_tokens_are_those_that_torch_finds(drafters, draft):
     text = np.random.default_rng(0).integers(4, 300, 150).tolist()  # longer than one evaluation
     with torch.no_grad():
         logits = draft.module(input_ids=torch.tensor([text])).logits[0]
     best = logits.topk(2, -1).values
     sure = (best[:, 0] - best[:, 1]).numpy() > 0.02  # llama.cpp keeps keys and values in half precision
     assert sure.mean() > 0.3
-    found = drafters.top_words(text)
+    found = drafters.top_tokens(text)
     assert found.shape == (2, 150)
     for row in found:
         assert (row == logits.argmax(-1).numpy())[sure].all()
 
 
 def test_texts_do_not_leak_into_each_other(drafters):
-    first = drafters.top_words([5, 6, 7])
-    drafters.top_words([8, 9, 10, 11])
-    assert np.array_equal(drafters.top_words([5, 6, 7]), first)
+    first = drafters.top_tokens([5, 6, 7])
+    drafters.top_tokens([8, 9, 10, 11])
+    assert np.array_equal(drafters.top_tokens([5, 6, 7]), first)
 
 
 def test_too_long_a_text_is_refused(drafters):
-    with pytest.raises(OptionError, match="a text of 201 words for drafters opened for 200"):
-        drafters.top_words([5] * 201)
+    with pytest.raises(OptionError, match="a text of 201 tokens for drafters opened for 200"):
+        drafters.top_tokens([5] * 201)
 
 
 def test_a_position_is_covered_if_any_drafter_is_right():
@@ -48,14 +48,14 @@ def test_a_position_is_covered_if_any_drafter_is_right():
     assert covered_positions(target_top, tops[:1]).tolist() == [True, False, False, True]
 
 
-def test_a_drafter_of_other_words_is_refused(family, tiny_model):
-    with pytest.raises(PairError, match=r"word \d+ is .* for the target"):
-        ExistingDrafters([tiny_model], folder_words(family.target), n_ctx=64, n_threads=1)
+def test_a_drafter_of_another_vocabulary_is_refused(family, tiny_model):
+    with pytest.raises(PairError, match=r"token \d+ is .* for the target"):
+        ExistingDrafters([tiny_model], folder_vocabulary(family.target), n_ctx=64, n_threads=1)
 
 
 def test_closed_drafters_say_nothing(family, draft_gguf):
-    opened = ExistingDrafters([draft_gguf], folder_words(family.target), n_ctx=64, n_threads=1)
+    opened = ExistingDrafters([draft_gguf], folder_vocabulary(family.target), n_ctx=64, n_threads=1)
     opened.close()
     opened.close()
     with pytest.raises(ClosedError):
-        opened.top_words([5])
+        opened.top_tokens([5])

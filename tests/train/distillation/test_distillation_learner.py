@@ -1,4 +1,4 @@
-"""The loss of a batch, word by word by hand; whose answers it is of; what is measured."""
+"""The loss of a batch, token by token by hand; whose answers it is of; what is measured."""
 
 import math
 
@@ -11,18 +11,18 @@ from specrun.runtime.costs import acceptance_probability
 from specrun.train.distillation.answers import AnswerSettings
 from specrun.train.distillation.learner import DIVERGENCES, DistillationLearner, DistillationLoss
 
-ANSWERS = AnswerSettings(temperature=1.0, n_longest=10, max_length=64, end_ids=(0,), n_words=300)
+ANSWERS = AnswerSettings(temperature=1.0, n_longest=10, max_length=64, end_ids=(0,), vocab_size=300)
 
 
 class ScriptedDrafters:
-    """Existing drafters that always say the same word, and count how often they are asked."""
+    """Existing drafters that always say the same token, and count how often they are asked."""
 
-    def __init__(self, *words):
-        self.words, self.asked = words, 0
+    def __init__(self, *tokens):
+        self.tokens, self.asked = tokens, 0
 
-    def top_words(self, text):
+    def top_tokens(self, text):
         self.asked += 1
-        return np.repeat(np.array(self.words)[:, None], len(text), axis=1)
+        return np.repeat(np.array(self.tokens)[:, None], len(text), axis=1)
 
 
 def learner(target, draft, loss=None, **options):
@@ -35,7 +35,7 @@ def noise(seed=0):
 
 @torch.no_grad()
 def rows_by_hand(target, draft, batch, temperature=1.0):
-    """Log-laws of both models at every answer's word, one text at a time, without padding."""
+    """Log-laws of both models at every answer's token, one text at a time, without padding."""
     found = []
     for row in range(len(batch.numbers)):
         length = int(batch.valid[row].sum())
@@ -84,7 +84,7 @@ def test_positions_that_others_know_count_less(target, draft, batch):
 
 def test_a_batch_that_others_know_throughout_teaches_nothing(target, draft, batch):
     class AllKnowing:
-        def top_words(self, text):
+        def top_tokens(self, text):
             with torch.no_grad():
                 return target.module(input_ids=torch.tensor([text])).logits[0].argmax(-1).numpy()[None]
 
@@ -112,11 +112,11 @@ def drafters_answers(trained, batch, seed=0):
 
 
 def test_on_policy_answers_are_the_drafters_own(target, draft, batch):
-    """Their words have the likelihood of words drawn from the drafter: Var of -log q is bounded, so is the mean's.
+    """Their tokens have the likelihood of tokens drawn from the drafter: Var of -log q is bounded, so is the mean's.
 
-    Hypothesis: words are drawn from Q. The statistic is mean(-log q(word)) - mean entropy of Q over about 80 words,
-    whose standard deviation is under 2 nats a word here: 1 nat is over 4 standard errors, a false alarm under 1e-4.
-    Words of the target's answers are nats less likely than that.
+    Hypothesis: tokens are drawn from Q. The statistic is mean(-log q(token)) - mean entropy of Q over about 80 tokens,
+    whose standard deviation is under 2 nats a token here: 1 nat is over 4 standard errors, a false alarm under 1e-4.
+    Tokens of the target's answers are nats less likely than that.
     """
     trained = learner(target, draft, DistillationLoss(on_policy=1.0))
     found, own = drafters_answers(trained, batch)
@@ -127,8 +127,8 @@ def test_on_policy_answers_are_the_drafters_own(target, draft, batch):
 
 
 def excess_surprise(model, batch):
-    """Mean of -log q(word) over answers, less the mean entropy of q."""
-    total, n_words = 0.0, 0
+    """Mean of -log q(token) over answers, less the mean entropy of q."""
+    total, n_tokens = 0.0, 0
     with torch.no_grad():
         for row in range(len(batch.numbers)):
             length = int(batch.valid[row].sum())
@@ -137,9 +137,9 @@ def excess_surprise(model, batch):
                 if batch.learnt[row, place + 1]:
                     law = laws[place]
                     total += float(-law[batch.ids[row, place + 1]] + (law.exp() * law).sum())
-                    n_words += 1
-    assert n_words > 40
-    return total / n_words
+                    n_tokens += 1
+    assert n_tokens > 40
+    return total / n_tokens
 
 
 def test_prompts_stay_and_answers_are_new(target, draft, batch):
@@ -173,7 +173,7 @@ def test_the_noise_alone_decides(target, draft, batch):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
-def test_alpha_is_the_mean_acceptance_of_the_answers_words(target, draft, corpus, temperature):
+def test_alpha_is_the_mean_acceptance_of_the_answers_tokens(target, draft, corpus, temperature):
     batches = [corpus.batch([number]) for number in corpus.held_out]
     trained = learner(target, draft, measured_at=temperature)
     accepted, agree = [], []
@@ -186,8 +186,8 @@ def test_alpha_is_the_mean_acceptance_of_the_answers_words(target, draft, corpus
             )
     found = trained.measure(batches)
     assert found["alpha"] == pytest.approx(np.mean(accepted), rel=1e-5)
-    assert found["same first word"] == pytest.approx(np.mean(agree))
-    assert set(found) == {"alpha", "alpha error", "same first word"}
+    assert found["same first token"] == pytest.approx(np.mean(agree))
+    assert set(found) == {"alpha", "alpha error", "same first token"}
     assert learner(target, target).measure(batches)["alpha"] == pytest.approx(1.0)
 
 

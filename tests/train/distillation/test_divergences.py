@@ -38,14 +38,14 @@ def test_total_variation_by_hand():
     assert float(total_variation(log_law(*P), log_law(*Q))) == pytest.approx((0.45 + 0.05 + 0.4) / 2, abs=1e-12)
 
 
-def test_laws_without_a_word_in_common():
+def test_laws_without_a_token_in_common():
     one, other = log_law(1.0, 0.0), log_law(0.0, 1.0)
     assert float(total_variation(one, other)) == 1.0
     assert float(jensen_shannon(one, other)) == pytest.approx(math.log(2.0), abs=1e-12)
     assert float(forward_kl(one, other)) == float(reverse_kl(one, other)) == math.inf
 
 
-def test_a_word_that_is_never_said_counts_nothing():
+def test_a_token_that_is_never_said_counts_nothing():
     one, other = log_law(0.5, 0.5, 0.0), log_law(0.25, 0.5, 0.25)
     assert float(forward_kl(one, other)) == pytest.approx(0.5 * math.log(2.0), abs=1e-12)
     assert float(jensen_shannon(one, other)) < math.log(2.0)

@@ -1,4 +1,4 @@
-"""Sampled answers: word by word the ones that the model's own laws and the given noise stand for."""
+"""Sampled answers: token by token the ones that the model's own laws and the given noise stand for."""
 
 import pytest
 import torch
@@ -15,19 +15,19 @@ def uniforms():
 
 
 @torch.no_grad()
-def word_by_law(model, text, uniform, temperature):
-    """The word at `uniform` of the law after a text, from a fresh evaluation without padding or cache."""
+def token_by_law(model, text, uniform, temperature):
+    """The token at `uniform` of the law after a text, from a fresh evaluation without padding or cache."""
     logits = model.module(input_ids=torch.tensor([text])).logits[0, -1].double()
     cumulative = torch.softmax(logits / temperature, -1).cumsum(-1)
     return int((cumulative <= uniform * cumulative[-1]).sum())
 
 
 def disagreements(model, answers, uniforms, temperature):
-    """How many words of the answers are not the model's own."""
+    """How many tokens of the answers are not the model's own."""
     return sum(
-        word_by_law(model, prompt + answer[:place], float(uniforms[row, place]), temperature) != word
+        token_by_law(model, prompt + answer[:place], float(uniforms[row, place]), temperature) != token
         for row, (prompt, answer) in enumerate(zip(PROMPTS, answers, strict=True))
-        for place, word in enumerate(answer)
+        for place, token in enumerate(answer)
     )
 
 
@@ -42,11 +42,11 @@ def test_answers_are_drawn_from_the_models_own_laws(target, uniforms, temperatur
 def test_answers_of_another_model_are_told_apart(target, draft, uniforms):
     answers = sample_answers(draft, PROMPTS, uniforms, temperature=1.0, end_ids={0})
     assert disagreements(draft, answers, uniforms, 1.0) == 0
-    n_words = sum(map(len, answers))
-    assert disagreements(target, answers, uniforms, 1.0) > 0.8 * n_words
+    n_tokens = sum(map(len, answers))
+    assert disagreements(target, answers, uniforms, 1.0) > 0.8 * n_tokens
 
 
-def test_the_likeliest_words_are_those_that_transformers_generates(target, uniforms):
+def test_the_likeliest_tokens_are_those_that_transformers_generates(target, uniforms):
     answers = sample_answers(target, PROMPTS, uniforms, temperature=0.0, end_ids={0})
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         ids = torch.tensor([prompt])
@@ -63,11 +63,11 @@ def test_an_answer_does_not_depend_on_the_others(target, uniforms):
         assert alone == [together[row]]
 
 
-def test_barred_words_are_never_said(draft, uniforms):
+def test_barred_tokens_are_never_said(draft, uniforms):
     free = sample_answers(draft, PROMPTS, uniforms, temperature=1.0, end_ids=())
-    assert max(word for answer in free for word in answer) >= 50
-    barred = sample_answers(draft, PROMPTS, uniforms, temperature=1.0, end_ids=(), n_words=50)
-    assert max(word for answer in barred for word in answer) < 50
+    assert max(token for answer in free for token in answer) >= 50
+    barred = sample_answers(draft, PROMPTS, uniforms, temperature=1.0, end_ids=(), vocab_size=50)
+    assert max(token for answer in barred for token in answer) < 50
     assert {len(answer) for answer in barred} == {N_LONGEST}
 
 

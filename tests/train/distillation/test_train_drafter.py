@@ -86,7 +86,7 @@ def test_the_folder_is_a_model_that_everything_reads(family, tmp_path):
 
 
 def test_the_runtime_accepts_what_was_measured(family, tmp_path):
-    """Greedy drafts at temperature 0 are accepted as often as the likeliest words are equal."""
+    """Greedy drafts at temperature 0 are accepted as often as the likeliest tokens are equal."""
     train_drafter(run_for(family, tmp_path / "out", steps=40, measured_on="given"))
     for folder, name in ((family.target, "target"), (tmp_path / "out", "draft"), (family.draft, "untrained")):
         convert_checkpoint(folder, tmp_path / f"{name}.gguf", outtype="f32")
@@ -147,7 +147,7 @@ def prompts_of(family, path, copies):
 
 
 def test_epochs_are_of_the_texts_that_are_learnt(family, tmp_path, batches):
-    """Prompts of ten words become three times as long when they are answered: their epochs have more batches."""
+    """Prompts of ten tokens become three times as long when they are answered: their epochs have more batches."""
     asked = prompts_of(family, tmp_path / "prompts.jsonl", 8)
     settings = {"answers": "target", "steps": None, "epochs": 2, "tokens_per_batch": 100}
     found = train_drafter(run_for(asked, tmp_path / "out", **settings))
@@ -159,10 +159,10 @@ def test_epochs_are_of_the_texts_that_are_learnt(family, tmp_path, batches):
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_batches_with_the_drafters_own_answers_are_as_large_as_asked(family, tmp_path, batches, share):
-    """40 words, for hardly anything ends an answer early: prompts of ten words become 5 times as long."""
+    """40 tokens, for hardly anything ends an answer early: prompts of ten tokens become 5 times as long."""
     asked = prompts_of(family, tmp_path / "prompts.jsonl", 4)
     draft = load_hf_model(family.draft, torch.device("cpu"))
-    with torch.no_grad():  # the last row is of the word that ends an answer
+    with torch.no_grad():  # the last row is of the token that ends an answer
         draft.output[draft.model.config.eos_token_id] = 0.0
     silent = tmp_path / "silent"
     shutil.copytree(family.draft, silent)
@@ -260,7 +260,7 @@ def test_plain_text_is_learnt_from(family, tmp_path):
 # -- bad input ---------------------------------------------------------------------------------------------
 
 
-def test_other_words_are_refused_before_anything_is_written(family, tmp_path):
+def test_other_vocabularies_are_refused_before_anything_is_written(family, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(family.draft, other)
     tokenizer = json.loads((other / "tokenizer.json").read_text())
@@ -268,7 +268,7 @@ def test_other_words_are_refused_before_anything_is_written(family, tmp_path):
     first, second = sorted(ids, key=ids.get)[270:272]
     ids[first], ids[second] = ids[second], ids[first]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(PairError, match=f"word 270 is {first!r} for the target"):
+    with pytest.raises(PairError, match=f"token 270 is {first!r} for the target"):
         train_drafter(run_for(dataclasses.replace(family, draft=other), tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
@@ -329,7 +329,7 @@ def test_a_loss_that_is_no_number_stops_the_run(family, tmp_path, monkeypatch):
     [
         ({"answers": "oracle"}, "answers is 'oracle': use one of given, target"),
         ({"measured_at": -1.0}, "alpha cannot be measured at temperature -1"),
-        ({"longest_answer": 0}, "answers of 0 words"),
+        ({"longest_answer": 0}, "answers of 0 tokens"),
         ({"held_out": 1.0}, "a held-out share of 1"),
     ],
 )

@@ -41,10 +41,10 @@ def test_the_tokenizer_keeps_every_text(tokenizer, text):
 
 
 def test_special_tokens_come_first_and_files_load(tokenizer, tmp_path):
-    assert [token_id(tokenizer, word) for word in SPECIAL_TOKENS] == [0, 1, 2, 3]
+    assert [token_id(tokenizer, token) for token in SPECIAL_TOKENS] == [0, 1, 2, 3]
     save_tokenizer_files(tokenizer, tmp_path, 2048)
     assert load_tokenizer(tmp_path).encode("some text").ids == tokenizer.encode("some text").ids
-    with pytest.raises(ValueError, match="no word"):
+    with pytest.raises(ValueError, match="no token"):
         token_id(tokenizer, "<|nobody|>")
 
 

@@ -13,18 +13,18 @@ import torch.nn.functional as F
 from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.data.target_tokens import TokenSequence
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing, draft_marks
-from specrun.train.heads.agreement import Agreement, best_words, shifted
+from specrun.train.heads.agreement import Agreement, best_tokens, shifted
 from specrun.train.heads.attention import Attention
 from specrun.train.heads.eagle import EagleLearner, EagleRecipe
 from specrun.train.heads.eagle3 import Eagle3Learner, Eagle3Recipe, draft_vocabulary, tap_scale
 from specrun.train.heads.hydra import HydraLearner, HydraRecipe
 from specrun.train.heads.medusa import MedusaLearner, MedusaRecipe
-from specrun.train.heads.recipe import divergence_from_law, law_cross_entropy, word_cross_entropy
+from specrun.train.heads.recipe import divergence_from_law, law_cross_entropy, token_cross_entropy
 from specrun.train.heads.unrolled import chain_states
 from specrun.train.target.features import Features, TargetMatrices
 from specrun.train.target.target_shape import TargetShape
 
-WORDS, HIDDEN = 13, 16
+VOCAB, HIDDEN = 13, 16
 SHAPE = TargetShape(
     hidden=HIDDEN,
     n_layers=6,
@@ -54,12 +54,12 @@ class FixedStates:
 def target() -> TargetMatrices:
     source = torch.Generator().manual_seed(2)
     return TargetMatrices(
-        torch.randn(WORDS, HIDDEN, generator=source), torch.randn(WORDS, HIDDEN, generator=source), None
+        torch.randn(VOCAB, HIDDEN, generator=source), torch.randn(VOCAB, HIDDEN, generator=source), None
     )
 
 
 def batch_of(length: int, learnt_from: int = 3) -> TokenBatch:
-    ids = torch.randint(0, WORDS, (2, length), generator=torch.Generator().manual_seed(3))
+    ids = torch.randint(0, VOCAB, (2, length), generator=torch.Generator().manual_seed(3))
     learnt = torch.zeros(2, length, dtype=torch.bool)
     learnt[0, learnt_from:] = True
     learnt[1, 1 : length - 2] = True
@@ -86,7 +86,7 @@ def randomized(learner):
 def test_losses_in_closed_form() -> None:
     logits = torch.tensor([[math.log(0.5), math.log(0.25), math.log(0.25)]])
     law = torch.tensor([[0.25, 0.75, 0.0]])
-    assert float(word_cross_entropy(logits, torch.tensor([1]))) == pytest.approx(math.log(4))
+    assert float(token_cross_entropy(logits, torch.tensor([1]))) == pytest.approx(math.log(4))
     assert float(law_cross_entropy(logits, law)) == pytest.approx(0.25 * math.log(2) + 0.75 * math.log(4))
     expected = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.25)
     assert float(divergence_from_law(logits, law)) == pytest.approx(expected)
@@ -162,7 +162,7 @@ def test_eagles_loss_is_smooth_l1_and_a_tenth_of_the_cross_entropy(target: Targe
     states, batch = FixedStates(2, 7), batch_of(7)
     learner = randomized(EagleLearner(EagleRecipe(), SHAPE, target, states))
     shaken = states.final + 0.1 * (2 * torch.rand(states.final.shape, generator=noise()) - 1)
-    distances, words = [], []
+    distances, tokens = [], []
     with torch.no_grad():
         for row in range(2):
             predicted = eagle_by_hand(learner, target.embedding[batch.ids[row, 1:]], shaken[row, :-1])
@@ -171,9 +171,9 @@ def test_eagles_loss_is_smooth_l1_and_a_tenth_of_the_cross_entropy(target: Targe
                     error = (predicted[j] - states.final[row, j + 1]).abs()
                     distances.append(float(torch.where(error < 1, error**2 / 2, error - 0.5).mean()))
                     p = torch.softmax(target.output @ states.final[row, j + 1], 0)
-                    words.append(float(-(p * torch.log_softmax(target.output @ predicted[j], 0)).sum()))
+                    tokens.append(float(-(p * torch.log_softmax(target.output @ predicted[j], 0)).sum()))
     (part,) = learner.losses(batch, noise(), 0)
-    assert part.value.item() == pytest.approx(np.mean(distances) + 0.1 * np.mean(words), rel=1e-4)
+    assert part.value.item() == pytest.approx(np.mean(distances) + 0.1 * np.mean(tokens), rel=1e-4)
     # Noise is bounded, and the same for the same step.
     assert float((shaken - states.final).abs().max()) <= 0.1
     (again,) = learner.losses(batch, noise(), 0)
@@ -182,9 +182,9 @@ def test_eagles_loss_is_smooth_l1_and_a_tenth_of_the_cross_entropy(target: Targe
     assert other.value.item() != part.value.item()
 
 
-def test_noise_and_words_can_be_left_out(target: TargetMatrices) -> None:
+def test_noise_and_tokens_can_be_left_out(target: TargetMatrices) -> None:
     states, batch = FixedStates(2, 7), batch_of(7)
-    learner = randomized(EagleLearner(EagleRecipe(noise=0.0, word_weight=0.0), SHAPE, target, states))
+    learner = randomized(EagleLearner(EagleRecipe(noise=0.0, token_weight=0.0), SHAPE, target, states))
     predicted, _ = learner.head(target.embedding[batch.ids[:, 1:]], states.final[:, :-1])
     marks = draft_marks(batch.learnt, 0)
     (part,) = learner.losses(batch, noise(), 0)
@@ -219,12 +219,12 @@ def test_unrolled_chains_are_what_decoding_them_one_by_one_gives(target: TargetM
     """The growing mask of training-time test against plain causal attention: one misplaced entry or position fails."""
     length, depth = 8, 4
     states = FixedStates(1, length, taps=3)
-    ids = torch.randint(0, WORDS, (1, length), generator=torch.Generator().manual_seed(4))
+    ids = torch.randint(0, VOCAB, (1, length), generator=torch.Generator().manual_seed(4))
     if kind == "eagle":
         learner = randomized(EagleLearner(EagleRecipe(), SHAPE, target, states))
         read = states.final[:, :-1]
     else:
-        learner = randomized(Eagle3Learner(Eagle3Recipe(), SHAPE, target, states, torch.arange(WORDS)))
+        learner = randomized(Eagle3Learner(Eagle3Recipe(), SHAPE, target, states, torch.arange(VOCAB)))
         read = learner.head.fc(states.tapped[:, :-1])
     wanted = chains_by_hand(learner.head, target.embedding, ids[0], read[0], depth)
     compared = 0
@@ -257,7 +257,7 @@ def test_a_chain_that_sees_others_chains_is_noticed(target: TargetMatrices, monk
 
 
 @torch.no_grad()
-def test_chains_of_learnt_words_are_whole_where_they_count_and_only_there(target: TargetMatrices) -> None:
+def test_chains_of_learnt_tokens_are_whole_where_they_count_and_only_there(target: TargetMatrices) -> None:
     states, batch = FixedStates(2, 8), batch_of(8, learnt_from=3)
     learner = randomized(EagleLearner(EagleRecipe(), SHAPE, target, states))
     given = (learner.head, target.embedding, batch.ids, states.final[:, :-1], 3)
@@ -268,7 +268,7 @@ def test_chains_of_learnt_words_are_whole_where_they_count_and_only_there(target
         marks = draft_marks(batch.learnt, depth)
         torch.testing.assert_close(sparse[:, : marks.shape[1]][marks], whole[:, : marks.shape[1]][marks])
         skipped += int((~torch.isclose(sparse, whole).all(-1)).sum())
-    assert skipped  # else the test above says nothing: question words' states are cut short
+    assert skipped  # else the test above says nothing: question tokens' states are cut short
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
@@ -276,7 +276,7 @@ def test_recomputing_changes_no_number(target: TargetMatrices, kind: str) -> Non
     states, batch = FixedStates(2, 8, taps=3), batch_of(8)
     recipes = {
         "eagle": lambda: EagleLearner(EagleRecipe(steps=3), SHAPE, target, states),
-        "eagle3": lambda: Eagle3Learner(Eagle3Recipe(steps=3), SHAPE, target, states, torch.arange(0, WORDS, 2)),
+        "eagle3": lambda: Eagle3Learner(Eagle3Recipe(steps=3), SHAPE, target, states, torch.arange(0, VOCAB, 2)),
     }
     learner = randomized(recipes[kind]())
     found = []
@@ -289,10 +289,10 @@ def test_recomputing_changes_no_number(target: TargetMatrices, kind: str) -> Non
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_eagle3s_loss_sums_decayed_cross_entropies_over_draftable_words(target: TargetMatrices) -> None:
+def test_eagle3s_loss_sums_decayed_cross_entropies_over_draftable_tokens(target: TargetMatrices) -> None:
     states, batch = FixedStates(2, 7, taps=3), batch_of(7)
     drafted = torch.tensor([0, 2, 3, 5, 8, 11])
-    recipe = Eagle3Recipe(steps=3, step_decay=0.5, draft_words=6)
+    recipe = Eagle3Recipe(steps=3, step_decay=0.5, draft_tokens=6)
     learner = randomized(Eagle3Learner(recipe, SHAPE, target, states, drafted))
     read = learner.head.fc(states.tapped[:, :-1])
     total = 0.0
@@ -321,17 +321,17 @@ def test_the_draft_vocabulary_is_what_was_said_most() -> None:
     learnt = np.array([1, 1, 1, 1, 1, 1, 1, 0], np.bool_)
     unseen = TokenSequence(np.full(9, 2, np.int32), np.ones(9, np.bool_))
     corpus = TokenCorpus((TokenSequence(said, learnt), unseen), (0,), (1,), measured_on_training=False)
-    assert draft_vocabulary(corpus, WORDS, 3).tolist() == [1, 4, 5]
-    assert draft_vocabulary(corpus, WORDS, 5).tolist() == [0, 1, 4, 5, 9]
-    assert draft_vocabulary(corpus, WORDS, 99).tolist() == list(range(WORDS))
+    assert draft_vocabulary(corpus, VOCAB, 3).tolist() == [1, 4, 5]
+    assert draft_vocabulary(corpus, VOCAB, 5).tolist() == [0, 1, 4, 5, 9]
+    assert draft_vocabulary(corpus, VOCAB, 99).tolist() == list(range(VOCAB))
 
 
-def test_offsets_and_marks_name_the_same_words(target: TargetMatrices) -> None:
+def test_offsets_and_marks_name_the_same_tokens(target: TargetMatrices) -> None:
     drafted = torch.tensor([1, 4, 5, 12])
     head = Eagle3Learner(Eagle3Recipe(), SHAPE, target, FixedStates(1, 5, taps=3), drafted).head
     assert head.d2t.tolist() == [1, 3, 3, 9]
     assert head.t2d.nonzero().flatten().tolist() == drafted.tolist()
-    assert head.draft_words.tolist() == drafted.tolist()
+    assert head.draft_tokens.tolist() == drafted.tolist()
     torch.testing.assert_close(head.lm_head.weight, target.output[drafted])
 
 
@@ -349,8 +349,8 @@ class SizedStates(FixedStates):
 def learnt_from(target: TargetMatrices, size: float, scale: float) -> tuple[Eagle3Learner, list[float]]:
     """Return a head after a few steps on taps of `size`, and its losses."""
     torch.manual_seed(6)
-    words = torch.arange(WORDS)
-    learner = Eagle3Learner(Eagle3Recipe(steps=3), SHAPE, target, SizedStates(2, 8, size), words, scale)
+    tokens = torch.arange(VOCAB)
+    learner = Eagle3Learner(Eagle3Recipe(steps=3), SHAPE, target, SizedStates(2, 8, size), tokens, scale)
     optimizer = torch.optim.AdamW(learner.module.parameters(), lr=1e-2, weight_decay=0.0)
     losses = []
     for step in range(12):
@@ -375,7 +375,7 @@ def test_upstreams_tensors_need_no_scale(target: TargetMatrices) -> None:
     tensors = learner.head.upstream_tensors()
     assert set(tensors) == set(learner.head.state_dict()) - {"midlayer.scale"}
     states = SizedStates(2, 8, 300.0)
-    theirs = Eagle3Learner(Eagle3Recipe(), SHAPE, target, states, torch.arange(WORDS)).head
+    theirs = Eagle3Learner(Eagle3Recipe(), SHAPE, target, states, torch.arange(VOCAB)).head
     theirs.load_state_dict({**tensors, "midlayer.scale": torch.tensor(1.0)})
     ids, read = batch_of(8).ids, states.tapped[:, :-1]
     with torch.no_grad():
@@ -396,7 +396,7 @@ def test_the_size_of_taps_is_that_of_the_usual_position() -> None:
     sizes = states.tapped.square().mean(-1).sqrt().flatten().sort().values
     found = tap_scale(by_text, corpus, torch.device("cpu"))
     assert found == pytest.approx(float(sizes[7]))
-    states.tapped[:, 0] *= 1000.0  # the first word, on which attention rests
+    states.tapped[:, 0] *= 1000.0  # the first token, on which attention rests
     assert tap_scale(by_text, corpus, torch.device("cpu")) == pytest.approx(found, rel=0.2)
 
 
@@ -419,7 +419,7 @@ def test_untrained_hydra_heads_say_what_the_target_says(target: TargetMatrices) 
     assert [part.plain for part in ours] == pytest.approx([part.plain for part in theirs], rel=1e-5)
 
 
-def test_hydra_heads_read_the_words_in_between(target: TargetMatrices) -> None:
+def test_hydra_heads_read_the_tokens_in_between(target: TargetMatrices) -> None:
     states, batch = FixedStates(2, 8), batch_of(8)
     learner = randomized(HydraLearner(HydraRecipe(heads=2), SHAPE, target, states))
     block = learner.heads.hydra_mlp[1][0]
@@ -473,9 +473,9 @@ def test_dropout_draws_from_the_steps_noise(target: TargetMatrices) -> None:
 # -- marks and measures -----------------------------------------------------------------------------------------------
 
 
-def test_marks_ask_for_the_models_own_words_and_begin_before_its_first() -> None:
-    learnt = batch_of(6, learnt_from=3).learnt  # the first row's answer is words 3 to 5
-    assert draft_marks(learnt, 0)[0].tolist() == [False, True, True, True]  # word 3 follows state 1 and word 2
+def test_marks_ask_for_the_models_own_tokens_and_begin_before_its_first() -> None:
+    learnt = batch_of(6, learnt_from=3).learnt  # the first row's answer is tokens 3 to 5
+    assert draft_marks(learnt, 0)[0].tolist() == [False, True, True, True]  # token 3 follows state 1 and token 2
     assert draft_marks(learnt, 1)[0].tolist() == [False, True, True]
     assert draft_marks(learnt, 3).shape == (2, 1)
     assert draft_marks(learnt, 9).shape == (2, 0)
@@ -495,7 +495,7 @@ def test_chains_count_until_their_first_mistake() -> None:
     assert found["head 1 top-5"] == 1.0
     assert found["head 2 top-1"] == 1.0
     assert found["tokens a round"] == pytest.approx(1 + (2 + 0) / 2)
-    assert best_words(torch.tensor([[0.1, 0.9, 0.5]])).tolist() == [[1, 2, 0]]
+    assert best_tokens(torch.tensor([[0.1, 0.9, 0.5]])).tolist() == [[1, 2, 0]]
 
 
 def test_attention_shares_keys_among_heads() -> None:
@@ -516,12 +516,12 @@ def test_attention_shares_keys_among_heads() -> None:
         (lambda: EagleRecipe(noise=-1.0), "a weight or noise below 0"),
         (lambda: EagleRecipe(step_decay=1.5), r"a step decay of 1\.5"),
         (lambda: Eagle3Recipe(steps=17), "17 steps"),
-        (lambda: Eagle3Recipe(draft_words=0), "0 draft words"),
+        (lambda: Eagle3Recipe(draft_tokens=0), "0 draft tokens"),
         (lambda: Eagle3Recipe(layers=(1, 2)), "2 layers to read"),
         (lambda: Eagle3Recipe(layers=(1, 2, 6)).taps(SHAPE), "layer 6 is to be read"),
         (lambda: HydraRecipe(heads=33), "33 heads"),
         (lambda: HydraRecipe(layers=0), "0 blocks a head"),
-        (lambda: HydraRecipe(word_weight=0.0), "the weights of the losses"),
+        (lambda: HydraRecipe(token_weight=0.0), "the weights of the losses"),
         (lambda: HydraRecipe(dropout=1.0), "a dropout of 1"),
     ],
 )

@@ -46,13 +46,13 @@ class SomeStates:
         return Features(torch.randn(*batch.ids.shape, self.hidden), None)
 
 
-def allocated(recipe: HeadRecipe, n_words: int, hidden: int) -> tuple[int, int]:
+def allocated(recipe: HeadRecipe, vocab_size: int, hidden: int) -> tuple[int, int]:
     """Return the most bytes that a step's losses and gradients hold at a time, weights aside, and the estimate."""
     sizes = {"hidden": hidden, "n_layers": 4, "n_heads": 4, "n_kv_heads": 4, "feed_forward": 2 * hidden}
     shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=512)
     torch.manual_seed(0)
-    matrix = torch.randn(n_words, hidden) / hidden**0.5
-    ids = np.random.default_rng(0).integers(0, n_words, LENGTH).astype(np.int32)
+    matrix = torch.randn(vocab_size, hidden) / hidden**0.5
+    ids = np.random.default_rng(0).integers(0, vocab_size, LENGTH).astype(np.int32)
     corpus = corpus_of([TokenSequence(ids, np.ones(LENGTH, np.bool_))] * ROWS, held_out=0.0)
     learner = recipe.learner(shape, TargetMatrices(matrix, matrix, None), SomeStates(hidden), corpus)
     batch = corpus.batch(range(ROWS))
@@ -66,25 +66,25 @@ def allocated(recipe: HeadRecipe, n_words: int, hidden: int) -> tuple[int, int]:
         step()
     events = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
     held = np.cumsum([one.nbytes() for one in sorted(events, key=lambda one: one.start_ns())])
-    return int(held.max()), recipe.activation_bytes(shape, n_words, ROWS * LENGTH, LENGTH, recompute=True)
+    return int(held.max()), recipe.activation_bytes(shape, vocab_size, ROWS * LENGTH, LENGTH, recompute=True)
 
 
 @pytest.mark.parametrize(
     "recipe",
-    [PLUS, replace(PLUS, dropout=0.0), replace(PLUS, word_weight=0.5), HydraRecipe(), MedusaRecipe(from_law=True)],
+    [PLUS, replace(PLUS, dropout=0.0), replace(PLUS, token_weight=0.5), HydraRecipe(), MedusaRecipe(from_law=True)],
     ids=["plus", "plus without dropout", "plus with both losses", "hydra", "medusa"],
 )
-@pytest.mark.parametrize(("n_words", "hidden"), [(4000, 16), (200, 128)], ids=["words", "states"])
-def test_an_estimate_is_at_least_what_a_step_allocates(recipe: HeadRecipe, n_words: int, hidden: int) -> None:
+@pytest.mark.parametrize(("vocab_size", "hidden"), [(4000, 16), (200, 128)], ids=["words", "states"])
+def test_an_estimate_is_at_least_what_a_step_allocates(recipe: HeadRecipe, vocab_size: int, hidden: int) -> None:
     """Wide vocabularies and wide states apart, so that one does not hide what is missed of the other."""
-    held, estimated = allocated(recipe, n_words, hidden)
+    held, estimated = allocated(recipe, vocab_size, hidden)
     assert held <= estimated
-    if n_words > hidden * 100:
+    if vocab_size > hidden * 100:
         assert estimated < 1.6 * held
 
 
 def test_hydras_losses_are_estimated_together_with_plus() -> None:
-    """4096 tokens and 128k words: laws and logarithms of four heads, and three more, of 2.1 GB each."""
+    """4096 tokens and 128k tokens: laws and logarithms of four heads, and three more, of 2.1 GB each."""
     sizes = {"hidden": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "feed_forward": 14336}
     shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096)
     rows = 4 * 4096 * 128_256
@@ -113,7 +113,7 @@ def test_what_helps_is_named_by_what_is_largest() -> None:
 
 
 def test_heads_that_are_too_large_are_told_to_share_the_output(taught, tmp_path: Path) -> None:
-    """Five Medusa heads with matrices of their own for an 8B with 128k words: 42 GiB, on a GPU of 24."""
+    """Five Medusa heads with matrices of their own for an 8B with a vocabulary of 128k tokens: 42 GiB, on a GPU of 24."""
     sizes = {"hidden": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "feed_forward": 14336}
     shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096)
     corpus = corpus_of([TokenSequence(np.zeros(2048, np.int32), np.ones(2048, np.bool_))] * 64)

@@ -18,7 +18,7 @@ from specrun.convert import convert_checkpoint
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Runtime, SamplingParams
 from specrun.train.data.data_file import read_documents
-from specrun.train.data.target_tokens import TargetWords
+from specrun.train.data.target_tokens import TargetTokenizer
 from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
 from specrun.train.heads.medusa import MedusaRecipe
 from specrun.train.heads.medusa2 import Medusa2Learner, Medusa2Recipe, train_medusa2
@@ -41,7 +41,7 @@ def run_of(taught, output: Path, **changes) -> HeadRun:
 
 @pytest.fixture
 def corpus(taught) -> TokenCorpus:
-    return encode_corpus(read_documents([taught.data]), TargetWords(taught.folder), max_length=64, held_out=0.0)
+    return encode_corpus(read_documents([taught.data]), TargetTokenizer(taught.folder), max_length=64, held_out=0.0)
 
 
 def test_the_joint_loss_is_the_models_and_a_fifth_of_the_heads(taught, corpus: TokenCorpus) -> None:

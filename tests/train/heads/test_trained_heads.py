@@ -20,7 +20,7 @@ from specrun.convert import convert_checkpoint
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Runtime, SamplingParams
 from specrun.train.data.data_file import read_documents
-from specrun.train.data.target_tokens import TargetWords, TokenSequence
+from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
 from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
 from specrun.train.heads import states as head_states
 from specrun.train.heads import training as head_training
@@ -125,7 +125,7 @@ def test_an_eagle_head_drafts_what_it_has_learnt(taught, tmp_path: Path) -> None
 
 def test_an_eagle3_head_drafts_and_is_laid_out_as_upstreams(taught, tmp_path: Path) -> None:
     """A chain of four: 5 tokens a round at best."""
-    recipe = Eagle3Recipe(steps=3, draft_words=150)
+    recipe = Eagle3Recipe(steps=3, draft_tokens=150)
     report = train_head(recipe, run_of(taught, tmp_path / "head", steps=45, learning_rate=5e-3))
     measures = report.result.curves.measures[-1][1]
     assert measures["depth 1 top-1"] > 0.8
@@ -142,10 +142,10 @@ def test_an_eagle3_head_drafts_and_is_laid_out_as_upstreams(taught, tmp_path: Pa
     assert shapes["midlayer.self_attn.q_proj.weight"] == (HIDDEN, 2 * HIDDEN)
     assert shapes["lm_head.weight"] == (150, HIDDEN)
     assert {"midlayer.hidden_norm.weight", "midlayer.input_layernorm.weight", "norm.weight", "t2d"} <= set(shapes)
-    words = tensors["d2t"] + torch.arange(150)
+    tokens = tensors["d2t"] + torch.arange(150)
     assert tensors["d2t"].dtype == torch.int64
-    assert words.tolist() == sorted(set(words.tolist()))
-    assert tensors["t2d"].nonzero().flatten().tolist() == words.tolist()
+    assert tokens.tolist() == sorted(set(tokens.tolist()))
+    assert tensors["t2d"].nonzero().flatten().tolist() == tokens.tolist()
     convert_head(report.output, tmp_path / "head.gguf", target=taught.gguf, outtype="f32")
     assert tokens_a_round(taught, f"eagle3({tmp_path / 'head.gguf'}, n=4)") > 2.5
 
@@ -210,7 +210,7 @@ def test_a_quantized_teacher_trains_a_head_without_the_targets_weights(
 
 
 def test_a_teacher_shows_the_layers_that_eagle3_reads(taught, tmp_path: Path) -> None:
-    recipe = Eagle3Recipe(steps=2, draft_words=150)
+    recipe = Eagle3Recipe(steps=2, draft_tokens=150)
     ours = train_head(recipe, run_of(taught, tmp_path / "a", steps=6))
     theirs = train_head(recipe, run_of(taught, tmp_path / "b", steps=6, teacher=taught.gguf))
     assert theirs.result.curves.losses == pytest.approx(ours.result.curves.losses, rel=0.02)
@@ -343,7 +343,7 @@ def test_the_targets_own_folder_is_not_written_into(taught, tmp_path: Path, monk
     (target / "model.safetensors").rename(target / "model-00001-of-00001.safetensors")
     before = contents(target)
     (tmp_path / "link").symlink_to(target, target_is_directory=True)
-    monkeypatch.setattr(head_training, "TargetWords", None)
+    monkeypatch.setattr(head_training, "TargetTokenizer", None)
     for output in (target, tmp_path / "link", target / ".." / "target"):
         with pytest.raises(OptionError, match="is the folder of a model that is read; name another folder"):
             train_head(recipe, replace(run_of(taught, output, **changes), target=target))
@@ -357,7 +357,7 @@ def test_somebody_elses_folder_is_written_into_only_by_force(taught, tmp_path: P
     (output / name).write_text("{}")
     run = run_of(taught, output, steps=2)
     with monkeypatch.context() as early, pytest.raises(OptionError, match=rf"holds {name} of something else.*--force"):
-        early.setattr(head_training, "TargetWords", None)
+        early.setattr(head_training, "TargetTokenizer", None)
         train_head(MEDUSA, run)
     assert contents(output) == {name: b"{}"}
     train_head(MEDUSA, replace(run, force=True))
@@ -365,7 +365,7 @@ def test_somebody_elses_folder_is_written_into_only_by_force(taught, tmp_path: P
 
 
 def test_a_sibling_as_teacher_is_refused_before_any_work(taught, tmp_path: Path, monkeypatch) -> None:
-    """It has the target's words, and other sizes."""
+    """It has the target's vocabulary, and other sizes."""
     write_untaught(tmp_path / "sibling", hidden_size=32)
     convert_checkpoint(tmp_path / "sibling", tmp_path / "sibling.gguf", outtype="f16", verify=False)
     monkeypatch.setattr(head_training, "read_corpus", None)
@@ -407,7 +407,7 @@ def test_estimates_are_of_the_right_size(taught, tmp_path: Path) -> None:
     """The head and its optimizer to the byte; the target's weights as stored."""
     run = run_of(taught, tmp_path / "heads", cache="no")
     shape = target_shape(taught.folder)
-    corpus = encode_corpus(read_documents(run.data), TargetWords(taught.folder), max_length=64)
+    corpus = encode_corpus(read_documents(run.data), TargetTokenizer(taught.folder), max_length=64)
     settings = run.trainer_settings(MEDUSA.defaults(shape), corpus, torch.float32)
     need = head_training._need(MEDUSA, run, shape, 400, corpus, settings, False, recompute=True)
     assert need.parts["head"] == 4 * 4 * 3 * (HIDDEN * HIDDEN + HIDDEN + 400 * HIDDEN)

@@ -1,4 +1,4 @@
-"""GGUF files read back into Hugging Face folders: the same logits, the same words, the same file again."""
+"""GGUF files read back into Hugging Face folders: the same logits, the same tokens, the same file again."""
 
 import json
 
@@ -15,7 +15,7 @@ from specrun.convert import convert_checkpoint, quantize_model
 from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.demo import demo_drafters
-from specrun.train.data.target_tokens import TargetWords
+from specrun.train.data.target_tokens import TargetTokenizer
 from specrun.train.family.llama import Llama, LlamaShape
 from specrun.train.family.tokenizer import save_folder, train_tokenizer
 from specrun.train.target.from_gguf import folder_from_gguf
@@ -98,7 +98,7 @@ def test_grouped_and_untied_heads(tmp_path):
 def test_the_tokenizer_comes_back(original, tmp_path):
     convert_checkpoint(original, tmp_path / "model.gguf", outtype="f32")
     folder = folder_from_gguf(tmp_path / "model.gguf", tmp_path / "back")
-    before, after = TargetWords(original), TargetWords(folder)
+    before, after = TargetTokenizer(original), TargetTokenizer(folder)
     chat = [{"role": "user", "content": TEXT}]
     assert after.tokenize(TEXT) == before.tokenize(TEXT)
     assert after.template.render(chat) == before.template.render(chat)
@@ -113,7 +113,7 @@ def test_the_embedded_drafter_can_be_read_back(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     assert (config["rms_norm_eps"], config["rope_theta"], config["eos_token_id"]) == (1e-5, 10000.0, 0)
     convert_checkpoint(folder, tmp_path / "again.gguf", outtype="f32")
-    tokens = TargetWords(folder).tokenize("<|user|>What does shutil.copytree do?<|end|><|assistant|>Recursively copy")
+    tokens = TargetTokenizer(folder).tokenize("<|user|>What does shutil.copytree do?<|end|><|assistant|>Recursively copy")
     found, native = torch_logits(folder, tokens), native_logits(tmp_path / "again.gguf", tokens)
     assert np.abs(found - native).max() < 1e-3
     known, wanted = (read_header(one).metadata["tokenizer.ggml.tokens"] for one in (tmp_path / "again.gguf", path))

@@ -27,7 +27,7 @@ from specrun.convert import convert_checkpoint, quantize_model
 from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
 from specrun.train.data.data_file import read_documents
 from specrun.train.data.own_answers import AnswerSettings
-from specrun.train.data.target_tokens import TargetWords
+from specrun.train.data.target_tokens import TargetTokenizer
 from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
 from specrun.train.heads.medusa import MedusaRecipe
 from specrun.train.heads.run import HeadRun
@@ -44,7 +44,7 @@ from specrun.train.target.feature_cache import (
 from specrun.train.target.features import Features, ModelFeatures
 from specrun.train.target.hf_model import HFModel, load_hf_model
 from specrun.train.target.target_shape import target_shape
-from specrun.train.target.teacher import TeacherFeatures, check_same_words, check_teacher, teacher_matrices
+from specrun.train.target.teacher import TeacherFeatures, check_same_vocabulary, check_teacher, teacher_matrices
 from specrun.train.trainer import precision
 from specrun.train.trainer.memory import MemoryNeed, free_memory, require_memory, trained_bytes
 from specrun.train.trainer.precision import trial_size, usable_device, usable_precision
@@ -54,7 +54,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def corpus(taught) -> TokenCorpus:
-    return encode_corpus(read_documents([taught.data]), TargetWords(taught.folder), max_length=64, held_out=0.2)
+    return encode_corpus(read_documents([taught.data]), TargetTokenizer(taught.folder), max_length=64, held_out=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_llama_cpps_states_are_transformers(taught, model: HFModel, corpus: Toke
     taps = (1, 3, 2)
     batch = corpus.batch(range(4))
     with Model(taught.gguf) as file:
-        check_same_words(file, TargetWords(taught.folder), model.output.shape[0])
+        check_same_vocabulary(file, TargetTokenizer(taught.folder), model.output.shape[0])
         with TeacherFeatures(file, corpus.longest, taps, n_threads=1) as shown:
             ours, theirs = shown.features(batch), ModelFeatures(model, taps).features(batch)
     for one, other in ((ours.final, theirs.final), (ours.taps, theirs.taps)):
@@ -133,9 +133,9 @@ def test_llama_cpps_states_are_transformers(taught, model: HFModel, corpus: Toke
 
 
 def test_long_sequences_are_evaluated_in_pieces(taught, model: HFModel, monkeypatch) -> None:
-    words = TargetWords(taught.folder)
+    tokenizer = TargetTokenizer(taught.folder)
     text = [*read_documents([taught.data])]
-    whole = encode_corpus(text, words, max_length=64, held_out=0.0)
+    whole = encode_corpus(text, tokenizer, max_length=64, held_out=0.0)
     with Model(taught.gguf) as file, TeacherFeatures(file, 64, n_threads=1) as shown:
         wanted = shown.features(whole.batch([0])).final
         monkeypatch.setattr(shown._batch, "capacity", 7)
@@ -193,10 +193,10 @@ def test_a_teacher_that_changes_its_logits_is_refused(
 def test_a_teacher_must_be_the_same_model(taught, tmp_path: Path) -> None:
     write_untaught(tmp_path / "other", size=360)
     with Model(taught.gguf) as file:
-        with pytest.raises(PairError, match="400 words, and the folder 360"):
-            check_same_words(file, TargetWords(tmp_path / "other"), 360)
+        with pytest.raises(PairError, match="400 tokens, and the folder 360"):
+            check_same_vocabulary(file, TargetTokenizer(tmp_path / "other"), 360)
         with pytest.raises(PairError, match="the same text is token"):
-            check_same_words(file, TargetWords(tmp_path / "other"), 400)
+            check_same_vocabulary(file, TargetTokenizer(tmp_path / "other"), 400)
 
 
 @pytest.mark.parametrize(
@@ -206,33 +206,33 @@ def test_a_teacher_must_be_the_same_model(taught, tmp_path: Path) -> None:
         ({"num_hidden_layers": 2}, r"it has 2 layers, and the folder 4$"),
     ],
 )
-def test_a_teacher_of_the_same_words_must_have_the_same_sizes(taught, tmp_path: Path, changes, problem: str) -> None:
-    """As a sibling of another size is: by its words it would pass."""
+def test_a_teacher_of_the_same_vocabulary_must_have_the_same_sizes(taught, tmp_path: Path, changes, problem: str) -> None:
+    """As a sibling of another size is: by its vocabulary it would pass."""
     write_untaught(tmp_path / "sibling", **changes)
     convert_checkpoint(tmp_path / "sibling", tmp_path / "sibling.gguf", outtype="f16", verify=False)
-    words, shape = TargetWords(taught.folder), target_shape(taught.folder)
+    tokenizer, shape = TargetTokenizer(taught.folder), target_shape(taught.folder)
     with Model(tmp_path / "sibling.gguf", vocab_only=True) as file:
-        check_same_words(file, words, 400)
+        check_same_vocabulary(file, tokenizer, 400)
     with pytest.raises(PairError, match=problem):
-        check_teacher(tmp_path / "sibling.gguf", words, 400, shape)
-    check_teacher(taught.gguf, words, 400, shape)
-    with pytest.raises(PairError, match="400 words, and the folder 401"):
-        check_teacher(taught.gguf, words, 401, shape)
+        check_teacher(tmp_path / "sibling.gguf", tokenizer, 400, shape)
+    check_teacher(taught.gguf, tokenizer, 400, shape)
+    with pytest.raises(PairError, match="400 tokens, and the folder 401"):
+        check_teacher(taught.gguf, tokenizer, 401, shape)
 
 
 def test_blocks_behind_a_teachers_layers_are_not_counted(taught, monkeypatch) -> None:
     """A file with a NextN block says 5 blocks where the folder says 4 layers, and a file of 5 layers is another."""
-    words, shape = TargetWords(taught.folder), target_shape(taught.folder)
+    tokenizer, shape = TargetTokenizer(taught.folder), target_shape(taught.folder)
     real = read_header(taught.gguf)
     more = {**real.metadata, "llama.block_count": 5, "llama.nextn_predict_layers": 1}
     monkeypatch.setattr(teacher, "read_header", lambda path: dataclasses.replace(real, metadata=more))
-    check_teacher(taught.gguf, words, 400, shape)
+    check_teacher(taught.gguf, tokenizer, 400, shape)
     del more["llama.nextn_predict_layers"]
     with pytest.raises(PairError, match="it has 5 layers"):
-        check_teacher(taught.gguf, words, 400, shape)
+        check_teacher(taught.gguf, tokenizer, 400, shape)
     del more["llama.block_count"]
     with pytest.raises(MalformedFileError, match=r"has no llama\.block_count: it is no target"):
-        check_teacher(taught.gguf, words, 400, shape)
+        check_teacher(taught.gguf, tokenizer, 400, shape)
 
 
 # -- the cache --------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from specrun.train.trainer.run_checkpoint import check_same_run, earlier_run, lo
 from specrun.train.trainer.settings import TrainerSettings
 from specrun.train.trainer.trainer import train_learner
 
-WORDS = 11
+VOCAB = 11
 SETTINGS = TrainerSettings(
     steps=24, learning_rate=0.02, tokens_per_batch=24, warmup_steps=4, measure_every=5, save_seconds=0.0
 )
@@ -35,7 +35,7 @@ def corpus(count: int = 9) -> TokenCorpus:
     rng = np.random.default_rng(0)
     made = []
     for _ in range(count):
-        ids = rng.integers(0, WORDS, rng.integers(5, 12)).astype(np.int32)
+        ids = rng.integers(0, VOCAB, rng.integers(5, 12)).astype(np.int32)
         made.append(TokenSequence(ids, np.ones(len(ids), np.bool_)))
     return TokenCorpus(tuple(made), tuple(range(count - 2)), (count - 2, count - 1), measured_on_training=False)
 
@@ -45,8 +45,8 @@ class Bigrams(Learner):
 
     def __init__(self, seed: int = 0, hook=lambda step: None) -> None:
         torch.manual_seed(seed)
-        self.module = nn.Embedding(WORDS, WORDS)
-        self.second = nn.Parameter(torch.zeros(WORDS))
+        self.module = nn.Embedding(VOCAB, VOCAB)
+        self.second = nn.Parameter(torch.zeros(VOCAB))
         self.module.register_parameter("bias", self.second)
         self.device = torch.device("cpu")
         self.hook = hook

@@ -32,15 +32,15 @@ Keys = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.int64]
 
 
-def key_width(n_words: int) -> tuple[int, int]:
+def key_width(vocab_size: int) -> tuple[int, int]:
     """Return the bits of a token, with room for the separator, and how many tokens fit into one key."""
-    bits = max(1, n_words.bit_length())
+    bits = max(1, vocab_size.bit_length())
     return bits, max(1, 63 // bits)
 
 
-def first_keys(tokens: TokenArray, start: int, stop: int, n_words: int) -> Keys:
+def first_keys(tokens: TokenArray, start: int, stop: int, vocab_size: int) -> Keys:
     """Return the keys of the positions start..stop: their last few tokens, the nearest first, as one number."""
-    bits, per_key = key_width(n_words)
+    bits, per_key = key_width(vocab_size)
     keys = np.zeros(stop - start, np.int64)
     for back in range(1, min(per_key, DEPTH) + 1):
         keys <<= bits
@@ -49,30 +49,30 @@ def first_keys(tokens: TokenArray, start: int, stop: int, n_words: int) -> Keys:
 
 
 def order_by_context(
-    tokens: TokenArray, n_words: int, progress: Callable[[int], None] = lambda _: None
+    tokens: TokenArray, vocab_size: int, progress: Callable[[int], None] = lambda _: None
 ) -> Iterator[Positions]:
     """Yield all positions in order of their contexts, part by part.
 
-    `tokens` int32 [n] begins with DEPTH separators (the token `n_words`) and ends with one; they also stand
+    `tokens` int32 [n] begins with DEPTH separators (the token `vocab_size`) and ends with one; they also stand
     between texts. Positions of separators and those right behind one are left out. Of positions with the very
     same last tokens, at most the last 8 million are kept: more say nothing new. `progress` is told how many
     positions are done.
     """
     done = 0
-    for low, high in _buckets(tokens, n_words):
-        positions = _positions(tokens, n_words, low, high)[-_LARGEST_BUCKET:]
+    for low, high in _buckets(tokens, vocab_size):
+        positions = _positions(tokens, vocab_size, low, high)[-_LARGEST_BUCKET:]
         if len(positions):
             done += len(positions)
-            yield positions[np.lexsort(_keys(tokens, positions, n_words)[::-1])]
+            yield positions[np.lexsort(_keys(tokens, positions, vocab_size)[::-1])]
             progress(done)
 
 
-def _buckets(tokens: TokenArray, n_words: int) -> list[tuple[int, int]]:
+def _buckets(tokens: TokenArray, vocab_size: int) -> list[tuple[int, int]]:
     """Return ranges of first keys that hold about `_BUCKET` positions each."""
     n = len(tokens)
     stride = max(1, n // _SAMPLED)
     sampled = [
-        first_keys(tokens, start, min(start + _CHUNK, n), n_words)[::stride].copy() for start in range(DEPTH, n, _CHUNK)
+        first_keys(tokens, start, min(start + _CHUNK, n), vocab_size)[::stride].copy() for start in range(DEPTH, n, _CHUNK)
     ]
     keys = np.sort(np.concatenate(sampled))
     count = -(-n // _BUCKET)
@@ -81,21 +81,21 @@ def _buckets(tokens: TokenArray, n_words: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(bounds))
 
 
-def _positions(tokens: TokenArray, n_words: int, low: int, high: int) -> Positions:
+def _positions(tokens: TokenArray, vocab_size: int, low: int, high: int) -> Positions:
     """Return the positions whose first keys lie in a bucket, ascending."""
     parts = []
     for start in range(DEPTH, len(tokens), _CHUNK):
         stop = min(start + _CHUNK, len(tokens))
-        keys = first_keys(tokens, start, stop, n_words)
+        keys = first_keys(tokens, start, stop, vocab_size)
         wanted = (keys >= low) & (keys < high)
-        wanted &= (tokens[start:stop] != n_words) & (tokens[start - 1 : stop - 1] != n_words)
+        wanted &= (tokens[start:stop] != vocab_size) & (tokens[start - 1 : stop - 1] != vocab_size)
         parts.append(np.flatnonzero(wanted) + start)
     return np.concatenate(parts)
 
 
-def _keys(tokens: TokenArray, positions: Positions, n_words: int) -> list[Keys]:
+def _keys(tokens: TokenArray, positions: Positions, vocab_size: int) -> list[Keys]:
     """Return the keys of all DEPTH tokens before some positions, the nearest tokens first."""
-    bits, per_key = key_width(n_words)
+    bits, per_key = key_width(vocab_size)
     columns = []
     for first in range(1, DEPTH + 1, per_key):
         keys = np.zeros(len(positions), np.int64)
@@ -116,28 +116,28 @@ class ContextIndex:
     """A text's tokens with its positions ordered by context; the arrays may be mapped files.
 
     `tokens` int32 [n] (see `order_by_context`), `order` uint32 [m], `samples` int64 [ceil(m / SAMPLE_EVERY)],
-    `n_words` the size of the vocabulary, which is also the separator's number.
+    `vocab_size` the size of the vocabulary, which is also the separator's number.
     """
 
     def __init__(
-        self, tokens: TokenArray, order: npt.NDArray[np.uint32], samples: npt.NDArray[np.int64], n_words: int
+        self, tokens: TokenArray, order: npt.NDArray[np.uint32], samples: npt.NDArray[np.int64], vocab_size: int
     ) -> None:
         # Plain views: slices of np.memmap cost ten times as much.
         self._tokens = np.asarray(tokens).view(np.ndarray)
         self._order = np.asarray(order).view(np.ndarray)
         self._samples = np.asarray(samples).view(np.ndarray)
-        self.n_words = n_words
-        self._bits, per_key = key_width(n_words)
+        self.vocab_size = vocab_size
+        self._bits, per_key = key_width(vocab_size)
         self._per_key = min(per_key, DEPTH)
 
     @staticmethod
-    def of_text(tokens: Sequence[int], n_words: int) -> ContextIndex:
+    def of_text(tokens: Sequence[int], vocab_size: int) -> ContextIndex:
         """Return the index of a text that fits into memory."""
-        framed = np.full(len(tokens) + DEPTH + 1, n_words, np.int32)
+        framed = np.full(len(tokens) + DEPTH + 1, vocab_size, np.int32)
         framed[DEPTH:-1] = tokens
-        parts = list(order_by_context(framed, n_words))
+        parts = list(order_by_context(framed, vocab_size))
         order = np.concatenate(parts).astype(np.uint32) if parts else np.zeros(0, np.uint32)
-        return ContextIndex(framed, order, sample_keys(framed, order[::SAMPLE_EVERY], n_words), n_words)
+        return ContextIndex(framed, order, sample_keys(framed, order[::SAMPLE_EVERY], vocab_size), vocab_size)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -145,7 +145,7 @@ class ContextIndex:
     def excerpt(self, share: float, length: int) -> list[int]:
         """Return up to `length` tokens from a place in the text, 0 <= `share` < 1, without separators."""
         start = DEPTH + int(share * max(1, len(self._tokens) - DEPTH - length))
-        return [one for one in self._tokens[start : start + length].tolist() if 0 <= one < self.n_words]
+        return [one for one in self._tokens[start : start + length].tolist() if 0 <= one < self.vocab_size]
 
     def nearest(self, context: Sequence[int], count: int, length: int, min_match: int) -> list[tuple[int, list[int]]]:
         """Return up to `count` places with the longest matches: the matched tokens and what follows, longest first.
@@ -157,7 +157,7 @@ class ContextIndex:
         if not len(self._order) or not context:
             return []
         query = [*reversed(context[-DEPTH:])]
-        query += [self.n_words] * (DEPTH - len(query))
+        query += [self.vocab_size] * (DEPTH - len(query))
         place = self._search(query)
         around = self._order[max(0, place - count) : place + count].astype(np.int64)
         equal = np.take(self._tokens, around[:, None] - _BACK, mode="clip") == np.array(query, np.int32)
@@ -169,9 +169,9 @@ class ContextIndex:
         return [(match, self._until_end(row)) for match, row in zip(matched[best].tolist(), rows, strict=True)]
 
     def _until_end(self, row: list[int]) -> list[int]:
-        if max(row) < self.n_words and min(row) >= 0:  # a damaged file must not feed the target unknown words
+        if max(row) < self.vocab_size and min(row) >= 0:  # a damaged file must not feed the target unknown tokens
             return row
-        return row[: next(i for i, token in enumerate(row) if not 0 <= token < self.n_words)]
+        return row[: next(i for i, token in enumerate(row) if not 0 <= token < self.vocab_size)]
 
     def _search(self, query: list[int]) -> int:
         """Return where the query belongs in the order."""
@@ -191,9 +191,9 @@ class ContextIndex:
         return low
 
 
-def sample_keys(tokens: TokenArray, positions: npt.NDArray[np.uint32], n_words: int) -> npt.NDArray[np.int64]:
+def sample_keys(tokens: TokenArray, positions: npt.NDArray[np.uint32], vocab_size: int) -> npt.NDArray[np.int64]:
     """Return the first keys of some positions, int64."""
-    bits, per_key = key_width(n_words)
+    bits, per_key = key_width(vocab_size)
     keys = np.zeros(len(positions), np.int64)
     places = positions.astype(np.int64)
     for back in range(1, min(per_key, DEPTH) + 1):

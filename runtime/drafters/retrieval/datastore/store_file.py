@@ -97,8 +97,8 @@ def open_store(path: Path, vocabulary: Vocabulary) -> ContextIndex:
     header = read_store_header(path)
     if header.vocabulary != vocabulary.fingerprint.hex():
         raise PairError(
-            f"the datastore {path} was made for another vocabulary ({header.n_words:,} words, hash "
-            f"{header.vocabulary[:12]}, of {header.model}) than the target's ({vocabulary.size:,} words, hash "
+            f"the datastore {path} was made for another vocabulary ({header.n_words:,} tokens, hash "
+            f"{header.vocabulary[:12]}, of {header.model}) than the target's ({vocabulary.size:,} tokens, hash "
             f"{vocabulary.fingerprint.hex()[:12]}): build it again with -m and this target"
         )
     return open_mapped(path)
@@ -148,7 +148,7 @@ def _parsed(text: bytes, path: Path) -> StoreHeader:
     if not (0 < header.n_positions <= header.n_tokens - DEPTH - 1 < _LARGEST and 0 < header.n_words < 2**31 - 1):
         raise MalformedFileError(
             f"the datastore {path} claims {header.n_positions:,} positions of {header.n_tokens:,} tokens of "
-            f"{header.n_words:,} words, which cannot be: build it again"
+            f"{header.n_words:,} tokens, which cannot be: build it again"
         )
     return header
 

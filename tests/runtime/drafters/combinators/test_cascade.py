@@ -70,7 +70,7 @@ def test_cascades_give_the_targets_law(inner: str, seed: int) -> None:
 
 @pytest.mark.parametrize("rule", [ExactRule(), BlockRule()], ids=["exact", "block"])
 @pytest.mark.parametrize("inner", ["none", "chain", "long chain", "points", "cascade"])
-def test_longer_cascades_over_two_words(rule: AcceptanceRule, inner: str) -> None:
+def test_longer_cascades_over_two_tokens(rule: AcceptanceRule, inner: str) -> None:
     for seed in (1, 2):
         make = cascade(seed, inner, n=3, size=2)
         assert drafter_bias(rule, make, LawTable(2, seed, 0.0), 4 if inner != "cascade" else 3) < TOLERANCE

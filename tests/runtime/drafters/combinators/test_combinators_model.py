@@ -142,8 +142,8 @@ def _assert_true_cache(target: TargetModel, text: CachedText, tokens: list[int])
     target.rewind(text, cached)
 
 
-def test_words_that_only_one_model_knows(models: Path) -> None:
-    """Rows are cut to shared words; words that the draft model lacks are fed as a stand-in, alone and in trees."""
+def test_tokens_that_only_one_model_knows(models: Path) -> None:
+    """Rows are cut to shared tokens; tokens that the draft model lacks are fed as a stand-in, alone and in trees."""
     options = ContextOptions(**F32, n_sequences=2, n_outputs=5)
     with Model(models / "drafter.gguf") as model, Context(model, options) as context:
         larger, smaller = (DraftModelTarget(context, target_vocab_size=size) for size in (500, 300))

@@ -44,7 +44,7 @@ def pool_of(*phrases: str, n: int = 4) -> NgramPool:
 
 
 def answers(text: str) -> TableRows:
-    """Rows whose most likely words spell a text, the root's first."""
+    """Rows whose most likely tokens spell a text, the root's first."""
     return TableRows([np.eye(26)[LETTERS.index(one)] + 1e-9 for one in text])
 
 
@@ -93,7 +93,7 @@ def test_the_law_is_the_targets_while_the_pool_learns(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_longer_drafts_over_two_words(seed: int) -> None:
+def test_longer_drafts_over_two_tokens(seed: int) -> None:
     make = lambda: ouroboros(LawTable(2, seed + 9), n=2)  # noqa: E731
     assert drafter_bias(ExactRule(), make, LawTable(2, seed, 0.0), 5) < TOLERANCE
 

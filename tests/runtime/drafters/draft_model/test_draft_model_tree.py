@@ -121,8 +121,8 @@ def test_a_drafter_with_a_shorter_context_stops_drafting_there(
     assert 0 < result.stats.drafted < again.stats.drafted * 3
 
 
-def test_words_that_only_one_model_knows(pair: tuple[Path, Path]) -> None:
-    """The draft's rows are cut to shared words; words it lacks are fed as a stand-in."""
+def test_tokens_that_only_one_model_knows(pair: tuple[Path, Path]) -> None:
+    """The draft's rows are cut to shared tokens; tokens it lacks are fed as a stand-in."""
     with Model(pair[1]) as model, Context(model, ContextOptions(n_ctx=256, n_threads=1)) as context:
         larger, smaller = (DraftTreeState(context, target_vocab_size=size) for size in (500, 300))
         assert len(larger.feed([3, 450])) == 400

@@ -23,7 +23,7 @@ from specrun.runtime.language import quoted
 from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, parse_topology
 
-HIDDEN, WORDS = 32, 320
+HIDDEN, VOCAB = 32, 320
 PROMPT_IDS = [5, 6, 7, 8, 9]
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -54,11 +54,11 @@ class TableHead(PairChainByDepth):
             assert [self._positions[cell] for cell in seen] == list(range(len(seen)))
             laws.append(self._table([self._first, *(self._tokens[cell] for cell in seen)]))
         probs = np.array(laws)
-        words = np.argsort(-probs, 1, kind="stable")
+        ranked = np.argsort(-probs, 1, kind="stable")
         with np.errstate(divide="ignore"):
             logits = np.log(probs)
-        ordered = np.take_along_axis(logits, words, 1)
-        return EagleRows(np.zeros((len(laws), 1)), words.astype(np.int32), ordered, logits)
+        ordered = np.take_along_axis(logits, ranked, 1)
+        return EagleRows(np.zeros((len(laws), 1)), ranked.astype(np.int32), ordered, logits)
 
     evaluate_features = evaluate
 
@@ -85,8 +85,8 @@ def test_static_trees_give_the_targets_law(sampling: TreeSampling, shape: str, s
     assert bias(ExactRule(), propose, LawTable(3, seed), 2 if shape == "2x2" else 3) < TOLERANCE
 
 
-class FewerWords(LawTable):
-    """Laws without mass on the last word, as those of heads with a draft vocabulary."""
+class FewerTokens(LawTable):
+    """Laws without mass on the last token, as those of heads with a draft vocabulary."""
 
     def __call__(self, prefix: Sequence[int]) -> np.ndarray:
         law = super().__call__(prefix).copy()
@@ -97,8 +97,8 @@ class FewerWords(LawTable):
 
 @pytest.mark.parametrize("sampling", ["with", "without", "argmax"])
 @pytest.mark.parametrize("shape", ["3", "2x1"])
-def test_words_that_are_never_drafted_keep_their_probability(sampling: TreeSampling, shape: str) -> None:
-    propose = eagle(FewerWords(3, 100), parse_topology(shape), sampling)
+def test_tokens_that_are_never_drafted_keep_their_probability(sampling: TreeSampling, shape: str) -> None:
+    propose = eagle(FewerTokens(3, 100), parse_topology(shape), sampling)
     assert bias(ExactRule(), propose, LawTable(3, 0), 2) < TOLERANCE
 
 
@@ -123,7 +123,7 @@ class Silent:
 
 
 @pytest.mark.parametrize("shape", [parse_topology("1x1x1x1"), DynamicShape(4, 1, 4)])
-def test_drafts_end_before_a_word_that_the_head_is_not_sure_of(shape: Topology | DynamicShape) -> None:
+def test_drafts_end_before_a_token_that_the_head_is_not_sure_of(shape: Topology | DynamicShape) -> None:
     drafts, tokens = LawTable(4, 9), [0, 1, 2]
     lengths = set()
     for p_min in (0.0, 0.3, 0.5, 0.7, 0.99):
@@ -144,8 +144,8 @@ def test_a_confidence_that_is_no_probability_is_refused() -> None:
         EagleDrafter(TableHead(LawTable(3, 1), 0), parse_topology("1"), p_min=1.5)  # type: ignore[arg-type]
 
 
-def test_ranked_words_passed_off_as_draws_are_caught() -> None:
-    """The negative control: a head's best words with its law attached, as if they had been drawn from it."""
+def test_ranked_tokens_passed_off_as_draws_are_caught() -> None:
+    """The negative control: a head's best tokens with its law attached, as if they had been drawn from it."""
     from specrun.runtime.tree import TreeBuilder
 
     def wrong(request: DraftRequest) -> DraftTree:
@@ -182,7 +182,7 @@ def matrices(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def trained(tiny_model: Path, greedy_texts: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A head trained for some seconds on greedy texts: the loss on states and words, as in the paper."""
+    """A head trained for some seconds on greedy texts: the loss on states and tokens, as in the paper."""
     import torch
 
     torch.manual_seed(0)
@@ -198,20 +198,20 @@ def trained(tiny_model: Path, greedy_texts: list[list[int]], tmp_path_factory: p
     steps = torch.optim.Adam(weights.values(), 0.01)
     for _ in range(80):
         loss = torch.zeros(())
-        for words, states, wanted, following in pairs:
-            predicted = one_head_layer(torch, weights, words, states)
+        for tokens, states, wanted, following in pairs:
+            predicted = one_head_layer(torch, weights, tokens, states)
             loss = loss + torch.nn.functional.smooth_l1_loss(predicted, wanted)
             loss = loss + torch.nn.functional.cross_entropy(predicted @ output.T, following)
         steps.zero_grad()
         loss.backward()
         steps.step()
     fitted = TinyEagle({name: one.detach().numpy() for name, one in weights.items()}, 1, 1)
-    return fitted.write(tmp_path_factory.mktemp("eagle") / "trained.gguf", WORDS)
+    return fitted.write(tmp_path_factory.mktemp("eagle") / "trained.gguf", VOCAB)
 
 
-def one_head_layer(torch, w, words, states):
+def one_head_layer(torch, w, embedded, states):
     """The reference with one attention head, in torch; positions from 0."""
-    x = torch.cat([words, states], 1) @ w["fc.weight"].T + w["fc.bias"]
+    x = torch.cat([embedded, states], 1) @ w["fc.weight"].T + w["fc.bias"]
     n, half = len(x), HIDDEN // 2
     angles = torch.arange(n)[:, None] * 10000.0 ** (-torch.arange(half) / half)
 
@@ -246,13 +246,13 @@ def test_the_text_is_plain_decodings_own(tiny_model: Path, trained: Path, temper
 def test_a_trained_head_drafts_far_better_than_chance(
     tiny_model: Path, trained: Path, greedy_texts: list[list[int]]
 ) -> None:
-    """On texts it was trained on; by chance a word is right once in 320 times. A random head is the control."""
+    """On texts it was trained on; by chance a token is right once in 320 times. A random head is the control."""
     shares = [
         answer(tiny_model, f"eagle({quoted(str(trained))}, n=3)", GREEDY, 25, text[:3]).stats.acceptance_rate
         for text in greedy_texts[:4]
     ]
     assert np.mean(shares) > 0.3
-    control = random_eagle(HIDDEN).write(trained.parent / "random.gguf", WORDS)
+    control = random_eagle(HIDDEN).write(trained.parent / "random.gguf", VOCAB)
     shares = [
         answer(tiny_model, f"eagle({quoted(str(control))}, n=3)", GREEDY, 25, text[:3]).stats.acceptance_rate
         for text in greedy_texts[:4]

@@ -25,7 +25,7 @@ from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.eagle import EagleDrafter
 from specrun.runtime.language import quoted
 
-HIDDEN, WORDS, LAYERS, TAPS = 32, 320, 6, (1, 3, 5)
+HIDDEN, VOCAB, LAYERS, TAPS = 32, 320, 6, (1, 3, 5)
 PROMPT_IDS = [5, 6, 7, 8, 9]
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -59,8 +59,8 @@ def head(tiny_deep_model: Path, greedy_texts: list[list[int]]) -> TinyEagle3:
     embedding, _ = matrices(tiny_deep_model)
     counts = Counter(token for text in greedy_texts for token in text[2:])
     ids = np.sort([token for token, _ in counts.most_common(64)])
-    start = random_eagle3(HIDDEN, WORDS, Variant(draft_words=len(ids)))
-    offsets = {"d2t": ids - np.arange(len(ids)), "t2d": np.isin(np.arange(WORDS), ids)}
+    start = random_eagle3(HIDDEN, VOCAB, Variant(draft_tokens=len(ids)))
+    offsets = {"d2t": ids - np.arange(len(ids)), "t2d": np.isin(np.arange(VOCAB), ids)}
     start = replace(start, weights={**start.weights, **offsets})
     w = {name: torch.nn.Parameter(one) for name, one in start.tensors(torch.float32).items()}
     steps = torch.optim.Adam(w.values(), 0.01)
@@ -72,15 +72,15 @@ def head(tiny_deep_model: Path, greedy_texts: list[list[int]]) -> TinyEagle3:
         data.append((n, torch.tensor(features(tiny_deep_model, text))[: n + 1], embedding[text[1:]], wanted))
     for _ in range(40):
         loss = torch.zeros(())
-        for n, taps, words, wanted in data:
+        for n, taps, tokens, wanted in data:
             states, seen = start.fused(w, taps[:n]), np.tri(n, dtype=bool)
-            fed_back, read = start.predicted(w, words[:n], states, range(n), seen)
+            fed_back, read = start.predicted(w, tokens[:n], states, range(n), seen)
             loss = loss + cross_entropy(read @ w["lm_head.weight"].T, wanted[:n])
             # The second step: drafted pair i + 1 hangs below real pair i, and sees those before.
             twice = np.block([[seen, np.zeros((n, n), bool)], [seen, np.eye(n, dtype=bool)]])
             _, read = start.predicted(
                 w,
-                torch.cat([words[:n], words[1 : n + 1]]),
+                torch.cat([tokens[:n], tokens[1 : n + 1]]),
                 torch.cat([states, fed_back]),
                 [*range(n), *range(1, n + 1)],
                 twice,
@@ -123,7 +123,7 @@ def test_the_text_is_plain_decodings_own(tiny_deep_model: Path, trained: Path, o
 def test_a_trained_head_drafts_far_better_than_chance(
     tiny_deep_model: Path, trained: Path, greedy_texts: list[list[int]]
 ) -> None:
-    """On texts it was trained on; by chance one draft word in 64 is right. A random head is the control."""
+    """On texts it was trained on; by chance one draft token in 64 is right. A random head is the control."""
 
     def acceptance(path: Path) -> float:
         shares = [
@@ -133,14 +133,14 @@ def test_a_trained_head_drafts_far_better_than_chance(
         return float(np.mean(shares))
 
     assert acceptance(trained) > 0.3
-    assert acceptance(random_eagle3(HIDDEN, WORDS).write(trained.parent / "random.gguf", tiny_deep_model)) < 0.1
+    assert acceptance(random_eagle3(HIDDEN, VOCAB).write(trained.parent / "random.gguf", tiny_deep_model)) < 0.1
 
 
 @pytest.mark.parametrize("sampling", ["with", "without"])
-def test_sampled_trees_draw_words_of_the_draft_vocabulary_only(
+def test_sampled_trees_draw_tokens_of_the_draft_vocabulary_only(
     tiny_deep_model: Path, trained: Path, head: TinyEagle3, sampling: str
 ) -> None:
-    """Their laws are the head's own over the target's words, so acceptance is exact; and some are accepted."""
+    """Their laws are the head's own over the target's tokens, so acceptance is exact; and some are accepted."""
     with Runtime(
         tiny_deep_model, drafter=f"eagle3({quoted(str(trained))}, tree=3x2, sampling={sampling})", **F32
     ) as runtime:
@@ -150,14 +150,14 @@ def test_sampled_trees_draw_words_of_the_draft_vocabulary_only(
         def recorded(request):
             tree = propose(request)
             laws.extend(draw.law for draws in tree.draws.values() for draw in draws)
-            assert set(tree.tokens) <= set(head.word_ids.tolist())
+            assert set(tree.tokens) <= set(head.target_ids.tolist())
             return tree
 
         drafter.propose = recorded  # type: ignore[method-assign]
         params = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
         stats = runtime.generate(PROMPT_IDS, params, max_tokens=60).stats
     assert stats.accepted > 0
-    outside = np.setdiff1d(np.arange(WORDS), head.word_ids)
+    outside = np.setdiff1d(np.arange(VOCAB), head.target_ids)
     assert laws
     for law in laws:
         assert sum(law.probability(int(token)) for token in outside) == 0.0
@@ -188,9 +188,9 @@ def test_the_cache_is_true_after_any_rounds(
             base = drafter._state.base
             states = head.fused(w, torch.tensor(features(tiny_deep_model, text)[base:-1], dtype=torch.float64))
             n = len(states)
-            words = embedding[text[base + 1 :]].to(torch.float64)
+            embedded = embedding[text[base + 1 :]].to(torch.float64)
             seen = np.tri(n, dtype=bool)
-            wanted = head.predicted(w, words, states, range(base, base + n), seen)[0].numpy()[-1]
+            wanted = head.predicted(w, embedded, states, range(base, base + n), seen)[0].numpy()[-1]
             np.testing.assert_allclose(row.states[0], wanted, rtol=1e-3, atol=1e-3)
             # The control: pairs shifted by one.
             wrong = head.predicted(w, embedding[text[base:-1]].to(torch.float64), states, range(n), seen)[0].numpy()[-1]
@@ -226,7 +226,7 @@ def test_a_cascade_refuses_it_as_an_inner_drafter(tiny_deep_model: Path, trained
 def test_hybrid_targets_take_chains(tmp_path: Path) -> None:
     """A head of three of its layers' inputs drafts a chain, and what is rejected is rolled back; a tree is refused."""
     target = write_tiny_qwen35(tmp_path / "qwen35.gguf")
-    file = random_eagle3(64, WORDS, Variant(changes={"taps": (1, 2, 3)})).write(tmp_path / "head.gguf", target)
+    file = random_eagle3(64, VOCAB, Variant(changes={"taps": (1, 2, 3)})).write(tmp_path / "head.gguf", target)
     drafted = answer(target, f"eagle3({quoted(str(file))}, n=3)", GREEDY, 20)
     assert drafted.token_ids == answer(target, "none", GREEDY, 20).token_ids
     assert drafted.stats.drafted > drafted.stats.accepted

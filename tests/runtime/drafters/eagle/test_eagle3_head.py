@@ -19,7 +19,7 @@ from specrun.bindings.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.drafters.eagle import Eagle3Head, EagleRows, PairCells, check_head, is_head
 
-HIDDEN, WORDS, LAYERS = 32, 320, 6
+HIDDEN, VOCAB, LAYERS = 32, 320, 6
 TOKENS = [3, 1, 4, 1, 5, 9]
 # A tree below three real pairs: 3 and 4 are siblings, 5 hangs below 3.
 REAL = 3
@@ -35,7 +35,7 @@ VARIANTS = {
     "llama3 rope": Variant(changes={"rope_scaling": LLAMA3}),
     "linear rope": Variant(changes={"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
     "one key-value head": Variant(n_kv_heads=1),
-    "all words": Variant(draft_words=None),
+    "all tokens": Variant(draft_tokens=None),
 }
 
 
@@ -67,19 +67,19 @@ def features_of(head: TinyEagle3) -> np.ndarray:
 
 
 def expected(head: TinyEagle3, path: Path, sees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """States and log-probabilities over the target's words, of real pairs and of those drafted below them."""
+    """States and log-probabilities over the target's tokens, of real pairs and of those drafted below them."""
     embedding, output = (torch.tensor(one, dtype=torch.float64) for one in matrices(path))
     w = head.tensors()
-    words = w.get("embed_tokens.weight", embedding)[TOKENS]
+    embedded = w.get("embed_tokens.weight", embedding)[TOKENS]
     states = torch.zeros((6, head.hidden), dtype=torch.float64)
     states[:REAL] = head.fused(w, torch.tensor(features_of(head), dtype=torch.float64))
     for node in range(REAL, 6):  # what the parent fed back
-        states[node] = head.predicted(w, words, states, POSITIONS, sees)[0][PARENTS[node]]
-    fed_back, read = head.predicted(w, words, states, POSITIONS, sees)
+        states[node] = head.predicted(w, embedded, states, POSITIONS, sees)[0][PARENTS[node]]
+    fed_back, read = head.predicted(w, embedded, states, POSITIONS, sees)
     logits = read @ w.get("lm_head.weight", output).T
-    log_probs = torch.full((6, WORDS), -torch.inf, dtype=torch.float64)
-    ids = head.word_ids
-    log_probs[:, torch.arange(WORDS) if ids is None else torch.tensor(ids)] = logits.log_softmax(-1)
+    log_probs = torch.full((6, VOCAB), -torch.inf, dtype=torch.float64)
+    ids = head.target_ids
+    log_probs[:, torch.arange(VOCAB) if ids is None else torch.tensor(ids)] = logits.log_softmax(-1)
     return fed_back.numpy(), log_probs.numpy()
 
 
@@ -103,7 +103,7 @@ def evaluated(pairs: PairCells, features: np.ndarray, pieces: list[slice], cells
             logits.append(rows.logits.copy())
     return EagleRows(
         states,
-        np.concatenate([one.words for one in found]),
+        np.concatenate([one.tokens for one in found]),
         np.concatenate([one.log_probs for one in found]),
         np.concatenate(logits) if logits else None,
     )
@@ -125,22 +125,22 @@ IN_ORDER, SCATTERED = [0, 1, 2, 3, 4, 5], [5, 0, 300, 2, 7, 3]
 def test_predictions_are_the_references(
     target: Model, tiny_deep_model: Path, tmp_path: Path, variant: str, bounds: tuple[int, ...], cells: list[int]
 ) -> None:
-    reference = random_eagle3(HIDDEN, WORDS, VARIANTS[variant])
+    reference = random_eagle3(HIDDEN, VOCAB, VARIANTS[variant])
     path = reference.write(tmp_path / "e.gguf", tiny_deep_model)
-    head = Eagle3Head(path, target, ranks=WORDS, whole_rows=True, n_threads=1)
+    head = Eagle3Head(path, target, ranks=VOCAB, whole_rows=True, n_threads=1)
     pairs = head.cells(400)
     assert head.taps == (1, 3, 5)
     rows = evaluated(pairs, features_of(reference), [slice(a, b) for a, b in itertools.pairwise(bounds)], cells)
     states, log_probs = expected(reference, tiny_deep_model, ancestors())
     np.testing.assert_allclose(rows.states, states, rtol=1e-4, atol=1e-4)
-    ranked = np.take_along_axis(log_probs, rows.words.astype(np.intp), 1)
+    ranked = np.take_along_axis(log_probs, rows.tokens.astype(np.intp), 1)
     np.testing.assert_allclose(rows.log_probs, ranked, rtol=1e-4, atol=1e-4)
     assert (np.diff(rows.log_probs, axis=1) <= 0).all()
-    n_draft = VARIANTS[variant].draft_words or WORDS
-    assert rows.words.shape == (6, n_draft)
+    n_draft = VARIANTS[variant].draft_tokens or VOCAB
+    assert rows.tokens.shape == (6, n_draft)
     assert rows.logits is not None
-    assert rows.logits.shape == (6, WORDS)
-    # A word outside the draft vocabulary has no probability, and the others share all of it.
+    assert rows.logits.shape == (6, VOCAB)
+    # A token outside the draft vocabulary has no probability, and the others share all of it.
     with np.errstate(divide="ignore"):
         whole = rows.logits - np.log(np.exp(rows.logits).sum(1, keepdims=True))
     np.testing.assert_allclose(np.exp(whole), np.exp(log_probs), rtol=1e-3, atol=1e-6)
@@ -153,7 +153,7 @@ def test_predictions_are_the_references(
 
 def other(name: str) -> TinyEagle3:
     """A head that computes something else with the same numbers, as mistakes would."""
-    head = random_eagle3(HIDDEN, WORDS, VARIANTS["llama3 rope"])
+    head = random_eagle3(HIDDEN, VOCAB, VARIANTS["llama3 rope"])
     w = dict(head.weights)
     changes: dict[str, Any] = {}
     if name == "norms exchanged":
@@ -180,7 +180,7 @@ def other(name: str) -> TinyEagle3:
      "normed state fed back"],
 )  # fmt: skip
 def test_mistakes_would_be_seen(tiny_deep_model: Path, mistake: str) -> None:
-    right = expected(random_eagle3(HIDDEN, WORDS, VARIANTS["llama3 rope"]), tiny_deep_model, ancestors())[0]
+    right = expected(random_eagle3(HIDDEN, VOCAB, VARIANTS["llama3 rope"]), tiny_deep_model, ancestors())[0]
     wrong = expected(other(mistake), tiny_deep_model, ancestors())[0]
     assert np.abs(right - wrong)[-1].max() > 1e-3
 
@@ -189,14 +189,14 @@ def test_mistakes_would_be_seen(tiny_deep_model: Path, mistake: str) -> None:
 def test_quantized_heads_stay_near(
     target: Model, tiny_deep_model: Path, tmp_path: Path, quantization: str, allowed: float
 ) -> None:
-    reference = random_eagle3(HIDDEN, WORDS)
+    reference = random_eagle3(HIDDEN, VOCAB)
     path = reference.write(tmp_path / "e.gguf", tiny_deep_model, quantization=quantization)
     head = Eagle3Head(path, target, ranks=3, n_threads=1)
     pairs = head.cells(16)
     rows = evaluated(pairs, features_of(reference), [slice(0, 3), slice(3, 5), slice(5, 6)], [0, 1, 2, 3, 4, 5])
     states, _ = expected(reference, tiny_deep_model, ancestors())
     assert rows.logits is None
-    assert rows.words.shape == (6, 3)
+    assert rows.tokens.shape == (6, 3)
     assert 0.0 < np.sqrt(((rows.states - states) ** 2).mean()) < allowed
     pairs.close()
     head.close()
@@ -207,7 +207,7 @@ def test_a_narrower_target_may_have_a_wider_head(tmp_path: Path, tiny_folder: Pa
     path = tiny_folder / "narrow.gguf"
     if not path.exists():
         write_random_llama(path, RandomLlama(**{**CHAT, "layers": LAYERS, "width": 16}))
-    reference = random_eagle3(HIDDEN, WORDS, Variant(own_embedding=True, target_hidden=16))
+    reference = random_eagle3(HIDDEN, VOCAB, Variant(own_embedding=True, target_hidden=16))
     with Model(path) as target:
         file = reference.write(tmp_path / "e.gguf", path)
         head = Eagle3Head(file, target, ranks=3, n_threads=1)
@@ -216,18 +216,18 @@ def test_a_narrower_target_may_have_a_wider_head(tmp_path: Path, tiny_folder: Pa
         np.testing.assert_allclose(rows.states, expected(reference, path, ancestors())[0], rtol=1e-4, atol=1e-4)
         pairs.close()
         head.close()
-        borrowing = random_eagle3(HIDDEN, WORDS, Variant(target_hidden=16)).write(tmp_path / "b.gguf", path)
+        borrowing = random_eagle3(HIDDEN, VOCAB, Variant(target_hidden=16)).write(tmp_path / "b.gguf", path)
         with pytest.raises(PairError, match=r"no token_embd\.weight, and the target's is for states of 16 numbers"):
             Eagle3Head(borrowing, target, ranks=3, n_threads=1)
 
 
-@pytest.mark.parametrize("token", [-1, WORDS])
-def test_tokens_outside_the_words_are_refused(target: Model, tiny_deep_model: Path, tmp_path: Path, token: int) -> None:
-    path = random_eagle3(HIDDEN, WORDS).write(tmp_path / "e.gguf", tiny_deep_model)
+@pytest.mark.parametrize("token", [-1, VOCAB])
+def test_tokens_outside_the_vocabulary_are_refused(target: Model, tiny_deep_model: Path, tmp_path: Path, token: int) -> None:
+    path = random_eagle3(HIDDEN, VOCAB).write(tmp_path / "e.gguf", tiny_deep_model)
     head = Eagle3Head(path, target, ranks=3, n_threads=1)
     pairs = head.cells(16)
     places = np.zeros(1, np.int32), np.zeros(1, np.int64), np.ones((1, 1), bool)
-    with pytest.raises(OptionError, match="outside the 320 words"):
+    with pytest.raises(OptionError, match="outside the 320 tokens"):
         pairs.evaluate([token], np.zeros((1, HIDDEN), np.float32), *places)
     pairs.close()
     head.close()
@@ -240,7 +240,7 @@ FAULTS: list[tuple[dict[str, Any], type[SpecrunError], str]] = [
     ({"attention.head_count": 3}, MalformedFileError, "3 heads and 2 key-value heads"),
     ({"feed_forward_length": 65}, MalformedFileError, r"ffn_gate.weight of shape \[32, 64\]"),
     ({"without": "blk.0.attn_norm_2.weight"}, MalformedFileError, "no tensor blk.0.attn_norm_2.weight"),
-    ({"without": "d2t"}, MalformedFileError, "predicts 48 words of the target's 320"),
+    ({"without": "d2t"}, MalformedFileError, "predicts 48 tokens of the target's 320"),
     ({"without": "fc.weight"}, MalformedFileError, "no tensor fc.weight"),
     ({"taps": (1, 3, 6)}, PairError, "input of layer 6, and the target has 6 layers"),
     ({"scaling": "yarn"}, UnsupportedModelError, "scales its positions by 'yarn'"),
@@ -248,9 +248,9 @@ FAULTS: list[tuple[dict[str, Any], type[SpecrunError], str]] = [
     ({"taps": (1, 3, -1)}, MalformedFileError, "does not say which layers"),
     ({"taps": ()}, MalformedFileError, "does not say which layers"),
     ({"taps": (1, 3)}, MalformedFileError, r"fc.weight of shape \[96, 32\].*\[64, 32\]"),
-    ({"d2t": np.where(IDS == 7, 320, IDS)}, PairError, "names word 320, and the target has 320"),
-    ({"d2t": np.where(IDS == 7, -1, IDS)}, PairError, "names word -1"),
-    ({"d2t": np.where(IDS == 7, 9, IDS)}, MalformedFileError, "word 9 twice"),
+    ({"d2t": np.where(IDS == 7, 320, IDS)}, PairError, "names token 320, and the target has 320"),
+    ({"d2t": np.where(IDS == 7, -1, IDS)}, PairError, "names token -1"),
+    ({"d2t": np.where(IDS == 7, 9, IDS)}, MalformedFileError, "token 9 twice"),
 ]
 
 
@@ -263,7 +263,7 @@ def test_heads_that_do_not_fit_are_refused(
     kind: type[SpecrunError],
     problem: str,
 ) -> None:
-    path = random_eagle3(HIDDEN, WORDS).write(tmp_path / "e.gguf", tiny_deep_model, **changes)
+    path = random_eagle3(HIDDEN, VOCAB).write(tmp_path / "e.gguf", tiny_deep_model, **changes)
     with pytest.raises(kind, match=problem):
         Eagle3Head(path, target, ranks=3, n_threads=1)
     if "architecture" not in changes:
@@ -272,27 +272,27 @@ def test_heads_that_do_not_fit_are_refused(
 
 
 def test_a_head_that_fits_passes_the_check(target: Model, tiny_deep_model: Path, tmp_path: Path) -> None:
-    for name in ("SafeAILab", "all words"):
-        path = random_eagle3(HIDDEN, WORDS, VARIANTS[name]).write(tmp_path / f"{name}.gguf", tiny_deep_model)
+    for name in ("SafeAILab", "all tokens"):
+        path = random_eagle3(HIDDEN, VOCAB, VARIANTS[name]).write(tmp_path / f"{name}.gguf", tiny_deep_model)
         assert is_head(path)
         check_head(path, target)
     assert not is_head(tiny_deep_model)
 
 
-def test_heads_for_other_words_are_refused(target: Model, tiny_folder: Path, tmp_path: Path) -> None:
+def test_heads_for_other_vocabularies_are_refused(target: Model, tiny_folder: Path, tmp_path: Path) -> None:
     for name, spec in {
         "fewer": RandomLlama(vocab_size=300),
         "other": RandomLlama(vocab_size=320, controls=tuple(f"<|{i}|>" for i in range(200)), eos="<|0|>"),
     }.items():
         source = tmp_path / f"{name}.gguf"
         write_random_llama(source, spec)
-        path = random_eagle3(HIDDEN, WORDS).write(tmp_path / f"{name} head.gguf", source)
-        with pytest.raises(PairError, match=r"300 words|of its words are others, the first one token"):
+        path = random_eagle3(HIDDEN, VOCAB).write(tmp_path / f"{name} head.gguf", source)
+        with pytest.raises(PairError, match=r"300 tokens|of its tokens are others, the first one token"):
             Eagle3Head(path, target, ranks=3, n_threads=1)
 
 
 def test_targets_without_layer_inputs_are_refused(tiny_deep_model: Path, tmp_path: Path) -> None:
     path = as_architecture(tiny_deep_model, tmp_path / "xverse.gguf", "xverse")
-    head = random_eagle3(HIDDEN, WORDS).write(tmp_path / "e.gguf", path)
+    head = random_eagle3(HIDDEN, VOCAB).write(tmp_path / "e.gguf", path)
     with Model(path) as target, pytest.raises(UnsupportedModelError, match="of xverse models"):
         Eagle3Head(head, target, ranks=3, n_threads=1)

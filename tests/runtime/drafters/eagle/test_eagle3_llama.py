@@ -18,7 +18,7 @@ from specrun.bindings.errors import ModelLoadError
 from specrun.bindings.model import Model
 from specrun.runtime.drafters.eagle import Eagle3Head
 
-HIDDEN, WORDS, LAYERS, TAPS = 32, 320, 6, (1, 3, 5)
+HIDDEN, VOCAB, LAYERS, TAPS = 32, 320, 6, (1, 3, 5)
 TEXT = [5, 6, 7, 8, 9, 10, 11, 12]
 
 # What llama.cpp's graph has; EAGLE-3.1's fc_norm and norm_output are ours.
@@ -28,7 +28,7 @@ VARIANTS = {
     "norm_before_fc": Variant(norm_before_fc=True),
     "llama3 rope": Variant(changes={"rope_scaling": LLAMA3}, n_kv_heads=1),
     "linear rope": Variant(changes={"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
-    "all words": Variant(draft_words=None),
+    "all tokens": Variant(draft_tokens=None),
 }
 
 
@@ -53,7 +53,7 @@ def taps_of(context: Context) -> np.ndarray:
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_a_round_is_llama_cpps_own(context: Context, tiny_deep_model: Path, tmp_path: Path, variant: Variant) -> None:
     """Seven real pairs and two drafted ones; then the drafts are taken back, and other ones made."""
-    path = random_eagle3(HIDDEN, WORDS, variant).write(tmp_path / "e.gguf", tiny_deep_model)
+    path = random_eagle3(HIDDEN, VOCAB, variant).write(tmp_path / "e.gguf", tiny_deep_model)
     features = taps_of(context)
     theirs = LlamaEagle3(path, context)
     ours = Eagle3Head(path, context.model, ranks=5, whole_rows=True, n_threads=1)
@@ -86,11 +86,11 @@ def compare(rows, states: np.ndarray, logits: np.ndarray) -> None:
     assert ((rows.logits == -np.inf) == (logits == -np.inf)).all()
     known = np.isfinite(logits)
     np.testing.assert_allclose(rows.logits[known], logits[known], rtol=1e-4, atol=1e-4)
-    assert (rows.words[:, 0] == logits.argmax(1)).all()
+    assert (rows.tokens[:, 0] == logits.argmax(1)).all()
 
 
 def test_files_with_more_norms_than_llama_cpp_knows_are_refused_there(tiny_deep_model: Path, tmp_path: Path) -> None:
     """So that nobody drafts with half a head: EAGLE-3.1's norms of single layers are ours."""
-    path = random_eagle3(HIDDEN, WORDS, Variant(fc_norm=True)).write(tmp_path / "e.gguf", tiny_deep_model)
+    path = random_eagle3(HIDDEN, VOCAB, Variant(fc_norm=True)).write(tmp_path / "e.gguf", tiny_deep_model)
     with pytest.raises(ModelLoadError, match="wrong number of tensors"):
         Model(path)

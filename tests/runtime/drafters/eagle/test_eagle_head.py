@@ -14,7 +14,7 @@ from specrun.bindings.errors import MalformedFileError, OptionError, PairError, 
 from specrun.bindings.model import Model
 from specrun.runtime.drafters.eagle import EagleHead, EagleRows, PairCells
 
-HIDDEN, WORDS = 32, 320
+HIDDEN, VOCAB = 32, 320
 RNG = np.random.default_rng(0)
 TOKENS = [3, 1, 4, 1, 5, 9]
 STATES = RNG.normal(size=(6, HIDDEN)).astype(np.float32)
@@ -80,16 +80,16 @@ def test_predictions_are_the_references(
 ) -> None:
     """In one batch, depth by depth and one by one, wherever the pairs lie in the cache."""
     reference = random_eagle(HIDDEN, n_kv_heads=kv_heads, bias=bias)
-    path = reference.write(tmp_path / "e.gguf", WORDS)
-    head = EagleHead(path, target, ranks=WORDS, whole_rows=True, n_threads=1)
+    path = reference.write(tmp_path / "e.gguf", VOCAB)
+    head = EagleHead(path, target, ranks=VOCAB, whole_rows=True, n_threads=1)
     pairs = head.cells(400)
     sees = ancestors()
     rows = evaluated(pairs, [slice(a, b) for a, b in itertools.pairwise(bounds)], cells, sees)
     states, log_probs = expected(reference, tiny_model, sees)
     np.testing.assert_allclose(np.concatenate([one.states for one in rows]), states, rtol=1e-4, atol=1e-4)
-    words = np.concatenate([one.words for one in rows])
+    tokens = np.concatenate([one.tokens for one in rows])
     found = np.concatenate([one.log_probs for one in rows])
-    np.testing.assert_allclose(found, np.take_along_axis(log_probs, words.astype(np.intp), 1), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found, np.take_along_axis(log_probs, tokens.astype(np.intp), 1), rtol=1e-4, atol=1e-4)
     assert (np.diff(found, axis=1) <= 0).all()
     logits = np.concatenate([one.logits for one in rows if one.logits is not None])
     np.testing.assert_allclose(
@@ -104,7 +104,7 @@ def test_predictions_are_the_references(
 def test_biases_of_the_projections(target: Model, tiny_model: Path, tmp_path: Path) -> None:
     """As heads for Qwen2 have them."""
     reference = random_eagle(HIDDEN, qkv_bias=True)
-    head = EagleHead(reference.write(tmp_path / "e.gguf", WORDS), target, ranks=3, n_threads=1)
+    head = EagleHead(reference.write(tmp_path / "e.gguf", VOCAB), target, ranks=3, n_threads=1)
     pairs = head.cells(16)
     (rows,) = evaluated(pairs, [slice(0, 6)], [0, 1, 2, 3, 4, 5], ancestors())
     states, _ = expected(reference, tiny_model, ancestors())
@@ -128,13 +128,13 @@ def test_quantized_heads_stay_near(
     target: Model, tiny_model: Path, tmp_path: Path, quantization: str, allowed: float
 ) -> None:
     reference = random_eagle(HIDDEN)
-    path = reference.write(tmp_path / "e.gguf", WORDS, quantization=quantization)
+    path = reference.write(tmp_path / "e.gguf", VOCAB, quantization=quantization)
     head = EagleHead(path, target, ranks=3, n_threads=1)
     pairs = head.cells(16)
     (rows,) = evaluated(pairs, [slice(0, 6)], [0, 1, 2, 3, 4, 5], ancestors())
     states, _ = expected(reference, tiny_model, ancestors())
     assert rows.logits is None
-    assert rows.words.shape == (6, 3)
+    assert rows.tokens.shape == (6, 3)
     assert 0.0 < np.sqrt(((rows.states - states) ** 2).mean()) < allowed
     pairs.close()
     head.close()
@@ -145,7 +145,7 @@ def test_quantized_heads_stay_near(
     [
         ({"architecture": "medusa"}, UnsupportedModelError, "architecture medusa"),
         ({"embedding_length": 64}, PairError, "64 numbers"),
-        ({"vocab_size": 300}, PairError, "300 words"),
+        ({"vocab_size": 300}, PairError, "300 tokens"),
         ({"attention.head_count": 5}, MalformedFileError, "5 heads"),
         ({"feed_forward_length": 65}, MalformedFileError, r"ffn_gate.weight of shape \[32, 64\]"),
         ({"without": "attn_k.weight"}, MalformedFileError, "no tensor eagle.attn_k.weight"),
@@ -154,13 +154,13 @@ def test_quantized_heads_stay_near(
 def test_heads_that_do_not_fit_are_refused(
     target: Model, tmp_path: Path, changes: dict[str, object], kind: type[SpecrunError], problem: str
 ) -> None:
-    path = random_eagle(HIDDEN).write(tmp_path / "e.gguf", WORDS, **changes)
+    path = random_eagle(HIDDEN).write(tmp_path / "e.gguf", VOCAB, **changes)
     with pytest.raises(kind, match=problem):
         EagleHead(path, target, ranks=3, n_threads=1)
 
 
 def test_more_pairs_than_cells_are_refused(target: Model, tmp_path: Path) -> None:
-    head = EagleHead(random_eagle(HIDDEN).write(tmp_path / "e.gguf", WORDS), target, ranks=3, n_threads=1)
+    head = EagleHead(random_eagle(HIDDEN).write(tmp_path / "e.gguf", VOCAB), target, ranks=3, n_threads=1)
     pairs = head.cells(16)
     with pytest.raises(OptionError, match="256 cells cannot hold 301"):
         evaluated(pairs, [slice(0, 6)], [300, 1, 2, 3, 4, 5], ancestors())

@@ -71,11 +71,11 @@ class FollowingHead(PairChainByDepth):
             assert seen == [text[: len(one)] for one in seen]
             assert [len(one) for one in seen] == list(range(len(text) - len(seen) + 1, len(text) + 1))
         probs = np.array([self.table(text) for text in texts])
-        words = np.argsort(-probs, 1, kind="stable")
+        ranked = np.argsort(-probs, 1, kind="stable")
         with np.errstate(divide="ignore"):
             logits = np.log(probs)
         predicted = np.stack([encoded(text) for text in texts])
-        return EagleRows(predicted, words.astype(np.int32), np.take_along_axis(logits, words, 1), logits)
+        return EagleRows(predicted, ranked.astype(np.int32), np.take_along_axis(logits, ranked, 1), logits)
 
     evaluate_features = evaluate
 
@@ -171,13 +171,13 @@ def states_the_whole_law(builder: TreeBuilder, parent: int, law: Law, count: int
 
 
 def sorts_what_it_drew(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:
-    """Ranks drawn words by their own probability, as trees of favourites are ranked."""
+    """Ranks drawn tokens by their own probability, as trees of favourites are ranked."""
     tokens = sorted((noise.choose(law) for _ in range(count)), key=law.probability)
     return [(builder.add(parent, token, law), token) for token in dict.fromkeys(tokens)]
 
 
 def passes_favourites_off(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:
-    """Takes the most likely words and says that they were drawn."""
+    """Takes the most likely tokens and says that they were drawn."""
     order = np.argsort(-law.probs, kind="stable")[:count]
     tokens = [int(one if law.ids is None else law.ids[one]) for one in order if law.probs[one] > 0.0]
     return [(builder.add(parent, token, law), token) for token in tokens]
@@ -208,7 +208,7 @@ def swapped(rows: EagleRows) -> EagleRows:
     """The first two predictions of a depth exchanged."""
     order = [1, 0, *range(2, len(rows.states))] if len(rows.states) > 1 else [0]
     logits = None if rows.logits is None else rows.logits[order]
-    return EagleRows(rows.states[order], rows.words[order], rows.log_probs[order], logits)
+    return EagleRows(rows.states[order], rows.tokens[order], rows.log_probs[order], logits)
 
 
 def test_states_that_reach_the_wrong_node_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from specrun.runtime.costs import TYPICAL_PATH_ACCURACY
 from specrun.runtime.costs.medusa_tree import medusa_tree
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.drafters.hydra import HydraDrafter, HydraState
-from specrun.runtime.heads import ChainWords, RankedWords
+from specrun.runtime.heads import ChainTokens, RankedTokens
 from specrun.runtime.language import quoted
 from specrun.runtime.law import Law
 from specrun.runtime.tree import DraftTree, TreeBuilder
@@ -31,7 +31,7 @@ torch = pytest.importorskip("torch")
 from support.target_texts import final_states, greedy_answers  # noqa: E402
 from support.tiny_hydra import TinyHydra, log_probs, random_hydra, train  # noqa: E402
 
-HIDDEN, WORDS = 32, 320
+HIDDEN, VOCAB = 32, 320
 PROMPT_IDS = [5, 6, 7, 8, 9]
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -48,18 +48,18 @@ class TableHeads:
         self._table = table
         self._before = list(tokens[:-1])
 
-    def best_words(self, state: np.ndarray, paths: Sequence[Sequence[int]]) -> np.ndarray:
-        return self.best_laws(state, paths).words
+    def best_tokens(self, state: np.ndarray, paths: Sequence[Sequence[int]]) -> np.ndarray:
+        return self.best_laws(state, paths).tokens
 
-    def best_laws(self, state: np.ndarray, paths: Sequence[Sequence[int]]) -> RankedWords:
+    def best_laws(self, state: np.ndarray, paths: Sequence[Sequence[int]]) -> RankedTokens:
         probs = np.array([self._table([*self._before, *path]) for path in paths])
-        words = np.argsort(-probs, 1, kind="stable")
+        ranked = np.argsort(-probs, 1, kind="stable")
         with np.errstate(divide="ignore"):
-            return RankedWords(words.astype(np.int32), np.log(np.take_along_axis(probs, words, 1)))
+            return RankedTokens(ranked.astype(np.int32), np.log(np.take_along_axis(probs, ranked, 1)))
 
     def chain(
         self, states: np.ndarray, position: int, count: int, token: int, n: int, *, probabilities: bool = False
-    ) -> ChainWords:
+    ) -> ChainTokens:
         return hydra_chain(self, states, position, count, token, n)
 
     def states(self, states: np.ndarray, position: int, count: int) -> np.ndarray:
@@ -93,8 +93,8 @@ def test_dynamic_trees_give_the_targets_law(seed: int) -> None:
     assert bias(ExactRule(), propose, LawTable(3, seed), 3) < TOLERANCE
 
 
-def test_best_words_passed_off_as_draws_are_caught() -> None:
-    """The negative control: a head's best word with its law attached, as if it had been drawn from it."""
+def test_best_tokens_passed_off_as_draws_are_caught() -> None:
+    """The negative control: a head's best token with its law attached, as if it had been drawn from it."""
 
     def wrong(request: DraftRequest) -> DraftTree:
         tree = hydra(LawTable(3, 100), parse_topology("1"))(request)
@@ -114,7 +114,7 @@ class Silent:
 
 
 @pytest.mark.parametrize("shape", [parse_topology("2x2x2x1"), DynamicShape(4, 2, 30)])
-def test_each_path_has_best_words_of_its_own(shape: Topology | DynamicShape) -> None:
+def test_each_path_has_best_tokens_of_its_own(shape: Topology | DynamicShape) -> None:
     table, tokens = LawTable(5, 3), [0, 1, 2]
     tree = hydra(table, shape)(DraftRequest(tokens, GREEDY, Silent(), 8, 30))  # type: ignore[arg-type]
     assert tree.max_depth == 4
@@ -178,7 +178,7 @@ def test_the_state_is_that_of_the_text_after_any_rounds(
             text = [*text[: shared * 2], *range(number, number + more)] or [number]
             common = next((i for i, (a, b) in enumerate(zip(cached, text, strict=False)) if a != b), None)
             start = min(common if common is not None else min(len(cached), len(text)), len(text) - 1)
-            start = max(0, min(start, len(text) - 2))  # a session shows the state before the last word in any case
+            start = max(0, min(start, len(text) - 2))  # a session shows the state before the last token in any case
             kept.begin(text)
             fresh = range(start, len(text) - 1)
             if fresh:
@@ -241,9 +241,9 @@ def trained(
 ) -> tuple[TinyHydra, Path]:
     """Heads trained for some seconds on greedy texts."""
     states = [final_states(tiny_model, text, F32) for text in greedy_texts]
-    start = random_hydra(HIDDEN, WORDS, prefix=request.param)
+    start = random_hydra(HIDDEN, VOCAB, prefix=request.param)
     fitted = train(start, greedy_texts, states, *matrices)
-    path = fitted.write(tmp_path_factory.mktemp("hydra") / "trained.gguf", WORDS)
+    path = fitted.write(tmp_path_factory.mktemp("hydra") / "trained.gguf", VOCAB)
     return fitted, path
 
 
@@ -266,7 +266,7 @@ def test_the_text_is_plain_decodings_own(
 def test_trained_heads_draft_far_better_than_chance(
     tiny_model: Path, trained: tuple[TinyHydra, Path], greedy_texts: list[list[int]]
 ) -> None:
-    """On texts they were trained on; by chance a word is right once in 320 times. Random heads are the control."""
+    """On texts they were trained on; by chance a token is right once in 320 times. Random heads are the control."""
 
     def share(path: Path) -> float:
         drafter = f"hydra({quoted(str(path))}, n=3)"
@@ -274,7 +274,7 @@ def test_trained_heads_draft_far_better_than_chance(
         return float(np.mean(found))
 
     assert share(trained[1]) > 0.3
-    random = random_hydra(HIDDEN, WORDS, prefix=trained[0].prefixed).write(trained[1].parent / "random.gguf", WORDS)
+    random = random_hydra(HIDDEN, VOCAB, prefix=trained[0].prefixed).write(trained[1].parent / "random.gguf", VOCAB)
     assert share(random) < 0.1
 
 
@@ -287,7 +287,7 @@ def test_drafts_are_the_references_after_any_rounds(
     options: str,
     temperature: float,
 ) -> None:
-    """After accepted and rejected rounds, the state and the words equal a fresh evaluation of the whole text."""
+    """After accepted and rejected rounds, the state and the tokens equal a fresh evaluation of the whole text."""
     fitted, path = trained
     checked = 0
     with Runtime(tiny_model, drafter=f"hydra({quoted(str(path))}, {options})", **F32) as runtime:
@@ -308,9 +308,9 @@ def test_drafts_are_the_references_after_any_rounds(
             expected = fitted.double().read_states(states).numpy()
             np.testing.assert_allclose(state, expected[-1], rtol=1e-3, atol=1e-4)
             assert np.abs(state - expected[-2]).max() > 0.01  # the control: shifted by one
-            words = drafter._heads.best_laws(state, [[text[-1]]])
+            best = drafter._heads.best_laws(state, [[text[-1]]])
             laws = log_probs(fitted, expected[-1], [[text[-1]]], *matrices)
-            np.testing.assert_allclose(words.log_probs[0], laws[0, words.words[0]], rtol=1e-3, atol=1e-3)
+            np.testing.assert_allclose(best.log_probs[0], laws[0, best.tokens[0]], rtol=1e-3, atol=1e-3)
     assert checked > 2
 
 
@@ -351,15 +351,15 @@ def shape_of(model: Path, heads: Path, options: str = "") -> Topology | DynamicS
 
 def test_static_trees_follow_measured_accuracies(tiny_model: Path, tmp_path: Path) -> None:
     """Of a CSV, or of the heads' file where they stand there, typical ones otherwise."""
-    heads = random_hydra(HIDDEN, WORDS)
-    wide = heads.write(tmp_path / "wide.gguf", WORDS, accuracy=[0.3, 0.28, 0.27] + [0.1, 0.0, 0.0] * 2)
+    heads = random_hydra(HIDDEN, VOCAB)
+    wide = heads.write(tmp_path / "wide.gguf", VOCAB, accuracy=[0.3, 0.28, 0.27] + [0.1, 0.0, 0.0] * 2)
     assert shape_of(tiny_model, wide, ", nodes=3") == parse_topology("3")
-    deep = heads.write(tmp_path / "deep.gguf", WORDS, accuracy=[0.9, 0.05, 0.0] * 3)
+    deep = heads.write(tmp_path / "deep.gguf", VOCAB, accuracy=[0.9, 0.05, 0.0] * 3)
     assert shape_of(tiny_model, deep, ", nodes=3") == parse_topology("1x1x1")
     table = tmp_path / "wide.csv"
     table.write_text("head,rank,accuracy\n0,0,0.3\n0,1,0.28\n0,2,0.27\n1,0,0.1\n")
     assert shape_of(tiny_model, deep, f", nodes=3, accuracy={quoted(str(table))}") == parse_topology("3")
-    plain = heads.write(tmp_path / "plain.gguf", WORDS)
+    plain = heads.write(tmp_path / "plain.gguf", VOCAB)
     assert shape_of(tiny_model, plain, ", nodes=5") == medusa_tree([TYPICAL_PATH_ACCURACY] * 3, 5)
     planned = shape_of(tiny_model, plain)
     assert isinstance(planned, Topology)
@@ -367,14 +367,14 @@ def test_static_trees_follow_measured_accuracies(tiny_model: Path, tmp_path: Pat
 
 
 def test_upstreams_own_tree(tiny_model: Path, tmp_path: Path) -> None:
-    heads = random_hydra(HIDDEN, WORDS, heads=4).write(tmp_path / "h.gguf", WORDS)
+    heads = random_hydra(HIDDEN, VOCAB, heads=4).write(tmp_path / "h.gguf", VOCAB)
     shape = shape_of(tiny_model, heads, ", tree=mc_sim_7b_63")
     assert isinstance(shape, Topology)
     assert (len(shape), shape.max_depth) == (63, 4)
 
 
 def test_dynamic_trees_are_no_deeper_than_the_heads_reach(tiny_model: Path, tmp_path: Path) -> None:
-    heads = random_hydra(HIDDEN, WORDS).write(tmp_path / "h.gguf", WORDS)
+    heads = random_hydra(HIDDEN, VOCAB).write(tmp_path / "h.gguf", VOCAB)
     assert shape_of(tiny_model, heads, ", topk=3") == DynamicShape(3, 3, 16)
     assert shape_of(tiny_model, heads, ", topk=2, nodes=2") == DynamicShape(2, 2, 2)
     assert shape_of(tiny_model, heads, ", depth=2") == DynamicShape(2, 4, 16)
@@ -400,18 +400,18 @@ def test_dynamic_trees_are_no_deeper_than_the_heads_reach(tiny_model: Path, tmp_
     ],
 )
 def test_shapes_that_cannot_be_are_refused(tiny_model: Path, tmp_path: Path, options: str, problem: str) -> None:
-    path = random_hydra(HIDDEN, WORDS).write(tmp_path / "h.gguf", WORDS)
+    path = random_hydra(HIDDEN, VOCAB).write(tmp_path / "h.gguf", VOCAB)
     with pytest.raises(OptionError, match=problem):
         Runtime(tiny_model, drafter=f"hydra({quoted(str(path))}, {options})", **F32)
 
 
 def test_wrong_accuracies_are_refused(tiny_model: Path, tmp_path: Path) -> None:
-    path = random_hydra(HIDDEN, WORDS).write(tmp_path / "h.gguf", WORDS, accuracy=[0.5, 0.4])
+    path = random_hydra(HIDDEN, VOCAB).write(tmp_path / "h.gguf", VOCAB, accuracy=[0.5, 0.4])
     with pytest.raises(MalformedFileError, match="2 accuracies for 3 heads"):
         Runtime(tiny_model, drafter=f"hydra({quoted(str(path))})", **F32)
 
 
 def test_heads_cannot_draft_for_a_draft_model(tiny_model: Path, tiny_drafter: Path, tmp_path: Path) -> None:
-    path = random_hydra(HIDDEN, WORDS).write(tmp_path / "h.gguf", WORDS)
+    path = random_hydra(HIDDEN, VOCAB).write(tmp_path / "h.gguf", VOCAB)
     with pytest.raises(SpecrunError, match="hidden states"):
         Runtime(tiny_model, drafter=f"cascade(draft({quoted(str(tiny_drafter))}), hydra({quoted(str(path))}))", **F32)

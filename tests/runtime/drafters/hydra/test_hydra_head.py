@@ -16,7 +16,7 @@ from specrun.runtime.drafters.hydra import HydraHead, PrefixCells
 torch = pytest.importorskip("torch")
 from support.tiny_hydra import TinyHydra, log_probs, random_hydra  # noqa: E402
 
-HIDDEN, WORDS = 32, 320
+HIDDEN, VOCAB = 32, 320
 RNG = np.random.default_rng(0)
 STATE = RNG.normal(size=HIDDEN).astype(np.float32)
 STATES = RNG.normal(size=(600, HIDDEN)).astype(np.float32)
@@ -43,17 +43,17 @@ def matrices(tiny_model: Path) -> tuple[np.ndarray, np.ndarray]:
     return tensors["token_embd.weight"], tensors.get("output.weight", tensors["token_embd.weight"])
 
 
-def opened(reference: TinyHydra, path: Path, target: Model, ranks: int = WORDS, **changes: object) -> HydraHead:
-    reference.write(path, WORDS, **changes)
+def opened(reference: TinyHydra, path: Path, target: Model, ranks: int = VOCAB, **changes: object) -> HydraHead:
+    reference.write(path, VOCAB, **changes)
     return HydraHead(path, target, ranks=[ranks] * reference.heads, n_threads=1)
 
 
-def by_word(head: HydraHead, state: np.ndarray, paths: list[list[int]]) -> np.ndarray:
-    """All log-probabilities [n, words], in the order of the words."""
+def by_token(head: HydraHead, state: np.ndarray, paths: list[list[int]]) -> np.ndarray:
+    """All log-probabilities [n, vocab], in the order of the tokens."""
     best = head.best_laws(state, paths)
     assert (np.diff(best.log_probs, axis=1) <= 0).all()
-    found = np.full(best.words.shape, np.nan)
-    np.put_along_axis(found, best.words.astype(np.intp), best.log_probs, 1)
+    found = np.full(best.tokens.shape, np.nan)
+    np.put_along_axis(found, best.tokens.astype(np.intp), best.log_probs, 1)
     return found
 
 
@@ -72,16 +72,16 @@ def test_predictions_are_the_references(
     own_output: bool,
 ) -> None:
     """All paths of a depth at once, and one by one."""
-    reference = random_hydra(HIDDEN, WORDS, blocks=blocks, grounded=grounded, own_output=own_output)
+    reference = random_hydra(HIDDEN, VOCAB, blocks=blocks, grounded=grounded, own_output=own_output)
     head = opened(reference, tmp_path / "h.gguf", target)
     for paths in PATHS:
         expected = log_probs(reference, STATE, paths, *matrices)
-        np.testing.assert_allclose(by_word(head, STATE, paths), expected, rtol=1e-4, atol=1e-4)
-        alone = np.concatenate([by_word(head, STATE, [path]) for path in paths])
+        np.testing.assert_allclose(by_token(head, STATE, paths), expected, rtol=1e-4, atol=1e-4)
+        alone = np.concatenate([by_token(head, STATE, [path]) for path in paths])
         np.testing.assert_allclose(alone, expected, rtol=1e-4, atol=1e-4)
-    many = RNG.integers(0, WORDS, (70, 3)).tolist()  # more than the widest of the fixed sizes
+    many = RNG.integers(0, VOCAB, (70, 3)).tolist()  # more than the widest of the fixed sizes
     np.testing.assert_allclose(
-        by_word(head, STATE, many), log_probs(reference, STATE, many, *matrices), rtol=1e-4, atol=1e-4
+        by_token(head, STATE, many), log_probs(reference, STATE, many, *matrices), rtol=1e-4, atol=1e-4
     )
     assert head.native_seconds > 0.0
     head.close()
@@ -92,29 +92,29 @@ def test_every_token_of_the_path_matters(
     target: Model, matrices: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
     """The control: another token anywhere on the path, or two of them swapped, moves the law far beyond rounding."""
-    reference = random_hydra(HIDDEN, WORDS)
+    reference = random_hydra(HIDDEN, VOCAB)
     head = opened(reference, tmp_path / "h.gguf", target)
-    right, *others = by_word(head, STATE, [[7, 3, 1], [8, 3, 1], [7, 4, 1], [7, 3, 2], [3, 7, 1]])
+    right, *others = by_token(head, STATE, [[7, 3, 1], [8, 3, 1], [7, 4, 1], [7, 3, 2], [3, 7, 1]])
     for one in others:
         assert np.abs(one - right).max() > 0.05
-    assert np.abs(by_word(head, STATES[0], [[7, 3, 1]])[0] - right).max() > 0.05
+    assert np.abs(by_token(head, STATES[0], [[7, 3, 1]])[0] - right).max() > 0.05
     head.close()
 
 
 def test_fewer_ranks_are_the_best_ones(target: Model, tmp_path: Path) -> None:
-    reference = random_hydra(HIDDEN, WORDS)
+    reference = random_hydra(HIDDEN, VOCAB)
     whole = opened(reference, tmp_path / "h.gguf", target)
     few = HydraHead(tmp_path / "h.gguf", target, n_threads=1)
     few.prepare([5, 2])
     for paths, count in zip(PATHS[:2], (5, 2), strict=True):
         every, best = whole.best_laws(STATE, paths), few.best_laws(STATE, paths)
-        np.testing.assert_array_equal(best.words, every.words[:, :count])
-        np.testing.assert_array_equal(few.best_words(STATE, paths), best.words)
+        np.testing.assert_array_equal(best.tokens, every.tokens[:, :count])
+        np.testing.assert_array_equal(few.best_tokens(STATE, paths), best.tokens)
         np.testing.assert_allclose(best.log_probs, every.log_probs[:, :count], atol=1e-6)
     with pytest.raises(OptionError, match="prepared for 2"):
-        few.best_words(STATE, PATHS[2])
-    with pytest.raises(OptionError, match="outside the 320 words"):
-        few.best_words(STATE, [[7, 3], [7, 320]])
+        few.best_tokens(STATE, PATHS[2])
+    with pytest.raises(OptionError, match="outside the 320 tokens"):
+        few.best_tokens(STATE, [[7, 3], [7, 320]])
     with pytest.raises(OptionError, match="reach 1 to 3 tokens"):
         few.prepare([1, 1, 1, 1])
     whole.close()
@@ -125,10 +125,10 @@ def test_fewer_ranks_are_the_best_ones(target: Model, tmp_path: Path) -> None:
 def test_quantized_heads_stay_near(
     target: Model, matrices: tuple[np.ndarray, np.ndarray], tmp_path: Path, quantization: str, allowed: float
 ) -> None:
-    reference = random_hydra(HIDDEN, WORDS, blocks=2, prefix=True)
+    reference = random_hydra(HIDDEN, VOCAB, blocks=2, prefix=True)
     head = opened(reference, tmp_path / "h.gguf", target, quantization=quantization)
     for paths in PATHS:
-        error = by_word(head, STATE, paths) - log_probs(reference, STATE, paths, *matrices)
+        error = by_token(head, STATE, paths) - log_probs(reference, STATE, paths, *matrices)
         assert 0.0 < np.sqrt((error**2).mean()) < allowed
     with layer_of(head) as layer:
         states = layer.evaluate(STATES[:20], 0, 0) - prefix_reference(reference, 20)
@@ -164,7 +164,7 @@ def test_the_prefix_layer_is_the_references(
     target: Model, tmp_path: Path, sizes: dict[str, float], bounds: tuple[int, ...]
 ) -> None:
     """In one piece and in several, and where the text outgrows the cells that a graph reads."""
-    reference = random_hydra(HIDDEN, WORDS, prefix=True, **sizes)
+    reference = random_hydra(HIDDEN, VOCAB, prefix=True, **sizes)
     head = opened(reference, tmp_path / "h.gguf", target)
     with layer_of(head) as layer:
         found = [layer.evaluate(STATES[a:b], a, a) for a, b in itertools.pairwise(bounds)]
@@ -174,7 +174,7 @@ def test_the_prefix_layer_is_the_references(
 
 def test_a_rejected_or_forgotten_text_leaves_no_trace(target: Model, tmp_path: Path) -> None:
     """Cells are written over: what another text left in them, behind or below, does not show."""
-    reference = random_hydra(HIDDEN, WORDS, prefix=True)
+    reference = random_hydra(HIDDEN, VOCAB, prefix=True)
     head = opened(reference, tmp_path / "h.gguf", target)
     with layer_of(head) as layer:
         layer.evaluate(STATES[300:340], 0, 0)
@@ -192,7 +192,7 @@ def test_a_rejected_or_forgotten_text_leaves_no_trace(target: Model, tmp_path: P
 
 def test_positions_matter(target: Model, tmp_path: Path) -> None:
     """The control for rotary positions: a gap between two pieces shows."""
-    reference = random_hydra(HIDDEN, WORDS, prefix=True)
+    reference = random_hydra(HIDDEN, VOCAB, prefix=True)
     head = opened(reference, tmp_path / "h.gguf", target)
     with layer_of(head) as layer:
         layer.evaluate(STATES[:9], 0, 0)
@@ -211,7 +211,7 @@ def test_positions_matter(target: Model, tmp_path: Path) -> None:
     [
         ({"architecture": "medusa"}, UnsupportedModelError, "architecture medusa"),
         ({"embedding_length": 64}, PairError, "64 numbers, and the target's have 32"),
-        ({"vocab_size": 300}, PairError, "300 words, and the target has 320"),
+        ({"vocab_size": 300}, PairError, "300 tokens, and the target has 320"),
         ({"vocabulary": "00" * 32}, PairError, "another vocabulary"),
         ({"head_count": 4}, MalformedFileError, "no tensor hydra.3.res.0.weight"),
         ({"head_count": 0}, MalformedFileError, "0 as hydra.head_count"),
@@ -237,4 +237,4 @@ def test_heads_that_do_not_fit_are_refused(
     target: Model, tmp_path: Path, changes: dict[str, object], kind: type[SpecrunError], problem: str
 ) -> None:
     with pytest.raises(kind, match=problem):
-        opened(random_hydra(HIDDEN, WORDS, blocks=2, prefix=True), tmp_path / "h.gguf", target, **changes)
+        opened(random_hydra(HIDDEN, VOCAB, blocks=2, prefix=True), tmp_path / "h.gguf", target, **changes)

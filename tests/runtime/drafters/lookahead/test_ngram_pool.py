@@ -27,7 +27,7 @@ class Vocabulary:
     fingerprint: bytes = b"f" * 32
 
 
-WORDS = Vocabulary()
+VOCABULARY = Vocabulary()
 
 
 NGRAMS = st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=4).map(tuple), max_size=40)
@@ -104,51 +104,51 @@ def some_pool() -> NgramPool:
 
 
 def test_a_saved_pool_comes_back_with_its_order(tmp_path):
-    save_pool(some_pool(), tmp_path / "a.pool", WORDS)
-    loaded = load_pool(tmp_path / "a.pool", WORDS)
+    save_pool(some_pool(), tmp_path / "a.pool", VOCABULARY)
+    loaded = load_pool(tmp_path / "a.pool", VOCABULARY)
     assert (list(loaded), loaded.n) == (list(some_pool()), 4)
     assert loaded.guesses(1) == [(2, 3, 4), (9, 9)]
     assert [path.name for path in tmp_path.iterdir()] == ["a.pool"]
 
 
 def test_smaller_bounds_keep_the_latest_and_cut(tmp_path):
-    save_pool(some_pool(), tmp_path / "a.pool", WORDS)
-    assert list(load_pool(tmp_path / "a.pool", WORDS, n=3, per_key=1, max_keys=2)) == [(1, 2, 3), (999, 0, 1)]
+    save_pool(some_pool(), tmp_path / "a.pool", VOCABULARY)
+    assert list(load_pool(tmp_path / "a.pool", VOCABULARY, n=3, per_key=1, max_keys=2)) == [(1, 2, 3), (999, 0, 1)]
 
 
 def test_an_empty_pool_is_a_pool(tmp_path):
-    save_pool(NgramPool(4), tmp_path / "a.pool", WORDS)
-    assert len(load_pool(tmp_path / "a.pool", WORDS)) == 0
+    save_pool(NgramPool(4), tmp_path / "a.pool", VOCABULARY)
+    assert len(load_pool(tmp_path / "a.pool", VOCABULARY)) == 0
 
 
 def test_a_missing_file_a_folder_and_a_missing_folder(tmp_path):
     with pytest.raises(FileMissingError, match="there is no file"):
-        load_pool(tmp_path / "none.pool", WORDS)
+        load_pool(tmp_path / "none.pool", VOCABULARY)
     with pytest.raises(OptionError, match="folder"):
-        load_pool(tmp_path, WORDS)
+        load_pool(tmp_path, VOCABULARY)
     with pytest.raises(FileMissingError, match="no folder"):
-        save_pool(some_pool(), tmp_path / "none" / "a.pool", WORDS)
+        save_pool(some_pool(), tmp_path / "none" / "a.pool", VOCABULARY)
 
 
 @pytest.mark.parametrize("other", [Vocabulary(size=999), Vocabulary(fingerprint=b"g" * 32)], ids=["size", "words"])
 def test_a_pool_of_another_vocabulary_is_refused(tmp_path, other):
-    save_pool(some_pool(), tmp_path / "a.pool", WORDS)
+    save_pool(some_pool(), tmp_path / "a.pool", VOCABULARY)
     with pytest.raises(ModelError, match="another vocabulary"):
         load_pool(tmp_path / "a.pool", other)
 
 
 def test_every_truncation_and_every_flipped_byte_is_found(tmp_path):
     path = tmp_path / "a.pool"
-    save_pool(some_pool(), path, WORDS)
+    save_pool(some_pool(), path, VOCABULARY)
     sound = path.read_bytes()
     for length in range(len(sound)):
         path.write_bytes(sound[:length])
         with pytest.raises(MalformedFileError):
-            load_pool(path, WORDS)
+            load_pool(path, VOCABULARY)
     for place in range(len(sound)):
         path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
         with pytest.raises(MalformedFileError):
-            load_pool(path, WORDS)
+            load_pool(path, VOCABULARY)
 
 
 @pytest.mark.parametrize(
@@ -167,12 +167,12 @@ def test_every_truncation_and_every_flipped_byte_is_found(tmp_path):
 )
 def test_a_hostile_file_with_a_right_checksum_is_refused(tmp_path, place, value, message):
     path = tmp_path / "a.pool"
-    save_pool(some_pool(), path, WORDS)
+    save_pool(some_pool(), path, VOCABULARY)
     content = bytearray(path.read_bytes()[:-32])
     content[place : place + len(value)] = value
     path.write_bytes(bytes(content) + hashlib.sha256(content).digest())
     with pytest.raises(MalformedFileError, match=message):
-        load_pool(path, WORDS)
+        load_pool(path, VOCABULARY)
 
 
 KILLED = """
@@ -215,7 +215,7 @@ def test_a_kill_while_saving_leaves_the_old_file_or_the_new_one(tmp_path):
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
-        loaded = load_pool(path, WORDS)
+        loaded = load_pool(path, VOCABULARY)
         assert len(loaded) == 9016
         assert len(loaded.guesses(1)) + len(loaded.guesses(2)) == 16
         seen.append(bool(loaded.guesses(1)))

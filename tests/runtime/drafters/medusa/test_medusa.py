@@ -23,7 +23,7 @@ from specrun.runtime.drafters.medusa import MedusaHead
 from specrun.runtime.language import quoted
 from specrun.runtime.tree import ROOT
 
-HIDDEN, WORDS, RANKS = 32, 320, 5
+HIDDEN, VOCAB, RANKS = 32, 320, 5
 PROMPT = [5, 6, 7, 8, 9]
 
 
@@ -44,20 +44,20 @@ def output_matrix(path: Path) -> np.ndarray:
 
 @pytest.mark.parametrize("blocks", [1, 2])
 @pytest.mark.parametrize("own_output", [True, False])
-def test_heads_rank_words_as_the_reference_does(
+def test_heads_rank_tokens_as_the_reference_does(
     target: Model, tiny_model: Path, tmp_path: Path, blocks: int, own_output: bool
 ) -> None:
-    reference = random_medusa(HIDDEN, WORDS, blocks=blocks, own_output=own_output)
-    head = MedusaHead(reference.write(tmp_path / "h.gguf", WORDS), target, n_threads=1, ranks=[RANKS] * 3)
+    reference = random_medusa(HIDDEN, VOCAB, blocks=blocks, own_output=own_output)
+    head = MedusaHead(reference.write(tmp_path / "h.gguf", VOCAB), target, n_threads=1, ranks=[RANKS] * 3)
     rng = np.random.default_rng(1)
     matrix = output_matrix(tiny_model)
     for _ in range(8):
         features = rng.normal(size=HIDDEN).astype(np.float32)
-        words = head.best_words(features)
+        tokens = head.best_tokens(features)
         for k in range(3):
             logits = reference.logits(k, features, matrix)
-            # Equal but for words whose logits are equal to rounding.
-            np.testing.assert_allclose(logits[words[k]], np.sort(logits)[::-1][:RANKS], rtol=1e-4, atol=1e-4)
+            # Equal but for tokens whose logits are equal to rounding.
+            np.testing.assert_allclose(logits[tokens[k]], np.sort(logits)[::-1][:RANKS], rtol=1e-4, atol=1e-4)
     assert head.native_seconds > 0.0
     head.close()
     head.close()
@@ -65,14 +65,14 @@ def test_heads_rank_words_as_the_reference_does(
 
 @pytest.mark.parametrize("quantization", ["F16", "Q8_0", "Q4_0"])
 def test_quantized_heads_keep_their_favourites(target: Model, tmp_path: Path, quantization: str) -> None:
-    reference = random_medusa(HIDDEN, WORDS)
-    head = MedusaHead(reference.write(tmp_path / "h.gguf", WORDS, quantization), target, n_threads=1, ranks=[1])
+    reference = random_medusa(HIDDEN, VOCAB)
+    head = MedusaHead(reference.write(tmp_path / "h.gguf", VOCAB, quantization), target, n_threads=1, ranks=[1])
     rng = np.random.default_rng(2)
     allowed = {"F16": 0.01, "Q8_0": 0.05, "Q4_0": 0.8}[quantization]  # of logits whose scale is about 1.3
     for _ in range(20):
         features = rng.normal(size=HIDDEN).astype(np.float32)
         logits = reference.logits(0, features, np.zeros((1, 1)))
-        assert logits.max() - logits[head.best_words(features)[0][0]] <= allowed
+        assert logits.max() - logits[head.best_tokens(features)[0][0]] <= allowed
     head.close()
 
 
@@ -139,23 +139,23 @@ def fitted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     heads = [_trained(texts, states, k) for k in range(3)]
     fitted = TinyMedusa([[block] for block, _ in heads], [output for _, output in heads])
     folder = tmp_path_factory.mktemp("medusa")
-    return fitted.write(folder / "fitted.gguf", WORDS, accuracy=[0.5, 0.1, 0.3, 0.1, 0.2, 0.1])
+    return fitted.write(folder / "fitted.gguf", VOCAB, accuracy=[0.5, 0.1, 0.3, 0.1, 0.2, 0.1])
 
 
 def _trained(
     texts: list[tuple[int, ...]], states: list[np.ndarray], k: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Head k's block and output after some steps of cross-entropy on the word k + 2 places after each state's own."""
+    """Head k's block and output after some steps of cross-entropy on the token k + 2 places after each state's own."""
     import torch
 
     torch.manual_seed(k)
     torch.set_num_threads(1)
     x = torch.tensor(np.concatenate([state[: len(text) - k - 2] for text, state in zip(texts, states, strict=True)]))
-    words = torch.tensor(np.concatenate([np.array(text[k + 2 :], np.int64) for text in texts]))
-    block, output = torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Linear(HIDDEN, WORDS, bias=False)
+    tokens = torch.tensor(np.concatenate([np.array(text[k + 2 :], np.int64) for text in texts]))
+    block, output = torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Linear(HIDDEN, VOCAB, bias=False)
     steps = torch.optim.Adam([*block.parameters(), *output.parameters()], 0.03)
     for _ in range(60):
-        loss = torch.nn.functional.cross_entropy(output(x + torch.nn.functional.silu(block(x))), words)
+        loss = torch.nn.functional.cross_entropy(output(x + torch.nn.functional.silu(block(x))), tokens)
         steps.zero_grad()
         loss.backward()
         steps.step()
@@ -173,7 +173,7 @@ def test_the_text_is_plain_decodings_own(tiny_model: Path, fitted: Path, tempera
 
 
 def test_fitted_heads_draft_far_better_than_chance(tiny_model: Path, fitted: Path) -> None:
-    """On texts they were trained on; by chance a word is right once in 320 times."""
+    """On texts they were trained on; by chance a token is right once in 320 times."""
     shares = []
     for seed in range(5):
         prompt = [5 + seed, 6, 7 + seed]
@@ -217,7 +217,7 @@ def test_the_prompts_state_is_the_one_before_its_last_token(tiny_model: Path, fi
     [
         ({"architecture": "llama"}, UnsupportedModelError, "architecture llama"),
         ({"embedding_length": 64}, PairError, "64 numbers, and the target's have 32"),
-        ({"vocab_size": 300}, PairError, "300 words, and the target has 320"),
+        ({"vocab_size": 300}, PairError, "300 tokens, and the target has 320"),
         ({"vocabulary": "00" * 32}, PairError, "another vocabulary"),
         ({"head_count": 4}, MalformedFileError, "no tensor medusa.3.res.0.weight"),
         ({"head_count": 0}, MalformedFileError, "0 as medusa.head_count"),
@@ -228,15 +228,15 @@ def test_the_prompts_state_is_the_one_before_its_last_token(tiny_model: Path, fi
 def test_heads_that_do_not_fit_are_refused(
     tiny_model: Path, tmp_path: Path, changes: dict[str, object], kind: type[SpecrunError], problem: str
 ) -> None:
-    path = random_medusa(HIDDEN, WORDS).write(tmp_path / "h.gguf", WORDS, **changes)
+    path = random_medusa(HIDDEN, VOCAB).write(tmp_path / "h.gguf", VOCAB, **changes)
     with pytest.raises(kind, match=problem):
         Runtime(tiny_model, drafter=f"medusa({quoted(str(path))})", **F32)
 
 
 def test_a_tensor_of_another_shape_is_named(tiny_model: Path, tmp_path: Path) -> None:
-    wide = random_medusa(HIDDEN, WORDS)
+    wide = random_medusa(HIDDEN, VOCAB)
     wide.blocks[1][0] = (np.zeros((HIDDEN, 2 * HIDDEN), np.float32), wide.blocks[1][0][1])  # type: ignore[index]
-    path = wide.write(tmp_path / "h.gguf", WORDS)
+    path = wide.write(tmp_path / "h.gguf", VOCAB)
     with pytest.raises(MalformedFileError, match=r"medusa\.1\.res\.0\.weight of shape \[64, 32\]"):
         Runtime(tiny_model, drafter=f"medusa({quoted(str(path))})", **F32)
 
@@ -252,7 +252,7 @@ def test_a_tensor_of_another_shape_is_named(tiny_model: Path, tmp_path: Path) ->
     ],
 )
 def test_trees_that_cannot_be_are_refused(tiny_model: Path, tmp_path: Path, options: str, problem: str) -> None:
-    path = random_medusa(HIDDEN, WORDS).write(tmp_path / "h.gguf", WORDS)
+    path = random_medusa(HIDDEN, VOCAB).write(tmp_path / "h.gguf", VOCAB)
     with pytest.raises(OptionError, match=problem):
         Runtime(tiny_model, drafter=f"medusa({quoted(str(path))}, {options})", **F32)
 

@@ -41,7 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "apart": MODELS["one"].write_blocks_only(folder / "mtp-one.gguf"),
         "none": variant(MODELS["one"], blocks=0).write(folder / "none.gguf"),
         "wide": variant(MODELS["one"], width=64).write_blocks_only(folder / "wide.gguf"),
-        "other words": variant(MODELS["one"], words=300).write_blocks_only(folder / "words.gguf"),
+        "other tokens": variant(MODELS["one"], vocab_size=300).write_blocks_only(folder / "tokens.gguf"),
     }
 
 
@@ -101,7 +101,7 @@ def test_greedy_text_is_plain_decodings_own_when_drafts_are_drawn(
 
 
 def test_blocks_that_are_like_the_trunk_draft_far_better_than_chance(files: dict[str, Path]) -> None:
-    """By chance a word is right once in 320 times; each block of the second model is worse than the one before it."""
+    """By chance a token is right once in 320 times; each block of the second model is worse than the one before it."""
     assert (answer(files["alike"], "mtp", GREEDY).stats.acceptance_rate or 0.0) > 0.3
     assert (answer(files["two"], "mtp", GREEDY).stats.acceptance_rate or 0.0) > 0.1
 
@@ -136,7 +136,7 @@ def test_a_chain_is_what_the_reference_drafts(files: dict[str, Path], name: str,
 
 
 def test_draws_come_from_the_law_that_they_store(files: dict[str, Path]) -> None:
-    """The first draw's law is the block's, tempered; draws follow it: 60 seeds, no word of 1e-9 drawn (chance 2e-6)."""
+    """The first draw's law is the block's, tempered; draws follow it: 60 seeds, no token of 1e-9 drawn (chance 2e-6)."""
     spec, params = MODELS["one"], SamplingParams(temperature=1.3, top_k=0, top_p=1.0, min_p=0.0)
     logits = spec.block(0, PROMPT, pairs_of(spec, PROMPT))[0][-1] / 1.3
     wanted = np.exp(logits - logits.max())
@@ -153,16 +153,16 @@ def test_draws_come_from_the_law_that_they_store(files: dict[str, Path]) -> None
                 assert draw.law is not None
                 assert draw.law.probability(tree.tokens[node]) > 0.0
             law = tree.draws[-1][0].law
-            found = np.array([law.probability(word) for word in range(spec.words)])
+            found = np.array([law.probability(token) for token in range(spec.vocab_size)])
             np.testing.assert_allclose(found, wanted, atol=1e-4)
             assert wanted[tree.tokens[0]] > 1e-9
             firsts.add(tree.tokens[0])
-    assert len(firsts) > 3  # point masses would be one word
+    assert len(firsts) > 3  # point masses would be one token
 
 
 def test_texts_of_drawn_drafts_follow_the_targets_joint_law(tmp_path: Path) -> None:
     """The law of two tokens is the reference's; hypothesis, test and its chance of a false alarm are `joint_law`'s."""
-    spec = TinyNextN(words=12, scale=0.6, agreement=0.5, seed=4)
+    spec = TinyNextN(vocab_size=12, scale=0.6, agreement=0.5, seed=4)
     prompt, length, samples = [3, 1, 4], 2, 1000
     head = spec.tensors()["output.weight"].T
     law = joint_law(lambda text: softmax(spec.trunk([*prompt, *text])[-1] @ head), length, frozenset({11}))
@@ -173,7 +173,7 @@ def test_texts_of_drawn_drafts_follow_the_targets_joint_law(tmp_path: Path) -> N
         assert p_value(sampled_texts(runtime, prompt, length, samples), law) < REJECTED
 
 
-def test_p_min_ends_a_chain_before_a_doubtful_word(files: dict[str, Path]) -> None:
+def test_p_min_ends_a_chain_before_a_doubtful_token(files: dict[str, Path]) -> None:
     spec = MODELS["one"]
     logits = spec.block(0, PROMPT, pairs_of(spec, PROMPT))[0][-1]
     most = math.exp(logits.max() - np.logaddexp.reduce(logits))
@@ -294,7 +294,7 @@ def test_blocks_in_a_file_of_their_own_draft_the_same(files: dict[str, Path]) ->
         ("none", "auto(mtp, prompt-lookup)", UnsupportedModelError, "no NextN blocks"),
         ("one", "mtp(none)", UnsupportedModelError, "none.gguf has no NextN blocks"),
         ("one", "mtp(wide)", PairError, "states of 64 numbers, and the target's have 32"),
-        ("one", "mtp(other words)", PairError, "words.gguf cannot draft for"),
+        ("one", "mtp(other tokens)", PairError, "tokens.gguf cannot draft for"),
         ("two", "mtp(n=3)", OptionError, "has 2 NextN blocks, one for each token, so n is at most 2"),
         ("one", "mtp(n=0)", OptionError, "n is 0: give 1 to 511 tokens"),
         ("one", "mtp(n=600)", OptionError, "n is 600: give 1 to 511 tokens"),
@@ -306,7 +306,7 @@ def test_blocks_in_a_file_of_their_own_draft_the_same(files: dict[str, Path]) ->
 def test_what_cannot_draft_is_refused(
     files: dict[str, Path], target: str, expression: str, kind: type[SpecrunError], problem: str
 ) -> None:
-    for name in ("none", "wide", "other words"):
+    for name in ("none", "wide", "other tokens"):
         expression = expression.replace(f"({name})", f"({quoted(str(files[name]))})")
     with pytest.raises(kind, match=problem):
         Runtime(files[target], drafter=expression, **F32)

@@ -44,7 +44,7 @@ TEXT = "the quick brown fox jumps over the lazy dog\n" * 3 + "pack my box with f
 
 
 @pytest.fixture(scope="module")
-def words(tiny_model: Path) -> Iterator[Vocabulary]:
+def vocabulary(tiny_model: Path) -> Iterator[Vocabulary]:
     with Model(tiny_model, vocab_only=True) as model:
         yield model.vocabulary
 
@@ -57,9 +57,9 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(corpus: Path, words: Vocabulary) -> Path:
+def store(corpus: Path, vocabulary: Vocabulary) -> Path:
     path = corpus.with_name("a.store")
-    build_store([corpus], words, path, model="tiny.gguf")
+    build_store([corpus], vocabulary, path, model="tiny.gguf")
     return path
 
 
@@ -67,37 +67,37 @@ def names(folder: Path) -> list[str]:
     return sorted(one.name for one in folder.iterdir())
 
 
-def test_what_was_stored_is_found_again(store: Path, words: Vocabulary):
-    index = open_store(store, words)
-    query = words.tokenize("five dozen", add_special=False)
+def test_what_was_stored_is_found_again(store: Path, vocabulary: Vocabulary):
+    index = open_store(store, vocabulary)
+    query = vocabulary.tokenize("five dozen", add_special=False)
     match, following = index.nearest(query, 1, 30, 1)[0]
     assert match == min(len(query), 16)
-    assert words.detokenize(following) == " liquor jugs\n"
+    assert vocabulary.detokenize(following) == " liquor jugs\n"
     assert verify_store(store)
 
 
-def test_the_header_says_what_the_store_holds(store: Path, words: Vocabulary):
+def test_the_header_says_what_the_store_holds(store: Path, vocabulary: Vocabulary):
     header = read_store_header(store)
-    assert (header.n_words, header.vocabulary, header.model) == (words.size, words.fingerprint.hex(), "tiny.gguf")
+    assert (header.n_words, header.vocabulary, header.model) == (vocabulary.size, vocabulary.fingerprint.hex(), "tiny.gguf")
     assert (header.n_files, header.n_text_bytes) == (1, len(TEXT))
     assert header.offsets[-1] == store.stat().st_size
     # All tokens but the first of the text have something before them.
-    assert header.n_positions == len(words.tokenize(TEXT, add_special=False)) - 1
+    assert header.n_positions == len(vocabulary.tokenize(TEXT, add_special=False)) - 1
 
 
-def test_texts_are_kept_apart(tmp_path: Path, words: Vocabulary):
+def test_texts_are_kept_apart(tmp_path: Path, vocabulary: Vocabulary):
     """Nothing follows the end of a text, and no match reaches back over its beginning."""
 
     def opened(name: str, *texts: str) -> ContextIndex:
         files = [tmp_path / f"{name}{number}" for number in range(len(texts))]
         for path, text in zip(files, texts, strict=True):
             path.write_text(text, encoding="utf-8")
-        build_store(files, words, tmp_path / name, model="m")
-        return open_store(tmp_path / name, words)
+        build_store(files, vocabulary, tmp_path / name, model="m")
+        return open_store(tmp_path / name, vocabulary)
 
     def found(index: ContextIndex, query: str) -> list[tuple[int, str]]:
-        nearest = index.nearest(words.tokenize(query, add_special=False), 1, 5, 2)
-        return [(match, words.detokenize(following)) for match, following in nearest]
+        nearest = index.nearest(vocabulary.tokenize(query, add_special=False), 1, 5, 2)
+        return [(match, vocabulary.detokenize(following)) for match, following in nearest]
 
     apart, joined = opened("apart", "one two", "", "three four"), opened("joined", "one twothree four")
     for query, separate, together in (
@@ -109,8 +109,8 @@ def test_texts_are_kept_apart(tmp_path: Path, words: Vocabulary):
         assert found(joined, query) == together
 
 
-def test_the_same_corpus_gives_the_same_file(corpus: Path, store: Path, words: Vocabulary):
-    build_store([corpus], words, corpus.with_name("b.store"), model="tiny.gguf")
+def test_the_same_corpus_gives_the_same_file(corpus: Path, store: Path, vocabulary: Vocabulary):
+    build_store([corpus], vocabulary, corpus.with_name("b.store"), model="tiny.gguf")
     assert corpus.with_name("b.store").read_bytes() == store.read_bytes()
 
 
@@ -128,38 +128,38 @@ def test_pieces_of_a_text_are_the_text(tmp_path_factory, text: str, size: int):
 # -- what is refused ------------------------------------------------------------------------------------------------
 
 
-def test_a_store_of_another_vocabulary_is_refused(store: Path, tiny_small_vocab: Path, words: Vocabulary):
+def test_a_store_of_another_vocabulary_is_refused(store: Path, tiny_small_vocab: Path, vocabulary: Vocabulary):
     with Model(tiny_small_vocab, vocab_only=True) as other:
         with pytest.raises(
-            PairError, match=f"{words.fingerprint.hex()[:12]}.*{other.vocabulary.fingerprint.hex()[:12]}"
+            PairError, match=f"{vocabulary.fingerprint.hex()[:12]}.*{other.vocabulary.fingerprint.hex()[:12]}"
         ):
             open_store(store, other.vocabulary)
 
 
-def test_the_hash_depends_on_every_word(words: Vocabulary, tiny_flat_twin: Path, tiny_small_vocab: Path):
+def test_the_hash_depends_on_every_token(vocabulary: Vocabulary, tiny_flat_twin: Path, tiny_small_vocab: Path):
     with Model(tiny_flat_twin, vocab_only=True) as twin, Model(tiny_small_vocab, vocab_only=True) as other:
-        assert twin.vocabulary.fingerprint.hex() == words.fingerprint.hex()
-        assert other.vocabulary.fingerprint.hex() != words.fingerprint.hex()
+        assert twin.vocabulary.fingerprint.hex() == vocabulary.fingerprint.hex()
+        assert other.vocabulary.fingerprint.hex() != vocabulary.fingerprint.hex()
 
 
 @pytest.mark.parametrize("size", [0, 10, 30, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 100, -1])
-def test_a_truncated_store_is_refused(store: Path, words: Vocabulary, size: int):
+def test_a_truncated_store_is_refused(store: Path, vocabulary: Vocabulary, size: int):
     data = store.read_bytes()
     store.write_bytes(data[:size])
     with pytest.raises(MalformedFileError, match=r"a\.store"):
-        open_store(store, words)
+        open_store(store, vocabulary)
 
 
-def test_foreign_files_and_versions_are_refused(store: Path, words: Vocabulary, tiny_model: Path):
+def test_foreign_files_and_versions_are_refused(store: Path, vocabulary: Vocabulary, tiny_model: Path):
     with pytest.raises(MalformedFileError, match="not a datastore"):
-        open_store(tiny_model, words)
+        open_store(tiny_model, vocabulary)
     data = bytearray(store.read_bytes())
     data[len(b"specrun datastore\n")] = 9
     store.write_bytes(data)
     with pytest.raises(MalformedFileError, match="version 9"):
-        open_store(store, words)
+        open_store(store, vocabulary)
     with pytest.raises(FileMissingError, match=r"none\.store"):
-        open_store(store.with_name("none.store"), words)
+        open_store(store.with_name("none.store"), vocabulary)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_foreign_files_and_versions_are_refused(store: Path, words: Vocabulary, 
     ],
     ids=str,
 )
-def test_a_header_that_cannot_be_true_is_refused(store: Path, words: Vocabulary, changes: dict):
+def test_a_header_that_cannot_be_true_is_refused(store: Path, vocabulary: Vocabulary, changes: dict):
     values = {**dataclasses.asdict(read_store_header(store)), **changes}
     text = json.dumps(values).encode()
     data = bytearray(store.read_bytes())
@@ -186,7 +186,7 @@ def test_a_header_that_cannot_be_true_is_refused(store: Path, words: Vocabulary,
     data[start:HEADER_BYTES] = text.ljust(HEADER_BYTES - start, b"\0")
     store.write_bytes(data)
     with pytest.raises(MalformedFileError, match="build it again"):
-        open_store(store, words)
+        open_store(store, vocabulary)
 
 
 def test_damage_behind_the_header_is_seen_by_the_checksum(store: Path):
@@ -206,48 +206,48 @@ def test_damage_behind_the_header_is_seen_by_the_checksum(store: Path):
     ],
 )
 def test_a_corpus_that_cannot_be_stored_writes_nothing(
-    tmp_path: Path, words: Vocabulary, content: bytes, error: type[Exception], message: str
+    tmp_path: Path, vocabulary: Vocabulary, content: bytes, error: type[Exception], message: str
 ):
     (tmp_path / "in").write_bytes(content)
     with pytest.raises(error, match=message):
-        build_store([tmp_path / "in"], words, tmp_path / "out", model="m")
+        build_store([tmp_path / "in"], vocabulary, tmp_path / "out", model="m")
     assert names(tmp_path) == ["in"]
 
 
 def test_files_that_are_missing_or_too_many_tokens_are_refused(
-    corpus: Path, words: Vocabulary, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ):
     for name in ("none.txt", "."):
         with pytest.raises(FileMissingError):
-            build_store([corpus, corpus.parent / name], words, corpus.with_name("out"), model="m")
+            build_store([corpus, corpus.parent / name], vocabulary, corpus.with_name("out"), model="m")
     monkeypatch.setattr(building, "_MOST_TOKENS", 50)
     with pytest.raises(OptionError, match="more than 50 tokens"):
-        build_store([corpus], words, corpus.with_name("out"), model="m")
+        build_store([corpus], vocabulary, corpus.with_name("out"), model="m")
     monkeypatch.setattr(building, "_BYTES_PER_TOKEN", 1e18)
     with pytest.raises(SpecrunError, match="free"):
-        build_store([corpus], words, corpus.with_name("out"), model="m")
+        build_store([corpus], vocabulary, corpus.with_name("out"), model="m")
     assert names(corpus.parent) == ["corpus.txt"]
 
 
-def test_nothing_is_overwritten_without_force_and_no_input_ever(store: Path, corpus: Path, words: Vocabulary):
+def test_nothing_is_overwritten_without_force_and_no_input_ever(store: Path, corpus: Path, vocabulary: Vocabulary):
     before = store.read_bytes()
     with pytest.raises(OptionError, match="--force"):
-        build_store([corpus], words, store, model="m")
+        build_store([corpus], vocabulary, store, model="m")
     with pytest.raises(OptionError, match="one of the texts"):
-        build_store([corpus], words, corpus, model="m", force=True)
+        build_store([corpus], vocabulary, corpus, model="m", force=True)
     assert (store.read_bytes(), corpus.read_text()) == (before, TEXT)
-    build_store([corpus], words, store, model="other", force=True)
+    build_store([corpus], vocabulary, store, model="other", force=True)
     assert read_store_header(store).model == "other"
 
 
 @pytest.mark.parametrize("phase", ["reading", "ordering"])
-def test_ctrl_c_leaves_nothing_behind(corpus: Path, words: Vocabulary, phase: str):
+def test_ctrl_c_leaves_nothing_behind(corpus: Path, vocabulary: Vocabulary, phase: str):
     def interrupt(what: str, _done: int, _total: int) -> None:
         if what == phase:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_store([corpus], words, corpus.with_name("out"), model="m", progress=interrupt)
+        build_store([corpus], vocabulary, corpus.with_name("out"), model="m", progress=interrupt)
     assert names(corpus.parent) == ["corpus.txt"]
 
 
@@ -281,10 +281,10 @@ def test_a_store_survives_kill_9_while_it_is_saved(store: Path, corpus: Path, ti
 # -- reference texts, and the vocabulary alone -----------------------------------------------------------------------
 
 
-def test_a_reference_is_found_in(corpus: Path, words: Vocabulary):
-    index = read_reference(corpus, words)
-    query = words.tokenize("five dozen", add_special=False)
-    assert words.detokenize(index.nearest(query, 1, 30, 1)[0][1]) == " liquor jugs\n"
+def test_a_reference_is_found_in(corpus: Path, vocabulary: Vocabulary):
+    index = read_reference(corpus, vocabulary)
+    query = vocabulary.tokenize("five dozen", add_special=False)
+    assert vocabulary.detokenize(index.nearest(query, 1, 30, 1)[0][1]) == " liquor jugs\n"
 
 
 @pytest.mark.parametrize(
@@ -292,19 +292,19 @@ def test_a_reference_is_found_in(corpus: Path, words: Vocabulary):
     [(b"", OptionError), (b"\xff", ModelError), (b"a" * (9 << 20), OptionError)],
     ids=["empty", "not UTF-8", "huge"],
 )
-def test_a_reference_that_cannot_be_used(tmp_path: Path, words: Vocabulary, content: bytes, error: type[Exception]):
+def test_a_reference_that_cannot_be_used(tmp_path: Path, vocabulary: Vocabulary, content: bytes, error: type[Exception]):
     (tmp_path / "r.txt").write_bytes(content)
     with pytest.raises(error, match=r"r\.txt"):
-        read_reference(tmp_path / "r.txt", words)
+        read_reference(tmp_path / "r.txt", vocabulary)
     with pytest.raises(FileMissingError):
-        read_reference(tmp_path / "none.txt", words)
+        read_reference(tmp_path / "none.txt", vocabulary)
 
 
 def test_a_vocabulary_alone_evaluates_nothing(tiny_model: Path):
-    with Model(tiny_model, vocab_only=True) as words, Model(tiny_model) as whole:
-        assert words.vocabulary.tokenize("abc") == whole.vocabulary.tokenize("abc")
+    with Model(tiny_model, vocab_only=True) as vocab_model, Model(tiny_model) as whole:
+        assert vocab_model.vocabulary.tokenize("abc") == whole.vocabulary.tokenize("abc")
         with pytest.raises(OptionError, match="only the vocabulary"):
-            Context(words)
+            Context(vocab_model)
 
 
 def test_headers_fit_their_place(tmp_path: Path):

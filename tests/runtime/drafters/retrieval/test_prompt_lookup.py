@@ -122,9 +122,9 @@ REPEATING = (0, 1, 2, 0, 1, 2, 0, 1, 1, 0, 2, 0, 1, 2, 0)
     ("options", "width"), [({"min_ngram": 1}, 1), ({"min_ngram": 1, "branches": 3, "nodes": 4}, 2)], ids=str
 )
 def test_the_law_of_the_text_is_the_targets(seed, options, width):
-    """The shipped loop under every outcome, learning included: repeated words leave the law as it is, to 1e-12."""
+    """The shipped loop under every outcome, learning included: repeated tokens leave the law as it is, to 1e-12."""
 
-    def make() -> PromptLookupDrafter:  # drafting is free: every retrieved word is drafted
+    def make() -> PromptLookupDrafter:  # drafting is free: every retrieved token is drafted
         return PromptLookupDrafter(**options, costs=CostCurve.flat([1.0] + [0.01] * 40))
 
     error, nodes, widest = retrieval_bias(make, LawTable(3, seed), REPEATING, 4)
