@@ -114,7 +114,7 @@ def _text(length: int, seed: int) -> list[int]:
 
 
 def _changed(tokens: Sequence[int], rng: random.Random, vocab_size: int) -> list[int]:
-    return [rng.randrange(vocab_size) if rng.random() < _CHANGED else one for one in tokens]
+    return [rng.randrange(vocab_size) if rng.random() < _CHANGED else token for token in tokens]
 
 
 def _measure(drafter: Drafter, text: list[int], context: int, n_stored: int | None, rounds: int) -> LookupResult:
@@ -142,7 +142,7 @@ def _measure(drafter: Drafter, text: list[int], context: int, n_stored: int | No
         context=context,
         n_stored=n_stored,
         rounds=rounds,
-        round_us=spread_of([1e6 * one for one in seconds]),
+        round_us=spread_of([1e6 * elapsed for elapsed in seconds]),
         prompt_us_per_token=1e6 * prompt_s / context,
         drafted_per_round=drafted / rounds,
         accepted_per_round=accepted / rounds,

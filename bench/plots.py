@@ -61,7 +61,7 @@ def plot_drafters(results: Sequence[DrafterResult], path: Path) -> None:
     check_plot_file(path)
     from matplotlib.figure import Figure
 
-    drafted = [one for one in results if one.speed_up is not None]
+    drafted = [result for result in results if result.speed_up is not None]
     if not drafted:
         raise OptionError("there is no drafter among the results to draw")
     figure = Figure(figsize=(11, max(3.2, 1.4 + 0.42 * len(drafted))), layout="constrained")
@@ -73,7 +73,7 @@ def plot_drafters(results: Sequence[DrafterResult], path: Path) -> None:
 
 
 def _colors(drafted: Sequence[DrafterResult]) -> dict[str, str]:
-    names = dict.fromkeys(one.label for one in drafted)
+    names = dict.fromkeys(result.label for result in drafted)
     return {name: COLORS[index % len(COLORS)] for index, name in enumerate(names)}
 
 
@@ -84,12 +84,12 @@ def _title(first: DrafterResult) -> str:
 
 
 def _speed_ups(axes: Any, drafted: Sequence[DrafterResult], colors: dict[str, str]) -> None:  # noqa: ANN401
-    for row, one in enumerate(drafted):
-        ratio = one.speed_up
+    for row, result in enumerate(drafted):
+        ratio = result.speed_up
         if ratio is None:
             continue
         spread = [[max(0.0, ratio.value - ratio.low)], [max(0.0, ratio.high - ratio.value)]]
-        axes.barh(row, ratio.value, height=0.62, color=colors[one.label])
+        axes.barh(row, ratio.value, height=0.62, color=colors[result.label])
         axes.errorbar(ratio.value, row, xerr=spread, color="black", capsize=3, linewidth=1)
         axes.annotate(
             f"{ratio.value:.2f}x",
@@ -100,30 +100,30 @@ def _speed_ups(axes: Any, drafted: Sequence[DrafterResult], colors: dict[str, st
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )
     axes.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
-    axes.set_yticks(range(len(drafted)), [f"{one.label}\ntemp {one.temperature:g}" for one in drafted])
+    axes.set_yticks(range(len(drafted)), [f"{result.label}\ntemp {result.temperature:g}" for result in drafted])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.18 * max(1.0, *(max(one.speed_up.value, one.speed_up.high) for one in drafted if one.speed_up)))
+    axes.set_xlim(0, 1.18 * max(1.0, *(max(result.speed_up.value, result.speed_up.high) for result in drafted if result.speed_up)))
     axes.set_xlabel("times the speed of plain decoding (median; least and most of a repetition)")
     _tidy(axes, "x")
 
 
 def _acceptance(axes: Any, drafted: Sequence[DrafterResult], colors: dict[str, str]) -> None:  # noqa: ANN401
-    temperatures = sorted({one.temperature for one in drafted})
+    temperatures = sorted({result.temperature for result in drafted})
     styles = dict(zip(temperatures, ("-", "--", ":", "-.") * len(temperatures), strict=False))
-    for one in drafted:
-        shares = one.acceptance_by_position
+    for result in drafted:
+        shares = result.acceptance_by_position
         if shares:
             axes.plot(
                 range(1, len(shares) + 1),
                 [100 * share for share in shares],
-                styles[one.temperature],
-                color=colors[one.label],
+                styles[result.temperature],
+                color=colors[result.label],
                 marker="o",
                 markersize=4,
                 clip_on=False,
-                label=f"{one.label}, temp {one.temperature:g}",
+                label=f"{result.label}, temp {result.temperature:g}",
             )
-    deepest = max((len(one.acceptance_by_position) for one in drafted), default=1)
+    deepest = max((len(result.acceptance_by_position) for result in drafted), default=1)
     axes.set_xticks(range(1, max(1, deepest) + 1))
     axes.set_ylim(0, 100)
     axes.set_xlabel("position in the draft")
@@ -214,7 +214,7 @@ def plot_tuning(result: TuneResult, path: Path, title: str) -> None:
     check_plot_file(path)
     from matplotlib.figure import Figure
 
-    plans = sum(len(one.candidates) for one in result.settings)
+    plans = sum(len(setting.candidates) for setting in result.settings)
     figure = Figure(figsize=(11, max(3.6, 1.4 + 0.42 * plans)), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))
     _curves(left, result)
@@ -243,10 +243,10 @@ def _curves(axes: Any, result: TuneResult) -> None:  # noqa: ANN401 - matplotlib
 
 def _plans(axes: Any, result: TuneResult) -> None:  # noqa: ANN401 - matplotlib's
     labels: list[str] = []
-    for one in result.settings:
-        for candidate in one.candidates:
+    for setting in result.settings:
+        for candidate in setting.candidates:
             row = len(labels)
-            labels.append(f"{_short(candidate.options) or 'no drafting'}\ntemp {one.params.temperature:g}")
+            labels.append(f"{_short(candidate.options) or 'no drafting'}\ntemp {setting.params.temperature:g}")
             if candidate.measured is not None:
                 axes.barh(row, candidate.measured, height=0.6, color=_TARGET)
             axes.plot([candidate.predicted] * 2, [row - 0.38, row + 0.38], color=_DRAFT, linewidth=2.5)

@@ -31,7 +31,7 @@ _SPEC_BENCH = {
 
 def literature_note(drafters: Iterable[str]) -> str | None:
     """Return a sentence with the published mean accepted lengths of the drafters' methods; None if there are none."""
-    names = dict.fromkeys(name for one in drafters for name in _names(parse_expression(one)) if name in _SPEC_BENCH)
+    names = dict.fromkeys(name for expression in drafters for name in _names(parse_expression(expression)) if name in _SPEC_BENCH)
     if not names:
         return None
     known = ", ".join(f"{method} {length:.2f}" for method, length in map(_SPEC_BENCH.__getitem__, names))
@@ -39,7 +39,7 @@ def literature_note(drafters: Iterable[str]) -> str | None:
 
 
 def _names(expression: Expression) -> list[str]:
-    return [expression.atom, *(name for one in expression.arguments for name in _names(one))]
+    return [expression.atom, *(name for argument in expression.arguments for name in _names(argument))]
 
 
 _ALPHAS = 8
@@ -54,7 +54,7 @@ def drafters_table(results: Sequence[DrafterResult]) -> Table:
         *("model", "size", "params", "backend", "ngl", "drafter", "temp", "tok/s", "speed-up"),
         *("accept %", "tok/round", "TTFT ms", "overhead us/round", "text"),
     )
-    rows = tuple(_drafter_row(one) for one in results)
+    rows = tuple(_drafter_row(result) for result in results)
     return Table(columns, rows, tuple(_drafter_notes(results)))
 
 
@@ -62,9 +62,9 @@ def overhead_table(results: Sequence[OverheadResult]) -> Table:
     """Return the table of `specrun bench overhead`: microseconds per round."""
     parts = tuple(results[0].parts_us) if results else ()
     columns = ("vocab", "ctx", "setting", *parts, "overhead", "budget", "target", "drafter", "accepted")
-    rows = tuple(_overhead_row(one, parts) for one in results)
+    rows = tuple(_overhead_row(result, parts) for result in results)
     notes = (
-        f"Microseconds per round: medians over {max((one.rounds for one in results), default=0)} rounds, the overhead "
+        f"Microseconds per round: medians over {max((result.rounds for result in results), default=0)} rounds, the overhead "
         "with its quartiles. The overhead is all time outside native evaluation; its parts: draft (propose, observe), "
         "batch, law (logits to laws), acceptance, commit, text (events, the loop).",
         "target, drafter: time in their native evaluation. accepted: of the drafted tokens of a round. "
@@ -78,15 +78,15 @@ def lookup_table(results: Sequence[LookupResult]) -> Table:
     columns = ("drafter", "stored tokens", "context", "us/round", "prompt us/token", "drafted", "accepted")
     rows = tuple(
         (
-            one.drafter,
-            "-" if one.n_stored is None else f"{one.n_stored:,}",
-            f"{one.context:,}",
-            f"{one.round_us.median:,.0f} ({one.round_us.lower_quartile:,.0f}-{one.round_us.upper_quartile:,.0f})",
-            f"{one.prompt_us_per_token:.2f}",
-            f"{one.drafted_per_round:.1f}",
-            f"{one.accepted_per_round:.2f}",
+            result.drafter,
+            "-" if result.n_stored is None else f"{result.n_stored:,}",
+            f"{result.context:,}",
+            f"{result.round_us.median:,.0f} ({result.round_us.lower_quartile:,.0f}-{result.round_us.upper_quartile:,.0f})",
+            f"{result.prompt_us_per_token:.2f}",
+            f"{result.drafted_per_round:.1f}",
+            f"{result.accepted_per_round:.2f}",
         )
-        for one in results
+        for result in results
     )
     note = (
         "us/round: propose and observe, median over the rounds (quartiles), without any evaluation. prompt us/token: "
@@ -100,18 +100,18 @@ def replay_table(results: Sequence[ReplayResult]) -> Table:
     columns = ("texts", "drafter", "tokens", "rounds", "drafted", "accepted", "tok/round", "speed-up", "late", "worst")
     rows = tuple(
         (
-            f"{one.name} ({one.n_texts})",
-            one.drafter,
-            f"{one.tokens:,}",
-            f"{one.rounds:,}",
-            f"{one.drafted:,}",
-            f"{one.accepted:,}",
-            f"{one.mean_accepted_length:.2f}",
-            f"{one.speed_up:.3f}x",
-            "-" if one.late_speed_up is None else f"{one.late_speed_up:.3f}x",
-            f"{one.worst_speed_up:.3f}x",
+            f"{result.name} ({result.n_texts})",
+            result.drafter,
+            f"{result.tokens:,}",
+            f"{result.rounds:,}",
+            f"{result.drafted:,}",
+            f"{result.accepted:,}",
+            f"{result.mean_accepted_length:.2f}",
+            f"{result.speed_up:.3f}x",
+            "-" if result.late_speed_up is None else f"{result.late_speed_up:.3f}x",
+            f"{result.worst_speed_up:.3f}x",
         )
-        for one in results
+        for result in results
     )
     note = (
         "speed-up: over plain decoding by the cost curve alone, nothing was timed; late: after the first "
@@ -125,14 +125,14 @@ def heads_table(results: Sequence[HeadResult]) -> Table:
     columns = ("head", "hidden", "vocabulary", "type", "width", "MB read", "copy GB/s", "floor us", "us", "over floor")
     rows = tuple(
         (
-            *(one.head, f"{one.hidden:,}", f"{one.words:,}", one.type_name, str(one.width)),
-            f"{one.n_bytes / 1e6:,.1f}",
-            f"{one.copy_bytes_per_s.median / 1e9:.2f}",
-            f"{one.floor_us:,.0f}",
-            f"{one.time_us.median:,.0f} ({one.time_us.lower_quartile:,.0f}-{one.time_us.upper_quartile:,.0f})",
-            _ratio(one.over_floor),
+            *(result.head, f"{result.hidden:,}", f"{result.words:,}", result.type_name, str(result.width)),
+            f"{result.n_bytes / 1e6:,.1f}",
+            f"{result.copy_bytes_per_s.median / 1e9:.2f}",
+            f"{result.floor_us:,.0f}",
+            f"{result.time_us.median:,.0f} ({result.time_us.lower_quartile:,.0f}-{result.time_us.upper_quartile:,.0f})",
+            _ratio(result.over_floor),
         )
-        for one in results
+        for result in results
     )
     repetitions, threads = (results[0].time_us.n, results[0].n_threads) if results else (0, 0)
     notes = (
@@ -159,27 +159,27 @@ def machine_facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": available_cores(),
-        "devices": [f"{one.name}: {one.description}" for one in devices()],
+        "devices": [f"{device.name}: {device.description}" for device in devices()],
     }
 
 
-def _drafter_row(one: DrafterResult) -> tuple[str, ...]:
-    target = one.target
+def _drafter_row(result: DrafterResult) -> tuple[str, ...]:
+    target = result.target
     return (
         target.model,
         _size(target.n_bytes),
         f"{target.n_params / 1e6:,.2f} M",
         target.backend,
         "all" if target.n_gpu_layers < 0 else str(target.n_gpu_layers),
-        "none (plain)" if one.speed_up is None else one.label,
-        f"{one.temperature:g}",
-        _spread(one.tokens_per_second, 1),
-        "-" if one.speed_up is None else _ratio(one.speed_up),
-        "-" if one.acceptance_rate is None else f"{100 * one.acceptance_rate:.1f}",
-        f"{one.mean_accepted_length:.2f}",
-        f"{1e3 * one.time_to_first_token_s.median:,.1f}",
-        f"{one.overhead_us_per_round.median:,.0f}",
-        _text(one.text),
+        "none (plain)" if result.speed_up is None else result.label,
+        f"{result.temperature:g}",
+        _spread(result.tokens_per_second, 1),
+        "-" if result.speed_up is None else _ratio(result.speed_up),
+        "-" if result.acceptance_rate is None else f"{100 * result.acceptance_rate:.1f}",
+        f"{result.mean_accepted_length:.2f}",
+        f"{1e3 * result.time_to_first_token_s.median:,.1f}",
+        f"{result.overhead_us_per_round.median:,.0f}",
+        _text(result.text),
     )
 
 
@@ -195,13 +195,13 @@ def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
         "speed-up: ratio of the medians (least to most within one repetition)."
     ]
     notes += _chain_notes(results)
-    lossy = dict.fromkeys(one.rule for one in results if not one.exact)
+    lossy = dict.fromkeys(result.rule for result in results if not result.exact)
     if lossy:
         notes.append(
             f"NOT exact: {', '.join(lossy)}. Its text does not have the target's distribution, so its speed is that of "
             "other text."
         )
-    published = literature_note(one.drafter for one in results)
+    published = literature_note(result.drafter for result in results)
     if published:
         notes.append(published)
     padded = first.target.padded_parameters
@@ -210,39 +210,39 @@ def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
             f"The target was padded: {padded / 1e6:,.0f} M of its {first.target.n_params / 1e6:,.0f} M parameters "
             "have no effect. Padding scales the target's cost to that of a larger model without changing its outputs."
         )
-    if any(one.text is not None and one.text.n_same < one.text.n_prompts for one in results):
+    if any(result.text is not None and result.text.n_same < result.text.n_prompts for result in results):
         notes.append(
             "Texts that differ at temperature 0: batches of different sizes round differently, so where two tokens "
             "are almost equally likely, the other one may win."
         )
-    return [*notes, *(f"Advice: {one.advice}." for one in results if one.advice)]
+    return [*notes, *(f"Advice: {result.advice}." for result in results if result.advice)]
 
 
 def _chain_notes(results: Sequence[DrafterResult]) -> list[str]:
     """Return EAGLE's n-alpha of every chain: how acceptance falls with what the drafter itself predicted."""
-    chains = [one for one in results if one.is_chain and one.acceptance_given_prefix]
+    chains = [result for result in results if result.is_chain and result.acceptance_given_prefix]
     if not chains:
         return []
     lines = [
-        f"\n- {one.label} at temperature {one.temperature:g}: "
-        + " ".join(f"{share:.2f}" for share in one.acceptance_given_prefix[:_ALPHAS])
-        for one in chains
+        f"\n- {chain.label} at temperature {chain.temperature:g}: "
+        + " ".join(f"{share:.2f}" for share in chain.acceptance_given_prefix[:_ALPHAS])
+        for chain in chains
     ]
     return ["n-alpha of chains (acceptance where the n drafts before were accepted), n = 0, 1, ...:" + "".join(lines)]
 
 
-def _overhead_row(one: OverheadResult, parts: Sequence[str]) -> tuple[str, ...]:
-    within = one.within_budget
+def _overhead_row(result: OverheadResult, parts: Sequence[str]) -> tuple[str, ...]:
+    within = result.within_budget
     return (
-        f"{one.vocab_size:,}",
-        str(one.n_ctx),
-        one.setting,
-        *(f"{one.parts_us[name].median:.0f}" for name in parts),
-        f"{one.overhead_us.median:.0f} ({one.overhead_us.lower_quartile:.0f}-{one.overhead_us.upper_quartile:.0f})",
-        "-" if one.budget_us is None else f"{one.budget_us:.0f} {'within' if within else 'over'}",
-        f"{one.target_native_us.median:,.0f}",
-        f"{one.drafter_native_us.median:,.0f}",
-        f"{one.accepted_per_round:.2f}/{one.drafted_per_round:.1f}" if one.drafted_per_round else "-",
+        f"{result.vocab_size:,}",
+        str(result.n_ctx),
+        result.setting,
+        *(f"{result.parts_us[name].median:.0f}" for name in parts),
+        f"{result.overhead_us.median:.0f} ({result.overhead_us.lower_quartile:.0f}-{result.overhead_us.upper_quartile:.0f})",
+        "-" if result.budget_us is None else f"{result.budget_us:.0f} {'within' if within else 'over'}",
+        f"{result.target_native_us.median:,.0f}",
+        f"{result.drafter_native_us.median:,.0f}",
+        f"{result.accepted_per_round:.2f}/{result.drafted_per_round:.1f}" if result.drafted_per_round else "-",
     )
 
 

@@ -55,7 +55,7 @@ def to_markdown(table: Table) -> str:
 
 def to_csv(results: Sequence[Any]) -> str:
     """Return results (dataclasses) as CSV, nested fields as columns such as `tokens_per_second_median`."""
-    records = [_flat(dataclasses.asdict(one)) for one in results]
+    records = [_flat(dataclasses.asdict(result)) for result in results]
     names = _column_names(records)
     output = io.StringIO()
     writer = csv.DictWriter(output, names, extrasaction="ignore", lineterminator="\n")
@@ -66,7 +66,7 @@ def to_csv(results: Sequence[Any]) -> str:
 
 def to_json(kind: str, machine: Mapping[str, Any], results: Sequence[Any]) -> str:
     """Return one JSON object: what was measured, on what machine, and the results (dataclasses)."""
-    content = {"bench": kind, "machine": dict(machine), "results": [dataclasses.asdict(one) for one in results]}
+    content = {"bench": kind, "machine": dict(machine), "results": [dataclasses.asdict(result) for result in results]}
     return json.dumps(content, indent=2) + "\n"
 
 
@@ -74,7 +74,7 @@ def _column_names(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return all names, without those that are None for some results and nested fields for others."""
     names = list(dict.fromkeys(name for record in records for name in record))
     empty = {name for name in names if all(record.get(name) is None for record in records)}
-    return [name for name in names if not (name in empty and any(one.startswith(f"{name}_") for one in names))]
+    return [name for name in names if not (name in empty and any(column.startswith(f"{name}_") for column in names))]
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat.update(_flat(value, f"{prefix}{name}_"))
         elif isinstance(value, list | tuple):
-            flat[f"{prefix}{name}"] = " ".join(f"{one:.6g}" for one in value)
+            flat[f"{prefix}{name}"] = " ".join(f"{item:.6g}" for item in value)
         else:
             flat[f"{prefix}{name}"] = value
     return flat

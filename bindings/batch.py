@@ -103,7 +103,7 @@ class Batch:
         self.outputs[:n] = outputs
         self.n_tokens = n
         self.n_outputs = int(np.count_nonzero(self.outputs[:n]))
-        if all(isinstance(one, np.ndarray) and not one.flags.writeable for one in (id_counts, ids, outputs)):
+        if all(isinstance(array, np.ndarray) and not array.flags.writeable for array in (id_counts, ids, outputs)):
             self._filled = (id_counts, ids, outputs)
 
     def _fill_single_ids(self, n: int, ids: Sequence[int] | IntArray) -> None:

@@ -63,8 +63,8 @@ class Memory:
             raise OptionError(f"cannot truncate from position {start}: it is negative")
         if not self._can_branch and start > 0:
             sequences = range(self._n_sequences) if sequence == ALL_SEQUENCES else (sequence,)
-            for one in sequences:
-                self._take_back(one, start, end)
+            for seq_id in sequences:
+                self._take_back(seq_id, start, end)
             return
         if not self._remove(self._handle, sequence, start, end):
             raise UnsupportedModelError(f"llama.cpp cannot drop positions from {start} on of this memory")

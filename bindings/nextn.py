@@ -95,7 +95,7 @@ def read_nextn(path: Path, header: GGUFHeader) -> NextnBlocks:
     n_all, n_nextn = _declared(header)
     if not n_nextn:
         return NextnBlocks()
-    tensors = [tensor for one in split_headers(path, header) for tensor in one.tensors]
+    tensors = [tensor for header in split_headers(path, header) for tensor in header.tensors]
     names = {tensor.name for tensor in tensors}
     blocks = [f"blk.{block}." for block in range(n_all - n_nextn, n_all)]
     if not all(f"{block}nextn.eh_proj.weight" in names for block in blocks):

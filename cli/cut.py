@@ -62,7 +62,7 @@ def cut(
     terminal: Terminal,
 ) -> None:
     """Write a model with some of its layers only: a drafter for itself."""
-    given = [one is not None for one in (layers, skip_layers, pad_to)]
+    given = [choice is not None for choice in (layers, skip_layers, pad_to)]
     if sum(given) != 1:
         problem = "exclude each other" if any(given) else "say what to do"
         raise click.UsageError(f"--layers, --skip-layers and --pad-to {problem}: give one of them")

@@ -187,8 +187,8 @@ def _print(terminal: Terminal, diagnosis: Diagnosis) -> None:
     print_facts(terminal, "versions", diagnosis.versions)
     print_facts(terminal, "machine", diagnosis.machine)
     devices = [
-        (one["name"], one["description"], one["kind"], bytes_text(one["memory_free"]), bytes_text(one["memory_total"]))
-        for one in diagnosis.devices
+        (device["name"], device["description"], device["kind"], bytes_text(device["memory_free"]), bytes_text(device["memory_total"]))
+        for device in diagnosis.devices
     ]
     if devices:
         print_table(terminal, "devices", ("name", "description", "kind", "free", "memory"), devices)

@@ -118,7 +118,7 @@ def compare_files(original: Path, other: Path, settings: ComparisonSettings, ter
     finally:
         terminal.passing("")
     with byte_progress(terminal, "comparing tensors") as progress:
-        errors = [dataclasses.asdict(one) for one in tensor_errors(original, other, progress)]
+        errors = [dataclasses.asdict(error) for error in tensor_errors(original, other, progress)]
     return {
         "text": "fixed" if settings.text_file is None else str(settings.text_file),
         **dataclasses.asdict(found),
@@ -126,13 +126,13 @@ def compare_files(original: Path, other: Path, settings: ComparisonSettings, ter
     }
 
 
-def print_comparison(terminal: Terminal, one: dict[str, Any], other: dict[str, Any], found: dict[str, Any]) -> None:
+def print_comparison(terminal: Terminal, first: dict[str, Any], other: dict[str, Any], found: dict[str, Any]) -> None:
     """Print both files side by side, then the figures, then the tensors that are furthest off."""
     rows = [
-        ("file", one["file"], other["file"]),
-        ("size", bytes_text(one["file_bytes"]), bytes_text(other["file_bytes"])),
-        ("file type", str(one["file_type"]), str(other["file_type"])),
-        ("bits per weight", f"{one['bits_per_weight']:.2f}", f"{other['bits_per_weight']:.2f}"),
+        ("file", first["file"], other["file"]),
+        ("size", bytes_text(first["file_bytes"]), bytes_text(other["file_bytes"])),
+        ("file type", str(first["file_type"]), str(other["file_type"])),
+        ("bits per weight", f"{first['bits_per_weight']:.2f}", f"{other['bits_per_weight']:.2f}"),
         ("perplexity", *(_perplexity(found["summary"][which]) for which in ("original", "other"))),
     ]
     print_table(terminal, "models", ("", "first", "second"), rows)
@@ -153,25 +153,25 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _perplexity(one: dict[str, float]) -> str:
-    return f"{one['value']:.4f} +- {one['error']:.2g}"
+def _perplexity(measured: dict[str, float]) -> str:
+    return f"{measured['value']:.4f} +- {measured['error']:.2g}"
 
 
 def _print_tensors(terminal: Terminal, errors: list[dict[str, Any]]) -> None:
-    compared = [one for one in errors if one["relative_rms"] is not None]
-    changed = sorted((one for one in compared if one["relative_rms"] > 0), key=lambda one: -one["relative_rms"])
+    compared = [error for error in errors if error["relative_rms"] is not None]
+    changed = sorted((error for error in compared if error["relative_rms"] > 0), key=lambda error: -error["relative_rms"])
     rows = [
-        (one["name"], one["original_type"], one["other_type"], f"{one['relative_rms']:.3g}")
-        for one in changed[:_SHOWN_TENSORS]
+        (error["name"], error["original_type"], error["other_type"], f"{error['relative_rms']:.3g}")
+        for error in changed[:_SHOWN_TENSORS]
     ]
     if rows:
         title = f"tensors furthest off ({len(changed):,} of {len(compared):,} differ; --json has all)"
         print_table(terminal, title, ("tensor", "first", "second", "relative RMS error"), rows)
     else:
         terminal.answer(f"All {len(compared):,} tensors have the same numbers.\n")
-    for one in errors:
-        if one["relative_rms"] is None:
-            terminal.warn(f"{one['name']} was not compared: {one['note']}")
+    for error in errors:
+        if error["relative_rms"] is None:
+            terminal.warn(f"{error['name']} was not compared: {error['note']}")
 
 
 _EPILOG = """\b
@@ -259,12 +259,12 @@ def inspect(
 
 
 def _compare(file: Path, other: Path, settings: ComparisonSettings, terminal: Terminal, *, as_json: bool) -> None:
-    one, two = (summarise(path, read_header(path)) for path in (file, other))
+    first, second = (summarise(path, read_header(path)) for path in (file, other))
     found = compare_files(file, other, settings, terminal)
     if as_json:
-        terminal.answer(json.dumps({"first": one, "second": two, "comparison": found}, ensure_ascii=True) + "\n")
+        terminal.answer(json.dumps({"first": first, "second": second, "comparison": found}, ensure_ascii=True) + "\n")
     else:
-        print_comparison(terminal, one, two, found)
+        print_comparison(terminal, first, second, found)
 
 
 def _pair_problem(target: Path, draft: Path) -> SpecrunError | None:
@@ -273,18 +273,18 @@ def _pair_problem(target: Path, draft: Path) -> SpecrunError | None:
     from specrun.runtime.drafters.eagle import check_head, is_head
     from specrun.runtime.pairing import check_blocks, check_pair, check_rollback
 
-    with Model(target) as one:
+    with Model(target) as first:
         try:
-            check_rollback(one)
+            check_rollback(first)
             if is_head(draft):
-                check_head(draft, one)
+                check_head(draft, first)
                 return None
         except SpecrunError as error:
             return error
         with Model(draft) as other:
             try:
                 check = check_blocks if other.nextn.alone else check_pair
-                check(one, other)
+                check(first, other)
             except SpecrunError as error:
                 return error
     return None

@@ -33,7 +33,7 @@ class LazyGroup(click.Group):
 
     def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **attributes: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **attributes)
-        self._lazy = {name: one for name, one in lazy.items() if importlib.util.find_spec(one.module)}
+        self._lazy = {name: command for name, command in lazy.items() if importlib.util.find_spec(command.module)}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the table's order."""
@@ -47,7 +47,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table of commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, one.short_help) for name, one in self._lazy.items()])
+            formatter.write_dl([(name, command.short_help) for name, command in self._lazy.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

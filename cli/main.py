@@ -85,7 +85,7 @@ def main() -> None:
         # What an encoding lacks, or bytes that are no text, must not end an answer.
         for stream, errors in (
             (sys.stdin, "replace"),
-            *((one, "backslashreplace") for one in (sys.stdout, sys.stderr)),
+            *((stream, "backslashreplace") for stream in (sys.stdout, sys.stderr)),
         ):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors=errors)

@@ -82,8 +82,8 @@ def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
 def tensor_rows(facts: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     """Return the table of tensor types for people."""
     return [
-        (name, f"{one['tensors']:,}", count_text(one["parameters"]), bytes_text(one["bytes"]))
-        for name, one in facts["tensor_types"].items()
+        (name, f"{counts['tensors']:,}", count_text(counts["parameters"]), bytes_text(counts["bytes"]))
+        for name, counts in facts["tensor_types"].items()
     ]
 
 

@@ -73,12 +73,12 @@ class ConversionPlan:
     @property
     def source_bytes(self) -> int:
         """The bytes of all tensors in the checkpoint."""
-        return sum({source.name: source.n_bytes for one in self.tensors for source in one.sources}.values())
+        return sum({source.name: source.n_bytes for info in self.tensors for source in info.sources}.values())
 
     @property
     def source_types(self) -> Mapping[str, int]:
         """How many tensors of the checkpoint have each type."""
-        types = {source.name: source.type_name for one in self.tensors for source in one.sources}
+        types = {source.name: source.type_name for info in self.tensors for source in info.sources}
         return {kind: list(types.values()).count(kind) for kind in sorted(set(types.values()))}
 
     @property
@@ -204,8 +204,8 @@ def convert_checkpoint(
 
     with TensorStream(digest) as stream:
         planned = [
-            PlannedTensor(one.name, one.shape, one.type_name, functools.partial(stream.pieces, one))
-            for one in plan.tensors
+            PlannedTensor(tensor.name, tensor.shape, tensor.type_name, functools.partial(stream.pieces, tensor))
+            for tensor in plan.tensors
         ]
         if plan.is_quantized:
             # The quantizer reads a file: both have to fit.
@@ -224,10 +224,10 @@ def known_type(outtype: str) -> str:
         return AUTOMATIC_TYPE
     name = outtype.upper()
     # What needs an importance matrix cannot be made from a checkpoint at once.
-    there = [one for one, kind in FILE_TYPES.items() if not kind.needs_importance]
+    there = [file_type for file_type, kind in FILE_TYPES.items() if not kind.needs_importance]
     if outtype.lower() in OUTPUT_TYPES or name in there:
         return name
-    quantized = [one.lower() for one in there if one.lower() not in OUTPUT_TYPES]
+    quantized = [file_type.lower() for file_type in there if file_type.lower() not in OUTPUT_TYPES]
     hint = nearest(outtype.lower(), [*OUTPUT_TYPES, AUTOMATIC_TYPE, *quantized])
     raise OptionError(
         f"outtype is {outtype!r}: use one of {', '.join(OUTPUT_TYPES)}{hint}, {AUTOMATIC_TYPE}, "

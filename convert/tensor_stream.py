@@ -68,9 +68,9 @@ class TensorStream:
         raws = [self._whole(source) for source in tensor.sources]
         if as_bits:
             kind = kinds.pop()
-            numbers = rule.change(*(raw.reshape(one.shape) for one, raw in zip(tensor.sources, raws, strict=True)))
+            numbers = rule.change(*(raw.reshape(source.shape) for source, raw in zip(tensor.sources, raws, strict=True)))
         else:
-            numbers = rule.change(*(one.as_numbers(raw) for one, raw in zip(tensor.sources, raws, strict=True)))
+            numbers = rule.change(*(source.as_numbers(raw) for source, raw in zip(tensor.sources, raws, strict=True)))
         del raws
         if numbers.shape != tensor.shape:
             problem = f"{numbers.shape}, not {tensor.shape}"
@@ -139,8 +139,8 @@ def check_written(path: Path, tensors: Sequence[MappedTensor]) -> None:
     if written.keys() != wanted.keys():
         names = ", ".join(sorted(written.keys() ^ wanted.keys())[:4])
         raise SpecrunError(f"the file came out with other tensors than planned ({names}): this is a mistake in specrun")
-    for name, one in wanted.items():
+    for name, array in wanted.items():
         found = written[name]
         got = found.shape[::-1], found.type_name, found.n_bytes
-        if got != (one.shape, one.type_name, one.n_bytes):
+        if got != (array.shape, array.type_name, array.n_bytes):
             raise SpecrunError(f"{name} came out as {got}, not as planned: this is a mistake in specrun")

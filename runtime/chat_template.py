@@ -48,7 +48,7 @@ class ChatTemplate:
         Raises `TemplateError` if the template refuses the messages, tries to leave the sandbox, or takes
         more than its share of time or text.
         """
-        values = {"messages": [dict(one) for one in messages], "add_generation_prompt": add_generation_prompt}
+        values = {"messages": [dict(message) for message in messages], "add_generation_prompt": add_generation_prompt}
         try:
             return _within_time(lambda: self._collect({**self._tokens, **values}))
         except TemplateError:
@@ -119,13 +119,13 @@ def _texts_of(message: Message) -> list[str]:
     found: list[str] = []
     left: list[object] = [value for key, value in message.items() if key != "role"]
     while left:
-        one = left.pop()
-        if isinstance(one, str):
-            found.append(one)
-        elif isinstance(one, Mapping):
-            left.extend((*one.keys(), *one.values()))
-        elif isinstance(one, list | tuple):
-            left.extend(one)
+        item = left.pop()
+        if isinstance(item, str):
+            found.append(item)
+        elif isinstance(item, Mapping):
+            left.extend((*item.keys(), *item.values()))
+        elif isinstance(item, list | tuple):
+            left.extend(item)
     return found
 
 
@@ -138,8 +138,8 @@ def _with_markers(message: Message, special_texts: Sequence[str], marker: str) -
                 value = value.replace(special, special[0] + marker + special[1:])
             return value
         if isinstance(value, Mapping):
-            return {split(key): split(one) for key, one in value.items()}
-        return [split(one) for one in value] if isinstance(value, list | tuple) else value
+            return {split(key): split(part) for key, part in value.items()}
+        return [split(item) for item in value] if isinstance(value, list | tuple) else value
 
     return {key: value if key == "role" else split(value) for key, value in message.items()}
 

@@ -39,7 +39,7 @@ class Expression:
     is_call: bool = False
 
     def __str__(self) -> str:
-        inner = [str(one) for one in self.arguments] + [f"{_atom(name)}={value}" for name, value in self.options]
+        inner = [str(argument) for argument in self.arguments] + [f"{_atom(name)}={value}" for name, value in self.options]
         call = f"({', '.join(inner)})" if self.is_call else ""
         return f"{_atom(self.atom)}{call}" + (f"@{self.count}" if self.count is not None else "")
 
@@ -203,9 +203,9 @@ class ExpressionOptions:
         return text
 
     def _refuse_counts(self, expressions: Iterable[Expression]) -> None:
-        for one in expressions:
-            if one.count is not None:
+        for expression in expressions:
+            if expression.count is not None:
                 raise OptionError(
-                    f"{one}: @{one.count} says how many tokens a part of a relay drafts, as in "
+                    f"{expression}: @{expression.count} says how many tokens a part of a relay drafts, as in "
                     "relay(draft(a.gguf)@2, prompt-lookup@3); it means nothing here"
                 )

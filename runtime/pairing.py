@@ -87,10 +87,10 @@ def check_blocks(target: Model, blocks: Model) -> None:
         raise PairError(f"{pair}: it predicts {predicted} tokens, and the target has {known}")
 
 
-def check_same_vocabulary(one: Model, other: Model) -> None:
+def check_same_vocabulary(first: Model, other: Model) -> None:
     """Raise `PairError` unless both models have the same vocabulary, word for word: the first difference is named."""
-    ours, theirs = one.vocabulary, other.vocabulary
-    pair = f"{one.path} and {other.path} cannot be compared"
+    ours, theirs = first.vocabulary, other.vocabulary
+    pair = f"{first.path} and {other.path} cannot be compared"
     if ours.kind != theirs.kind:
         raise PairError(f"{pair}: their vocabularies are of kind {ours.kind} and {theirs.kind}")
     token = ours.first_difference(theirs, 0)

@@ -59,12 +59,12 @@ class SamplingParams:
         self._require(self.repeat_penalty > 0.0, "repeat_penalty", "above 0 (1 is off)")
         self._require(self.repeat_last_n >= -1, "repeat_last_n", "-1 (all), 0 (off) or a count")
         self._require(
-            all(isinstance(one, str) and one for one in self.stop), "stop", "made of strings that are not empty"
+            all(isinstance(stop, str) and stop for stop in self.stop), "stop", "made of strings that are not empty"
         )
         self._require(isinstance(self.logit_bias, Mapping), "logit_bias", "a mapping of token ids to numbers")
         biases, tokens = self.logit_bias.values(), self.logit_bias.keys()
         self._require(all(map(_is_bias, biases)), "logit_bias", "made of finite numbers and -inf")
-        self._require(all(isinstance(one, int) and one >= 0 for one in tokens), "logit_bias", "keyed by token ids")
+        self._require(all(isinstance(token, int) and token >= 0 for token in tokens), "logit_bias", "keyed by token ids")
         self._require(self.seed is None or isinstance(self.seed, int), "seed", "a whole number or None")
 
     def _require_finite(self) -> None:
@@ -96,7 +96,7 @@ class SamplingParams:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
         """Return settings from a mapping; unknown names raise with the nearest known one."""
-        known = [one.name for one in dataclasses.fields(cls)]
+        known = [entry.name for entry in dataclasses.fields(cls)]
         for name in values:
             if name not in known:
                 raise unknown_option(name, known, "SamplingParams")
@@ -104,7 +104,7 @@ class SamplingParams:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as a mapping that `from_dict` reads."""
-        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        return {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
 
     def replace(self, **changes: Any) -> SamplingParams:  # noqa: ANN401 - values of any field
         """Return a copy with some settings changed; unknown names raise."""

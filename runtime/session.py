@@ -265,10 +265,10 @@ class _Answer:
         conversation.noise = SeededNoise(self._seed)
         settings = DecodeSettings(session.rule, self._params, limits, end_tokens)
         rounds = decode_rounds(session.target, conversation, settings)
-        for number, one in enumerate(rounds):
+        for number, this_round in enumerate(rounds):
             ended = tokens[-1] in end_tokens
             final = ended or limits.next_round(len(tokens)) is None
-            yield from self._events_of(one, number, final, end_tokens)
+            yield from self._events_of(this_round, number, final, end_tokens)
             if self._assembler.stopped_by is not None:
                 self._finish = "stop"
                 return
@@ -279,13 +279,13 @@ class _Answer:
             self._finish = "length"
 
     def _events_of(
-        self, one: Round, number: int, final: bool, end_tokens: frozenset[int]
+        self, this_round: Round, number: int, final: bool, end_tokens: frozenset[int]
     ) -> Generator[TokenEvent, None, None]:
-        new = one.tokens
-        n_candidates, depth = one.tree.n_candidates, one.tree.candidate_depth
-        refused = one.rejected and one.next_token is not None  # a path cut at its end token was not
-        n_tested = len(one.path) + refused
-        self._counter.count(n_candidates, depth, len(one.path), len(new), len(one.tree) - n_candidates, n_tested)
+        new = this_round.tokens
+        n_candidates, depth = this_round.tree.n_candidates, this_round.tree.candidate_depth
+        refused = this_round.rejected and this_round.next_token is not None  # a path cut at its end token was not
+        n_tested = len(this_round.path) + refused
+        self._counter.count(n_candidates, depth, len(this_round.path), len(new), len(this_round.tree) - n_candidates, n_tested)
         for index, token in enumerate(new):
             piece = b"" if token in end_tokens else self._session.vocabulary.piece(token)
             text = self._assembler.push(piece)
@@ -293,13 +293,13 @@ class _Answer:
                 text += self._assembler.finish()
             self._token_ids.append(token)
             self._texts.append(text)
-            row = one.row_before(index)
+            row = this_round.row_before(index)
             event = TokenEvent(
                 text,
                 token,
-                "drafted" if index < len(one.path) else "target",
+                "drafted" if index < len(this_round.path) else "target",
                 number,
-                lambda row=row: one.rows.logits(row),  # type: ignore[misc]
+                lambda row=row: this_round.rows.logits(row),  # type: ignore[misc]
             )
             self._keeper.add(event)
             if self._clock.first_token_s is None:

@@ -110,11 +110,11 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if isinstance(owner, str):
             self.spend(len(owner))
             if name in _PADDING:
-                self.spend(sum(one for one in args if isinstance(one, int)))
+                self.spend(sum(arg for arg in args if isinstance(arg, int)))
             elif name == "replace" and len(args) > 1:
                 self.spend(owner.count(str(args[0])) * len(str(args[1])))
             elif name == "join" and args:
-                args = ([str(one) for one in self._listed(args[0], len(owner))], *args[1:])
+                args = ([str(item) for item in self._listed(args[0], len(owner))], *args[1:])
         return super().call(context, obj, *args, **options)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401 - Jinja's signature
@@ -156,7 +156,7 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _join(self, value: Iterable[object], d: str = "", attribute: str | int | None = None) -> str:
         if attribute is not None:
             value = map(jinja2.filters.make_attrgetter(self, attribute), value)
-        return str(d).join(str(one) for one in self._listed(value, len(str(d))))
+        return str(d).join(str(item) for item in self._listed(value, len(str(d))))
 
     def _replace(self, s: object, old: str, new: str, count: int | None = None) -> str:
         text = str(s)
@@ -178,16 +178,16 @@ def _weight(value: object) -> int:
     """
     total, count, left = 0, 0, [value]
     while left:
-        one = left.pop()
+        item = left.pop()
         count += 1
-        if isinstance(one, str | bytes):
-            total += len(one)
-        elif isinstance(one, dict | list | tuple):
-            if count + len(left) + len(one) > _MAX_ELEMENTS:
+        if isinstance(item, str | bytes):
+            total += len(item)
+        elif isinstance(item, dict | list | tuple):
+            if count + len(left) + len(item) > _MAX_ELEMENTS:
                 return _BUDGET + 1
-            left.extend(one)
-            if isinstance(one, dict):
-                left.extend(one.values())
+            left.extend(item)
+            if isinstance(item, dict):
+                left.extend(item.values())
         else:
             total += _POINTER
     return total

@@ -58,7 +58,7 @@ class DraftTree:
     @property
     def candidate_depth(self) -> int:
         """The depth of the deepest node that can be accepted, 0 without any."""
-        return max((depth for depth, one in zip(self.depths, self.is_candidate, strict=True) if one), default=0)
+        return max((depth for depth, counts in zip(self.depths, self.is_candidate, strict=True) if counts), default=0)
 
     def path_to(self, node: int) -> list[int]:
         """Return the nodes from the first below the root down to `node`; empty for ROOT."""

@@ -51,7 +51,7 @@ def differences(page: str) -> list[str]:
     if len(blocks) != len(QUOTED):
         return [f"the page has {len(blocks)} blocks of code and should have {len(QUOTED)}"]
     pairs = zip(QUOTED, blocks, strict=True)
-    return [f"{one.__qualname__} is not what the page shows" for one, block in pairs if block != source_of(one)]
+    return [f"{pair.__qualname__} is not what the page shows" for pair, block in pairs if block != source_of(pair)]
 
 
 def renewed(page: str) -> str:

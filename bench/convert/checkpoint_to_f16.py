@@ -49,7 +49,7 @@ def measure(options: ConvertOptions, progress: Progress) -> Iterator[ConvertResu
             peak = max(peak, run.peak_bytes)
             written = output.stat().st_size
             output.unlink()
-    bandwidths = [[n_bytes / one for one in arm] for arm in seconds]
+    bandwidths = [[n_bytes / second for second in arm] for arm in seconds]
     yield ConvertResult("copy", n_bytes, n_bytes, spread_of(seconds[0]), spread_of(bandwidths[0]))
     yield ConvertResult(
         name="checkpoint to F16",

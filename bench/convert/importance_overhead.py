@@ -38,7 +38,7 @@ def measure(options: ConvertOptions, progress: Progress) -> Iterator[ConvertResu
         tokens = np.random.default_rng(0).integers(0, model.vocabulary.size, (_CHUNKS, CHUNK_TOKENS), np.int32)
         observer = InputObserver(lambda name: name.startswith("blk."))
         wide = ContextOptions(n_ctx=CHUNK_TOKENS, n_outputs=CHUNK_TOKENS, n_threads=options.n_threads)
-        contexts = [opened.enter_context(Context(model, wide, observer=one)) for one in (None, observer)]
+        contexts = [opened.enter_context(Context(model, wide, observer=watcher)) for watcher in (None, observer)]
         for context in contexts:  # the first evaluation reserves memory and reads the weights from the disk
             _evaluate(context, tokens[:1])
         observer.take()
@@ -49,7 +49,7 @@ def measure(options: ConvertOptions, progress: Progress) -> Iterator[ConvertResu
             n_summed = sum(squares.nbytes + counts.nbytes for squares, counts in observer.take().values()) or n_summed
             seconds[arm].append(time.perf_counter() - started)
     source.unlink()
-    bandwidths = [[_CHUNKS * n_bytes / one for one in arm] for arm in seconds]
+    bandwidths = [[_CHUNKS * n_bytes / second for second in arm] for arm in seconds]
     ratio = ratio_of(bandwidths[1], bandwidths[0])
     yield ConvertResult(_ARMS[0], _CHUNKS * n_bytes, 0, spread_of(seconds[0]), spread_of(bandwidths[0]))
     yield ConvertResult(

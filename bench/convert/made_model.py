@@ -76,9 +76,9 @@ def _config(n_bytes: int) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "eos_token_id": 0,
     }
-    one = 2 * sum(prod(shape) for _, shape in _shapes(config))
+    layer_bytes = 2 * sum(prod(shape) for _, shape in _shapes(config))
     layer = 2 * sum(prod(shape) for name, shape in _shapes(config) if ".layers." in name)
-    config["num_hidden_layers"] = 1 + max(0, -(-(n_bytes - one) // layer))
+    config["num_hidden_layers"] = 1 + max(0, -(-(n_bytes - layer_bytes) // layer))
     return config
 
 

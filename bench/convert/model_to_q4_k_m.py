@@ -42,7 +42,7 @@ def measure(options: ConvertOptions, progress: Progress) -> Iterator[ConvertResu
         written[arm] = output.stat().st_size
         output.unlink()
     source.unlink()
-    bandwidths = [[n_bytes / one for one in arm] for arm in seconds]
+    bandwidths = [[n_bytes / second for second in arm] for arm in seconds]
     yield ConvertResult(
         _ARMS[0], n_bytes, written[0], spread_of(seconds[0]), spread_of(bandwidths[0]), peak_bytes=peaks[0]
     )

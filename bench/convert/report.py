@@ -12,38 +12,38 @@ from specrun.bench.timing import Ratio, Spread
 def convert_table(results: Sequence[ConvertResult]) -> Table:
     """Return the table, with what a reader has to know about it."""
     columns = ("what", "read", "written", "seconds", "MB/s read", "of baseline", "peak memory", "budget")
-    rows = tuple(_row(one) for one in results)
+    rows = tuple(_row(result) for result in results)
     notes = [
-        f"Medians of {max((one.seconds.n for one in results), default=0)} interleaved repetitions (least to most). "
+        f"Medians of {max((result.seconds.n for result in results), default=0)} interleaved repetitions (least to most). "
         "Every time ends when the data is on the disk; sources are in the page cache where there is room. "
         "Memory: the largest resident set of a process that does nothing else, Python included."
     ]
-    notes += [f"{one.name}: {one.note}" for one in results if one.note]
+    notes += [f"{result.name}: {result.note}" for result in results if result.note]
     return Table(columns, rows, tuple(notes))
 
 
-def _row(one: ConvertResult) -> tuple[str, ...]:
+def _row(result: ConvertResult) -> tuple[str, ...]:
     return (
-        one.name,
-        _megabytes(one.n_bytes_in),
-        _megabytes(one.n_bytes_out),
-        _spread(one.seconds, 1.0, 2),
-        _spread(one.bandwidth, 1e6, 0),
-        "-" if one.of_baseline is None else f"{_ratio(one.of_baseline)} of {one.baseline}",
-        "-" if one.peak_bytes is None else _megabytes(one.peak_bytes),
-        _budget(one),
+        result.name,
+        _megabytes(result.n_bytes_in),
+        _megabytes(result.n_bytes_out),
+        _spread(result.seconds, 1.0, 2),
+        _spread(result.bandwidth, 1e6, 0),
+        "-" if result.of_baseline is None else f"{_ratio(result.of_baseline)} of {result.baseline}",
+        "-" if result.peak_bytes is None else _megabytes(result.peak_bytes),
+        _budget(result),
     )
 
 
-def _budget(one: ConvertResult) -> str:
+def _budget(result: ConvertResult) -> str:
     parts = []
-    if one.budget is not None:
-        parts.append(f"{one.budget:g} of {one.baseline}")
-    if one.peak_budget is not None:
-        parts.append(_megabytes(one.peak_budget))
-    if one.within_budget is None:
+    if result.budget is not None:
+        parts.append(f"{result.budget:g} of {result.baseline}")
+    if result.peak_budget is not None:
+        parts.append(_megabytes(result.peak_budget))
+    if result.within_budget is None:
         return "-"
-    return f"{', '.join(parts)}: {'within' if one.within_budget else 'over'}"
+    return f"{', '.join(parts)}: {'within' if result.within_budget else 'over'}"
 
 
 def _megabytes(n_bytes: int) -> str:

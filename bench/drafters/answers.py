@@ -81,11 +81,11 @@ class Answers:
     def together(several: Sequence[Answers]) -> Answers:
         """Return the sum of sums; it keeps no token ids."""
         total = Answers()
-        for one in several:
+        for answer in several:
             for name in ("tokens", "rounds", "drafted", "accepted"):
-                setattr(total, name, getattr(total, name) + getattr(one, name))
-            _add_shares(total._by_position, one._by_position)
-            _add_shares(total._given_prefix, one._given_prefix)
+                setattr(total, name, getattr(total, name) + getattr(answer, name))
+            _add_shares(total._by_position, answer._by_position)
+            _add_shares(total._given_prefix, answer._given_prefix)
         return total
 
     @property
@@ -133,9 +133,9 @@ def prompt_ids(runtime: Runtime, prompt: Prompt, chat: bool) -> list[int]:
 def short_label(expression: Expression) -> str:
     """Return the expression with files by their name alone: paths would widen every table."""
 
-    def short(one: Expression) -> Expression:
-        atom = Path(one.atom).name if one.atom.endswith((".gguf", ".pool")) or "/" in one.atom else one.atom
-        arguments = tuple(map(short, one.arguments))
-        return Expression(atom, arguments, tuple((k, short(v)) for k, v in one.options), one.count, one.is_call)
+    def short(expression: Expression) -> Expression:
+        atom = Path(expression.atom).name if expression.atom.endswith((".gguf", ".pool")) or "/" in expression.atom else expression.atom
+        arguments = tuple(map(short, expression.arguments))
+        return Expression(atom, arguments, tuple((k, short(v)) for k, v in expression.options), expression.count, expression.is_call)
 
     return str(short(expression))

@@ -162,12 +162,12 @@ def measure_drafters(
 def with_files(text: str, files: Mapping[str, Path]) -> str:
     """Return a drafter expression with the paths that were left out of it, by the drafter's name."""
 
-    def filled(one: Expression) -> Expression:
-        arguments = tuple(map(filled, one.arguments))
-        if not arguments and one.atom in files:
-            arguments = (Expression(str(files[one.atom])),)
-        options = tuple((name, value) for name, value in one.options)
-        return Expression(one.atom, arguments, options, one.count, one.is_call or bool(arguments))
+    def filled(expression: Expression) -> Expression:
+        arguments = tuple(map(filled, expression.arguments))
+        if not arguments and expression.atom in files:
+            arguments = (Expression(str(files[expression.atom])),)
+        options = tuple((name, value) for name, value in expression.options)
+        return Expression(expression.atom, arguments, options, expression.count, expression.is_call or bool(arguments))
 
     return str(filled(parse_expression(text)))
 
@@ -217,7 +217,7 @@ def _result(
     own: Sequence[Answers],
     plain: Sequence[Answers],
 ) -> DrafterResult:
-    speeds = [one.tokens_per_second for one in own]
+    speeds = [run.tokens_per_second for run in own]
     together = Answers.together(own)
     drafter = arm.runtime.session.drafter
     return DrafterResult(
@@ -230,13 +230,13 @@ def _result(
         repetitions=bench.repetitions,
         tokens=together.tokens,
         tokens_per_second=spread_of(speeds),
-        speed_up=None if own is plain else ratio_of(speeds, [one.tokens_per_second for one in plain]),
-        time_to_first_token_s=spread_of([one.time_to_first_token_s for one in own]),
+        speed_up=None if own is plain else ratio_of(speeds, [run.tokens_per_second for run in plain]),
+        time_to_first_token_s=spread_of([run.time_to_first_token_s for run in own]),
         acceptance_rate=together.accepted / together.drafted if together.drafted else None,
         mean_accepted_length=together.tokens / together.rounds,
         acceptance_by_position=together.acceptance_by_position,
-        round_us=spread_of([1e6 * one.decoding_s / one.rounds for one in own]),
-        overhead_us_per_round=spread_of([1e6 * one.overhead_s / one.rounds for one in own]),
+        round_us=spread_of([1e6 * run.decoding_s / run.rounds for run in own]),
+        overhead_us_per_round=spread_of([1e6 * run.overhead_s / run.rounds for run in own]),
         text=_compare(own[0], plain[0]) if params.is_greedy and own is not plain else None,
         prompt_tokens=arm.prompt_tokens,
         workload=bench.workload,
@@ -262,7 +262,7 @@ def _facts(runtime: Runtime) -> TargetFacts:
 
     model = runtime.model
     padded = model.header.metadata.get(PADDED_PARAMETERS, 0)
-    gpus = [one.name for one in devices() if one.kind in ("gpu", "igpu")] if model.n_gpu_layers else []
+    gpus = [device.name for device in devices() if device.kind in ("gpu", "igpu")] if model.n_gpu_layers else []
     return TargetFacts(
         model=model.path.name,
         n_bytes=model.n_bytes,

@@ -32,7 +32,7 @@ def documentation(without: Sequence[str] = ()) -> str:
     parts = []
     for name, doc in (*_of_files(), *((name, doc) for name, _, _, doc in native_entries())):
         text = _unwrapped(doc)
-        if text and text not in seen and not any(one in text for one in without):
+        if text and text not in seen and not any(excluded in text for excluded in without):
             seen.add(text)
             parts.append(f"{name}\n{text}\n")
     return "\n".join(parts)
@@ -52,7 +52,7 @@ def _of_files() -> Iterator[tuple[str, str]]:
 
 def _unwrapped(doc: str | None) -> str:
     paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(doc or ""))
-    return "\n".join(" ".join(one.split()) for one in paragraphs if one.strip())
+    return "\n".join(" ".join(paragraph.split()) for paragraph in paragraphs if paragraph.strip())
 
 
 DocumentationKind = Literal["all", "disjoint"]

@@ -101,7 +101,7 @@ def demo_workload(
         starts = _edits(count)
     else:
         chosen = [pairs[index * len(pairs) // min(count, len(pairs))] for index in range(min(count, len(pairs)))]
-        starts = [_start(workload, one) for one in chosen]
+        starts = [_start(workload, entry) for entry in chosen]
     return tuple(_lengthened(start, pairs, number, context, count_tokens) for number, start in enumerate(starts))
 
 
@@ -143,7 +143,7 @@ def _lengthened(
 ) -> Conversation:
     """Return the conversation with other questions between what belongs to it and its last question."""
     before, question = start
-    others = [one for one in pairs if one not in before and one.question != question]
+    others = [pair for pair in pairs if pair not in before and pair.question != question]
     others = others[17 * number % len(others) :] + others[: 17 * number % len(others)]
     own, fillers = _messages(before), []
     last = {"role": "user", "content": question}
@@ -160,11 +160,11 @@ def _lengthened(
 def _messages(pairs: Sequence[_Pair]) -> list[Mapping[str, str]]:
     return [
         message
-        for one in pairs
-        for message in ({"role": "user", "content": one.question}, {"role": "assistant", "content": one.answer})
+        for pair in pairs
+        for message in ({"role": "user", "content": pair.question}, {"role": "assistant", "content": pair.answer})
     ]
 
 
 def _pairs(path: Path) -> list[_Pair]:
     lines = path.read_text(encoding="utf-8").splitlines()
-    return [_Pair(one["question"], one["answer"]) for one in map(json.loads, lines)]
+    return [_Pair(record["question"], record["answer"]) for record in map(json.loads, lines)]

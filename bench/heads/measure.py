@@ -86,9 +86,9 @@ def hydra_evaluations(
     assert layer is not None
     states = np.random.default_rng(0).standard_normal((n_cells, model.n_embd), dtype=np.float32)
     layer.evaluate(states[:cached], 0, 0)
-    sizes = {one.name: one.n_bytes for one in read_header(path).tensors}
+    sizes = {info.name: info.n_bytes for info in read_header(path).tensors}
     in_layer = sum(n_bytes for name, n_bytes in sizes.items() if name.startswith("hydra.prefix."))
-    embedding = next(one for one in model.header.tensors if one.name == "token_embd.weight")
+    embedding = next(tensor for tensor in model.header.tensors if tensor.name == "token_embd.weight")
     row = embedding.n_bytes // embedding.shape[1]
 
     def evaluation(width: int) -> Evaluation:
@@ -199,7 +199,7 @@ def measure_heads(options: HeadsOptions, *, progress: Callable[[str], None] = la
 def _medusa(path: Path, model: Model, n_threads: int, opened: ExitStack) -> list[Evaluation]:
     head = opened.enter_context(closing(MedusaHead(path, model, n_threads=n_threads, ranks=[_RANKS])))
     features = np.random.default_rng(0).standard_normal(model.n_embd, dtype=np.float32)
-    n_bytes = sum(one.n_bytes for one in read_header(path).tensors)
+    n_bytes = sum(info.n_bytes for info in read_header(path).tensors)
     return [Evaluation("medusa", 1, n_bytes, lambda: head.best_tokens(features), lambda: head.native_seconds)]
 
 
@@ -211,8 +211,8 @@ def _eagle(path: Path, model: Model, n_threads: int, widths: Sequence[int], open
     states = random.standard_normal((max(_PAIRS, *widths), model.n_embd), dtype=np.float32)
     cells = np.arange(_PAIRS, dtype=np.int64)
     pairs.evaluate([0] * _PAIRS, states[:_PAIRS], cells.astype(np.int32), cells, np.tri(_PAIRS, dtype=np.bool_))
-    own = sum(one.n_bytes for one in read_header(path).tensors)
-    of_target = {one.name: one for one in model.header.tensors}
+    own = sum(info.n_bytes for info in read_header(path).tensors)
+    of_target = {tensor.name: tensor for tensor in model.header.tensors}
     embedding = of_target["token_embd.weight"]
     row = embedding.n_bytes // embedding.shape[1]
     cached = 2 * _PAIRS * head.sizes.attention.kv_size * _FLOAT_BYTES
@@ -238,25 +238,25 @@ def _eagle(path: Path, model: Model, n_threads: int, widths: Sequence[int], open
 def _measure(
     evaluations: Sequence[Evaluation], probe: CopyProbe, hidden: int, n_threads: int, options: HeadsOptions
 ) -> Iterator[HeadResult]:
-    for one in evaluations:
+    for evaluation in evaluations:
         for _ in range(_WARM_UP):
-            one.run()
+            evaluation.run()
     probe.measure()
     taken: list[list[tuple[float, float, float]]] = [[] for _ in evaluations]
     for _, arm in interleaved(len(evaluations), options.repetitions):
         # The copy also leaves no weights in the caches, as the target's evaluation does between two drafts.
         taken[arm].append((probe.measure(), *_timed(evaluations[arm])))
-    for one, found in zip(evaluations, taken, strict=True):
+    for evaluation, found in zip(evaluations, taken, strict=True):
         copies, wall, native = (list(column) for column in zip(*found, strict=True))
-        floors = [one.n_bytes / rate for rate in copies]
+        floors = [evaluation.n_bytes / rate for rate in copies]
         yield HeadResult(
-            head=one.head,
+            head=evaluation.head,
             hidden=hidden,
             words=options.vocab_size,
             type_name=options.type_name,
-            width=one.width,
+            width=evaluation.width,
             n_threads=n_threads,
-            n_bytes=one.n_bytes,
+            n_bytes=evaluation.n_bytes,
             time_us=spread_of([1e6 * seconds for seconds in wall]),
             native_us=spread_of([1e6 * seconds for seconds in native]),
             copy_bytes_per_s=spread_of(copies),
@@ -265,9 +265,9 @@ def _measure(
         )
 
 
-def _timed(one: Evaluation) -> tuple[float, float]:
+def _timed(evaluation: Evaluation) -> tuple[float, float]:
     """Run an evaluation and return its seconds, and those inside its graph."""
-    native = one.native()
+    native = evaluation.native()
     started = time.perf_counter()
-    one.run()
-    return time.perf_counter() - started, one.native() - native
+    evaluation.run()
+    return time.perf_counter() - started, evaluation.native() - native

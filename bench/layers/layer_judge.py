@@ -149,7 +149,7 @@ def prepare_judge(
             curve = measure_cost_curve(
                 context,
                 seconds=_TARGETS_SHARE * options.seconds,
-                sizes=tuple(one for one in MEASURED_SIZES if one <= options.max_draft + 1),
+                sizes=tuple(size for size in MEASURED_SIZES if size <= options.max_draft + 1),
                 progress=lambda done: progress("measuring the target", 0.1 + 0.2 * done),
             )
     return CutJudge(options, layered, folder, list(zip(texts, laws, strict=True)), curve)
@@ -188,9 +188,9 @@ def _written(
     with Session.open(model, NoDrafter(), size, ExactRule()) as session:
         answers = [session.stream(prompt, params, seed=options.seed, max_tokens=most).drain() for prompt in prompts]
     texts = [
-        CalibrationText((*prompt, *one.token_ids), len(prompt))
-        for prompt, one in zip(prompts, answers, strict=True)
-        if one.token_ids
+        CalibrationText((*prompt, *answer.token_ids), len(prompt))
+        for prompt, answer in zip(prompts, answers, strict=True)
+        if answer.token_ids
     ]
     written = sum(len(text.tokens) - text.n_prompt for text in texts)
     if written < _FEWEST_TOKENS:

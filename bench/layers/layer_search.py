@@ -105,7 +105,7 @@ def search_layers(
         try:
             for trial in _trials(layered, judge, options):
                 trials.append(trial)
-                best = max(one.predicted for one in trials) / judge.plain_speed
+                best = max(trial.predicted for trial in trials) / judge.plain_speed
                 share = 0.3 + 0.7 * len(trials) / options.evaluations
                 progress(f"{len(trials)} of {options.evaluations} sets of layers, best {best:.2f} times plain", share)
         except KeyboardInterrupt:

@@ -84,7 +84,7 @@ def compare_models(
 def _compare_chunk(contexts: list[Context], chunk: Chunk) -> list[RowDivergence]:
     parts, place = [], chunk.first + 1
     blocks = (scored_logits(context, chunk) for context in contexts)
-    for one, other in zip(*blocks, strict=True):
-        parts.append(row_divergence(one, other, chunk.tokens[place : place + len(one)]))
-        place += len(one)
+    for first, other in zip(*blocks, strict=True):
+        parts.append(row_divergence(first, other, chunk.tokens[place : place + len(first)]))
+        place += len(first)
     return parts

@@ -57,20 +57,20 @@ def tensor_errors(
             yield TensorError(name, None, tensor.type_name, tensor.n_elements, None, "only in the second file")
 
 
-def _compare(original: Path, one: TensorInfo, other: Path, two: TensorInfo | None) -> TensorError:
+def _compare(original: Path, tensor: TensorInfo, other: Path, two: TensorInfo | None) -> TensorError:
     def result(relative_rms: float | None, note: str = "") -> TensorError:
         kind = two.type_name if two is not None else None
-        return TensorError(one.name, one.type_name, kind, one.n_elements, relative_rms, note)
+        return TensorError(tensor.name, tensor.type_name, kind, tensor.n_elements, relative_rms, note)
 
     if two is None:
         return result(None, "only in the first file")
-    if one.shape != two.shape:
-        shapes = (" x ".join(map(str, tensor.shape[::-1])) for tensor in (one, two))
+    if tensor.shape != two.shape:
+        shapes = (" x ".join(map(str, tensor.shape[::-1])) for tensor in (tensor, two))
         return result(None, "other shape: {} and {}".format(*shapes))
-    if not (_is_known(one) and _is_known(two)):
+    if not (_is_known(tensor) and _is_known(two)):
         return result(None, "a type that cannot be read here")
     squares, errors = 0.0, 0.0
-    for a, b in zip(_pieces(original, one), _pieces(other, two), strict=True):
+    for a, b in zip(_pieces(original, tensor), _pieces(other, two), strict=True):
         wide = a.astype(np.float64)
         squares += float(np.dot(wide, wide))
         wide -= b

@@ -207,7 +207,7 @@ def _collect(session: Session, watch: Stopwatch, params: SamplingParams, options
                 break
         stream.close()
         watch.abandon()
-        kept += [one for one in watch.rounds if one.n_drafted or not drafts]
+        kept += [this_round for this_round in watch.rounds if this_round.n_drafted or not drafts]
         seen += max(1, len(watch.rounds))
         seed += 1
         watch.rounds.clear()
@@ -217,8 +217,8 @@ def _collect(session: Session, watch: Stopwatch, params: SamplingParams, options
 
 
 def _summary(setting: Setting, vocab_size: int, options: OverheadOptions, rounds: list[RoundTimes]) -> OverheadResult:
-    times = [one.name for one in dataclasses.fields(RoundTimes) if not one.name.startswith("n_")]
-    spreads = {name: spread_of([1e6 * getattr(one, name) for one in rounds]) for name in (*times, "overhead")}
+    times = [entry.name for entry in dataclasses.fields(RoundTimes) if not entry.name.startswith("n_")]
+    spreads = {name: spread_of([1e6 * getattr(this_round, name) for this_round in rounds]) for name in (*times, "overhead")}
     return OverheadResult(
         setting=setting.name,
         vocab_size=vocab_size,
@@ -228,7 +228,7 @@ def _summary(setting: Setting, vocab_size: int, options: OverheadOptions, rounds
         target_native_us=spreads.pop("target_native"),
         drafter_native_us=spreads.pop("drafter_native"),
         parts_us=spreads,
-        drafted_per_round=sum(one.n_drafted for one in rounds) / len(rounds),
-        accepted_per_round=sum(one.n_accepted for one in rounds) / len(rounds),
+        drafted_per_round=sum(this_round.n_drafted for this_round in rounds) / len(rounds),
+        accepted_per_round=sum(this_round.n_accepted for this_round in rounds) / len(rounds),
         budget_us=setting.budget(vocab_size, options.n_ctx),
     )

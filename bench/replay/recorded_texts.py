@@ -49,13 +49,13 @@ def write_texts(texts: Sequence[ReplayText], path: Path, *, force: bool = False)
     lines = (
         json.dumps(
             {
-                "name": one.name,
-                "prompt": list(one.prompt),
-                "answer": list(one.answer),
-                "end_tokens": sorted(one.end_tokens),
+                "name": text.name,
+                "prompt": list(text.prompt),
+                "answer": list(text.answer),
+                "end_tokens": sorted(text.end_tokens),
             }
         )
-        for one in texts
+        for text in texts
     )
     with atomic_path(path, force=force) as aside:
         aside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -77,7 +77,7 @@ def _text_of(line: str, where: str) -> ReplayText:
     try:
         value: Any = json.loads(line)
         ids = [tuple(value.get(key, ())) for key in ("prompt", "answer", "end_tokens")]
-        if not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for part in ids for one in part):
+        if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for part in ids for token in part):
             raise TypeError
         return ReplayText(str(value.get("name", "text")), ids[0], ids[1], frozenset(ids[2]))
     except (ValueError, AttributeError, TypeError, RecursionError):

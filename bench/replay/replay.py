@@ -165,17 +165,17 @@ def written_path(tree: DraftTree, text: Sequence[int], position: int) -> tuple[i
 
 
 def _result(drafter: str, name: str, answers: Sequence[Sequence[ReplayRound]], plain: float) -> ReplayResult:
-    rounds = [one for answer in answers for one in answer]
-    late = [one for answer in answers for one in _late(answer)]
-    tokens = sum(one.tokens for one in rounds)
+    rounds = [this_round for answer in answers for this_round in answer]
+    late = [this_round for answer in answers for this_round in _late(answer)]
+    tokens = sum(this_round.tokens for this_round in rounds)
     return ReplayResult(
         name=name,
         drafter=drafter,
         n_texts=len(answers),
         tokens=tokens,
         rounds=len(rounds),
-        drafted=sum(one.drafted for one in rounds),
-        accepted=sum(one.accepted for one in rounds),
+        drafted=sum(this_round.drafted for this_round in rounds),
+        accepted=sum(this_round.accepted for this_round in rounds),
         mean_accepted_length=tokens / len(rounds),
         speed_up=_speed_up(rounds, plain),
         late_speed_up=_speed_up(late, plain) if late else None,
@@ -185,15 +185,15 @@ def _result(drafter: str, name: str, answers: Sequence[Sequence[ReplayRound]], p
 
 def _late(answer: Sequence[ReplayRound]) -> Sequence[ReplayRound]:
     tokens = 0
-    for index, one in enumerate(answer):
+    for index, this_round in enumerate(answer):
         if tokens >= FIRST:
             return answer[index:]
-        tokens += one.tokens
+        tokens += this_round.tokens
     return ()
 
 
 def _speed_up(rounds: Iterable[ReplayRound], plain: float) -> float:
-    pairs = [(one.tokens, one.seconds) for one in rounds]
+    pairs = [(this_round.tokens, this_round.seconds) for this_round in rounds]
     return sum(tokens for tokens, _ in pairs) * plain / sum(seconds for _, seconds in pairs)
 
 

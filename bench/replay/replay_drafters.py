@@ -54,7 +54,7 @@ def curve_of(text: str, target: Path, context: ContextOptions, n_gpu_layers: int
     if text in _TYPICAL:
         return _TYPICAL[text]
     try:
-        points = [one.split(":") for one in text.split(",")]
+        points = [part.split(":") for part in text.split(",")]
         sizes, times = zip(*((int(size), float(time)) for size, time in points), strict=True)
     except ValueError:
         raise OptionError(
@@ -65,7 +65,7 @@ def curve_of(text: str, target: Path, context: ContextOptions, n_gpu_layers: int
 
 def replay_drafters(options: ReplayOptions, target: Model) -> Iterator[ReplayResult]:
     """Yield a result for each name of texts and each drafter."""
-    for _, texts in itertools.groupby(options.texts, key=lambda one: one.name):
+    for _, texts in itertools.groupby(options.texts, key=lambda text: text.name):
         group = list(texts)
         for expression in options.drafters:
             yield _replayed(expression, group, options, target)

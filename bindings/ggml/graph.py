@@ -243,7 +243,7 @@ class GraphBuilder:
         if self._left == 0:
             raise ValueError("the graph has more operations than it was made for")
         self._left -= 1
-        natives = [one.handle if isinstance(one, Tensor) else one for one in arguments]
+        natives = [argument.handle if isinstance(argument, Tensor) else argument for argument in arguments]
         result = Tensor(call(name)(self._context, *natives))
         if not self._device.supports(result.handle, writes_weights=writes_weights):
             raise UnsupportedModelError(f"no backend of ggml here computes {name} for these tensor types")
@@ -256,5 +256,5 @@ def _repeats(small: Tensor, large: Tensor) -> bool:
 
 def _require(fits: bool, operation: str, *tensors: Tensor) -> None:
     if not fits:
-        shapes = " and ".join(str(one.shape) for one in tensors)
+        shapes = " and ".join(str(tensor.shape) for tensor in tensors)
         raise ValueError(f"{operation} of tensors of shapes {shapes}")

@@ -44,10 +44,10 @@ class Graph:
             self._scheduler = device.new_scheduler(size)
             if not call("ggml_backend_sched_alloc_graph")(self._scheduler, graph):
                 raise OutOfMemoryError("there is no room for a head's graph on the compute device")
-            ends = {name: _End(one) for name, one in inputs.items()}
-            self.inputs = {name: one.array for name, one in ends.items()}
-            self._copied_in = [one for one in ends.values() if not one.is_mapped]
-            self._outputs = {name: _End(one) for name, one in outputs.items()}
+            ends = {name: _End(given) for name, given in inputs.items()}
+            self.inputs = {name: end.array for name, end in ends.items()}
+            self._copied_in = [end for end in ends.values() if not end.is_mapped]
+            self._outputs = {name: _End(output) for name, output in outputs.items()}
         except BaseException:
             self.close()
             raise
@@ -57,8 +57,8 @@ class Graph:
         if self._context is None:
             raise ClosedError("the graph is closed")
         started = time.perf_counter()
-        for one in self._copied_in:
-            one.write()
+        for end in self._copied_in:
+            end.write()
         status = self._compute(self._scheduler, self._graph)
         if status != 0:
             raise DecodeFailedError(f"ggml could not compute a head's graph (status {status})", status)
@@ -85,7 +85,7 @@ class Graph:
             else:
                 raise ValueError(f"input {name} has shape {given.shape}, and the graph takes {array.shape}")
         self.compute()
-        return {name: one.fetch().copy() for name, one in self._outputs.items()}
+        return {name: output.fetch().copy() for name, output in self._outputs.items()}
 
     def close(self) -> None:
         """Free the graph and its memory."""

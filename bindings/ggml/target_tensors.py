@@ -28,7 +28,7 @@ class TargetTensors:
         self._model = model
         self._device = device
         self._loaded: list[TensorStore] = []
-        names = {one.name for one in model.header.tensors}
+        names = {tensor.name for tensor in model.header.tensors}
         # Tied models use the embedding for both.
         self._output_name = _OUTPUT if _OUTPUT in names else _EMBEDDING
         self.shared: dict[str, bool] = {}

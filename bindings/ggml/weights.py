@@ -90,17 +90,17 @@ def load_tensors(
     The header is checked first, against the file's size too; a missing name is a MalformedFileError.
     """
     header = read_header(path)
-    known = {one.name: one for one in header.tensors}
+    known = {tensor.name: tensor for tensor in header.tensors}
     wanted = list(known if names is None else names)
     for name in wanted:
         if name not in known:
             raise MalformedFileError(f"{os.fspath(path)} has no tensor {name}: is it complete, and of the right kind?")
     chosen = [known[name] for name in wanted]
-    store = TensorStore(device, {one.name: (one.type_name, one.shape) for one in chosen})
+    store = TensorStore(device, {info.name: (info.type_name, info.shape) for info in chosen})
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for one in chosen:
-                _copy(store, one, data)
+            for info in chosen:
+                _copy(store, info, data)
     except BaseException:
         store.close()
         raise

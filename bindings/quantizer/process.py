@@ -65,7 +65,7 @@ class QuantizerProcess:
 
     def plan(self) -> Iterator[str]:
         """Let llama.cpp say what it would do, line by line; nothing is written."""
-        values = {one.name: getattr(self._options, one.name) for one in dataclasses.fields(self._options)}
+        values = {entry.name: getattr(self._options, entry.name) for entry in dataclasses.fields(self._options)}
         importance = values.pop("importance")
         values["metadata"] = dict(values["metadata"])
         sizes = [(name, int(np.size(numbers))) for name, numbers in importance.items()]

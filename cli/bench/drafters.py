@@ -156,8 +156,8 @@ def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
         names.append("prompt-lookup")
     defaults = demo_drafters() if demo else {}
     expressions = tuple(with_files(name, defaults) for name in names)
-    for one in expressions:
-        require_draft_files(parse_expression(one))
+    for expression in expressions:
+        require_draft_files(parse_expression(expression))
     return expressions
 
 

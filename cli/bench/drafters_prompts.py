@@ -58,13 +58,13 @@ def with_documentation(
     chosen: DrafterChoice, target: Path, kind: DocumentationKind, stack: ExitStack, say: Callable[[str], None]
 ) -> tuple[DrafterChoice, str]:
     """Return the drafters with a store of the documentation for each `rest` that names none, and what it holds."""
-    if not any(_lacks_store(parse_expression(one)) for one in chosen.drafter):
+    if not any(_lacks_store(parse_expression(text)) for text in chosen.drafter):
         return chosen, ""
     from specrun.bench.drafters.comparison import with_files
     from specrun.bench.drafters.documentation import documentation_store, store_description
 
     store = stack.enter_context(documentation_store(target, kind, progress=say))
-    drafters = tuple(with_files(one, {"rest": store}) for one in chosen.drafter)
+    drafters = tuple(with_files(text, {"rest": store}) for text in chosen.drafter)
     return dataclasses.replace(chosen, drafter=drafters), store_description(kind)
 
 

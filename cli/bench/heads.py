@@ -84,7 +84,7 @@ def heads(
     options = HeadsOptions(
         hidden=tuple(dict.fromkeys(size for sizes in hidden for size in sizes)),
         vocab_size=vocab,
-        type_name=next(one for one in HEAD_TYPES if one == type_name.upper()),
+        type_name=next(known for known in HEAD_TYPES if known == type_name.upper()),
         widths=tuple(dict.fromkeys(size for sizes in width for size in sizes)),
         repetitions=repetitions,
         n_threads=threads,

@@ -133,7 +133,7 @@ def replay(
             chosen, _ = with_documentation(chosen, target, source.docs_store, stack, say)
             known = tuple(read_texts(replaying.texts) if texts is None and replaying.texts else texts or ())
             context = load.context
-            longest = 1 + max((len(one.prompt) + len(one.answer) for one in known), default=0)
+            longest = 1 + max((len(record.prompt) + len(record.answer) for record in known), default=0)
             layers = resolve_gpu_layers(load.gpu_layers, target)
             options = ReplayOptions(
                 drafters=chosen.drafter,
@@ -162,7 +162,7 @@ def _with_demo_files(drafters: tuple[str, ...], *, demo: bool) -> tuple[str, ...
     from specrun.bench.drafters.comparison import with_files
     from specrun.runtime.demo import demo_drafters
 
-    return tuple(with_files(one, demo_drafters()) for one in drafters) if demo else drafters
+    return tuple(with_files(expression, demo_drafters()) for expression in drafters) if demo else drafters
 
 
 def _recorded(

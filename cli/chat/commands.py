@@ -39,7 +39,7 @@ def handle_command(chat: Chat, line: str) -> bool:
 
 
 def _help(chat: Chat, _argument: str) -> None:
-    width = max(len(one.usage) for one in _COMMANDS.values())
+    width = max(len(command.usage) for command in _COMMANDS.values())
     for command in _COMMANDS.values():
         chat.terminal.say(f"  {command.usage:{width}}  {command.help}")
     chat.terminal.say(
@@ -57,7 +57,7 @@ def _set(chat: Chat, argument: str) -> None:
     if not value.strip():
         raise OptionError(f"give a value: /set {name} VALUE")
     changed = change_setting(chat.conversation, name, value.strip(), vocab_size=chat.runtime.vocabulary.size)
-    line = next(one for one in setting_lines(chat.conversation) if one.split()[0] == changed)
+    line = next(line for line in setting_lines(chat.conversation) if line.split()[0] == changed)
     chat.terminal.say(f"  {line}")
 
 

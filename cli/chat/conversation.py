@@ -82,7 +82,7 @@ _KEYS = {"format", "version", "system", "messages", "sampling", "max_tokens"}
 def save_conversation(conversation: Conversation, path: Path, *, force: bool = False) -> None:
     """Write a conversation with its settings; raises OptionError if the file exists, unless `force`."""
     sampling = conversation.params.to_dict()
-    sampling["logit_bias"] = [format_logit_bias(*one) for one in conversation.params.logit_bias.items()]
+    sampling["logit_bias"] = [format_logit_bias(*bias) for bias in conversation.params.logit_bias.items()]
     values = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -125,7 +125,7 @@ def _params(values: object, path: Path) -> SamplingParams:
     try:
         if not isinstance(values, dict) or not isinstance(values.get("logit_bias", []), list):
             raise OptionError("the sampling settings are not a mapping")
-        bias = dict(parse_logit_bias(str(one)) for one in values.get("logit_bias", []))
+        bias = dict(parse_logit_bias(str(text)) for text in values.get("logit_bias", []))
         params = SamplingParams.from_dict({**values, "logit_bias": bias})
         if not (params.seed is None or (isinstance(params.seed, int) and params.seed >= 0)):
             raise OptionError(f"seed is {params.seed!r}: it must be a whole number or null")

@@ -53,7 +53,7 @@ def _stop(text: str) -> tuple[str, ...]:
 
 
 def _logit_bias(text: str) -> dict[int, float]:
-    return {} if text == "none" else dict(parse_logit_bias(one) for one in text.split(","))
+    return {} if text == "none" else dict(parse_logit_bias(part) for part in text.split(","))
 
 
 _READERS: dict[str, Callable[[str], Any]] = {
@@ -112,7 +112,7 @@ def describe_sampling(params: SamplingParams, max_tokens: int | None) -> str:
         parts.append(f"seed {_shown('seed', params.seed)}")
     if params.has_penalties:
         penalties = (params.repeat_penalty, params.presence_penalty, params.frequency_penalty)
-        parts.append("penalties " + "/".join(f"{one:g}" for one in penalties))
+        parts.append("penalties " + "/".join(f"{penalty:g}" for penalty in penalties))
     parts += [f"{len(params.logit_bias)} logit biases"] if params.logit_bias else []
     parts += [f"at most {max_tokens} tokens"] if max_tokens is not None else []
     return " · ".join(parts)
@@ -126,5 +126,5 @@ def _shown(name: str, value: Any) -> str:  # noqa: ANN401 - values of any settin
     if name == "stop":
         return ", ".join(map(repr, value)) or "none"
     if name == "logit_bias":
-        return ", ".join(format_logit_bias(*one) for one in value.items()) or "none"
+        return ", ".join(format_logit_bias(*bias) for bias in value.items()) or "none"
     return f"{value:g}"

@@ -93,31 +93,31 @@ def print_plan(plan: ConversionPlan, output: Path, terminal: Terminal, *, as_jso
             "file_type": plan.file_type,
             "parameters": plan.n_parameters,
             "source_bytes": plan.source_bytes,
-            "tensors": [_record(one) for one in plan.tensors],
+            "tensors": [_record(planned) for planned in plan.tensors],
         }
         terminal.answer(json.dumps(content, indent=2) + "\n")
         return
     rows = [
         (
-            one.name,
-            " x ".join(map(str, one.shape)),
-            one.type_name,
-            bytes_text(one.n_bytes),
-            " + ".join(f"{source.name} ({source.type_name})" for source in one.sources) or "computed",
+            planned.name,
+            " x ".join(map(str, planned.shape)),
+            planned.type_name,
+            bytes_text(planned.n_bytes),
+            " + ".join(f"{source.name} ({source.type_name})" for source in planned.sources) or "computed",
         )
-        for one in plan.tensors
+        for planned in plan.tensors
     ]
     print_table(terminal, "tensor map", ("tensor", "shape", "type", "size", "from"), rows)
     then = f", then quantized to {plan.file_type}" if plan.is_quantized else ""
     terminal.answer(f"{len(rows):,} tensors, {bytes_text(plan.n_bytes)}{then}; would write {output}\n")
 
 
-def _record(one: MappedTensor) -> dict[str, Any]:
+def _record(mapped: MappedTensor) -> dict[str, Any]:
     sources = [
         {"name": source.name, "type": source.type_name, "shape": source.shape, "file": source.path.name}
-        for source in one.sources
+        for source in mapped.sources
     ]
-    return {"name": one.name, "shape": one.shape, "type": one.type_name, "bytes": one.n_bytes, "sources": sources}
+    return {"name": mapped.name, "shape": mapped.shape, "type": mapped.type_name, "bytes": mapped.n_bytes, "sources": sources}
 
 
 _EPILOG = """\b

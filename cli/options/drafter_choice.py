@@ -69,11 +69,11 @@ def require_draft_files(expression: Expression) -> None:
     takes_file = method is not None and method.file is not None
     files = [given for given in expression.arguments if takes_file or given.atom.endswith(".gguf")]
     files += [value for name, value in expression.options if value.atom.endswith(".gguf") or name == "reference"]
-    for one in files:
-        if not one.is_call:
-            require_file(Path(one.atom).expanduser())
-    for one in (*expression.arguments, *(value for _, value in expression.options)):
-        require_draft_files(one)
+    for file in files:
+        if not file.is_call:
+            require_file(Path(file.atom).expanduser())
+    for file in (*expression.arguments, *(value for _, value in expression.options)):
+        require_draft_files(file)
 
 
 def _refuse_beside_drafter(settings: DraftSettings) -> None:

@@ -91,8 +91,8 @@ def option_group(keyword: str, build: Callable[..., object], *options: Decorator
             command(*args, **values, **{keyword: build(**own)})
 
         decorated: CommandFunction = wrapper
-        for one in reversed(options):
-            decorated = one(decorated)
+        for decorator in reversed(options):
+            decorated = decorator(decorated)
         return decorated
 
     return decorate
@@ -115,7 +115,7 @@ def _names_of(options: tuple[Decorator, ...]) -> list[str]:
 
     def probe() -> None: ...
 
-    for one in options:
-        one(probe)
+    for decorator in options:
+        decorator(probe)
     parameters: list[click.Parameter] = probe.__click_params__  # type: ignore[attr-defined]
-    return [one.name for one in parameters if one.expose_value and one.name]
+    return [parameter.name for parameter in parameters if parameter.expose_value and parameter.name]

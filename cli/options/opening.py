@@ -52,7 +52,7 @@ def _tuned_expression(
     """Return what `specrun tune` found for this pair on this machine, if -md alone says how to draft."""
     explicit = (draft.spec_type, draft.spec_draft_n_max, draft.spec_draft_p_min, draft.reference)
     choosing = draft.drafter is not None and is_bare_auto(draft.drafter)
-    if load.model is None or draft.model_draft is None or any(one is not None for one in explicit):
+    if load.model is None or draft.model_draft is None or any(option is not None for option in explicit):
         return None
     if draft.drafter is not None and not choosing:
         return None

@@ -224,5 +224,5 @@ def sampling_grid(
     """Return the settings of each temperature, in order, none twice."""
     from specrun.runtime.sampling import SamplingParams
 
-    flat = dict.fromkeys(one for several in temperatures for one in several)
-    return tuple(SamplingParams(temperature=one, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed) for one in flat)
+    flat = dict.fromkeys(temperature for several in temperatures for temperature in several)
+    return tuple(SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed) for temperature in flat)

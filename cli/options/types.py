@@ -93,7 +93,7 @@ class CountListType(click.ParamType[tuple[int, ...]]):
         if isinstance(value, tuple):
             return value
         try:
-            numbers = tuple(int(one) for one in str(value).split(","))
+            numbers = tuple(int(part) for part in str(value).split(","))
         except ValueError:
             self.fail(f"{value!r} is not a list of whole numbers, such as 32000,128000", param, ctx)
         if min(numbers) < 1:
@@ -111,10 +111,10 @@ class NumberListType(click.ParamType[tuple[float, ...]]):
         if isinstance(value, tuple):
             return value
         try:
-            numbers = tuple(float(one) for one in str(value).split(","))
+            numbers = tuple(float(part) for part in str(value).split(","))
         except ValueError:
             self.fail(f"{value!r} is not a list of numbers, such as 0,0.8", param, ctx)
-        if not all(0.0 <= one < float("inf") for one in numbers):
+        if not all(0.0 <= number < float("inf") for number in numbers):
             self.fail(f"{value!r}: give numbers from 0 on", param, ctx)
         return numbers
 

@@ -61,7 +61,7 @@ def _files_in(folder: Path) -> str:
 
 def _names(folder: Path) -> list[str]:
     try:
-        return sorted(one.name for one in folder.iterdir() if one.is_file())
+        return sorted(path.name for path in folder.iterdir() if path.is_file())
     except OSError:
         return []
 

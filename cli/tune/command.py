@@ -42,12 +42,12 @@ _SCHEMES = {"argmax": "most likely tokens", "without": "drawn without replacemen
 def print_tuning(draft: Path, result: TuneResult, terminal: Terminal) -> None:
     """Print all tables, and the verdict for each temperature."""
     _print_curves(result, terminal)
-    for one in result.settings:
-        _print_acceptance(one, terminal)
-        _print_plans(one, terminal)
+    for setting in result.settings:
+        _print_acceptance(setting, terminal)
+        _print_plans(setting, terminal)
     _print_theory(result, terminal)
-    for one in result.settings:
-        terminal.answer(_verdict(one, draft) + "\n")
+    for setting in result.settings:
+        terminal.answer(_verdict(setting, draft) + "\n")
 
 
 def _print_curves(result: TuneResult, terminal: Terminal) -> None:
@@ -65,18 +65,18 @@ def _print_curves(result: TuneResult, terminal: Terminal) -> None:
     print_table(terminal, "What an evaluation costs", head, rows)
 
 
-def _print_acceptance(one: TunedSetting, terminal: Terminal) -> None:
-    ranks = max(map(len, one.acceptance.values()), default=0)
-    rows = [(_SCHEMES[name], *_shares(shares)) for name, shares in one.acceptance.items()]
+def _print_acceptance(setting: TunedSetting, terminal: Terminal) -> None:
+    ranks = max(map(len, setting.acceptance.values()), default=0)
+    rows = [(_SCHEMES[name], *_shares(shares)) for name, shares in setting.acceptance.items()]
     head = ("drafts", *(f"{rank + 1}." for rank in range(ranks)))
-    print_table(terminal, f"Accepted by rank, temperature {one.params.temperature:g}", head, rows)
+    print_table(terminal, f"Accepted by rank, temperature {setting.params.temperature:g}", head, rows)
 
 
 def _shares(values: Sequence[float]) -> list[str]:
     return [f"{value:.3f}" for value in values]
 
 
-def _print_plans(one: TunedSetting, terminal: Terminal) -> None:
+def _print_plans(setting: TunedSetting, terminal: Terminal) -> None:
     rows = [
         (
             candidate.options or "no drafting",
@@ -85,23 +85,23 @@ def _print_plans(one: TunedSetting, terminal: Terminal) -> None:
             "" if candidate.mean_accepted_length is None else f"{candidate.mean_accepted_length:.2f}",
             f"{candidate.predicted:.1f}",
             "" if candidate.measured is None else f"{candidate.measured:.1f}",
-            _gain(candidate, one),
+            _gain(candidate, setting),
         )
-        for candidate in one.candidates
+        for candidate in setting.candidates
     ]
     head = ("plan", "nodes", "tokens/round", "measured", "tokens/s", "measured", "speed-up")
-    print_table(terminal, f"Plans, temperature {one.params.temperature:g}", head, rows)
+    print_table(terminal, f"Plans, temperature {setting.params.temperature:g}", head, rows)
 
 
 def _print_theory(result: TuneResult, terminal: Terminal) -> None:
     rows = []
-    for one in result.settings:
-        theory = one.theory
-        chains = [candidate for candidate in one.candidates if candidate.kind == "chain" and candidate.measured]
-        measured = max(((candidate.measured or 0.0) / one.plain.speed for candidate in chains), default=None)
+    for setting in result.settings:
+        theory = setting.theory
+        chains = [candidate for candidate in setting.candidates if candidate.kind == "chain" and candidate.measured]
+        measured = max(((candidate.measured or 0.0) / setting.plain.speed for candidate in chains), default=None)
         rows.append(
             (
-                f"{one.params.temperature:g}",
+                f"{setting.params.temperature:g}",
                 f"{theory.acceptance:.3f}",
                 f"{theory.cost_ratio:.3f}",
                 f"{theory.flat_improvement:.2f} (n={theory.flat_length})",
@@ -115,18 +115,18 @@ def _print_theory(result: TuneResult, terminal: Terminal) -> None:
     print_table(terminal, "Theory of chains (Leviathan et al. 2023): times the speed of plain decoding", head, rows)
 
 
-def _gain(candidate: Candidate, one: TunedSetting) -> str:
+def _gain(candidate: Candidate, setting: TunedSetting) -> str:
     if candidate.measured is None:
-        return f"{candidate.predicted / one.plain.predicted:.2f} predicted"
-    return f"{candidate.measured / one.plain.speed:.2f}"
+        return f"{candidate.predicted / setting.plain.predicted:.2f} predicted"
+    return f"{candidate.measured / setting.plain.speed:.2f}"
 
 
-def _verdict(one: TunedSetting, draft: Path) -> str:
-    temperature = f"temperature {one.params.temperature:g}"
-    best = one.best
+def _verdict(setting: TunedSetting, draft: Path) -> str:
+    temperature = f"temperature {setting.params.temperature:g}"
+    best = setting.best
     if not best.options:
         return f"{temperature}: plain decoding is fastest; --drafter none"
-    gain = best.speed / one.plain.speed
+    gain = best.speed / setting.plain.speed
     return f"{temperature}: draft({draft.name}, {best.options}) gives {gain:.2f} times the speed of plain decoding"
 
 

@@ -50,9 +50,9 @@ def run_target_costs(load: LoadSettings, target: Path, text: TuneText, output: T
 
 
 def _show(curve: CostCurve, terminal: Terminal) -> None:
-    one = curve.seconds(1)
+    single = curve.seconds(1)
     rows = [
-        (str(size), f"{1e3 * seconds:.2f}", f"{seconds / one:.2f}", f"{size * one / seconds:.2f}")
+        (str(size), f"{1e3 * seconds:.2f}", f"{seconds / single:.2f}", f"{size * single / seconds:.2f}")
         for size in curve.sizes
         for seconds in (curve.seconds(size),)
     ]

@@ -49,7 +49,7 @@ def missing_kind(facts: LayerFacts, rules: LayerRules, kept: Sequence[int]) -> s
     values = {pattern.key: pattern.values(facts) for pattern in rules.patterns}
 
     def lost(key: str, kind: bool) -> bool:
-        flags = values.get(key) or [bool(one) for one in facts.array(key) or ()]
+        flags = values.get(key) or [bool(flag) for flag in facts.array(key) or ()]
         return kind in flags and all(flags[layer] != kind for layer in kept if layer < len(flags))
 
     if lost("attention.sliding_window_pattern", True):

@@ -34,7 +34,7 @@ class LayerFacts:
     def array(self, key: str) -> list[int] | None:
         """Return an array of the architecture's own keys, None where the file has none."""
         value = self.metadata.get(f"{self.architecture}.{key}")
-        return [int(one) for one in value] if isinstance(value, ArrayValue) else None
+        return [int(item) for item in value] if isinstance(value, ArrayValue) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Period:
             return None
         stated = facts.array(self.key)
         if stated is not None:
-            return [bool(one) for one in stated[: facts.n_layers]]
+            return [bool(flag) for flag in stated[: facts.n_layers]]
         every = facts.number(self.period_key, self.every)
         exception = 0 if self.exception_first else every - 1
         return [every == 0 or layer % every != exception for layer in range(facts.n_layers)]
@@ -141,7 +141,7 @@ def _shares_between_layers(facts: LayerFacts) -> str:
 
 def _sees_pictures(facts: LayerFacts) -> str:
     mapped = facts.array("deepstack_mapping") or []
-    return "pictures enter at some of its layers" if any(one >= 0 for one in mapped) else ""
+    return "pictures enter at some of its layers" if any(index >= 0 for index in mapped) else ""
 
 
 _ENCODER = _always("it is an encoder, which writes no text")

@@ -95,7 +95,7 @@ def _card_facts(folder: Path) -> dict[str, str | list[str]]:
 
 def _texts(value: Any) -> list[str]:  # noqa: ANN401 - any YAML value
     values = value if isinstance(value, list) else [value]
-    return [one[:_LONGEST_TEXT] for one in values if isinstance(one, str)][:100]
+    return [text[:_LONGEST_TEXT] for text in values if isinstance(text, str)][:100]
 
 
 def _front_matter(path: Path) -> Mapping[str, Any]:

@@ -244,7 +244,7 @@ def _in_config(config: JsonObject) -> bool:
     if "speculators_model_type" in config:
         return config.text("speculators_model_type") == "eagle3"
     architectures = config.any("architectures")
-    named = isinstance(architectures, list) and any(one in _ARCHITECTURES for one in architectures)
+    named = isinstance(architectures, list) and any(architecture in _ARCHITECTURES for architecture in architectures)
     return named or ("draft_vocab_size" in config and config.any("num_hidden_layers") == 1)
 
 

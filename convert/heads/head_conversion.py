@@ -101,7 +101,7 @@ def plan_head(
     facts.check_fits(checkpoint.folder, hidden_size=head.hidden_size, vocab_size=head.vocab_size)
     file_type = usual_type(checkpoint) if wanted.lower() == AUTOMATIC_TYPE else wanted
     tensors = map_rules(checkpoint, head.tensors, functools.partial(_type_of, file_type), left_out=head.left_out)
-    name = head_name(checkpoint.folder, chosen.name, sum(one.n_parameters for one in tensors))
+    name = head_name(checkpoint.folder, chosen.name, sum(tensor.n_parameters for tensor in tensors))
     metadata = _general(name, file_type)
     _describe_base(checkpoint.config, metadata)
     for entry in head.metadata:
@@ -151,8 +151,8 @@ def convert_head(
 
     with TensorStream(digest) as stream:
         planned = [
-            PlannedTensor(one.name, one.shape, one.type_name, functools.partial(_pieces, stream, one, n_threads))
-            for one in plan.tensors
+            PlannedTensor(tensor.name, tensor.shape, tensor.type_name, functools.partial(_pieces, stream, tensor, n_threads))
+            for tensor in plan.tensors
         ]
         write_gguf(place, plan.architecture, plan.metadata, planned, force=force, progress=progress, finish=finish)
     return conversion_report(plan, place, digest.value, None)

@@ -259,7 +259,7 @@ def _add_matrix(matrix: ImportanceMatrix, other: ImportanceMatrix, shown: str) -
             sizes = f"{entry.sums.size} inputs for {name}, not {mine.sums.size}"
             raise PairError(f"{shown} is of another model: it has {sizes}")
         _add(matrix, name, entry.sums * np.float32(scale), entry.counts * scale)
-    matrix.datasets += tuple(one for one in other.datasets if one not in matrix.datasets)
+    matrix.datasets += tuple(dataset for dataset in other.datasets if dataset not in matrix.datasets)
     tokens = max(int(entry.counts.max()) for entry in matrix.entries.values())
     matrix.chunk_count = max(matrix.chunk_count, tokens // matrix.chunk_size)
 

@@ -135,7 +135,7 @@ def _read_gguf(path: Path) -> ImportanceMatrix:
         entries[name] = _read_entry(path, name, tensors)
     datasets = header.metadata.get(_DATASETS, ())
     names = (
-        tuple(str(one) for one in datasets if one)
+        tuple(str(dataset) for dataset in datasets if dataset)
         if isinstance(datasets, ArrayValue) and datasets.element_type == "string"
         else ()
     )

@@ -69,29 +69,29 @@ def check_importance(model: Path, plan: Sequence[PlannedType], options: Quantize
     The token embedding and output matrices, which have none by default, do not count. Raises OptionError if a type needs a
     matrix and there is none, PairError if it has entries of another model or lacks one that is needed.
     """
-    tensors = {one.tensor.name: one.tensor for one in plan}
+    tensors = {planned.tensor.name: planned.tensor for planned in plan}
     for name, means in options.importance.items():
         _check_entry(model, name, tensors.get(name), means.size)
-    changed = [one for one in plan if one.changes and one.type_name not in _PLAIN]
-    missing = [one for one in changed if one.tensor.name not in options.importance]
-    for one in missing:
-        if not needs_importance(one.tensor.name, one.type_name, options.file_type):
+    changed = [planned for planned in plan if planned.changes and planned.type_name not in _PLAIN]
+    missing = [planned for planned in changed if planned.tensor.name not in options.importance]
+    for planned in missing:
+        if not needs_importance(planned.tensor.name, planned.type_name, options.file_type):
             continue
         if not options.importance:
             raise OptionError(
-                f"{options.file_type} stores {one.tensor.name} as {one.type_name}, which needs an importance "
+                f"{options.file_type} stores {planned.tensor.name} as {planned.type_name}, which needs an importance "
                 "matrix: make one with specrun imatrix, and pass it with --imatrix"
             )
-        if one.tensor.name in TOKEN_MATRICES:
+        if planned.tensor.name in TOKEN_MATRICES:
             raise OptionError(
-                f"the importance matrix has no entry for {one.tensor.name}, as usual, and {one.type_name} needs one: "
+                f"the importance matrix has no entry for {planned.tensor.name}, as usual, and {planned.type_name} needs one: "
                 "name a larger type with --token-embedding-type or --output-tensor-type"
             )
         raise PairError(
-            f"the importance matrix has no entry for {one.tensor.name}, which {model} needs to become "
-            f"{one.type_name}: was it made for another model, or from too short a text?"
+            f"the importance matrix has no entry for {planned.tensor.name}, which {model} needs to become "
+            f"{planned.type_name}: was it made for another model, or from too short a text?"
         )
-    return sum(one.tensor.name not in TOKEN_MATRICES for one in missing) if options.importance else 0
+    return sum(planned.tensor.name not in TOKEN_MATRICES for planned in missing) if options.importance else 0
 
 
 def _check_entry(model: Path, name: str, tensor: TensorInfo | None, size: int) -> None:

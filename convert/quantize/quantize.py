@@ -114,7 +114,7 @@ def quantize_model(
     with QuantizerProcess(original, options) as quantizer:
         plan = planned_types(header, quantizer.plan())
         without = check_importance(original, plan, options)
-        require_free_space(target.parent, sum(one.n_bytes for one in plan) + _HEADER_ROOM)
+        require_free_space(target.parent, sum(planned.n_bytes for planned in plan) + _HEADER_ROOM)
         with atomic_path(target, force=force) as aside:
             written = _write(quantizer, aside, header, plan, progress)
     return _report(target, options.file_type, header, written, without)
@@ -220,7 +220,7 @@ def _write(
                 f"llama.cpp could not write all of the file into {aside.parent}: is there a limit on its size?"
             ) from error
         raise
-    promised = {one.tensor.name: (one.tensor.shape, one.type_name) for one in plan}
+    promised = {planned.tensor.name: (planned.tensor.shape, planned.type_name) for planned in plan}
     if {tensor.name: (tensor.shape, tensor.type_name) for tensor in written.tensors} != promised:
         raise SpecrunError(f"llama.cpp wrote other tensors than it planned for {aside.name}: quantize again")
     return written

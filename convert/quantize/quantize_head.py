@@ -98,7 +98,7 @@ def quantize_head(
         bits_per_weight=written.bits_per_weight,
         tensor_types=written.tensor_type_counts,
         shares=share_types(written),
-        n_substituted=0 if name == COPY else sum(bool(one.shape[0] % BLOCK_SIZES[base]) for one in _matrices(header)),
+        n_substituted=0 if name == COPY else sum(bool(matrix.shape[0] % BLOCK_SIZES[base]) for matrix in _matrices(header)),
     )
 
 

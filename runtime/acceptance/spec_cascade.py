@@ -102,7 +102,7 @@ def _largest(law: Law) -> float:
     return float(law.probs.max())
 
 
-def _joint_support(one: Law, other: Law) -> IdArray:
+def _joint_support(law: Law, other: Law) -> IdArray:
     """Return the ids of all tokens of either law, rising."""
-    first, second = (np.arange(len(law.probs)) if law.ids is None else law.ids for law in (one, other))
+    first, second = (np.arange(len(law.probs)) if law.ids is None else law.ids for law in (law, other))
     return np.union1d(first, second)

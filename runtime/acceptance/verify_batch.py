@@ -176,7 +176,7 @@ def _check_shape(name: str, values: npt.NDArray[np.generic], wanted: tuple[int, 
 def _check_range(name: str, values: TokenIds, highest: int | None) -> None:
     wrong = (values < 0) if highest is None else (values < 0) | (values > highest)
     if wrong.any():
-        where = tuple(int(one) for one in np.argwhere(wrong)[0])
+        where = tuple(int(place) for place in np.argwhere(wrong)[0])
         limit = "at least 0" if highest is None else f"between 0 and {highest}"
         raise OptionError(f"{name}{list(where)} is {int(values[where])}: it must be {limit}")
 
@@ -188,7 +188,7 @@ def _check_laws(name: str, probs: Probs, is_read: npt.NDArray[np.bool_]) -> None
     # NaN fails both comparisons, so they are asked the way that lets it through to the error.
     wrong = is_read & ~((lowest >= 0.0) & (np.abs(totals - 1.0) <= _TOLERANCE))
     if wrong.any():
-        row, index = (int(one) for one in np.argwhere(wrong)[0])
+        row, index = (int(place) for place in np.argwhere(wrong)[0])
         problem = f"sums to {totals[row, index]:.6g}" if lowest[row, index] >= 0.0 else "has a negative or NaN entry"
         raise OptionError(f"{name}[{row}, {index}] {problem}: it must be a law (not negative, sum 1)")
 
@@ -199,7 +199,7 @@ def _check_support(draft_probs: Probs, token_ids: TokenIds, is_drafted: npt.NDAr
     chosen = np.take_along_axis(draft_probs, ids[:, :, None], axis=2)[:, :, 0]
     wrong = is_drafted & ~(chosen > 0.0)
     if wrong.any():
-        row, index = (int(one) for one in np.argwhere(wrong)[0])
+        row, index = (int(place) for place in np.argwhere(wrong)[0])
         raise OptionError(
             f"draft_token_ids[{row}, {index}] is {int(token_ids[row, index])}, to which draft_probs gives "
             "probability 0: it cannot have been drawn from that law"

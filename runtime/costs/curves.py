@@ -27,7 +27,7 @@ class CostCurve:
             raise OptionError("a cost curve needs at least one size, and two times for each")
         if self.sizes[0] != 1 or any(a >= b for a, b in itertools.pairwise(self.sizes)):
             raise OptionError("the sizes of a cost curve start at 1 and ascend")
-        if not all(0.0 < one < float("inf") for one in (*self.reused, *self.rebuilt)):
+        if not all(0.0 < seconds < float("inf") for seconds in (*self.reused, *self.rebuilt)):
             raise OptionError("the times of a cost curve are positive")
 
     @staticmethod

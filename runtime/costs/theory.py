@@ -44,9 +44,9 @@ def chain_expected_tokens(acceptances: Sequence[float]) -> float:
 
     Leviathan's equation 1 without the assumption that acceptance is the same at every position.
     """
-    for one in acceptances:
-        _require_probability("acceptance", one)
-    return 1.0 + math.fsum(float(one) for one in np.cumprod(acceptances))
+    for acceptance in acceptances:
+        _require_probability("acceptance", acceptance)
+    return 1.0 + math.fsum(float(product) for product in np.cumprod(acceptances))
 
 
 def wall_clock_improvement(acceptance: float, n_draft: int, cost_ratio: float) -> float:
@@ -192,8 +192,8 @@ def tree_expected_tokens(parents: Sequence[int], acceptance_by_rank: Sequence[fl
     F(T) = sum_v prod_{u on the path to v} acceptance of u's rank, where the root counts 1. `parents` are
     `DraftTree.parents`: -1 for the root's children, earlier siblings first. A chain gives Leviathan's equation 1.
     """
-    for one in acceptance_by_rank:
-        _require_probability("acceptance_by_rank", one)
+    for share in acceptance_by_rank:
+        _require_probability("acceptance_by_rank", share)
     if math.fsum(acceptance_by_rank) > 1.0 + _ROUNDING:
         raise OptionError("acceptance_by_rank sums to more than 1, but at most one child of a node is accepted")
     n_children: dict[int, int] = {}

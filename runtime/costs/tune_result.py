@@ -92,7 +92,7 @@ class TunedSetting:
     @property
     def plain(self) -> Candidate:
         """Plain decoding."""
-        return next(one for one in self.candidates if not one.options)
+        return next(candidate for candidate in self.candidates if not candidate.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +111,16 @@ class TuneResult:
             "draft": dataclasses.asdict(self.draft),
             "settings": [
                 {
-                    "temperature": one.params.temperature,
-                    "top_k": one.params.top_k,
-                    "top_p": one.params.top_p,
-                    "min_p": one.params.min_p,
-                    "acceptance_by_rank": one.acceptance,
-                    "theory": dataclasses.asdict(one.theory),
-                    "plans": [dataclasses.asdict(candidate) for candidate in one.candidates],
-                    "best": one.best.options or "none",
+                    "temperature": setting.params.temperature,
+                    "top_k": setting.params.top_k,
+                    "top_p": setting.params.top_p,
+                    "min_p": setting.params.min_p,
+                    "acceptance_by_rank": setting.acceptance,
+                    "theory": dataclasses.asdict(setting.theory),
+                    "plans": [dataclasses.asdict(candidate) for candidate in setting.candidates],
+                    "best": setting.best.options or "none",
                 }
-                for one in self.settings
+                for setting in self.settings
             ],
             "seconds": self.seconds,
         }

@@ -97,8 +97,8 @@ def measured_acceptance(target: Path, draft: Path, sampling: str) -> tuple[float
         content = _read(plan_file(target, draft)) or {}
         if any(content.get(name) != describe_file(path) for name, path in (("target", target), ("draft", draft))):
             return None
-        known = [one for one in content["plans"] if one["acceptance"].get(sampling)]
-        known.sort(key=lambda one: float(one["temperature"]), reverse=sampling != "argmax")
+        known = [plan for plan in content["plans"] if plan["acceptance"].get(sampling)]
+        known.sort(key=lambda record: float(record["temperature"]), reverse=sampling != "argmax")
         return tuple(float(share) for share in known[0]["acceptance"][sampling]) if known else None
     except (OSError, FileMissingError, KeyError, TypeError, ValueError, AttributeError):
         return None
@@ -110,15 +110,15 @@ def save_plans(options: TuneOptions, result: TuneResult) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     plans = [
         {
-            "temperature": one.params.temperature,
-            "options": one.best.options,
-            "alternatives": [candidate.options for candidate in one.candidates if candidate.options],
-            "predicted": one.best.predicted,
-            "measured": one.best.measured,
-            "plain": one.plain.measured,
-            "acceptance": one.acceptance,
+            "temperature": setting.params.temperature,
+            "options": setting.best.options,
+            "alternatives": [candidate.options for candidate in setting.candidates if candidate.options],
+            "predicted": setting.best.predicted,
+            "measured": setting.best.measured,
+            "plain": setting.plain.measured,
+            "acceptance": setting.acceptance,
         }
-        for one in result.settings
+        for setting in result.settings
     ]
     content = {
         "format": _FORMAT,
@@ -149,7 +149,7 @@ def load_plans(
         warn(f"the stored plan for this pair was ignored: {reason}; {_AGAIN}")
         return []
     try:
-        return [_plan(one) for one in content["plans"]]
+        return [_plan(plan) for plan in content["plans"]]
     except (KeyError, TypeError, ValueError):
         warn(f"the stored plan {path} is damaged and was ignored; {_AGAIN}")
         return []
@@ -181,7 +181,7 @@ def describe_machine() -> dict[str, object]:
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count() or 1,
-        "devices": [one.description for one in devices() if one.kind != "cpu"],
+        "devices": [device.description for device in devices() if device.kind != "cpu"],
     }
 
 
@@ -247,7 +247,7 @@ def _plan(value: Mapping[str, Any]) -> StoredPlan:
     if not isinstance(value["options"], str):
         raise TypeError("options must be a text")
     alternatives = value["alternatives"]
-    if not (isinstance(alternatives, list) and all(isinstance(one, str) for one in alternatives)):
+    if not (isinstance(alternatives, list) and all(isinstance(alternative, str) for alternative in alternatives)):
         raise TypeError("alternatives must be a list of texts")
     temperature, predicted = float(value["temperature"]), float(value["predicted"])
     return StoredPlan(temperature, value["options"], tuple(alternatives), predicted, **optional)

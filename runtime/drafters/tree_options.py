@@ -47,7 +47,7 @@ class TreeOptions:
     @property
     def asks_for_tree(self) -> bool:
         """Whether any of them asks for more than a chain."""
-        return any(one is not None for one in (self.tree, self.depth, self.topk, self.nodes))
+        return any(option is not None for option in (self.tree, self.depth, self.topk, self.nodes))
 
     @property
     def is_dynamic(self) -> bool:

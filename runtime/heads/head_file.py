@@ -31,7 +31,7 @@ class HeadFile:
             raise UnsupportedModelError(
                 f"{self.path} is a file of architecture {self.header.architecture}, and {kind}(...) needs {kind} heads"
             )
-        self._tensors = {one.name: one for one in self.header.tensors}
+        self._tensors = {tensor.name: tensor for tensor in self.header.tensors}
 
     def __contains__(self, tensor: str) -> bool:
         return tensor in self._tensors
@@ -62,11 +62,11 @@ class HeadFile:
         value = self.header.metadata.get(f"{self.kind}.{name}")
         if value is None:
             return None
-        if not isinstance(value, ArrayValue) or not all(isinstance(one, int | float) for one in value):
+        if not isinstance(value, ArrayValue) or not all(isinstance(item, int | float) for item in value):
             raise MalformedFileError(
                 f"{self.path} has no list of numbers as {self.kind}.{name}: convert the head again"
             )
-        return [float(one) for one in value]
+        return [float(item) for item in value]
 
     def require(self, tensor: str, shape: Sequence[int]) -> str:
         """Return the name of a tensor that must be there with this shape (ggml's order)."""

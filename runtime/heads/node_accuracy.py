@@ -45,7 +45,7 @@ def stored_accuracy(file: HeadFile, n_heads: int | None = None) -> Accuracy | No
     has_depths = f"{file.kind}.{DEPTHS_KEY}" in file.header.metadata
     depths = file.size(DEPTHS_KEY, _MAX_DEPTH) if has_depths or n_heads is None else n_heads
     ranks, rest = divmod(len(numbers), depths)
-    if rest or not ranks or not all(0.0 <= one <= 1.0 for one in numbers):
+    if rest or not ranks or not all(0.0 <= number <= 1.0 for number in numbers):
         raise MalformedFileError(
             f"{file.path} has {len(numbers)} accuracies for {depths} heads: calibrate them again (specrun calibrate)"
         )
@@ -61,7 +61,7 @@ def read_accuracy_csv(path: str | os.PathLike[str], n_depths: int | None = None)
     lines = _text(name).splitlines()
     reader = csv.reader(lines)
     try:
-        head = [one.strip().lower() for one in next(reader, [])]
+        head = [column.strip().lower() for column in next(reader, [])]
         if any(column not in head for column in _COLUMNS):
             raise _fault(name, 1, f"the columns {', '.join(_COLUMNS)} are missing: name them in the first line")
         places = [head.index(column) for column in _COLUMNS]
@@ -73,7 +73,7 @@ def read_accuracy_csv(path: str | os.PathLike[str], n_depths: int | None = None)
         raise _fault(name, reader.line_num, f"it is not CSV ({error})") from error
     if not rows:
         raise _fault(name, reader.line_num or 1, "no accuracy is given")
-    return tuple(tuple(one[rank] for rank in range(len(one))) for _, one in sorted(rows.items()))
+    return tuple(tuple(row[rank] for rank in range(len(row))) for _, row in sorted(rows.items()))
 
 
 def _add(
@@ -162,7 +162,7 @@ class RankCounts:
         for depth, (tokens, token) in enumerate(zip(guesses, right, strict=False)):
             self._asked[depth] += 1
             self._reached[depth] += on_path
-            rank = next((place for place, one in enumerate(tokens) if one == token), None)
+            rank = next((place for place, guess in enumerate(tokens) if guess == token), None)
             if rank is not None and rank < self._alone.shape[1]:
                 self._alone[depth, rank] += 1
                 self._below[depth, rank] += on_path

@@ -99,7 +99,7 @@ def measure_dynamic_acceptance(
             total[: known + 1] += kept_nodes(grown, text.tokens[start:], known, max_nodes)
             counts[: known + 1] += 1.0
             if counts[0] == 2:  # the first tree's time is mostly the prompt's
-                positions = sum(len(one.tokens) - one.n_prompt for one in texts)
+                positions = sum(len(text.tokens) - text.n_prompt for text in texts)
                 stride = max(1, math.ceil(positions * (time.perf_counter() - before) / seconds))
             start += stride
     context.memory.clear()

@@ -174,21 +174,21 @@ def _written(
     progress: Progress,
 ) -> list[CalibrationText]:
     """Return the texts with every prompt continued, all cut to the context and to the wanted number of tokens."""
-    prompts = [one for one in texts if len(one.tokens) == one.n_prompt]
-    found = [one for one in texts if len(one.tokens) > one.n_prompt]
+    prompts = [text for text in texts if len(text.tokens) == text.n_prompt]
+    found = [text for text in texts if len(text.tokens) > text.n_prompt]
     if prompts:
         left = options.n_tokens
         with Session.open(target, NoDrafter(), context, ExactRule()) as session:
-            for number, one in enumerate(prompts):
+            for number, prompt in enumerate(prompts):
                 if left <= 0:
                     break
                 progress("writing texts", 0.6 - 0.3 * left / options.n_tokens)
                 # What answers that ended early left over is for the later ones.
                 most = max(_SHORTEST, -(-left // (len(prompts) - number)))
-                written = session.stream(one.tokens, options.params, seed=number, max_tokens=most).drain()
-                found.append(CalibrationText((*one.tokens, *written.token_ids), one.n_prompt))
+                written = session.stream(prompt.tokens, options.params, seed=number, max_tokens=most).drain()
+                found.append(CalibrationText((*prompt.tokens, *written.token_ids), prompt.n_prompt))
                 left -= len(written.token_ids)
-    return [CalibrationText(one.tokens[: context.n_ctx], one.n_prompt) for one in found]
+    return [CalibrationText(answer.tokens[: context.n_ctx], answer.n_prompt) for answer in found]
 
 
 def _count(

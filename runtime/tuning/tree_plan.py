@@ -182,44 +182,44 @@ class _Search:
         """Try widths depth by depth, going on from the most promising beginnings."""
         beginnings = [_Beginning([1], self.costs.depth_seconds(1, None), np.ones(1))]
         for depth in range(1, self.max_depth + 1):
-            for one in beginnings:
-                one.grow(self.acceptance)
-                self._stop_here(one)
+            for beginning in beginnings:
+                beginning.grow(self.acceptance)
+                self._stop_here(beginning)
             if depth == self.max_depth:
                 return
-            beginnings.sort(key=lambda one: -one.speed)
+            beginnings.sort(key=lambda start: -start.speed)
             beginnings = [
                 longer
-                for one in beginnings[:_BEAM]
-                if not self._hopeless(depth, one.seconds)
-                for longer in self._longer(one)
+                for start in beginnings[:_BEAM]
+                if not self._hopeless(depth, start.seconds)
+                for longer in self._longer(start)
             ]
 
-    def _longer(self, one: _Beginning) -> Iterator[_Beginning]:
+    def _longer(self, beginning: _Beginning) -> Iterator[_Beginning]:
         most = self.sizes[-1]
         for width in self.widths:
-            if width > len(one.children):
+            if width > len(beginning.children):
                 return
-            longer = one.longer(width, self.costs.depth_seconds(width, one.widths[-1]), most)
+            longer = beginning.longer(width, self.costs.depth_seconds(width, beginning.widths[-1]), most)
             if longer.n_fixed + 1 > most:
                 return
             yield longer
 
-    def _stop_here(self, one: _Beginning) -> None:
+    def _stop_here(self, beginning: _Beginning) -> None:
         """Note what trees of all sizes with these widths and no more yield."""
-        fixed, n_fixed, free = one.stopped()
+        fixed, n_fixed, free = beginning.stopped()
         totals = np.concatenate([[0.0], np.cumsum(free)])
         places = [i for i, size in enumerate(self.sizes) if n_fixed <= size < n_fixed + len(totals)]
         if not places:
             return
         tokens = 1.0 + fixed + totals[[self.sizes[i] - n_fixed for i in places]]
-        speeds = tokens / (self._verify[places] + one.seconds)
-        one.speed = float(speeds.max())
-        self.best_speed = max(self.best_speed, one.speed)
+        speeds = tokens / (self._verify[places] + beginning.seconds)
+        beginning.speed = float(speeds.max())
+        self.best_speed = max(self.best_speed, beginning.speed)
         for i, speed in zip(places, speeds.tolist(), strict=True):
             size = self.sizes[i]
             if size not in self.best or speed > self.best[size][0]:
-                self.best[size] = speed, one.widths
+                self.best[size] = speed, beginning.widths
 
     def _hopeless(self, depth: int, drafting: float) -> bool:
         """Whether no deeper tree can be faster than the best so far."""
@@ -284,7 +284,7 @@ def plan_dynamic_tree(
     `sizes` are the numbers of nodes it may keep. With a `tolerance` the smallest shape is taken that is at most this
     share slower than the best.
     """
-    plans = [plan for one in measured for plan in _plans(one, costs, sizes)]
+    plans = [plan for acceptance in measured for plan in _plans(acceptance, costs, sizes)]
     return fastest_plan(plans, costs, tolerance=tolerance, size=lambda plan: (plan.shape.nodes, plan.shape.depth))
 
 

@@ -75,7 +75,7 @@ def tune(
             check_pair(target, draft)
             curves = bench.measure_costs(draft)
             planned = [bench.plan(draft, curves, params, prompts) for params in options.params]
-        settings = tuple(bench.try_out(one, prompts, number) for number, one in enumerate(planned))
+        settings = tuple(bench.try_out(setting, prompts, number) for number, setting in enumerate(planned))
     progress("done", 1.0)
     return TuneResult(*curves, settings, time.perf_counter() - started)
 
@@ -148,10 +148,10 @@ class _Bench:
         dynamic = self._dynamic_candidates(draft, texts, costs, params)
         plain = Candidate("", "plain", "", 0, 0, 1.0, 1.0 / costs.plain_seconds, speed, 1.0)
         acceptance, candidates = self._candidates(pairs, costs, params)
-        unique = {one.options: one for one in (plain, *candidates, *dynamic)}
+        unique = {candidate.options: candidate for candidate in (plain, *candidates, *dynamic)}
         alpha = max(shares[0] for shares in acceptance.values())
         theory = chain_theory(alpha, costs, draft.n_params / self._target.n_params)
-        return TunedSetting(params, acceptance, theory, tuple(sorted(unique.values(), key=lambda one: -one.predicted)))
+        return TunedSetting(params, acceptance, theory, tuple(sorted(unique.values(), key=lambda candidate: -candidate.predicted)))
 
     def _candidates(
         self, pairs: list[LawPair], costs: RoundCosts, params: SamplingParams
@@ -218,20 +218,20 @@ class _Bench:
     def try_out(self, planned: TunedSetting, prompts: list[list[int]], number: int) -> TunedSetting:
         """Run the most promising candidates, and put the fastest of what was run first."""
         params = planned.params
-        drafting = [one for one in planned.candidates if one.options]
-        known = [one for one in planned.candidates if not one.options]
+        drafting = [candidate for candidate in planned.candidates if candidate.options]
+        known = [candidate for candidate in planned.candidates if not candidate.options]
         # The most promising of each kind, where it has a chance: chain, fixed tree, dynamic tree.
-        firsts = {one.kind: one for one in reversed(drafting)}
-        tried = [one for one in drafting if one is firsts[one.kind] and one.predicted > _CHANCE * drafting[0].predicted]
-        for index, one in enumerate(tried):
+        firsts = {candidate.kind: candidate for candidate in reversed(drafting)}
+        tried = [candidate for candidate in drafting if candidate is firsts[candidate.kind] and candidate.predicted > _CHANCE * drafting[0].predicted]
+        for index, candidate in enumerate(tried):
             share = 0.6 + 0.4 * (number + index / len(tried)) / len(self._options.params)
-            self._progress(f"running draft({one.options}) at temperature {params.temperature:g}", share)
-            expression = f"draft({quoted(str(self._options.draft))}, {one.options})"
+            self._progress(f"running draft({candidate.options}) at temperature {params.temperature:g}", share)
+            expression = f"draft({quoted(str(self._options.draft))}, {candidate.options})"
             with self._session(build_drafter(expression, self._environment)) as session:
                 _, speed, length = self._answers(session, prompts, params)
-            known.append(dataclasses.replace(one, measured=speed, mean_accepted_length=length))
-        known.sort(key=lambda one: -one.speed)
-        unknown = [one for one in drafting if one not in tried]
+            known.append(dataclasses.replace(candidate, measured=speed, mean_accepted_length=length))
+        known.sort(key=lambda record: -record.speed)
+        unknown = [candidate for candidate in drafting if candidate not in tried]
         return dataclasses.replace(planned, candidates=(*known, *unknown))
 
     def _answers(
@@ -242,15 +242,15 @@ class _Bench:
         most = max(8, self._options.n_tokens // len(prompts))
         results = [session.stream(prompt, params, seed=0, max_tokens=most).drain() for prompt in prompts]
         texts = [
-            CalibrationText((*prompt, *one.token_ids), len(prompt))
-            for prompt, one in zip(prompts, results, strict=True)
-            if one.token_ids
+            CalibrationText((*prompt, *result.token_ids), len(prompt))
+            for prompt, result in zip(prompts, results, strict=True)
+            if result.token_ids
         ]
-        tokens = sum(len(one.token_ids) for one in results)
+        tokens = sum(len(result.token_ids) for result in results)
         seconds = sum(
-            len(one.token_ids) / one.stats.tokens_per_second for one in results if one.stats.tokens_per_second
+            len(result.token_ids) / result.stats.tokens_per_second for result in results if result.stats.tokens_per_second
         )
-        rounds = sum(one.stats.rounds for one in results)
+        rounds = sum(result.stats.rounds for result in results)
         return texts, tokens / seconds if seconds else None, tokens / rounds if rounds else None
 
     def _wide_context(self, model: Model) -> Context:

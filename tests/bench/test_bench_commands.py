@@ -33,7 +33,7 @@ def test_drafters_as_json(drafters: list[str]) -> None:
     content = json.loads(good(bench(*drafters, "-p", "one", "-p", "two words", "--temp", "0,0.8", "--json")))
     results = content["results"]
     assert content["bench"] == "drafters"
-    assert [(one["drafter"], one["temperature"]) for one in results] == [
+    assert [(result["drafter"], result["temperature"]) for result in results] == [
         *(("none", 0.0), ("draft(twin.gguf)", 0.0), ("prompt-lookup", 0.0)),
         *(("none", 0.8), ("draft(twin.gguf)", 0.8), ("prompt-lookup", 0.8)),
     ]
@@ -72,18 +72,18 @@ def test_a_padded_target_says_so_and_answers_the_same(drafters: list[str], tmp_p
 
 
 def test_chosen_drafters_only(drafters: list[str], tiny_model: Path) -> None:
-    chosen = [one for one in drafters if one not in ("-md", drafters[drafters.index("-md") + 1])]
+    chosen = [expression for expression in drafters if expression not in ("-md", drafters[drafters.index("-md") + 1])]
     output = good(
         bench(*chosen, "-p", "one", "--drafter", "prompt-lookup(n=3, min_ngram=1)", "--json", "--no-chat-template")
     )
-    assert [one["drafter"] for one in json.loads(output)["results"]] == ["none", "prompt-lookup(n=3, min_ngram=1)"]
+    assert [result["drafter"] for result in json.loads(output)["results"]] == ["none", "prompt-lookup(n=3, min_ngram=1)"]
 
 
 def test_rules_are_compared_on_the_same_drafts(drafters: list[str]) -> None:
     arguments = ["-p", "one", "--temp", "1", "--spec-draft-n-max", "3", "--drafter", "none"]
     output = good(bench(*drafters, *arguments, "--accept", "exact", "--accept", "block", "--json"))
     results = json.loads(output)["results"]
-    assert [(one["drafter"], one["rule"]) for one in results] == [
+    assert [(result["drafter"], result["rule"]) for result in results] == [
         ("none", "exact"),
         ("draft(twin.gguf, n=3)", "exact"),
         ("draft(twin.gguf, n=3)", "block"),
@@ -104,7 +104,7 @@ def test_planned_drafters_are_those_that_tune_found(
     assert tuned.exit_code == 0, tuned.output
     (plan,) = json.loads(next((tmp_path / "cache").rglob("*.json")).read_text())["plans"]
     results = json.loads(good(bench(*drafters, "-p", "one", "--drafter", "none", "--planned", "--json")))["results"]
-    assert [one["drafter"] for one in results] == [
+    assert [result["drafter"] for result in results] == [
         "none",
         *(f"draft(twin.gguf, {options})" for options in plan["alternatives"]),
     ]
@@ -121,11 +121,11 @@ def test_the_demo_asks_its_own_questions(
     monkeypatch.setattr("specrun.bench.drafters.prompts.demo_questions", lambda: questions)
     quick = ["drafters", "--demo", "-n", "8", "-r", "1", "-t", "1", "-c", "256", "--spec-draft-n-max", "2"]
     results = json.loads(good(bench(*quick, "--pad-to", "100K", "--json")))["results"]
-    assert [one["drafter"] for one in results] == ["none", "draft(twin.gguf, n=2)", "prompt-lookup"]
+    assert [result["drafter"] for result in results] == ["none", "draft(twin.gguf, n=2)", "prompt-lookup"]
     assert results[0]["n_prompts"] == 2
     assert results[0]["target"]["padded_parameters"] > 0
     chosen = json.loads(good(bench(*quick[:-2], "--drafter", "draft(n=3)", "--json")))["results"]
-    assert [one["drafter"] for one in chosen] == ["none", "draft(twin.gguf, n=3)"]
+    assert [result["drafter"] for result in chosen] == ["none", "draft(twin.gguf, n=3)"]
 
 
 def test_the_last_newline_of_a_file_is_not_part_of_its_prompt(drafters: list[str], tmp_path: Path) -> None:
@@ -141,15 +141,15 @@ def test_the_last_newline_of_a_file_is_not_part_of_its_prompt(drafters: list[str
 def test_overhead_as_json_and_markdown() -> None:
     quick = ["overhead", "--vocab", "512", "-c", "512", "--rounds", "8", "-t", "1"]
     results = json.loads(good(bench(*quick, "--json")))["results"]
-    assert [one["setting"] for one in results] == [
+    assert [result["setting"] for result in results] == [
         *("plain, greedy", "plain, temp 0.8", "prompt lookup, greedy"),
         *("chain of 5, greedy", "chain of 5, temp 0.8", "tree of 16, temp 0.8"),
         *("medusa tree of 16, greedy", "hydra++ chain of 5, greedy", "hydra++ tree of 16, greedy"),
         *("eagle chain of 5, greedy", "eagle dynamic tree of 16, greedy", "eagle tree of 16, temp 0.8"),
     ]
     assert results[5]["drafted_per_round"] > 4
-    assert all(one["rounds"] == one["overhead_us"]["n"] == 8 for one in results)
-    assert all(set(one["parts_us"]) == {"draft", "batch", "law", "acceptance", "commit", "text"} for one in results)
+    assert all(result["rounds"] == result["overhead_us"]["n"] == 8 for result in results)
+    assert all(set(result["parts_us"]) == {"draft", "batch", "law", "acceptance", "commit", "text"} for result in results)
     assert good(bench(*quick)).startswith("| vocab ")
 
 
@@ -185,7 +185,7 @@ def test_bad_input_ends_with_a_sentence_and_a_code(
     arguments: list[str], code: int, tiny_model: Path, tiny_small_vocab: Path
 ) -> None:
     names = {"MODEL": str(tiny_model), "SMALL": str(tiny_small_vocab)}
-    result = bench(*(names.get(one, one) for one in arguments))
+    result = bench(*(names.get(argument, argument) for argument in arguments))
     assert result.exit_code == code, result.output
     assert result.stdout == ""
     assert "Traceback" not in result.stderr

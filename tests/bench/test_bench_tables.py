@@ -154,7 +154,7 @@ def test_overhead_table_compares_with_the_budget() -> None:
 
 
 def test_budgets_double_for_large_vocabularies_and_end_where_none_was_set() -> None:
-    chain = next(one for one in SETTINGS if one.name == "chain of 5, greedy")
+    chain = next(setting for setting in SETTINGS if setting.name == "chain of 5, greedy")
     assert [chain.budget(size, 4096) for size in (32_000, 128_000, 256_000)] == [250.0, 500.0, None]
     assert chain.budget(32_000, 8192) is None
     assert SETTINGS[0].budget(32_000, 4096) is None
@@ -166,7 +166,7 @@ def test_the_picture_is_written_and_overwritten(tmp_path: Path, name: str) -> No
     for _ in range(2):
         plot_drafters([PLAIN, DRAFTED, SLOW], path)
         assert path.stat().st_size > 1000
-    assert [one.name for one in tmp_path.iterdir()] == [name]
+    assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
 def test_pictures_that_cannot_be_drawn_are_refused_early(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from specrun.runtime.drafters.retrieval.datastore import open_store
 from specrun.train.family.corpus import Entry
 
 QUESTIONS = [json.loads(line) for line in demo_questions().read_text(encoding="utf-8").splitlines()]
-ANSWERS = {one["question"]: one["answer"] for one in QUESTIONS}
+ANSWERS = {question["question"]: question["answer"] for question in QUESTIONS}
 
 
 def bench(*arguments: str | Path) -> Result:
@@ -28,7 +28,7 @@ def bench(*arguments: str | Path) -> Result:
 
 
 def count_words(conversation: Conversation) -> int:
-    return sum(len(one["content"].split()) for one in conversation)
+    return sum(len(message["content"].split()) for message in conversation)
 
 
 def test_plain_questions_have_nothing_before_them() -> None:
@@ -41,16 +41,16 @@ def test_plain_questions_have_nothing_before_them() -> None:
 def test_repeated_questions_were_answered_before(context: int) -> None:
     for chat in demo_workload("repeated", 4, context, count_words):
         question = chat[-1]["content"]
-        assert [one["content"] for one in chat[:2]] == [question, ANSWERS[question]]
-        assert [one["role"] for one in chat] == ["user", "assistant"] * (len(chat) // 2) + ["user"]
+        assert [message["content"] for message in chat[:2]] == [question, ANSWERS[question]]
+        assert [message["role"] for message in chat] == ["user", "assistant"] * (len(chat) // 2) + ["user"]
         # Asked once before, however long the conversation.
-        assert sum(one["content"] == question for one in chat) == 2
+        assert sum(message["content"] == question for message in chat) == 2
         assert context <= count_words(chat) < max(context, 60) + 60
 
 
 def test_edited_answers_differ_a_little_from_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
     sentence = "Return the lowest index in {} where the subsection sub is found, and -1 on failure."
-    entries = [Entry(f"{one}.find", "method", None, sentence.format(one)) for one in ("bytes", "str")]
+    entries = [Entry(f"{kind}.find", "method", None, sentence.format(kind)) for kind in ("bytes", "str")]
     entries += [Entry("a.find", "method", None, "Search."), Entry("os.find", "method", None, "Walk the whole tree.")]
     monkeypatch.setattr("specrun.train.family.corpus.build_corpus", lambda: entries)
     chats = demo_workload("edited", 3, 0, count_words)
@@ -82,12 +82,12 @@ def small_store(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_store")
 def test_lookups_are_timed_without_a_model() -> None:
     results = list(measure_lookup(LookupOptions(contexts=(50, 500), rounds=20)))
-    assert [(one.drafter, one.context) for one in results] == [
+    assert [(result.drafter, result.context) for result in results] == [
         *(("prompt-lookup", 50), ("rest", 50), ("prompt-lookup", 500), ("rest", 500))
     ]
-    assert all(one.round_us.n == 20 and one.round_us.median > 0 for one in results)
-    assert any(one.accepted_per_round > 0.1 for one in results)
-    assert all(one.accepted_per_round <= one.drafted_per_round for one in results)
+    assert all(result.round_us.n == 20 and result.round_us.median > 0 for result in results)
+    assert any(result.accepted_per_round > 0.1 for result in results)
+    assert all(result.accepted_per_round <= result.drafted_per_round for result in results)
     with pytest.raises(OptionError, match="contexts and rounds are 1 or more"):
         LookupOptions(contexts=(0,))
     with pytest.raises(MalformedFileError):
@@ -98,7 +98,7 @@ def test_lookups_are_timed_without_a_model() -> None:
 def test_lookup_on_the_command_line() -> None:
     done = bench("lookup", "--context", "50", "--rounds", "5", "--json")
     assert done.exit_code == 0, done.output
-    assert [one["drafter"] for one in json.loads(done.stdout)["results"]] == ["prompt-lookup", "rest"]
+    assert [result["drafter"] for result in json.loads(done.stdout)["results"]] == ["prompt-lookup", "rest"]
     assert bench("lookup", "--context", "50", "--rounds", "5", "-o", "md").stdout.startswith("| drafter ")
 
 
@@ -133,7 +133,7 @@ def test_a_bench_of_retrieval_says_what_was_asked_and_retrieved(tiny_model: Path
     )
     assert done.exit_code == 0, done.output
     results = json.loads(done.stdout)["results"]
-    assert [one["drafter"] for one in results] == ["none", "rest(all.store)"]
+    assert [result["drafter"] for result in results] == ["none", "rest(all.store)"]
     assert "workload repeated" in results[0]["workload"]
     assert "the store holds the answers" in results[0]["workload"]
     assert 300 <= results[0]["prompt_tokens"] < 600

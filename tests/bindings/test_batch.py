@@ -63,7 +63,7 @@ def test_a_tree_in_one_batch_equals_its_paths_one_by_one(tiny_model, n_ubatch):
             [prompt[-1], *TREE["tokens"]],
             [2, *(2 + depth for depth in TREE["depths"])],
             [3, *map(len, TREE["ids"])],
-            [0, 1, 2, *(one for ids in TREE["ids"] for one in ids)],
+            [0, 1, 2, *(seq_id for ids in TREE["ids"] for seq_id in ids)],
             [1] * 8,
         )
         rows = context.decode(batch)
@@ -140,7 +140,7 @@ def test_a_single_token_after_a_batch_of_several_is_filled_anew():
         batch.fill_one(9, 32, 2)  # only token and position differ from what is in place
         assert (batch.n_tokens, batch.n_outputs, batch.first_position) == (1, 1, 32)
         assert (batch.token_bounds, batch.id_bounds) == ((9, 9), (2, 2))
-        assert [int(one[0]) for one in (batch.tokens, batch.positions, batch.id_counts, batch.ids)] == [9, 32, 1, 2]
+        assert [int(column[0]) for column in (batch.tokens, batch.positions, batch.id_counts, batch.ids)] == [9, 32, 1, 2]
         batch.fill_one(9, 33, 1)
         assert batch.id_bounds == (1, 1)
         assert int(batch.ids[0]) == 1

@@ -159,7 +159,7 @@ def test_a_full_cache_is_named_and_a_good_batch_follows(model):
         context.decode(chain([7] * 200, ids=(0, 1), n_outputs=0))
         with pytest.raises(NoCacheSlotError, match="-c"):
             context.decode(chain([8] * 57, start=200, ids=(0, 1)))
-        assert [context.memory.last_position(one) for one in (0, 1)] == [199, 199]
+        assert [context.memory.last_position(seq_id) for seq_id in (0, 1)] == [199, 199]
         rows = context.decode(chain([9], start=200, ids=(0, 1)))
         np.testing.assert_allclose(rows.logits(0), fresh_logits(model, [7] * 200 + [9])[-1], atol=1e-4)
 
@@ -178,7 +178,7 @@ def test_after_a_refused_batch_of_several_sequences_a_good_one_gives_the_right_l
     batch.fill([14, 15, 16], [3, 5, 5], [3, 1, 1], [0, 1, 2, 1, 2], [1, 1, 1])
     with pytest.raises(InvalidBatchError):
         context.decode(batch)
-    assert [context.memory.last_position(one) for one in range(3)] == [2, 2, 2]
+    assert [context.memory.last_position(number) for number in range(3)] == [2, 2, 2]
     batch.fill([14, 15, 16], [3, 4, 4], [3, 1, 1], [0, 1, 2, 1, 2], [1, 1, 1])
     rows = context.decode(batch)
     np.testing.assert_allclose(rows.logits(1), fresh_logits(model, [*PROMPT, 14, 15])[-1], atol=1e-4)
@@ -204,7 +204,7 @@ def test_what_a_failed_evaluation_left_behind_is_dropped_from_every_sequence(mod
     with pytest.raises(DecodeFailedError, match="returned -3"):
         context.decode(batch)
     monkeypatch.undo()
-    assert [context.memory.last_position(one) for one in range(3)] == [2, 2, 2]
+    assert [context.memory.last_position(number) for number in range(3)] == [2, 2, 2]
     rows = context.decode(chain([16], start=3, ids=(0, 1, 2)))
     np.testing.assert_allclose(rows.logits(0), fresh_logits(model, [*PROMPT, 16])[-1], atol=1e-4)
 
@@ -270,7 +270,7 @@ def test_rows_beside_hidden_states_are_those_asked_for(model, n_outputs):
 
 def test_the_hidden_state_is_the_normed_one_that_the_output_matrix_reads(model, tiny_model):
     gguf = pytest.importorskip("gguf")
-    tensors = {one.name: one.data for one in gguf.GGUFReader(tiny_model).tensors}
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tiny_model).tensors}
     with Context(model, ContextOptions(**F32, n_outputs=3, hidden_states=True)) as context:
         rows = context.decode(chain(PROMPT))
         expected = tensors["output.weight"] @ rows.hidden_state(0)
@@ -291,7 +291,7 @@ def test_a_branch_continues_on_its_own(model, context):
 def test_truncate_drops_positions_of_one_sequence_only(model, context):
     context.decode(chain([*PROMPT, 14], ids=(0, 1)))
     context.memory.truncate(3, sequence=0)
-    assert [context.memory.last_position(one) for one in (0, 1)] == [2, 3]
+    assert [context.memory.last_position(seq_id) for seq_id in (0, 1)] == [2, 3]
     rows = context.decode(chain([15], start=3))
     np.testing.assert_allclose(rows.logits(0), fresh_logits(model, [*PROMPT, 15])[-1], atol=1e-4)
 
@@ -299,7 +299,7 @@ def test_truncate_drops_positions_of_one_sequence_only(model, context):
 def test_keep_and_clear(context):
     context.decode(chain(PROMPT, ids=(0, 1, 2)))
     context.memory.keep(1)
-    assert [context.memory.last_position(one) for one in range(3)] == [-1, 2, -1]
+    assert [context.memory.last_position(number) for number in range(3)] == [-1, 2, -1]
     context.memory.clear()
     assert context.memory.last_position(1) == -1
 

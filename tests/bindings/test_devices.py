@@ -12,16 +12,16 @@ from specrun.bindings.library import engine_versions
 
 def test_there_is_a_cpu_with_memory():
     found = devices()
-    assert [one for one in found if one.kind == "cpu"]
+    assert [item for item in found if item.kind == "cpu"]
     for device in found:
         assert device.name
         assert device.description
         assert 0 <= device.memory_free <= device.memory_total
-    assert max(one.memory_total for one in found) > 0
+    assert max(item.memory_total for item in found) > 0
 
 
 def test_layers_are_offloaded_where_there_is_a_device_to_offload_to():
-    assert supports_gpu_offload() == any(one.kind in ("gpu", "igpu") for one in devices())
+    assert supports_gpu_offload() == any(device.kind in ("gpu", "igpu") for device in devices())
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no affinity")

@@ -62,7 +62,7 @@ def normed_states(folder: Path, layers: int, text: list[int]) -> np.ndarray:
 
 
 def normed(states: np.ndarray, path: Path) -> np.ndarray:
-    weight = next(one.data for one in GGUFReader(path).tensors if one.name == "output_norm.weight")
+    weight = next(tensor.data for tensor in GGUFReader(path).tensors if tensor.name == "output_norm.weight")
     return states / np.sqrt((states**2).mean(-1, keepdims=True) + EPS) * weight
 
 
@@ -76,7 +76,7 @@ def evaluated(model: Model, layers: tuple[int, ...], pieces: int, **options: int
             rows = context.decode(batch)
             for layer in layers:
                 found[layer] += [rows.layer_input(token, layer).copy() for token in range(len(piece))]
-    return {layer: np.stack(one) for layer, one in found.items()}
+    return {layer: np.stack(states) for layer, states in found.items()}
 
 
 @pytest.mark.parametrize(("pieces", "options"), [(1, {}), (3, {}), (10, {}), (1, {"n_ubatch": 4})])
@@ -84,7 +84,7 @@ def test_inputs_are_what_the_layers_before_have_made(
     model: Model, tiny_deep_model: Path, tmp_path: Path, pieces: int, options: dict[str, int]
 ) -> None:
     found = evaluated(model, (0, 1, 3), pieces, **options)
-    embedding = next(one.data for one in GGUFReader(tiny_deep_model).tensors if one.name == "token_embd.weight")
+    embedding = next(tensor.data for tensor in GGUFReader(tiny_deep_model).tensors if tensor.name == "token_embd.weight")
     np.testing.assert_array_equal(found[0], embedding[TEXT])
     for layer in (1, 3):
         expected = normed_states(tmp_path, layer, TEXT)

@@ -59,7 +59,7 @@ def test_parts_of_a_line_are_joined_under_its_first_level(router, caplog):
     router(5, b"two ", None)
     assert not caplog.records
     router(5, b"three\n", None)
-    assert [(one.levelno, one.getMessage()) for one in caplog.records] == [(logging.WARNING, "one two three")]
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [(logging.WARNING, "one two three")]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_parts_of_a_line_are_joined_under_its_first_level(router, caplog):
 )
 def test_levels_are_those_of_ggml_log_level(router, caplog, level, expected):
     router(level, b"line\n", None)
-    assert [one.levelno for one in caplog.records] == [expected]
+    assert [record.levelno for record in caplog.records] == [expected]
 
 
 def test_errors_are_kept_for_messages_once(router):

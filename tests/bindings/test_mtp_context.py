@@ -83,7 +83,7 @@ def test_logits_and_states_of_a_block_equal_the_reference(files: dict[str, Path]
         parts = [
             evaluate(context, TEXT[a:b], states[a:b], start=a) for a, b in ((0, 3), (3, 4), (4, 5), (5, len(TEXT)))
         ]
-    for found in (at_once, tuple(np.concatenate(one) for one in zip(*parts, strict=True))):
+    for found in (at_once, tuple(np.concatenate(column) for column in zip(*parts, strict=True))):
         for got, right in zip(found, wanted, strict=True):
             np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-4)
     # The comparison would notice a state too early or too late, a token left out, another block.
@@ -95,9 +95,9 @@ def test_logits_and_states_of_a_block_equal_the_reference(files: dict[str, Path]
 
 def test_blocks_in_a_file_of_their_own_compute_the_same(files: dict[str, Path]) -> None:
     states = PLAIN.trunk(TEXT).astype(np.float32)
-    with Model(files["apart"], load_nextn=True) as model, MtpContext(model, ContextOptions(**F32, n_outputs=8)) as one:
+    with Model(files["apart"], load_nextn=True) as model, MtpContext(model, ContextOptions(**F32, n_outputs=8)) as whole:
         np.testing.assert_allclose(
-            evaluate(one, TEXT, states)[0], PLAIN.block(0, TEXT, states)[0], rtol=1e-4, atol=1e-4
+            evaluate(whole, TEXT, states)[0], PLAIN.block(0, TEXT, states)[0], rtol=1e-4, atol=1e-4
         )
 
 
@@ -122,7 +122,7 @@ def test_headers_tell_which_files_have_blocks(files: dict[str, Path], name: str,
     found = read_nextn(files[name], read_header(files[name]))
     assert (found.count, found.alone) == (blocks, apart)
     spec = TWO if name == "two" else PLAIN
-    own = sum(one.size for tensor, one in spec.tensors().items() if tensor.startswith(("blk.2.", "blk.3.")))
+    own = sum(array.size for tensor, array in spec.tensors().items() if tensor.startswith(("blk.2.", "blk.3.")))
     assert found.n_parameters == (own if blocks else 0)
 
 

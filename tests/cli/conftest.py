@@ -73,6 +73,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     def invoke(*arguments: object, input: str | bytes | None = None) -> Result:
         from specrun.cli.main import cli
 
-        return CliRunner().invoke(cli, [str(one) for one in arguments], input=input, prog_name="specrun")
+        return CliRunner().invoke(cli, [str(argument) for argument in arguments], input=input, prog_name="specrun")
 
     return invoke

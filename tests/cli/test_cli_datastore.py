@@ -90,7 +90,7 @@ def test_bad_input_says_what_and_writes_nothing(run, models, store, corpus, argu
     names |= {"MODEL": models.target, "STRANGER": models.stranger}
     for name, path in names.items():
         arguments = [
-            one.replace(name, f'"{path}"') if "(" in one else str(path) if one == name else one for one in arguments
+            argument.replace(name, f'"{path}"') if "(" in argument else str(path) if argument == name else argument for argument in arguments
         ]
     result = run(*arguments)
     assert result.exit_code == code, result.output
@@ -123,7 +123,7 @@ def test_ctrl_c_in_a_real_process_leaves_nothing(models, tmp_path: Path):
         _, errors = child.communicate(timeout=60)
     assert child.returncode == 130, errors
     assert errors.splitlines()[-1] == b"Error: interrupted"
-    assert [one.name for one in tmp_path.iterdir()] == ["corpus.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
 
 
 def test_a_reference_implies_prompt_lookup_only_where_nothing_else_drafts():

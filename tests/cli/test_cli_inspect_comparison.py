@@ -31,7 +31,7 @@ def test_figures_as_json(run: Run, pair: tuple[Path, Path], tmp_path: Path) -> N
     assert summary["n_tokens"] == found["n_chunks"] * 31
     assert 0 < summary["kl_median"] < summary["kl_99"] <= summary["kl_largest"]
     assert summary["original"]["value"] != summary["other"]["value"]
-    errors = {one["name"]: one["relative_rms"] for one in found["tensor_errors"]}
+    errors = {error["name"]: error["relative_rms"] for error in found["tensor_errors"]}
     assert errors["output_norm.weight"] == 0
     assert 0.03 < errors["blk.0.ffn_up.weight"] < 0.2
 

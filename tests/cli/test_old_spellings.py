@@ -50,4 +50,4 @@ def test_commands_know_them(kind: str, new: str, old: str) -> None:
     assert isinstance(train, click.Group)
     found = train.get_command(click.Context(train), kind)
     assert found is not None
-    assert any(new in one.opts and old in getattr(one, "old_names", ()) for one in found.params)
+    assert any(new in param.opts and old in getattr(param, "old_names", ()) for param in found.params)

@@ -55,7 +55,7 @@ def test_json_has_the_same(run, folder: Path) -> None:
     result = run("quantize", folder / "wide-F32.gguf", folder / "small.gguf", "Q8_0", "--json", "-q")
     said = json.loads(result.stdout)
     assert (said["file_type"], said["output"]) == ("Q8_0", str(folder / "small.gguf"))
-    assert {one["type"]: one["tensors"] for one in said["types"]} == {"Q8_0": 9, "F32": 3}
+    assert {kind["type"]: kind["tensors"] for kind in said["types"]} == {"Q8_0": 9, "F32": 3}
     assert said["n_bytes"] == (folder / "small.gguf").stat().st_size
 
 
@@ -87,7 +87,7 @@ def test_heads_need_no_type(run, tmp_path: Path) -> None:
     planned = [PlannedTensor("medusa.0.res.weight", (4, 64), "F16", lambda: rows)]
     write_gguf(tmp_path / "heads-F16.gguf", "medusa", Metadata(), planned)
     for arguments in (["heads-F16.gguf"], ["heads-F16.gguf", "other.gguf"], ["heads-F16.gguf", "x.gguf", "q4_0"]):
-        result = run("quantize", *(tmp_path / one if one.endswith("gguf") else one for one in arguments))
+        result = run("quantize", *(tmp_path / argument if argument.endswith("gguf") else argument for argument in arguments))
         assert result.exit_code == 0, result.output
     assert read_header(tmp_path / "heads-Q8_0.gguf").tensor_type_counts == {"Q8_0": 1}
     assert read_header(tmp_path / "x.gguf").tensor_type_counts == {"Q4_0": 1}

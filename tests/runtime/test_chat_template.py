@@ -180,7 +180,7 @@ def test_a_template_cannot_reach_python(source):
     ],
 )
 def test_a_template_cannot_change_the_conversation(source):
-    messages = [dict(one) for one in TALK]
+    messages = [dict(message) for message in TALK]
     with pytest.raises(TemplateError):
         ChatTemplate(source).render(messages)
     assert messages == TALK

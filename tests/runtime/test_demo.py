@@ -17,7 +17,7 @@ GREEDY = SamplingParams(temperature=0.0)
 def questions() -> list[tuple[str, str]]:
     """The questions drawn with a fixed seed, with the first sentence of the docstring they ask for."""
     lines = demo_questions().read_text(encoding="utf-8").splitlines()
-    return [(one["question"], one["answer"]) for one in map(json.loads, lines)]
+    return [(record["question"], record["answer"]) for record in map(json.loads, lines)]
 
 
 def ask(runtime: Runtime, question: str, max_tokens: int = 96):
@@ -83,11 +83,11 @@ def test_heads_draft_what_the_target_says(drafter: str, fewest: float) -> None:
     asked = [question for question, _ in questions()[:20]]
     with Runtime.demo("none", n_ctx=1024) as plain, Runtime.demo(drafter, n_ctx=1024) as runtime:
         results = [ask(runtime, question) for question in asked]
-        assert [one.text for one in results] == [ask(plain, question).text for question in asked]
+        assert [result.text for result in results] == [ask(plain, question).text for question in asked]
         warm = SamplingParams(temperature=1.0)
         for question in asked[:4]:
             message = [{"role": "user", "content": question}]
-            texts = [one.chat(message, warm, max_tokens=48).token_ids for one in (plain, runtime)]
+            texts = [opened.chat(message, warm, max_tokens=48).token_ids for opened in (plain, runtime)]
             assert texts[0] == texts[1]
     tokens = sum(result.usage.completion_tokens for result in results)
     assert tokens / sum(result.stats.rounds for result in results) >= fewest

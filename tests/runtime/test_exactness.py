@@ -214,7 +214,7 @@ def test_wrong_rules_are_caught(rule: AcceptanceRule, name: str) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [sorted_siblings, pruned_siblings, top_k_as_if_sampled, siblings_without_removal],
-    ids=lambda one: one.__name__,
+    ids=lambda value: value.__name__,
 )
 def test_wrong_drafters_are_caught(wrong: Callable[[LawTable], Propose]) -> None:
     biases = [bias(ExactRule(), wrong(LawTable(3, seed + 9, 0.0)), LawTable(3, seed, 0.0), 2) for seed in range(4)]

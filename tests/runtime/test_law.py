@@ -52,9 +52,9 @@ def test_probability_is_that_of_the_definition(law):
 
 @any_case
 @given(laws(), laws())
-def test_alignment_keeps_each_tokens_probability(one, other):
+def test_alignment_keeps_each_tokens_probability(first, other):
     tokens = np.arange(SIZE) if other.ids is None else other.ids
-    np.testing.assert_array_equal(one.aligned_to(other), spread(one)[tokens])
+    np.testing.assert_array_equal(first.aligned_to(other), spread(first)[tokens])
 
 
 @pytest.mark.parametrize(("mine", "others"), [(3, 7), (7, 3)], ids=["shorter", "longer"])
@@ -64,8 +64,8 @@ def test_alignment_of_vocabularies_of_different_size(mine, others, kinds):
         probs = np.arange(1, size + 1) / (size * (size + 1) / 2)
         return Law(probs) if kind == "d" else Law(probs, np.arange(size))
 
-    one, other = law(mine, kinds[0]), law(others, kinds[1])
-    np.testing.assert_array_equal(one.aligned_to(other), spread(one)[:others])
+    first, other = law(mine, kinds[0]), law(others, kinds[1])
+    np.testing.assert_array_equal(first.aligned_to(other), spread(first)[:others])
 
 
 @any_case

@@ -26,9 +26,9 @@ def limits(n_ctx=100, max_nodes=16, max_tokens=None) -> RoundLimits:
     ],
 )
 def test_the_tree_shrinks_before_the_context_overflows(committed, expected):
-    one = limits()
-    assert one.next_round(committed) == expected
-    assert one.context_full == (expected is None)
+    limit = limits()
+    assert limit.next_round(committed) == expected
+    assert limit.context_full == (expected is None)
 
 
 @pytest.mark.parametrize(("left", "depth"), [(0, None), (1, 0), (2, 1), (6, 5)])
@@ -38,18 +38,18 @@ def test_a_round_never_produces_more_than_is_left(left, depth):
 
 
 def test_spending_counts_down():
-    one = limits(max_tokens=5)
-    one.spend(3)
-    assert one.next_round(10).max_depth == 1
-    one.spend(2)
-    assert one.next_round(10) is None
-    assert not one.context_full
+    limit = limits(max_tokens=5)
+    limit.spend(3)
+    assert limit.next_round(10).max_depth == 1
+    limit.spend(2)
+    assert limit.next_round(10) is None
+    assert not limit.context_full
 
 
 def test_without_a_length_only_the_context_ends_the_answer():
-    one = limits()
-    one.spend(10**6)
-    assert one.next_round(10) is not None
+    limit = limits()
+    limit.spend(10**6)
+    assert limit.next_round(10) is not None
 
 
 def tree(*depths_of_leaves: int) -> DraftTree:

@@ -58,8 +58,8 @@ def both(noise: SeededNoise) -> tuple[int, list[bool]]:
 
 
 def test_draws_are_reproducible():
-    one, other = SeededNoise(7), SeededNoise(7)
-    assert [both(at(one, p)) for p in range(20)] == [both(at(other, p)) for p in range(20)]
+    first, other = SeededNoise(7), SeededNoise(7)
+    assert [both(at(first, p)) for p in range(20)] == [both(at(other, p)) for p in range(20)]
 
 
 def test_draws_do_not_depend_on_the_order_of_positions():
@@ -94,8 +94,8 @@ def test_other_seeds_and_streams_draw_otherwise(other):
 
 
 def test_every_round_drafts_with_a_stream_of_its_own():
-    one, other = (choices(SeededNoise(7).for_drafting(start), range(200), FLAT) for start in (5, 6))
-    assert (one == other).sum() < 20
+    first, other = (choices(SeededNoise(7).for_drafting(start), range(200), FLAT) for start in (5, 6))
+    assert (first == other).sum() < 20
 
 
 @pytest.mark.parametrize("seed", [-1, 0, 2**63, 2**64 + 5, 2**100])
@@ -165,7 +165,7 @@ def test_choice_and_acceptance_at_a_position_are_independent():
     """A rejection must not tell which token the residual gives, as it does where both read one number."""
     noise = SeededNoise(17)
     decided = [(at(noise, position).accept(0.4), noise.choose(SKEWED)) for position in range(SAMPLES)]
-    accepted, drawn = (np.array(one) for one in zip(*decided, strict=True))
+    accepted, drawn = (np.array(column) for column in zip(*decided, strict=True))
     same_number = choices(noise, range(SAMPLES), Law(np.array([0.4, 0.6]))) == 0
     assert independence_p_value(accepted, drawn) > ALPHA
     assert independence_p_value(same_number, drawn) < ALPHA
@@ -217,7 +217,7 @@ def test_nearly_equal_laws_nearly_always_choose_alike():
         expected += 2 * distance / (1 + distance)
         noise, uniform = SeededNoise(29), generator.random()
         raced += at(noise, position).choose(Law(probs)) != at(noise, position).choose(Law(other))
-        fell += len({int(np.searchsorted(np.cumsum(one), uniform)) for one in (probs, other)}) == 2
+        fell += len({int(np.searchsorted(np.cumsum(law), uniform)) for law in (probs, other)}) == 2
     allowed = stats.poisson.isf(ALPHA, expected)
     assert raced <= allowed < fell
 

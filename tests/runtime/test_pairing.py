@@ -92,10 +92,10 @@ def test_a_drafter_that_does_not_fit_is_refused_by_its_first_difference(write, t
 
 
 def test_different_bos_tokens_matter_only_where_they_are_added(write):
-    one = write("bos 1", changed(add_bos=True, special_ids={"bos": 1, "eos": END}))
+    first = write("bos 1", changed(add_bos=True, special_ids={"bos": 1, "eos": END}))
     two = write("bos 2", changed(add_bos=True, special_ids={"bos": 2, "eos": END}))
     with pytest.raises(PairError, match=r"bos tokens differ .target 1, drafter 2"):
-        check(one, two)
+        check(first, two)
     check(write("silent bos 1", changed(special_ids={"bos": 1, "eos": END})), write("target", BASE))
 
 

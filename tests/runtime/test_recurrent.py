@@ -75,7 +75,7 @@ def test_plain_decoding_works_and_a_second_prompt_starts_from_a_clean_state(mamb
     for prompt, given in zip(prompts, answers, strict=True):
         with Runtime(mamba, n_ctx=256, n_threads=1) as fresh:
             assert answer(fresh, prompt) == given
-    assert len({tuple(one) for one in answers}) > 1  # a state that ignored the prompt would answer alike
+    assert len({tuple(answer) for answer in answers}) > 1  # a state that ignored the prompt would answer alike
 
 
 @pytest.mark.parametrize("drafter", ["prompt-lookup", "draft(FILE)", "draft(FILE, tree=2x2)"])

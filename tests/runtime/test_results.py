@@ -40,11 +40,11 @@ def play(keeper: LogprobKeeper, rows: list[Row], hold: list[int]) -> list[TokenE
     """A round whose events are all dropped but those at `hold`, and the evaluation after it."""
     kept = []
     for index, row in enumerate(rows):
-        one = event(row)
-        keeper.add(one)
+        made = event(row)
+        keeper.add(made)
         if index in hold:
-            kept.append(one)
-        del one
+            kept.append(made)
+        del made
     keeper.before_evaluation()
     for row in rows:
         row.die()
@@ -55,7 +55,7 @@ def play(keeper: LogprobKeeper, rows: list[Row], hold: list[int]) -> list[TokenE
 def test_what_is_held_stays_readable(hold):
     rows = [Row(seed) for seed in range(3)]
     kept = play(LogprobKeeper(), rows, hold)
-    assert [one.logprob for one in kept] == [rows[index].expected for index in hold]
+    assert [kept_event.logprob for kept_event in kept] == [rows[index].expected for index in hold]
 
 
 def test_what_nobody_holds_costs_nothing():
@@ -83,19 +83,19 @@ def test_a_copy_still_held_a_round_later_becomes_a_number():
 
 def test_a_value_read_in_time_is_kept():
     row = Row(0)
-    one = event(row)
-    value = one.logprob
+    made = event(row)
+    value = made.logprob
     row.die()
-    assert one.logprob == value == row.expected
+    assert made.logprob == value == row.expected
     assert row.reads == 1
 
 
 def test_an_event_nobody_saved_is_stale_not_wrong():
     row = Row(0)
-    one = event(row)
+    made = event(row)
     row.die()
     with pytest.raises(StaleViewError):
-        _ = one.logprob
+        _ = made.logprob
 
 
 def test_events_print_without_computing():

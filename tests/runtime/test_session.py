@@ -216,7 +216,7 @@ def test_an_interrupt_at_any_line_leaves_a_session_that_answers_as_a_fresh_one(o
     runtime = open_runtime(drafter)
     ours = (decode_rounds, TargetModel, Conversation)
     drafters = (DraftModelState, DraftTreeState, CascadeDrafter, DraftModelTarget)
-    modules = [sys.modules[one.__module__] for one in (*ours, *drafters)]
+    modules = [sys.modules[our.__module__] for our in (*ours, *drafters)]
     elsewhere = [*PROMPT[:9], *OTHER[:4]]
     wanted = answer(open_runtime(drafter), PROMPT[:12], WARM, 6).token_ids
     line, ended = 0, False
@@ -248,7 +248,7 @@ def test_ctrl_c_while_prompt_lookup_indexes(open_runtime, interrupted):
 
     runtime = open_runtime("prompt-lookup")
     with pytest.raises(KeyboardInterrupt):
-        runtime.session.drafter.begin([Interrupting(one) for one in PROMPT])
+        runtime.session.drafter.begin([Interrupting(token) for token in PROMPT])
     assert answer(runtime).token_ids == fresh(open_runtime, "none")
 
 
@@ -277,10 +277,10 @@ def test_a_second_call_while_one_streams_is_refused(open_runtime):
 
 def test_of_two_streams_made_at_once_the_second_to_start_is_refused(open_runtime):
     runtime = open_runtime()
-    one, two = runtime.stream(PROMPT, GREEDY, max_tokens=3), runtime.stream(OTHER, GREEDY, max_tokens=3)
+    first, two = runtime.stream(PROMPT, GREEDY, max_tokens=3), runtime.stream(OTHER, GREEDY, max_tokens=3)
     next(two)
     with pytest.raises(BusyError):
-        next(one)
+        next(first)
     assert len(list(two)) == 2
 
 
@@ -416,10 +416,10 @@ def test_an_end_token_ends_the_answer_even_when_drafted(open_runtime, drafter):
         result = answer(open_runtime("none"), params=params.replace(seed=seed), max_tokens=40)
         runtime = open_runtime(drafter)
         other = answer(runtime, params=params.replace(seed=seed), max_tokens=40)
-        for one in (result, other):
-            assert 319 not in one.token_ids[:-1]
-            assert (one.finish_reason == "stop") == (one.token_ids[-1] == 319)
-            assert "<|end|>" not in one.text
+        for ended in (result, other):
+            assert 319 not in ended.token_ids[:-1]
+            assert (ended.finish_reason == "stop") == (ended.token_ids[-1] == 319)
+            assert "<|end|>" not in ended.text
         if drafter != "draft":
             assert other.token_ids == result.token_ids
         endings.add(other.finish_reason)

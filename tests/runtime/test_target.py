@@ -93,7 +93,7 @@ def test_after_many_rounds_the_cache_is_that_of_the_committed_tokens(model: Mode
             rows = target.evaluate(text, tree)
             np.testing.assert_allclose(rows.logits(0), fresh_logits(model, tokens), atol=1e-5)
             for node in range(len(tree)):
-                path = [tree.tokens[one] for one in tree.path_to(node)]
+                path = [tree.tokens[ancestor] for ancestor in tree.path_to(node)]
                 np.testing.assert_allclose(rows.logits(node + 1), fresh_logits(model, tokens + path), atol=1e-5)
             accepted = random_path(tree, generator)
             target.commit(text, tree, accepted)
@@ -229,7 +229,7 @@ def test_a_tree_with_too_many_leaves_is_refused_before_the_call(model: Model) ->
 @pytest.mark.parametrize("parents", [(), (-1,), (-1, 0, 1), (-1, -1, 0, 0, 1), (-1, 0, -1, 2, 2)], ids=str)
 def test_layout_gives_every_path_its_sequences(parents: tuple[int, ...]) -> None:
     layout = layout_tree(parents, 4)
-    ids = [set(one) for one in layout.ids]
+    ids = [set(sequence_ids) for sequence_ids in layout.ids]
     for node, parent in enumerate(parents):
         if parent != ROOT:
             assert ids[node] <= ids[parent]

@@ -30,7 +30,7 @@ def assembled(pieces: Sequence[bytes], stop: Sequence[str] = ()) -> tuple[list[s
 def reference(text: str, stop: Sequence[str]) -> str:
     """Character by character: the answer ends where the first stop string becomes complete."""
     for end in range(len(text) + 1):
-        complete = [len(one) for one in stop if text[:end].endswith(one)]
+        complete = [len(string) for string in stop if text[:end].endswith(string)]
         if complete:
             return text[: end - max(complete)]
     return text
@@ -134,4 +134,4 @@ def test_the_texts_add_up_to_the_truncated_text(text, stop, cuts):
     pieces = [data[a:b] for a, b in itertools.pairwise(bounds)]
     texts, stopped_by = assembled(pieces, stop)
     assert "".join(texts) == reference(text, stop)
-    assert (stopped_by is not None) == any(one in text for one in stop)
+    assert (stopped_by is not None) == any(string in text for string in stop)

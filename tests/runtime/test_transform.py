@@ -54,7 +54,7 @@ def reference(logits: np.ndarray, params: SamplingParams, window: list[int]) -> 
         order, weights = order[:kept], weights[:kept]
     if params.min_p > 0.0:
         order = [token for token, weight in zip(order, weights, strict=True) if weight >= params.min_p * weights[0]]
-    tempered = [math.exp((float(values[one]) - float(values[order[0]])) / params.temperature) for one in order]
+    tempered = [math.exp((float(values[token]) - float(values[order[0]])) / params.temperature) for token in order]
     law[order] = np.array(tempered) / math.fsum(tempered)
     return law
 

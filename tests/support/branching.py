@@ -34,7 +34,7 @@ class BranchingNoise:
 
     def choose(self, law: Law) -> int:
         support = np.flatnonzero(law.probs)
-        index = int(support[self._branch([float(law.probs[one]) for one in support])])
+        index = int(support[self._branch([float(law.probs[place]) for place in support])])
         return index if law.ids is None else int(law.ids[index])
 
     def for_drafting(self, round_start: int) -> BranchingNoise:

@@ -161,8 +161,8 @@ def two_drafters(drafts: LawTable, others: LawTable) -> Propose:
         tree = TreeBuilder()
         if request.max_depth < 1:
             return tree.build()
-        for one in (drafts, others):
-            law = law_of(one(request.tokens))
+        for table in (drafts, others):
+            law = law_of(table(request.tokens))
             for _ in range(2):
                 tree.add(ROOT, request.noise.choose(law), law)
         tree.add(ROOT, 1)

@@ -54,7 +54,7 @@ def joint_law(next_law: NextLaw, length: int, end: frozenset[int], least_entropy
                 continue
             conditional = next_law(text)
             assert stats.entropy(conditional) >= least_entropy
-            longer |= {(*text, token): probability * float(one) for token, one in enumerate(conditional)}
+            longer |= {(*text, token): probability * float(share) for token, share in enumerate(conditional)}
         law = longer
     assert abs(sum(law.values()) - 1.0) < 1e-9
     return law
@@ -76,7 +76,7 @@ def model_joint_law(path: Path, prompt: list[int], length: int, least_entropy: f
 def sampled_texts(runtime: Runtime, prompt: list[int], length: int, samples: int) -> Counter[Text]:
     """Return the texts of the seeds below `samples`, each with how often it came."""
     texts = (runtime.generate(prompt, WHOLE.replace(seed=seed), max_tokens=length) for seed in range(samples))
-    return Counter(tuple(one.token_ids) for one in texts)
+    return Counter(tuple(text.token_ids) for text in texts)
 
 
 def p_value(counts: Counter[Text], law: Mapping[Text, float]) -> float:
@@ -90,7 +90,7 @@ def p_value(counts: Counter[Text], law: Mapping[Text, float]) -> float:
     # The rarest share a cell: as many as it takes for it, and every other, to be expected often enough.
     n_rare = int((expected < LEAST_EXPECTED).sum())
     pooled = max(n_rare, int(np.searchsorted(expected.cumsum(), LEAST_EXPECTED)) + 1)
-    cells = [np.append(one[pooled:], one[:pooled].sum()) for one in (observed, expected)]
+    cells = [np.append(counts[pooled:], counts[:pooled].sum()) for counts in (observed, expected)]
     return float(stats.chisquare(*cells).pvalue)
 
 

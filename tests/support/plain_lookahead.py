@@ -16,17 +16,17 @@ class PlainPool:
         self.used: list[tuple[int, ...]] = []
 
     def add(self, ngram: tuple[int, ...]) -> None:
-        self.used = [one for one in self.used if one != ngram] + [ngram]
-        own = [one for one in self.used if one[0] == ngram[0]]
+        self.used = [earlier for earlier in self.used if earlier != ngram] + [ngram]
+        own = [earlier for earlier in self.used if earlier[0] == ngram[0]]
         if len(own) > self.per_key:
             self.used.remove(own[0])
-        last_use = {one[0]: index for index, one in enumerate(self.used)}
+        last_use = {earlier[0]: index for index, earlier in enumerate(self.used)}
         if len(last_use) > self.max_keys:
             oldest = min(last_use, key=lambda first: last_use[first])
-            self.used = [one for one in self.used if one[0] != oldest]
+            self.used = [earlier for earlier in self.used if earlier[0] != oldest]
 
     def guesses(self, first: int) -> list[tuple[int, ...]]:
-        return [one[1:] for one in reversed(self.used) if one[0] == first]
+        return [ngram[1:] for ngram in reversed(self.used) if ngram[0] == first]
 
 
 class PlainLookahead:

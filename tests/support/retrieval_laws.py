@@ -25,9 +25,9 @@ def retrieval_bias(
         conversation = conversation_of(drafter, prompt, noise)
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
         rounds = decode_rounds(TableTarget(table), conversation, DecodeSettings(ExactRule(), PLAIN, limits))
-        for one in rounds:
-            nodes += len(one.tree)
-            widest = max(widest, max(map(len, one.tree.draws.values()), default=0))
+        for this_round in rounds:
+            nodes += len(this_round.tree)
+            widest = max(widest, max(map(len, this_round.tree.draws.values()), default=0))
         return tuple(conversation.tokens[len(prompt) :])
 
     emitted = enumerate_law(program)

@@ -66,7 +66,7 @@ class TableTarget:
     def evaluate(self, text: CachedText, tree: DraftTree) -> TableRows:
         assert text.n_cached < len(text.tokens)
         prefix = list(text.tokens)
-        nodes = [[*prefix, *(tree.tokens[one] for one in tree.path_to(node))] for node in range(len(tree))]
+        nodes = [[*prefix, *(tree.tokens[ancestor] for ancestor in tree.path_to(node))] for node in range(len(tree))]
         self._evaluated = prefix, tree
         return TableRows([self._table(prefix), *map(self._table, nodes)])
 

@@ -32,7 +32,7 @@ class TinyEagle:
         self, embeddings: np.ndarray, features: np.ndarray, positions: Sequence[int], sees: np.ndarray
     ) -> np.ndarray:
         """Predicted states [n, h] of n pairs at once; pair i attends to the pairs j with sees[i, j]."""
-        w = {name: one.astype(np.float64) for name, one in self.weights.items()}
+        w = {name: weight.astype(np.float64) for name, weight in self.weights.items()}
         x = np.concatenate([embeddings, features], 1).astype(np.float64) @ w["fc.weight"].T + w.get("fc.bias", 0.0)
         n, d = len(x), self.hidden // self.n_heads
         q, k, v = (x @ w[f"attn_{name}.weight"].T + w.get(f"attn_{name}.bias", 0.0) for name in "qkv")
@@ -129,6 +129,6 @@ def read_eagle(path: Path) -> TinyEagle:
     def number(name: str) -> float:
         return reader.fields[f"eagle.{name}"].contents()
 
-    weights = {one.name.removeprefix("eagle."): np.array(one.data) for one in reader.tensors}
+    weights = {tensor.name.removeprefix("eagle."): np.array(tensor.data) for tensor in reader.tensors}
     heads, kv_heads = int(number("attention.head_count")), int(number("attention.head_count_kv"))
     return TinyEagle(weights, heads, kv_heads, number("rope.freq_base"), number("attention.layer_norm_rms_epsilon"))

@@ -62,8 +62,8 @@ class TinyEagle3:
 
     def tensors(self, kind: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
         """The weights that compute something."""
-        wanted = {name: one for name, one in self.weights.items() if name not in ("d2t", "t2d")}
-        return {name: torch.tensor(np.asarray(one, np.float64), dtype=kind) for name, one in wanted.items()}
+        wanted = {name: weight for name, weight in self.weights.items() if name not in ("d2t", "t2d")}
+        return {name: torch.tensor(np.asarray(array, np.float64), dtype=kind) for name, array in wanted.items()}
 
     def frequencies(self) -> torch.Tensor:
         """Radians by which a pair of numbers turns from one position to the next."""
@@ -95,7 +95,7 @@ class TinyEagle3:
             features = self._norm(features, w["input_norm.weight"])
         if "fc_norm.0.weight" in w:
             parts = features.chunk(len(self.taps), -1)
-            features = torch.cat([self._norm(one, w[f"fc_norm.{i}.weight"]) for i, one in enumerate(parts)], -1)
+            features = torch.cat([self._norm(part, w[f"fc_norm.{i}.weight"]) for i, part in enumerate(parts)], -1)
         return features @ w["fc.weight"].T
 
     def predicted(
@@ -107,7 +107,7 @@ class TinyEagle3:
         sees: npt.NDArray[np.bool_],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What is fed back and what lm_head reads, [n, hidden] each; pair i attends to the pairs j with sees[i, j]."""
-        layer = {name.removeprefix("midlayer."): one for name, one in w.items()}
+        layer = {name.removeprefix("midlayer."): weight for name, weight in w.items()}
         normed = self._norm(states, layer["hidden_norm.weight"])
         x = torch.cat([self._norm(tokens, layer["input_layernorm.weight"]), normed], -1)
         residual = normed if self.norm_before_residual else states
@@ -167,7 +167,7 @@ class TinyEagle3:
             writer.add_uint32(f"eagle3.{name}", value)
         writer.add_float32("eagle3.rope.freq_base", self.rope_base)
         writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", self.eps)
-        taps = [int(one) for one in changes.get("taps", self.taps)]
+        taps = [int(tap) for tap in changes.get("taps", self.taps)]
         if taps:
             writer.add_array("eagle3.target_layers", taps)
         scaling = changes.get("scaling", (self.rope_scaling or {}).get("rope_type"))
@@ -261,7 +261,7 @@ class TinyEagle3:
             config = {**outer, **inner}
         config.update(changes)
         (folder / "config.json").write_text(json.dumps(config))
-        tensors = {names[name]: np.ascontiguousarray(one) for name, one in self.weights.items()}
+        tensors = {names[name]: np.ascontiguousarray(weight) for name, weight in self.weights.items()}
         save_file(tensors, folder / "model.safetensors")
         return folder
 

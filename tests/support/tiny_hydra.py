@@ -68,7 +68,7 @@ class TinyHydra:
     # -- the reference ------------------------------------------------------------------------------------------------
 
     def double(self) -> TinyHydra:
-        weights = {name: one.double() for name, one in self.weights.items()}
+        weights = {name: weight.double() for name, weight in self.weights.items()}
         return TinyHydra(**{**self.__dict__, "weights": weights})
 
     def logits(self, head: int, states: Any, embedded: Any, target_output: Any) -> torch.Tensor:
@@ -86,7 +86,7 @@ class TinyHydra:
         """The prefix layer's outputs [n, h] for the states [n, h] of positions `first` on."""
         x = states + self._attention(self._norm(states, f"{LAYER}input_layernorm"), first)
         normed = self._norm(x, f"{LAYER}post_attention_layernorm")
-        gate, up = (functional.linear(normed, self.weights[f"{LAYER}mlp.{one}_proj.weight"]) for one in ("gate", "up"))
+        gate, up = (functional.linear(normed, self.weights[f"{LAYER}mlp.{part}_proj.weight"]) for part in ("gate", "up"))
         x = x + functional.linear(functional.silu(gate) * up, self.weights[f"{LAYER}mlp.down_proj.weight"])
         return self._norm(x, f"{PREFIX}norm")
 
@@ -103,11 +103,11 @@ class TinyHydra:
     def _attention(self, x: Any, first: int) -> torch.Tensor:
         n, d = len(x), self.hidden // self.n_heads
         q, k, v = (
-            functional.linear(x, self.weights[f"{LAYER}self_attn.{one}_proj.weight"]).view(n, -1, d).transpose(0, 1)
-            for one in "qkv"
+            functional.linear(x, self.weights[f"{LAYER}self_attn.{letter}_proj.weight"]).view(n, -1, d).transpose(0, 1)
+            for letter in "qkv"
         )
         q, k = self._rotated(q, first), self._rotated(k, first)
-        k, v = (one.repeat_interleave(self.n_heads // self.n_kv_heads, 0) for one in (k, v))
+        k, v = (shared.repeat_interleave(self.n_heads // self.n_kv_heads, 0) for shared in (k, v))
         scores = q @ k.transpose(1, 2) / math.sqrt(d)
         scores = scores.masked_fill(~torch.ones(n, n, dtype=torch.bool).tril(), float("-inf"))
         mixed = (scores.softmax(2) @ v).transpose(0, 1).reshape(n, -1)
@@ -219,12 +219,12 @@ def random_hydra(
     if prefix:
         kv = hidden // n_heads * n_kv_heads
         shapes = {"q": (hidden, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, hidden)}
-        for one, shape in shapes.items():
-            w[f"{LAYER}self_attn.{one}_proj.weight"] = normal(*shape)
-        for one, shape in {"gate": (wide, hidden), "up": (wide, hidden), "down": (hidden, wide)}.items():
-            w[f"{LAYER}mlp.{one}_proj.weight"] = normal(*shape)
-        for one in (f"{LAYER}input_layernorm", f"{LAYER}post_attention_layernorm", f"{PREFIX}norm"):
-            w[f"{one}.weight"] = 1 + 0.1 * torch.randn(hidden, generator=source)
+        for name, shape in shapes.items():
+            w[f"{LAYER}self_attn.{name}_proj.weight"] = normal(*shape)
+        for name, shape in {"gate": (wide, hidden), "up": (wide, hidden), "down": (hidden, wide)}.items():
+            w[f"{LAYER}mlp.{name}_proj.weight"] = normal(*shape)
+        for name in (f"{LAYER}input_layernorm", f"{LAYER}post_attention_layernorm", f"{PREFIX}norm"):
+            w[f"{name}.weight"] = 1 + 0.1 * torch.randn(hidden, generator=source)
     return made
 
 
@@ -255,15 +255,15 @@ def train(
     """The heads after some steps of cross-entropy on texts with the target's states of all positions."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    weights = {name: torch.nn.Parameter(one.clone()) for name, one in hydra.weights.items()}
+    weights = {name: torch.nn.Parameter(weight.clone()) for name, weight in hydra.weights.items()}
     learner = TinyHydra(**{**hydra.__dict__, "weights": weights})
     table, output_matrix = torch.tensor(embedding), torch.tensor(output)
-    pairs = [(torch.tensor(list(text)), torch.tensor(one)) for text, one in zip(texts, states, strict=True)]
+    pairs = [(torch.tensor(list(text)), torch.tensor(state)) for text, state in zip(texts, states, strict=True)]
     optimiser = torch.optim.Adam(weights.values(), rate)
     for _ in range(steps):
         predicted, wanted = [], []
-        for text, one in pairs:
-            read = learner.read_states(one)
+        for text, pair in pairs:
+            read = learner.read_states(pair)
             for head in range(hydra.heads):
                 n = len(text) - head - 2
                 paths = text[1:].unfold(0, head + 1, 1)[:n]
@@ -273,5 +273,5 @@ def train(
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    trained = {name: one.detach() for name, one in weights.items()}
+    trained = {name: weight.detach() for name, weight in weights.items()}
     return TinyHydra(**{**hydra.__dict__, "weights": trained})

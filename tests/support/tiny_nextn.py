@@ -113,7 +113,7 @@ class TinyNextN:
             metadata.number("step35.rope.freq_base_swa", _BASE)
         if self.blocks:
             metadata.count(f"{architecture}.nextn_predict_layers", self.blocks)
-        kept = {name: one for name, one in self.tensors().items() if not name.startswith(tuple(without) or ("?",))}
+        kept = {name: tensor for name, tensor in self.tensors().items() if not name.startswith(tuple(without) or ("?",))}
         _write(path, architecture, metadata, kept)
         return path
 
@@ -323,7 +323,7 @@ def _metadata(architecture: str, vocab_size: int, context: int, width: int, laye
 
 
 def _write(path: Path, architecture: str, metadata: Metadata, tensors: Tensors) -> None:
-    planned = [PlannedTensor(name, one.shape, "F32", lambda one=one: one) for name, one in tensors.items()]
+    planned = [PlannedTensor(name, tensor.shape, "F32", lambda array=tensor: array) for name, tensor in tensors.items()]
     write_gguf(path, architecture, metadata, planned)
 
 

@@ -80,10 +80,10 @@ def write_taught(folder: Path, steps: int = 90) -> TaughtTarget:
     length = max(map(len, sequences))
     ids = torch.zeros(len(sequences), length, dtype=torch.long)
     labels = torch.full_like(ids, -100)
-    for row, one in enumerate(sequences):
-        tokens = torch.from_numpy(one.ids.astype("int64"))
-        ids[row, : len(one)] = tokens
-        labels[row, : len(one)] = torch.where(torch.from_numpy(one.learnt), tokens, -100)
+    for row, sequence in enumerate(sequences):
+        tokens = torch.from_numpy(sequence.ids.astype("int64"))
+        ids[row, : len(sequence)] = tokens
+        labels[row, : len(sequence)] = torch.where(torch.from_numpy(sequence.learnt), tokens, -100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
     for step in range(steps):
         for group in optimizer.param_groups:

@@ -122,8 +122,8 @@ class TorchEagle(nn.Module):
         q = self._rotated(attention.q_proj(x).view(n, self.heads, width), positions)
         k = self._rotated(attention.k_proj(x).view(n, self.kv_heads, width), positions)
         v = attention.v_proj(x).view(n, self.kv_heads, width)
-        k, v = (one.repeat_interleave(self.heads // self.kv_heads, 1) for one in (k, v))
-        mixed = nn.functional.scaled_dot_product_attention(*(one.transpose(0, 1) for one in (q, k, v)), attn_mask=sees)
+        k, v = (shared.repeat_interleave(self.heads // self.kv_heads, 1) for shared in (k, v))
+        mixed = nn.functional.scaled_dot_product_attention(*(part.transpose(0, 1) for part in (q, k, v)), attn_mask=sees)
         x = x + attention.o_proj(mixed.transpose(0, 1).reshape(n, -1))
         normed = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.epsilon) * layer.post_attention_layernorm.weight
         mlp = layer.mlp

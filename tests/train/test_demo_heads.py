@@ -28,7 +28,7 @@ def embedded(tmp_path_factory):
     convert_checkpoint(family.target, folder / "target.gguf", outtype="q8_0")
     convert_checkpoint(family.draft, folder / "drafter.gguf", outtype="q8_0")
     asked = [{"question": question(name), "answer": answers[0]} for name, answers in ANSWERS.items()]
-    (folder / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in asked))
     return folder
 
 

@@ -248,8 +248,8 @@ def _chat(messages: object, key: str, where: str, *, need_answers: bool) -> Chat
             raise MalformedFileError(f"{key!r} in {where} has a message without a role and a content that are texts")
         role = _ROLES.get(role, role)
         # What answers nothing: many of ShareGPT's chats begin so, and many templates refuse them.
-        if role != "assistant" or any(one["role"] != "system" for one in found):
+        if role != "assistant" or any(item["role"] != "system" for item in found):
             found.append({"role": role, "content": content})
-    answered = any(one["role"] == "assistant" and one["content"].strip() for one in found)
-    asked = any(one["role"] == "user" for one in found)
+    answered = any(item["role"] == "assistant" and item["content"].strip() for item in found)
+    asked = any(item["role"] == "user" for item in found)
     return Chat(tuple(found), origin=where) if answered or (asked and not need_answers) else None

@@ -74,14 +74,14 @@ class TokenCorpus:
     @property
     def longest(self) -> int:
         """The length of the longest sequence."""
-        return max(len(one) for one in self.sequences)
+        return max(len(sequence) for sequence in self.sequences)
 
     @property
     def digest(self) -> str:
         """A SHA-256 of all tokens and marks: what features in a cache belong to."""
         found = hashlib.sha256()
-        for one in self.sequences:
-            found.update(len(one).to_bytes(8, "little") + one.ids.tobytes() + one.learnt.tobytes())
+        for sequence in self.sequences:
+            found.update(len(sequence).to_bytes(8, "little") + sequence.ids.tobytes() + sequence.learnt.tobytes())
         return found.hexdigest()
 
     def epoch(self, number: int) -> TokenCorpus:
@@ -91,18 +91,18 @@ class TokenCorpus:
     def batch(self, numbers: Sequence[int]) -> TokenBatch:
         """Return the sequences `numbers` as one batch on the CPU."""
         chosen = [self.sequences[number] for number in numbers]
-        shape = (len(chosen), max(len(one) for one in chosen))
+        shape = (len(chosen), max(len(sequence) for sequence in chosen))
         ids = torch.zeros(shape, dtype=torch.long)
         learnt, valid = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
-        for row, one in enumerate(chosen):
-            ids[row, : len(one)] = torch.from_numpy(one.ids.astype(np.int64))
-            learnt[row, : len(one)] = torch.from_numpy(one.learnt)
-            valid[row, : len(one)] = True
+        for row, sequence in enumerate(chosen):
+            ids[row, : len(sequence)] = torch.from_numpy(sequence.ids.astype(np.int64))
+            learnt[row, : len(sequence)] = torch.from_numpy(sequence.learnt)
+            valid[row, : len(sequence)] = True
         return TokenBatch(tuple(numbers), ids, learnt, valid)
 
     def training_batches(self, epoch: int, seed: int, tokens_per_batch: int) -> list[tuple[int, ...]]:
         """Return the batches of one epoch as sequence numbers, in order."""
-        widths = self.widths or tuple(len(one) for one in self.sequences)
+        widths = self.widths or tuple(len(sequence) for sequence in self.sequences)
         lengths = {number: widths[number] for number in self.training}
         return plan_batches(lengths, random.Random(f"{seed}/{epoch}"), tokens_per_batch)
 
@@ -121,7 +121,7 @@ def plan_batches(lengths: dict[int, int], rng: random.Random, tokens_per_batch: 
     order = sorted(lengths, key=lambda number: (lengths[number] + rng.random() * 3, number))
     groups: list[list[int]] = [[]]
     for number in order:  # lengths rise, so the newest is the longest, nearly
-        longest = max([lengths[number], *(lengths[one] for one in groups[-1])])
+        longest = max([lengths[number], *(lengths[group] for group in groups[-1])])
         if groups[-1] and (len(groups[-1]) + 1) * longest > tokens_per_batch:
             groups.append([])
         groups[-1].append(number)

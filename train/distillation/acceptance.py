@@ -86,4 +86,4 @@ def _error(residuals: Sequence[float], n_positions: int) -> float:
     n_texts = len(residuals)
     if n_texts < 2:
         return math.inf
-    return math.sqrt(n_texts / (n_texts - 1) * math.fsum(one * one for one in residuals)) / n_positions
+    return math.sqrt(n_texts / (n_texts - 1) * math.fsum(residual * residual for residual in residuals)) / n_positions

@@ -47,7 +47,7 @@ class AnswerSettings:
 
 def end_tokens(model: HFModel, *more: int | None) -> frozenset[int]:
     """Return the tokens that end an answer by the model's configuration, and `more` of them."""
-    found: set[int] = {one for one in more if one is not None}
+    found: set[int] = {token for token in more if token is not None}
     for name in ("generation_config", "config"):
         value: Any = getattr(getattr(model.model, name, None), "eos_token_id", None)
         found.update(value if isinstance(value, list) else [] if value is None else [value])
@@ -85,7 +85,7 @@ def with_room_for_answers(corpus: TokenCorpus, settings: AnswerSettings, on_poli
 
 def _longest_anew(text: TokenSequence, settings: AnswerSettings) -> int:
     """Return how long a text can be after `answer_anew`."""
-    last = first_to_answer([bool(one) for one in text.learnt], math.nextafter(1.0, 0.0))
+    last = first_to_answer([bool(flag) for flag in text.learnt], math.nextafter(1.0, 0.0))
     if last < settings.max_length:
         return min(settings.max_length, last + settings.n_longest)
     return len(text)
@@ -100,7 +100,7 @@ def answer_anew(
     tokens. A text without room for an answer stays as it is.
     """
     starts = [
-        first_to_answer([bool(one) for one in text.learnt], float(row[0]))
+        first_to_answer([bool(flag) for flag in text.learnt], float(row[0]))
         for text, row in zip(texts, uniforms, strict=True)
     ]
     asked = [index for index, start in enumerate(starts) if start < settings.max_length]

@@ -31,7 +31,7 @@ def write_drafter_folder(draft: HFModel, source: Path, output: Path, card: str) 
     Weights are written in the numbers they were trained in. Files are written aside and renamed, weights last, so that
     an interrupted call leaves either the old model or none that loads half.
     """
-    require_free_space(output, sum(one.numel() * one.element_size() for one in draft.module.parameters()))
+    require_free_space(output, sum(parameter.numel() * parameter.element_size() for parameter in draft.module.parameters()))
     with _aside(output) as aside:
         with _without_bars():
             draft.model.save_pretrained(aside)

@@ -60,10 +60,10 @@ def total_variation(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor
     return (target_log_probs.exp() - draft_log_probs.exp()).abs().sum(-1) / 2
 
 
-def _mean_difference(weights: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """Return the mean of `one` - `other` under the law whose logarithms are `weights`; where that is 0, nothing."""
+def _mean_difference(weights: Tensor, part: Tensor, other: Tensor) -> Tensor:
+    """Return the mean of `part` - `other` under the law whose logarithms are `weights`; where that is 0, nothing."""
     probs = weights.exp()
-    return (probs * (one - other).masked_fill(probs == 0.0, 0.0)).sum(-1)
+    return (probs * (part - other).masked_fill(probs == 0.0, 0.0)).sum(-1)
 
 
 DIVERGENCES: Mapping[str, Divergence] = MappingProxyType(
@@ -231,8 +231,8 @@ class DistillationLearner(Learner):
                 target, draft = (_logits(model, batch, wanted) for model in (self.target, self.draft))
                 accepted = torch.cat(
                     [
-                        acceptance_at(one, other, self._measured_at)
-                        for one, other in zip(
+                        acceptance_at(part, other, self._measured_at)
+                        for part, other in zip(
                             torch.split(target, _ROWS_AT_ONCE), torch.split(draft, _ROWS_AT_ONCE), strict=True
                         )
                     ]

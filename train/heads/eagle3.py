@@ -206,8 +206,8 @@ def draft_vocabulary(corpus: TokenCorpus, vocab_size: int, most: int) -> Tensor:
     """
     counts = torch.zeros(vocab_size, dtype=torch.long)
     for number in corpus.training:
-        one = corpus.sequences[number]
-        counts += torch.bincount(torch.from_numpy(one.ids[one.learnt].astype("int64")), minlength=vocab_size)
+        sequence = corpus.sequences[number]
+        counts += torch.bincount(torch.from_numpy(sequence.ids[sequence.learnt].astype("int64")), minlength=vocab_size)
     order = torch.argsort(counts, descending=True, stable=True)
     return order[:most].sort().values
 

@@ -46,7 +46,7 @@ def check_output(run: TrainingRun, *, holds: str, reads: Iterable[Path] = ()) ->
     folder = run.output
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"{folder} is a file; name a folder to write into")
-    if folder.exists() and any(one.exists() and folder.samefile(one) for one in reads):
+    if folder.exists() and any(read.exists() and folder.samefile(read) for read in reads):
         raise OptionError(f"{folder} is the folder of a model that is read; name another folder to write")
     if run.resume or run.force:
         if run.resume:

@@ -248,7 +248,7 @@ class HydraLearner(Learner):
         """Return a head's logits at the marked positions [B, length] given the tokens of the text."""
         length = marks.shape[1]
         tokens = [shifted(ids, 1 + ahead, length)[marks] for ahead in range(head + 1)]
-        followers = torch.cat([self._target.embedding[one].to(read.dtype) for one in tokens], -1)
+        followers = torch.cat([self._target.embedding[following].to(read.dtype) for following in tokens], -1)
         return self.heads.logits(head, read[:, :length][marks], followers)
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:

@@ -284,4 +284,4 @@ def _tensors(target: Path, learner: Medusa2Learner, model: HFModel) -> dict[str,
 
 def _is_tied_copy(name: str, named: dict[str, Any]) -> bool:
     pointer = named[name].data_ptr()
-    return name == "lm_head.weight" and any(other != name and one.data_ptr() == pointer for other, one in named.items())
+    return name == "lm_head.weight" and any(other != name and array.data_ptr() == pointer for other, array in named.items())

@@ -36,7 +36,7 @@ Progress = Callable[[int, int], None]
 
 def cache_bytes(corpus: TokenCorpus, hidden: int, n_taps: int) -> int:
     """Return how many bytes a cache of a corpus takes: two for each number."""
-    return 2 * hidden * (1 + n_taps) * sum(len(one) for one in corpus.sequences)
+    return 2 * hidden * (1 + n_taps) * sum(len(sequence) for sequence in corpus.sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def remove_caches(root: Path) -> None:
     """Delete all states in a folder of caches, of whatever manifests; files that are none of a cache's stay."""
     if not root.is_dir():
         return
-    for folder in [*(one for one in root.iterdir() if _is_cache(one)), root]:
+    for folder in [*(file for file in root.iterdir() if _is_cache(file)), root]:
         # Names of files that a killed process was writing begin with a dot.
         names = (_MANIFEST, _CHUNKS, f".{_MANIFEST}.*.partial", f".{_CHUNKS}.*.partial")
         for path in [path for name in names for path in folder.glob(name)]:
@@ -141,7 +141,7 @@ class CachedFeatures:
     def __init__(self, folder: Path, corpus: TokenCorpus, taps: tuple[int, ...]) -> None:
         self.folder = folder
         self.taps = taps
-        self.chunks = _plan_chunks([len(one) for one in corpus.sequences])
+        self.chunks = _plan_chunks([len(sequence) for sequence in corpus.sequences])
         self._place: dict[int, tuple[int, int, int]] = {}
         for number, (first, last) in enumerate(self.chunks):
             start = 0
@@ -212,8 +212,8 @@ def _half(states: Tensor) -> Tensor:
 
 
 def _one_type(states: list[Tensor]) -> list[Tensor]:
-    wide = any(one.dtype == torch.float32 for one in states)
-    return [one.float() if wide else one for one in states]
+    wide = any(state.dtype == torch.float32 for state in states)
+    return [state.float() if wide else state for state in states]
 
 
 def _read_manifest(path: Path) -> object:

@@ -62,7 +62,7 @@ class HFModel:
     @property
     def n_params(self) -> int:
         """The number of parameters."""
-        return sum(one.numel() for one in self.module.parameters())
+        return sum(parameter.numel() for parameter in self.module.parameters())
 
     def hidden_states(self, ids: Tensor, taps: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
         """Return the final normed states [B, T, h] and, for `taps`, the inputs of those layers [B, T, len(taps) h].

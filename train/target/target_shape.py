@@ -81,8 +81,8 @@ def source_identity(path: Path) -> dict[str, Any]:
         stat = path.stat()
         return {"source": [path.name, stat.st_size, stat.st_mtime_ns, read_header(path).architecture]}
     found = hashlib.sha256((path / "config.json").read_bytes()).hexdigest()
-    weights = sorted((one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in path.glob("*.safetensors"))
-    return {"source": [found, *([*one] for one in weights)]}
+    weights = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in path.glob("*.safetensors"))
+    return {"source": [found, *([*weight] for weight in weights)]}
 
 
 def source_digest(path: Path) -> str:

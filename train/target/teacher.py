@@ -112,7 +112,7 @@ def check_same_vocabulary(model: Model, tokenizer: TargetTokenizer, vocab_size: 
     theirs, ours = model.vocabulary.tokenize(_PROBE), tokenizer.tokenize(_PROBE)
     if theirs != ours:
         place = next(
-            (i for i, (one, other) in enumerate(zip(theirs, ours, strict=False)) if one != other),
+            (i for i, (first, other) in enumerate(zip(theirs, ours, strict=False)) if first != other),
             min(len(theirs), len(ours)),
         )
         raise PairError(f"{pair}: the same text is token {_at(theirs, place)} here and {_at(ours, place)} there")

@@ -24,7 +24,7 @@ def is_allocation_failure(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(one in text for one in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(sign in text for sign in _NO_MEMORY)
 
 
 def not_a_number(what: str, step: int, value: float, kept: str) -> SpecrunError:

@@ -49,7 +49,7 @@ class Learner(ABC):
 
     def groups(self) -> list[ParameterGroup]:
         """Return what is trained: by default all of `module` that wants gradients."""
-        return [ParameterGroup([one for one in self.module.parameters() if one.requires_grad])]
+        return [ParameterGroup([parameter for parameter in self.module.parameters() if parameter.requires_grad])]
 
     @property
     def n_trained(self) -> int:

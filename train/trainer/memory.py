@@ -46,7 +46,7 @@ class MemoryNeed:
 
 def trained_bytes(module: nn.Module) -> int:
     """Return what trained parameters take: themselves, gradients, and AdamW's two averages; frozen ones count once."""
-    return sum(one.numel() * one.element_size() * (4 if one.requires_grad else 1) for one in module.parameters())
+    return sum(parameter.numel() * parameter.element_size() * (4 if parameter.requires_grad else 1) for parameter in module.parameters())
 
 
 def free_memory(device: torch.device) -> int:

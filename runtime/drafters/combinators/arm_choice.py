@@ -199,8 +199,8 @@ class ArmChooser:
                 self._count_first(arm, seconds)
             arm.add(tokens, seconds, drafted)
         arm.last_seen = self._now
-        for one in self.arms:
-            one.behind = 0 if one is arm else one.behind + tokens
+        for other in self.arms:
+            other.behind = 0 if other is arm else other.behind + tokens
         if self._probing and self._is_hopeless(arm):
             self._left = 0
 
@@ -246,8 +246,8 @@ class ArmChooser:
             return self._best
         best = max(arms, key=self._shown_rate)
         enough = (1.0 - _TIE) * self.arms[best].rate
-        alike = [one for one in arms if one == best or (self.arms[one].rounds and self.arms[one].rate >= enough)]
-        return min(alike, key=lambda one: (self._sizes[one], one != best, -self.arms[one].rate, one))
+        alike = [arm for arm in arms if arm == best or (self.arms[arm].rounds and self.arms[arm].rate >= enough)]
+        return min(alike, key=lambda index: (self._sizes[index], index != best, -self.arms[index].rate, index))
 
     def _judge_probe(self) -> None:
         arm, best = self.arms[self._current], self.arms[self._best]
@@ -285,7 +285,7 @@ class ArmChooser:
             return None  # the first arm is what is likely to be best: others are compared with it
         hopes = [(self._hope(index), index) for index, arm in enumerate(self.arms) if arm is not best]
         spare = allowance
-        for hope, index in sorted(hopes, key=lambda one: (-one[0], one[1])):
+        for hope, index in sorted(hopes, key=lambda hope: (-hope[0], hope[1])):
             loss = self._loss_of(index)
             if hope <= best.rate:
                 return None

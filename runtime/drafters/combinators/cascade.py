@@ -149,26 +149,26 @@ class CascadeDrafter(Drafter):
         self._text.noise = request.noise
         laws: list[Law] = []
         rounds = decode_rounds(self._model, self._text, DecodeSettings(rule, params, limits, request.end_tokens))
-        for number, one in enumerate(rounds, 1):
-            self._counter.count(one.tree.n_candidates, one.tree.candidate_depth, len(one.path), len(one.tokens))
-            for index in range(len(one.tokens)):
-                if self._is_unsure(one, index, rule.laws, request):
+        for number, this_round in enumerate(rounds, 1):
+            self._counter.count(this_round.tree.n_candidates, this_round.tree.candidate_depth, len(this_round.path), len(this_round.tokens))
+            for index in range(len(this_round.tokens)):
+                if self._is_unsure(this_round, index, rule.laws, request):
                     return laws
-                laws.append(rule.laws[one.node_before(index)])
+                laws.append(rule.laws[this_round.node_before(index)])
             if number == self._max_rounds:
                 break
         return laws
 
-    def _is_unsure(self, one: Round, index: int, laws: Mapping[int, Law], request: DraftRequest) -> bool:
+    def _is_unsure(self, this_round: Round, index: int, laws: Mapping[int, Law], request: DraftRequest) -> bool:
         """Whether the law of a round's token, read without looking at the token, ends the chain."""
         if self._p_min == 0.0:
             return False
-        law = laws[one.node_before(index)]
+        law = laws[this_round.node_before(index)]
         if len(law.probs) == 1:  # a greedy law is always certain: what would it be otherwise?
-            tokens = self._text.tokens[: len(self._text.tokens) - len(one.tokens) + index]
+            tokens = self._text.tokens[: len(self._text.tokens) - len(this_round.tokens) + index]
             params = request.params
             params = ranking_params(params, RANKED_TOKENS) if params.is_greedy else params
-            row = one.rows.logits(one.row_before(index))
+            row = this_round.rows.logits(this_round.row_before(index))
             law = transformed_law(row, params, penalty_window(tokens, (), params))
         return law.most_likely[1] < self._p_min
 

@@ -66,7 +66,7 @@ class MembersDrafter(Drafter):
 
     def report(self) -> dict[str, Any]:
         """Return the reports of the members that have something to say, as {"parts": [{"drafter": name, ...}]}."""
-        parts = [{"drafter": one.name, **report} for one in self._members if (report := one.report())]
+        parts = [{"drafter": member.name, **report} for member in self._members if (report := member.report())]
         return {"parts": parts} if parts else {}
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ def graft(tree: DraftTree, node: int, below: DraftTree) -> tuple[DraftTree, dict
         return tree, {ROOT: node}
     first = len(tree)
     depth = 0 if node == ROOT else tree.depths[node]
-    places = {ROOT: node, **{one: first + one for one in range(len(below))}}
+    places = {ROOT: node, **{number: first + number for number in range(len(below))}}
     draws = {
         places[parent]: tuple(Draw(places[draw.node], draw.law) for draw in made)
         for parent, made in below.draws.items()
@@ -209,7 +209,7 @@ def graft(tree: DraftTree, node: int, below: DraftTree) -> tuple[DraftTree, dict
     grafted = DraftTree(
         tree.tokens + below.tokens,
         tree.parents + tuple(places[parent] for parent in below.parents),
-        tree.depths + tuple(depth + one for one in below.depths),
+        tree.depths + tuple(depth + level for level in below.depths),
         tree.is_candidate + below.is_candidate,
         {**tree.draws, **draws},
     )

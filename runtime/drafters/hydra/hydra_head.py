@@ -140,7 +140,7 @@ class HydraHead:
         if not 0 < len(ranks) <= self.n_heads:
             raise OptionError(f"a tree of depth {len(ranks)}: these Hydra heads reach 1 to {self.n_heads} tokens deep")
         self._close_graphs()
-        self._ranks = tuple(min(one, self._vocab_size) for one in ranks)
+        self._ranks = tuple(min(rank, self._vocab_size) for rank in ranks)
 
     def best_tokens(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
         """Return the best tokens [n, ranks] after each of n paths, all of one length, below a state.

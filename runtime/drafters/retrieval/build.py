@@ -61,16 +61,16 @@ def with_reference(text: str, reference: Path) -> str:
     """
     found = 0
 
-    def read(one: Expression) -> Expression:
+    def read(expression: Expression) -> Expression:
         nonlocal found
-        options = tuple((name, read(value)) for name, value in one.options)
-        is_call = one.is_call
-        if one.atom == _PROMPT_LOOKUP:
+        options = tuple((name, read(value)) for name, value in expression.options)
+        is_call = expression.is_call
+        if expression.atom == _PROMPT_LOOKUP:
             found += 1
             if any(name == "reference" for name, _ in options):
                 raise OptionError(f"{text} already names a reference: leave out {reference}")
             options, is_call = (*options, ("reference", Expression(str(reference)))), True
-        return Expression(one.atom, tuple(map(read, one.arguments)), options, one.count, is_call)
+        return Expression(expression.atom, tuple(map(read, expression.arguments)), options, expression.count, is_call)
 
     expression = str(read(parse_expression(text)))
     if not found:

@@ -75,15 +75,15 @@ def continuation_tree(
 ) -> DraftTree:
     """Return the best nodes as point masses; empty where no draft would pay."""
     taken = _best_first(continuations, trust, limits)
-    best = taken[: _worthwhile([one.probability for one in taken], costs)[0]]
-    return DraftTree.of_points([one.token for one in best], tuple(one.parent for one in best))
+    best = taken[: _worthwhile([continuation.probability for continuation in taken], costs)[0]]
+    return DraftTree.of_points([continuation.token for continuation in best], tuple(continuation.parent for continuation in best))
 
 
 def promised_speed_up(
     continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits, costs: CostCurve
 ) -> float:
     """Return the expected speed-up of that tree's round over plain decoding; 1 for an empty one."""
-    count, rate = _worthwhile([one.probability for one in _best_first(continuations, trust, limits)], costs)
+    count, rate = _worthwhile([node.probability for node in _best_first(continuations, trust, limits)], costs)
     return rate * costs.seconds(1) if count else 1.0
 
 
@@ -91,7 +91,7 @@ def teach(trust: MatchTrust, continuations: Sequence[Continuation], tokens: Sequ
     """Tell `trust` how the continuations fared against the tokens that really came, drafted or not."""
     alive = continuations
     for depth, token in enumerate(tokens):
-        alive = [one for one in alive if len(one.tokens) > depth]
+        alive = [continuation for continuation in alive if len(continuation.tokens) > depth]
         if not alive:
             return
         ranked = _ranked(alive, depth)
@@ -112,9 +112,9 @@ def _best_first(continuations: Sequence[Continuation], trust: MatchTrust, limits
     serial = 0
     branches = _children(1.0, ROOT, 0, continuations, trust)
     while True:
-        for one in branches:
-            if one.probability >= _LEAST_PROBABILITY:
-                heapq.heappush(queue, (-one.probability, serial, one))
+        for branch in branches:
+            if branch.probability >= _LEAST_PROBABILITY:
+                heapq.heappush(queue, (-branch.probability, serial, branch))
                 serial += 1
         if not queue or len(taken) == limits.nodes:
             return taken
@@ -134,7 +134,7 @@ def _children(
     probability: float, parent: int, depth: int, alive: Sequence[Continuation], trust: MatchTrust
 ) -> list[_Branch]:
     """Return what the continuations through a node at `depth` have next, the likeliest first."""
-    alive = [one for one in alive if len(one.tokens) > depth]
+    alive = [continuation for continuation in alive if len(continuation.tokens) > depth]
     if not alive:
         return []
     standing = _standing(alive, depth)
@@ -149,24 +149,24 @@ def _ranked(alive: Sequence[Continuation], depth: int) -> list[tuple[int, Sequen
     if len(alive) == 1:  # the usual case by far
         return [(alive[0].tokens[depth], alive)]
     groups: dict[int, list[Continuation]] = {}
-    for one in alive:
-        groups.setdefault(one.tokens[depth], []).append(one)
+    for continuation in alive:
+        groups.setdefault(continuation.tokens[depth], []).append(continuation)
     if len(groups) == 1:
         return [(alive[0].tokens[depth], alive)]
-    return sorted(groups.items(), key=lambda group: -sum(one.votes for one in group[1]))
+    return sorted(groups.items(), key=lambda group: -sum(place.votes for place in group[1]))
 
 
 def _standing(alive: Sequence[Continuation], depth: int) -> Standing:
     """Return how long the best match is at `depth`, and what speaks for what follows it."""
     best = alive
     if len(alive) > 1:
-        longest = max(one.reach for one in alive)
-        best = [one for one in alive if one.reach == longest]
+        longest = max(continuation.reach for continuation in alive)
+        best = [continuation for continuation in alive if continuation.reach == longest]
     first = best[0]
     length = first.match + depth
     if first.realigned and length < FOUND_AGAIN:
         return Standing(Evidence.REALIGNED, length)
-    if len(best) > 1 and any(one.tokens[depth] != first.tokens[depth] for one in best):
+    if len(best) > 1 and any(continuation.tokens[depth] != first.tokens[depth] for continuation in best):
         return Standing(Evidence.MOST_PLACES if _has_majority(best, depth) else Evidence.DISAGREEING, length)
     several = len(best) > 1 or first.weight > 1.0
     return Standing(Evidence.SEVERAL_PLACES if several else Evidence.ONE_PLACE, length)
@@ -175,8 +175,8 @@ def _standing(alive: Sequence[Continuation], depth: int) -> Standing:
 def _has_majority(alive: Sequence[Continuation], depth: int) -> bool:
     """Return whether one token comes next in most of the places."""
     weights: dict[int, float] = {}
-    for one in alive:
-        weights[one.tokens[depth]] = weights.get(one.tokens[depth], 0.0) + one.weight
+    for continuation in alive:
+        weights[continuation.tokens[depth]] = weights.get(continuation.tokens[depth], 0.0) + continuation.weight
     return max(weights.values()) >= _MAJORITY * sum(weights.values())
 
 

@@ -77,12 +77,12 @@ class MatchTrust:
         self._lately.observe(self.expected(standing), rank == 0)
         length = min(standing.length, LONGEST_MATCH)
         seen, right = self._seen[standing.evidence][length], self._right[standing.evidence][length]
-        for one in range(min(n_known, RANKS)):
-            seen[one] += 1.0
-            right[one] += rank == one
-            if seen[one] > _MEMORY:
-                seen[one] /= 2.0
-                right[one] /= 2.0
+        for number in range(min(n_known, RANKS)):
+            seen[number] += 1.0
+            right[number] += rank == number
+            if seen[number] > _MEMORY:
+                seen[number] /= 2.0
+                right[number] /= 2.0
 
     def forget(self) -> None:
         """Return to what is believed before anything was seen."""

@@ -80,7 +80,7 @@ class NgramIndex:
                 break
         if len(found) <= 1:
             return list(found.items())
-        return sorted(found.items(), key=lambda one: (-one[1], -one[0]))[:count]
+        return sorted(found.items(), key=lambda pair: (-pair[1], -pair[0]))[:count]
 
     def match_before(self, place: int, limit: int) -> int:
         """Return how many tokens before `place` are the text's last ones, at most `limit`."""

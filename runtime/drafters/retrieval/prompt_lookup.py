@@ -73,7 +73,7 @@ class PromptLookupDrafter(ContinuationDrafter):
         if resumed is not None and resumed[1] < FOUND_AGAIN:
             place, match = resumed
             found.append(Continuation(index.continuation(place, length), match, realigned=True))
-            matches = [one for one in matches if one[0] != place]
+            matches = [pair for pair in matches if pair[0] != place]
         for place, match in matches:
             found.append(Continuation(index.continuation(place, length), self._evidence(match), weight))
             weight *= _RECENCY

@@ -29,7 +29,7 @@ def q8(*shape: int) -> int:
 
 def test_each_head_is_measured_with_the_bytes_that_it_must_read(tmp_path: Path) -> None:
     found = list(measure_heads(HeadsOptions(**{**vars_of(TINY), "folder": tmp_path})))
-    assert [(one.head, one.width) for one in found] == [
+    assert [(result.head, result.width) for result in found] == [
         ("medusa", 1),
         ("hydra", 1),
         ("hydra", 3),
@@ -44,13 +44,13 @@ def test_each_head_is_measured_with_the_bytes_that_it_must_read(tmp_path: Path) 
     hydra = 2 * (q8(64, 128) + 64 * 4) + q8(320, 64)
     eagle = q8(64, 128) + layer + 64 * 4 + q8(320, 64)
     of_hydra = [hydra + q8(1, 64), hydra + q8(3, 64), layer + 3 * 64 * 4]
-    assert [one.n_bytes for one in found] == [medusa, *of_hydra, eagle + q8(1, 64), eagle + q8(3, 64)]
-    for one in found:
-        assert one.time_us.n == one.native_us.n == one.copy_bytes_per_s.n == 3
-        assert 0 < one.native_us.median <= one.time_us.median
-        assert one.floor_us == pytest.approx(1e6 * one.n_bytes / one.copy_bytes_per_s.median, rel=0.5)
-        assert one.over_floor.value == pytest.approx(one.time_us.median / one.floor_us)
-        assert one.n_threads == 1
+    assert [result.n_bytes for result in found] == [medusa, *of_hydra, eagle + q8(1, 64), eagle + q8(3, 64)]
+    for result in found:
+        assert result.time_us.n == result.native_us.n == result.copy_bytes_per_s.n == 3
+        assert 0 < result.native_us.median <= result.time_us.median
+        assert result.floor_us == pytest.approx(1e6 * result.n_bytes / result.copy_bytes_per_s.median, rel=0.5)
+        assert result.over_floor.value == pytest.approx(result.time_us.median / result.floor_us)
+        assert result.n_threads == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -65,7 +65,7 @@ def test_random_files_are_of_the_type_and_size_that_was_asked(tmp_path: Path, ty
         write(tmp_path / kind, 64, 320, type_name)  # type: ignore[operator]
         header = read_header(tmp_path / kind)
         assert header.architecture == kind
-        matrices = {one.type_name for one in header.tensors if len(one.shape) == 2}
+        matrices = {tensor.type_name for tensor in header.tensors if len(tensor.shape) == 2}
         assert matrices == {type_name}
 
 
@@ -83,7 +83,7 @@ def test_the_command_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert run.exit_code == 0, run.stderr
     content = json.loads(run.stdout)
     assert content["bench"] == "heads"
-    assert [one["head"] for one in content["results"]] == ["medusa", "hydra", "hydra++ layer", "eagle"]
+    assert [result["head"] for result in content["results"]] == ["medusa", "hydra", "hydra++ layer", "eagle"]
     assert not list(tmp_path.iterdir())
 
 

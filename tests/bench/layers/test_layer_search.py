@@ -88,8 +88,8 @@ def test_acceptance_is_what_drafting_would_accept(sparse: Path, steady: None) ->
     assert min(trial.acceptance for trial in trials) < 0.5
     # Among sets that accept alike, fewer layers are faster.
     whole = [trial for trial in trials if set(trial.kept) >= NEEDED]
-    for one, other in itertools.permutations(whole, 2):
-        assert (len(one.kept) < len(other.kept)) <= (one.predicted > other.predicted)
+    for first, other in itertools.permutations(whole, 2):
+        assert (len(first.kept) < len(other.kept)) <= (first.predicted > other.predicted)
 
 
 def test_the_bound_holds_and_the_search_is_the_same_again(sparse: Path, steady: None) -> None:

@@ -102,8 +102,8 @@ def test_errors_of_quantized_tensors(tmp_path: Path) -> None:
         quantize_model(tmp_path / "a", tmp_path / kind, kind, n_threads=1, pure=True)
         errors = list(tensor_errors(tmp_path / "a", tmp_path / kind))
         assert len(errors) == 12
-        means[kind] = np.mean([one.relative_rms for one in errors if "norm" not in one.name])
-        assert all(one.relative_rms == 0 for one in errors if "norm" in one.name)
+        means[kind] = np.mean([error.relative_rms for error in errors if "norm" not in error.name])
+        assert all(error.relative_rms == 0 for error in errors if "norm" in error.name)
     assert list(means.values()) == sorted(means.values())
     # A uniform error of half a step at most: 1/sqrt(12) steps, of 127 up to the largest of 32 normal numbers (2.1 sd).
     assert means["Q8_0"] == pytest.approx(2.1 / 127 / 12**0.5, rel=0.15)
@@ -121,7 +121,7 @@ def test_tensors_that_cannot_be_compared_are_named(tmp_path: Path) -> None:
     write(tmp_path / "b", **changed, zero=0 * two, new=two)
     seen: list[int] = []
     found = {
-        one.name: one for one in tensor_errors(tmp_path / "a", tmp_path / "b", lambda done, _all: seen.append(done))
+        error.name: error for error in tensor_errors(tmp_path / "a", tmp_path / "b", lambda done, _all: seen.append(done))
     }
     assert found["w"].relative_rms == pytest.approx(np.sqrt(0.5) / 5)
     assert (found["ids"].relative_rms, found["zero"].relative_rms) == (0, 0)

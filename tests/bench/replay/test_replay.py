@@ -91,10 +91,10 @@ def test_a_replay_goes_through_the_rounds_of_decoding(name: str) -> None:
     limits = RoundLimits(n_ctx=10_000, max_nodes=drafter.max_nodes, max_tokens=None)
     settings = DecodeSettings(ExactRule(), SamplingParams(temperature=0.0), limits)
     rounds = decode_rounds(Writer([*tokens, *[0] * 40]), Conversation(drafter, text.prompt), settings)  # type: ignore[arg-type]
-    decoded = [(len(one.tree), len(one.path)) for one, _ in zip(rounds, known[:-1], strict=False)]
-    assert decoded == [(one.drafted, one.accepted) for one in known[:-1]]
-    assert name == "rest" or max(one.accepted for one in known) > 4  # its store holds another text
-    assert sum(one.tokens for one in known) == 400
+    decoded = [(len(this_round.tree), len(this_round.path)) for this_round, _ in zip(rounds, known[:-1], strict=False)]
+    assert decoded == [(record.drafted, record.accepted) for record in known[:-1]]
+    assert name == "rest" or max(record.accepted for record in known) > 4  # its store holds another text
+    assert sum(record.tokens for record in known) == 400
 
 
 def test_plain_decoding_is_the_measure() -> None:
@@ -111,7 +111,7 @@ def test_a_round_costs_what_its_nodes_cost() -> None:
             return DraftTree.chain([1, 1, 1])
 
     rounds = replay(Right(), ReplayText("ones", (1,), (1,) * 8), CostCurve.flat([2.0, 3.0, 4.0, 5.0]))
-    assert [(one.drafted, one.accepted, one.tokens, one.seconds) for one in rounds] == [(3, 3, 4, 5.0)] * 2
+    assert [(this_round.drafted, this_round.accepted, this_round.tokens, this_round.seconds) for this_round in rounds] == [(3, 3, 4, 5.0)] * 2
     result = replay_all(Right(), [ReplayText("ones", (1,), (1,) * 8)], CostCurve.flat([2.0, 3.0, 4.0, 5.0]))
     assert result.speed_up == pytest.approx(8 * 2.0 / 10.0)
     assert result.late_speed_up is None
@@ -162,7 +162,7 @@ def test_copies_are_drafted(name: str, mean: int, least: float) -> None:
 def test_an_edited_copy_is_found_again_behind_its_edits() -> None:
     rng = random.Random(4)
     source = [rng.randrange(1, VOCAB) for _ in range(120)]
-    edited = [rng.randrange(1, VOCAB) if number % 9 == 8 else one for number, one in enumerate(source)]
+    edited = [rng.randrange(1, VOCAB) if number % 9 == 8 else token for number, token in enumerate(source)]
     result = replay_all(MATCHING["prompt-lookup"](), [ReplayText("edited", tuple(source), tuple(edited))], CPU)
     assert result.speed_up > 1.6
 
@@ -172,8 +172,8 @@ def test_a_text_that_begins_to_repeat_is_noticed_without_probes() -> None:
     new = [rng.randrange(1, VOCAB) for _ in range(400)]
     rounds = replay(MATCHING["prompt-lookup"](), text_of([*new, *new[100:300]]), CPU)
     late = rounds[300:]
-    assert sum(one.tokens for one in late) == 200
-    assert sum(one.seconds for one in late) < 200 / 2
+    assert sum(this_round.tokens for this_round in late) == 200
+    assert sum(this_round.seconds for this_round in late) < 200 / 2
 
 
 def test_auto_replays_the_same_on_the_replays_clock() -> None:
@@ -248,8 +248,8 @@ def test_the_command_records_and_replays(tiny_model: Path, tmp_path: Path) -> No
     done = bench(*base, "-p", "one two one two one", "-p", "a b a b a", "-n", "20", "--keep", kept)
     assert done.exit_code == 0, done.output
     results = json.loads(done.stdout)["results"]
-    assert [one["drafter"] for one in results] == ["prompt-lookup", "lookahead"]
-    assert {one["n_texts"] for one in results} == {2}
+    assert [result["drafter"] for result in results] == ["prompt-lookup", "lookahead"]
+    assert {result["n_texts"] for result in results} == {2}
     again = bench(*base, "--texts", kept)
     assert json.loads(again.stdout)["results"] == results
     assert bench("-m", tiny_model, "--texts", kept, "--curve", "cpu", "-o", "md").stdout.startswith("| texts ")

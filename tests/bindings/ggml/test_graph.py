@@ -44,12 +44,12 @@ def computed(
     """The result of a graph of these inputs, run twice so that reuse is tested too."""
     builder = GraphBuilder(device)
     kinds = types or (F32,) * len(arrays)
-    inputs = [builder.input(str(i), kinds[i], *reversed(one.shape)) for i, one in enumerate(arrays)]
+    inputs = [builder.input(str(i), kinds[i], *reversed(array.shape)) for i, array in enumerate(arrays)]
     builder.output("result", build(builder, *inputs))
     graph = builder.build()
     try:
-        named = {str(i): one for i, one in enumerate(arrays)}
-        graph.run({name: np.zeros_like(one) for name, one in named.items()})
+        named = {str(i): array for i, array in enumerate(arrays)}
+        graph.run({name: np.zeros_like(array) for name, array in named.items()})
         return graph.run(named)["result"]
     finally:
         graph.close()
@@ -209,10 +209,10 @@ def test_results_are_left_in_tables_that_outlive_the_graph(device: ComputeDevice
     builder.keep(builder.copy(builder.pick(row, token, 1), builder.columns(Tensor(store["values"]), 2, 1)))
     builder.output("tokens", builder.columns(Tensor(store["tokens"]), 1, 2))
     graph = builder.build()
-    for one in X:
-        assert graph.run({"row": one})["tokens"].tolist() == [[0, int(one.argmax())]]
-        assert store.read("tokens", np.int32).tolist() == [0, 0, int(one.argmax()), 0]
-        assert store.read("values", np.float32).tolist() == [0, 0, one.max(), 0]
+    for x in X:
+        assert graph.run({"row": x})["tokens"].tolist() == [[0, int(x.argmax())]]
+        assert store.read("tokens", np.int32).tolist() == [0, 0, int(x.argmax()), 0]
+        assert store.read("values", np.float32).tolist() == [0, 0, x.max(), 0]
     graph.close()
     store.close()
 
@@ -254,7 +254,7 @@ def test_writes_into_weights_are_the_first_backends(device: ComputeDevice, monke
     monkeypatch.setattr(
         device_module,
         "call",
-        lambda name: (lambda backend, one: backend == cpu) if name == "ggml_backend_supports_op" else call(name),
+        lambda name: (lambda backend, operation: backend == cpu) if name == "ggml_backend_supports_op" else call(name),
     )
     builder = GraphBuilder(device)
     doubled = builder.scale(builder.input("a", F32, 8, 3), 2.0)

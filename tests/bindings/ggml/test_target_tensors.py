@@ -62,5 +62,5 @@ def test_the_output_matrix_turns_final_states_into_the_targets_logits(
 
 def stored(path: Path, name: str) -> np.ndarray:
     gguf = pytest.importorskip("gguf")
-    (tensor,) = [one for one in gguf.GGUFReader(path).tensors if one.name == name]
+    (tensor,) = [info for info in gguf.GGUFReader(path).tensors if info.name == name]
     return gguf.quants.dequantize(tensor.data, tensor.tensor_type)

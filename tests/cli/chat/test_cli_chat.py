@@ -192,7 +192,7 @@ def test_a_saved_conversation_goes_on_elsewhere(talk: Talk, tmp_path: Path) -> N
     resumed = talk(f"/load {path}", "again", "/show")
     assert resumed.stdout.splitlines() == whole[1:]
     assert "top_k              3" in resumed.stderr
-    assert [one.name for one in tmp_path.iterdir()] == ["chat.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["chat.json"]
 
 
 def test_save_overwrites_only_when_told(talk: Talk, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def writes_into(pid: int, folder: Path) -> bool:
         return True
     opened = Path(f"/proc/{pid}/fd")
     try:
-        return any(os.readlink(one).startswith(f"{folder}/") for one in opened.iterdir())
+        return any(os.readlink(path).startswith(f"{folder}/") for path in opened.iterdir())
     except OSError:  # closed meanwhile, or no such system
         return False
 

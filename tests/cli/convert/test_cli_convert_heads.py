@@ -107,7 +107,7 @@ def test_refusals_are_one_sentence(
     words: str,
 ) -> None:
     places = {"target": tiny_model, "small": tiny_small_vocab, "folder": heads}
-    result = run("convert", heads, "-o", heads.parent, *(one.format(**places) for one in arguments))
+    result = run("convert", heads, "-o", heads.parent, *(argument.format(**places) for argument in arguments))
     assert result.exit_code == code, result.output
     assert words in result.stderr
     assert "Traceback" not in result.stderr
@@ -138,7 +138,7 @@ def test_the_model_beside_medusas_heads(run: Run, tmp_path: Path, tiny_model: Pa
     folder = tmp_path / "tuned"
     folder.mkdir()
     config = llama_config(vocab_size=VOCAB)
-    heads = {name: one.numpy() for name, one in named(TorchMedusa(HIDDEN, VOCAB, 2), prefix="medusa_head.").items()}
+    heads = {name: tensor.numpy() for name, tensor in named(TorchMedusa(HIDDEN, VOCAB, 2), prefix="medusa_head.").items()}
     for name, content in {"config.json": config, **tokenizer_files(VOCAB)}.items():
         (folder / name).write_text(json.dumps(content))
     (folder / "model.safetensors").write_bytes(safetensors_bytes(llama_tensors(config) | heads))

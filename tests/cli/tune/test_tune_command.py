@@ -50,7 +50,7 @@ def test_what_was_measured_is_printed_and_the_plan_is_kept(models: Models) -> No
     assert result.stdout.count("\ntemperature ") == 2
     path = plan_file(models.target, models.plain)
     assert str(path) in result.stderr
-    assert [one["temperature"] for one in json.loads(path.read_text())["plans"]] == [0.0, 0.8]
+    assert [plan["temperature"] for plan in json.loads(path.read_text())["plans"]] == [0.0, 0.8]
     # As chat and generate ask for it, with the same options.
     warnings: list[str] = []
     context = ContextOptions(n_ctx=256, n_threads=1)

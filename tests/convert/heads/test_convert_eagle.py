@@ -51,7 +51,7 @@ def seed() -> None:
 def matrices(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from gguf import GGUFReader, quants
 
-    tensors = {one.name: quants.dequantize(one.data, one.tensor_type) for one in GGUFReader(path).tensors}
+    tensors = {tensor.name: quants.dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(path).tensors}
     return tensors["token_embd.weight"], tensors["output.weight"]
 
 
@@ -177,4 +177,4 @@ def test_what_is_missing_or_unknown_is_named(
     folder = publish(tmp_path / "head", reference.config | config, held, SAFE)
     with pytest.raises(error, match=problem):
         convert_head(folder, tmp_path / "e.gguf", target=target.path, kind="eagle")
-    assert {one.name for one in tmp_path.iterdir()} == {"head"}
+    assert {path.name for path in tmp_path.iterdir()} == {"head"}

@@ -37,7 +37,7 @@ VARIANTS = {
 
 
 def tensors_of(path: Path) -> dict[str, np.ndarray]:
-    return {one.name: np.array(one.data) for one in GGUFReader(path).tensors}
+    return {tensor.name: np.array(tensor.data) for tensor in GGUFReader(path).tensors}
 
 
 @pytest.mark.parametrize("layout", ["safeailab", "specforge", "speculators"])
@@ -98,7 +98,7 @@ def test_pickles_of_safeailab(tiny_deep_model: Path, tmp_path: Path) -> None:
     head = random_eagle3(HIDDEN, VOCAB)
     folder = head.save(tmp_path / "head", CONFIG, eagle_aux_hidden_state_layer_ids=[1, 3, 5])
     (folder / "model.safetensors").unlink()
-    tensors = {name: torch.tensor(np.ascontiguousarray(one)) for name, one in head.weights.items()}
+    tensors = {name: torch.tensor(np.ascontiguousarray(weight)) for name, weight in head.weights.items()}
     torch.save(tensors, folder / "pytorch_model.bin")
     with pytest.raises(UnsupportedModelError, match="--allow-pickle"):
         convert_head(folder, tmp_path / "a.gguf", target=tiny_deep_model)

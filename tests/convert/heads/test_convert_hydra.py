@@ -56,11 +56,11 @@ def folder(tmp_path: Path) -> Folder:
             weights[f"{PREFIX}embed_tokens.weight"] = torch.zeros(VOCAB, HIDDEN)
             weights[f"{LAYER}self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
         if drop:
-            weights = {name: one for name, one in weights.items() if drop not in name}
+            weights = {name: weight for name, weight in weights.items() if drop not in name}
         if pickled:
             torch.save(weights, place / "hydra_lm_head.pt")
         else:
-            arrays = {name: one.numpy() for name, one in weights.items()}
+            arrays = {name: weight.numpy() for name, weight in weights.items()}
             (place / "hydra_lm_head.safetensors").write_bytes(safetensors_bytes(arrays))
         return place
 
@@ -82,7 +82,7 @@ def with_shared_blocks(heads: TinyHydra, blocks: int, *, once: bool) -> TinyHydr
 def check(converted: Path, reference: TinyHydra, target: Path, tolerance: float = 1e-4) -> None:
     from gguf import GGUFReader, quants
 
-    tensors = {one.name: quants.dequantize(one.data, one.tensor_type) for one in GGUFReader(target).tensors}
+    tensors = {tensor.name: quants.dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(target).tensors}
     embedding, output = tensors["token_embd.weight"], tensors["output.weight"]
     with Model(target) as model:
         head = HydraHead(converted, model, ranks=[VOCAB] * reference.heads, n_threads=1)

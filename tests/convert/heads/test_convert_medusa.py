@@ -37,7 +37,7 @@ def seed() -> None:
 def output_matrix(path: Path) -> np.ndarray:
     from gguf import GGUFReader, quants
 
-    tensors = {one.name: one for one in GGUFReader(path).tensors}
+    tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
     return quants.dequantize(tensors["output.weight"].data, tensors["output.weight"].tensor_type)
 
 
@@ -102,7 +102,7 @@ def test_medusa_2_lies_beside_its_model(target: Model, tmp_path: Path, write_che
     }
     folder = write_checkpoint(**{"model.safetensors": safetensors_bytes(tensors)})
     report = convert_head(folder, tmp_path / "h.gguf", target=target.path, outtype="f32")
-    assert report.n_parameters == sum(one.numel() for one in named(reference).values())
+    assert report.n_parameters == sum(tensor.numel() for tensor in named(reference).values())
     assert off_by(report.output, target, reference) < 1e-4
     backbone = convert_checkpoint(folder, tmp_path / "m.gguf")
     assert backbone.n_tensors == len(llama_tensors(llama_config()))
@@ -209,7 +209,7 @@ def test_what_is_missing_or_unknown_is_named(
     folder = publish(tmp_path / "heads", medusa_config(), tensors, SAFE)
     with pytest.raises(error, match=problem):
         convert_head(folder, tmp_path / "h.gguf", target=target.path)
-    assert {one.name for one in tmp_path.iterdir()} == {"heads"}
+    assert {path.name for path in tmp_path.iterdir()} == {"heads"}
 
 
 @pytest.mark.parametrize(("heads", "blocks"), [(33, 1), (1, 17), (2, 0)])
@@ -223,4 +223,4 @@ def test_more_than_the_runtime_runs_is_refused_with_the_number(
 
 def tensors_of(path: Path) -> dict[str, bytes]:
     data = path.read_bytes()
-    return {one.name: data[one.offset : one.offset + one.n_bytes] for one in read_header(path).tensors}
+    return {info.name: data[info.offset : info.offset + info.n_bytes] for info in read_header(path).tensors}

@@ -24,13 +24,13 @@ def heads(tmp_path: Path) -> Path:
 
 
 def tensors(path: Path) -> dict[str, bytes]:
-    return {one.name: one.data.tobytes() for one in GGUFReader(path).tensors}
+    return {tensor.name: tensor.data.tobytes() for tensor in GGUFReader(path).tensors}
 
 
 def keys(path: Path) -> dict[str, object]:
     fields = GGUFReader(path).fields.values()
     return {
-        one.name: one.contents() for one in fields if not one.name.startswith("GGUF.") and "accuracy" not in one.name
+        entry.name: entry.contents() for entry in fields if not entry.name.startswith("GGUF.") and "accuracy" not in entry.name
     }
 
 
@@ -42,7 +42,7 @@ def test_accuracies_are_replaced_and_the_rest_stays(heads: Path) -> None:
     file = HeadFile(heads, "medusa")
     assert stored_accuracy(file, 3) == ((0.5, 0.25), (0.125, 0.0), (0.0, 0.0))
     assert file.header.metadata["medusa.node_accuracy_positions"] == 77
-    assert [one.name for one in heads.parent.iterdir()] == ["heads.gguf"]
+    assert [path.name for path in heads.parent.iterdir()] == ["heads.gguf"]
 
 
 def test_a_link_stays_a_link(heads: Path, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_failure_leaves_the_old_file(
     with pytest.raises(error):
         store_accuracy(heads, ACCURACY, n_positions=1)
     assert heads.read_bytes() == before
-    assert [one.name for one in heads.parent.iterdir()] == ["heads.gguf"]
+    assert [path.name for path in heads.parent.iterdir()] == ["heads.gguf"]
 
 
 def test_heads_that_are_never_right_are_not_kept(heads: Path) -> None:

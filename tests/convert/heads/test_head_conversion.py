@@ -101,7 +101,7 @@ def test_a_head_that_does_not_fit_is_refused_with_both_numbers(
     folder = make(tmp_path / "heads", **sizes)
     with pytest.raises(PairError, match=problem):
         convert_head(folder, tmp_path / "h.gguf", target=tiny_model)
-    assert [one.name for one in tmp_path.iterdir()] == ["heads"]
+    assert [path.name for path in tmp_path.iterdir()] == ["heads"]
 
 
 def test_a_file_for_one_target_is_refused_by_another(tmp_path: Path, tiny_model: Path, write_checkpoint) -> None:
@@ -132,9 +132,9 @@ def test_pickles_only_where_they_are_allowed(tmp_path: Path, tiny_model: Path, m
     folder = make(tmp_path / "heads", name)
     with pytest.raises(UnsupportedModelError, match=rf"{name}, a pickle, .* --allow-pickle"):
         convert_head(folder, tmp_path / "h.gguf", target=tiny_model)
-    assert [one.name for one in tmp_path.iterdir()] == ["heads"]
+    assert [path.name for path in tmp_path.iterdir()] == ["heads"]
     pickled = convert_head(folder, tmp_path / "p.gguf", target=tiny_model, allow_pickle=True)
-    assert {one.name for one in read_header(pickled.output).tensors}
+    assert {tensor.name for tensor in read_header(pickled.output).tensors}
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -150,7 +150,7 @@ def test_code_in_a_pickle_never_runs(tmp_path: Path, tiny_model: Path, zipped: b
     assert kind_name(folder, allow_pickle=allowed) in ("medusa", None)
     with pytest.raises(UnsupportedModelError, match=r"a pickle|could run code|not a file that torch"):
         convert_head(folder, tmp_path / "h.gguf", target=tiny_model, allow_pickle=allowed)
-    assert [one.name for one in tmp_path.iterdir()] == ["heads"]
+    assert [path.name for path in tmp_path.iterdir()] == ["heads"]
     pickle.loads(pickle.dumps(canary))  # it would have sung
     assert (tmp_path / "canary").is_dir()
 
@@ -172,7 +172,7 @@ def test_numbers_that_are_not_finite_leave_nothing_behind(
     folder = publish(tmp_path / "heads", medusa_config(), tensors, SAFE)
     with pytest.raises(MalformedFileError, match=r"1\.1\.weight holds numbers that are not finite"):
         convert_head(folder, tmp_path / "h.gguf", target=tiny_model, outtype=outtype)
-    assert [one.name for one in tmp_path.iterdir()] == ["heads"]
+    assert [path.name for path in tmp_path.iterdir()] == ["heads"]
 
 
 def test_a_number_too_large_for_a_quantized_type_names_the_tensor(tmp_path: Path, tiny_model: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_number_too_large_for_a_quantized_type_names_the_tensor(tmp_path: Path
     folder = publish(tmp_path / "heads", medusa_config(), tensors, SAFE)
     with pytest.raises(MalformedFileError, match=r"medusa\.0\.output\.weight: the numbers cannot be stored as Q8_0"):
         convert_head(folder, tmp_path / "h.gguf", target=tiny_model)
-    assert [one.name for one in tmp_path.iterdir()] == ["heads"]
+    assert [path.name for path in tmp_path.iterdir()] == ["heads"]
 
 
 def test_a_file_in_the_way(tmp_path: Path, tiny_model: Path) -> None:

@@ -55,7 +55,7 @@ class Watched(np.ndarray):
         if ufunc is np.matmul and isinstance(inputs[1], Watched):
             squares = np.square(np.asarray(inputs[0])).sum(0)
             self.sums[inputs[1].label] = self.sums.get(inputs[1].label, 0) + squares
-        plain = [one.view(np.ndarray) if isinstance(one, Watched) else one for one in inputs]
+        plain = [array.view(np.ndarray) if isinstance(array, Watched) else array for array in inputs]
         return getattr(ufunc, method)(*plain, **options)
 
 
@@ -159,7 +159,7 @@ def test_an_interrupt_inside_the_callback_is_raised_after_the_evaluation(model: 
 def test_copies_are_kept_every_so_many_chunks(model: Path, tmp_path: Path) -> None:
     options = ImportanceOptions(n_ctx=32, n_threads=1, chunks=5, save_frequency=2)
     measure_importance(model, TEXT, tmp_path / "m", options)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["m", "m.at_2", "m.at_4"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "m.at_2", "m.at_4"]
     assert read_importance(tmp_path / "m.at_2").chunk_count == 2
 
 

@@ -33,9 +33,9 @@ def matrix() -> ImportanceMatrix:
 def test_what_is_written_is_read_back(matrix: ImportanceMatrix, tmp_path: Path) -> None:
     write_importance(tmp_path / "m.gguf", matrix)
     back = read_importance(tmp_path / "m.gguf")
-    for name, one in matrix.entries.items():
-        np.testing.assert_array_equal(back.entries[name].sums, one.sums)
-        np.testing.assert_array_equal(back.entries[name].counts, one.counts)
+    for name, stored in matrix.entries.items():
+        np.testing.assert_array_equal(back.entries[name].sums, stored.sums)
+        np.testing.assert_array_equal(back.entries[name].counts, stored.counts)
     assert (back.datasets, back.chunk_count, back.chunk_size) == (("a text", "another"), 5, 128)
     assert (back.next_chunk, back.text_sha256) == (5, "ab" * 32)
 
@@ -69,7 +69,7 @@ def test_llama_cpps_own_reader_reads_it(matrix: ImportanceMatrix, tmp_path: Path
     kind_of = native_function("gguf_get_tensor_type", ctypes.c_int, pointer, ctypes.c_int64)
     assert {kind_of(opened, index) for index in range(n_tensors)} == {0}
     native_function("gguf_free", None, pointer)(opened)
-    by_package = {one.name: one for one in GGUFReader(tmp_path / "m.gguf").tensors}
+    by_package = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "m.gguf").tensors}
     experts = by_package["blk.0.ffn_down_exps.weight.in_sum2"]
     assert experts.shape.tolist() == [6, 4]
     np.testing.assert_array_equal(experts.data, matrix.entries["blk.0.ffn_down_exps.weight"].sums)

@@ -57,7 +57,7 @@ def kinds(path: Path) -> dict[str, str]:
 
 
 def numbers(path: Path, name: str) -> np.ndarray:
-    tensor = next(one for one in read_header(path).tensors if one.name == name)
+    tensor = next(info for info in read_header(path).tensors if info.name == name)
     raw = np.fromfile(path, np.uint8, tensor.n_bytes, offset=tensor.offset)
     if tensor.type_name in ("F32", "F16", "I64"):
         kind = {"F32": np.float32, "F16": np.float16, "I64": np.int64}[tensor.type_name]
@@ -90,7 +90,7 @@ def test_heads_become_q8_0_with_vectors_in_f32(write_head, tmp_path, architectur
 
 def test_bytes_are_ggmls_own(write_head, tmp_path) -> None:
     quantize_head(write_head(), tmp_path / "q", "q4_k_m", n_threads=2)
-    tensor = next(one for one in read_header(tmp_path / "q").tensors if one.name == "medusa.0.res.weight")
+    tensor = next(info for info in read_header(tmp_path / "q").tensors if info.name == "medusa.0.res.weight")
     assert tensor.type_name == "Q4_K"
     raw = np.fromfile(tmp_path / "q", np.uint8, tensor.n_bytes, offset=tensor.offset)
     rows = arrays()["medusa.0.res.weight"][1].astype(np.float32)

@@ -64,7 +64,7 @@ def by_llama_cpp(source: Path, output: Path, file_type: int, matrix: ImportanceM
 
 def tensors(path: Path) -> dict[str, tuple[str, bytes]]:
     data = path.read_bytes()
-    return {one.name: (one.type_name, data[one.offset : one.offset + one.n_bytes]) for one in read_header(path).tensors}
+    return {info.name: (info.type_name, data[info.offset : info.offset + info.n_bytes]) for info in read_header(path).tensors}
 
 
 @pytest.mark.parametrize(

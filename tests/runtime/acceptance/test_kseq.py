@@ -170,8 +170,8 @@ def test_draws_are_a_run_if_their_laws_are_equal() -> None:
     law, other = Law(np.array([0.5, 0.5])), Law(np.array([0.4, 0.6]))
     equal, sparse = Law(np.array([0.5, 0.5])), Law(np.array([0.5, 0.5]), np.array([0, 2]))
     tree = TreeBuilder()
-    for one in (law, law, equal, other, law, sparse, sparse, None, None, law):
-        tree.add(ROOT, 0, one)
+    for drawn in (law, law, equal, other, law, sparse, sparse, None, None, law):
+        tree.add(ROOT, 0, drawn)
     runs = list(kseq._runs(tree.build().draws[ROOT]))
     assert [len(run) for run in runs] == [3, 1, 1, 2, 1, 1, 1]
     assert not list(kseq._runs(()))
@@ -212,7 +212,7 @@ def first_draw_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kseq, "_runs", lambda draws: [[*run, run[0]] for run in runs(draws)])
 
 
-@pytest.mark.parametrize("wrong", [scale_of_one, recursive_residual, first_draw_twice], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("wrong", [scale_of_one, recursive_residual, first_draw_twice], ids=lambda value: value.__name__)
 def test_wrong_variants_are_caught(wrong, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong(monkeypatch)
     worst = max(

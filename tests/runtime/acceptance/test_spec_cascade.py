@@ -76,8 +76,8 @@ def law_by_formula(kind: str, drafts: LawTable, table: LawTable, length: int) ->
     return found
 
 
-def distance(one: dict, other: dict) -> float:
-    return max(abs(one.get(text, 0.0) - other.get(text, 0.0)) for text in {*one, *other})
+def distance(first: dict, other: dict) -> float:
+    return max(abs(first.get(text, 0.0) - other.get(text, 0.0)) for text in {*first, *other})
 
 
 def error(rule: AcceptanceRule, kind: str, propose: Propose, drafts: LawTable, table: LawTable, length: int) -> float:

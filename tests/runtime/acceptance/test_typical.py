@@ -61,12 +61,12 @@ def longest_typical_path(
     best: tuple[int, float, int, list[int]] = (0, 0.0, 1, [])
     for node in range(len(tree)):
         path = tree.path_to(node)
-        tokens = [tree.tokens[one] for one in path]
+        tokens = [tree.tokens[ancestor] for ancestor in path]
         laws = [table([*prefix, *tokens[:index]]) for index in range(len(path))]
         fits = all(typical(law, token, eps, delta) for law, token in zip(laws, tokens, strict=True))
-        if fits and all(tree.is_candidate[one] for one in path):
+        if fits and all(tree.is_candidate[ancestor] for ancestor in path):
             likelihood = sum(math.log(law[token]) for law, token in zip(laws, tokens, strict=True))
-            best = max(best, (len(path), likelihood, -node, path), key=lambda one: one[:3])
+            best = max(best, (len(path), likelihood, -node, path), key=lambda entry: entry[:3])
     return best[3]
 
 
@@ -215,13 +215,13 @@ def one_token(drafts: LawTable) -> Propose:
 def ragged(drafts: LawTable) -> Propose:
     """Only the less likely token has a child, so that the longest path is not the likeliest child's."""
 
-    def propose(one: DraftRequest) -> DraftTree:
+    def propose(request: DraftRequest) -> DraftTree:
         builder = TreeBuilder()
-        if one.max_depth >= 1:
-            order = np.argsort(-drafts(one.tokens)).tolist()
+        if request.max_depth >= 1:
+            order = np.argsort(-drafts(request.tokens)).tolist()
             builder.add(ROOT, order[0])
             second = builder.add(ROOT, order[1])
-            if one.max_depth >= 2:
+            if request.max_depth >= 2:
                 for token in range(3):
                     builder.add(second, token)
         return builder.build()

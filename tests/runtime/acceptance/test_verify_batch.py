@@ -55,12 +55,12 @@ def by_the_engines_rule(
 @pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "point masses"])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_row_is_the_exact_rules(seed: int, drawn: bool, dtype: type) -> None:
-    one = random_batch(seed, dtype=dtype)
+    batch = random_batch(seed, dtype=dtype)
     if not drawn:
-        one["draft_probs"] = None
+        batch["draft_probs"] = None
     positions, lengths = np.arange(120) * 7, np.arange(120) % 4
     output = verify_batch(
-        **one,
+        **batch,
         noise=[SeededNoise(row) for row in range(120)],
         num_draft_tokens=lengths,
         positions=positions,
@@ -69,17 +69,17 @@ def test_every_row_is_the_exact_rules(seed: int, drawn: bool, dtype: type) -> No
     assert output.dtype == np.int64
     assert len(set(np.count_nonzero(output != PADDING, axis=1))) == 4  # every length of answer occurs
     for row, length in enumerate(lengths):
-        laws = one["draft_probs"][row, :length] if drawn else None
-        ids = one["draft_token_ids"][row, :length].tolist()
-        wanted = by_the_engines_rule(one["target_probs"][row], laws, ids, SeededNoise(row), int(positions[row]), 3)
+        laws = batch["draft_probs"][row, :length] if drawn else None
+        ids = batch["draft_token_ids"][row, :length].tolist()
+        wanted = by_the_engines_rule(batch["target_probs"][row], laws, ids, SeededNoise(row), int(positions[row]), 3)
         assert output[row].tolist() == wanted
 
 
 @pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "point masses"])
 def test_every_outcome_has_the_exact_rules_probability(drawn: bool) -> None:
-    one = random_batch(9, batch=2, k=2)
-    target, ids = one["target_probs"], one["draft_token_ids"]
-    draft = one["draft_probs"] if drawn else None
+    batch = random_batch(9, batch=2, k=2)
+    target, ids = batch["target_probs"], batch["draft_token_ids"]
+    draft = batch["draft_probs"] if drawn else None
 
     def batched(noise: BranchingNoise) -> tuple[int, ...]:
         return tuple(verify_batch(target, draft, ids, [noise, noise]).ravel().tolist())
@@ -112,20 +112,20 @@ def test_the_batch_gives_the_targets_law(seed: int) -> None:
 
     wanted = target_law(table, 2, frozenset())
     emitted = enumerate_law(program)
-    for one in wanted:
+    for law in wanted:
         for other in wanted:
-            assert emitted.pop((one, other)) == pytest.approx(wanted[one] * wanted[other], abs=TOLERANCE)
+            assert emitted.pop((law, other)) == pytest.approx(wanted[law] * wanted[other], abs=TOLERANCE)
     assert not emitted
 
 
 def test_numpy_generators_serve_as_noise_one_per_sequence() -> None:
-    one = random_batch(3)
-    first, again = (verify_batch(**one, noise=[np.random.default_rng(row) for row in range(120)]) for _ in range(2))
+    batch = random_batch(3)
+    first, again = (verify_batch(**batch, noise=[np.random.default_rng(row) for row in range(120)]) for _ in range(2))
     np.testing.assert_array_equal(first, again)
-    wrapped = verify_batch(**one, noise=[GeneratorNoise(np.random.default_rng(row)) for row in range(120)])
+    wrapped = verify_batch(**batch, noise=[GeneratorNoise(np.random.default_rng(row)) for row in range(120)])
     np.testing.assert_array_equal(first, wrapped)
     # A sequence's tokens do not depend on who else is in the batch.
-    alone = verify_batch(**{name: values[7:8] for name, values in one.items()}, noise=[np.random.default_rng(7)])
+    alone = verify_batch(**{name: values[7:8] for name, values in batch.items()}, noise=[np.random.default_rng(7)])
     np.testing.assert_array_equal(alone[0], first[7])
 
 
@@ -160,15 +160,15 @@ def test_padding_follows_the_recovered_token_and_a_full_draft_ends_with_the_bonu
 
 
 def test_what_follows_a_short_draft_is_not_read() -> None:
-    one = random_batch(4, batch=3)
+    batch = random_batch(4, batch=3)
     lengths = np.array([0, 1, 2])
     sources = [SeededNoise(row) for row in range(3)]
-    wanted = verify_batch(**one, noise=sources, num_draft_tokens=lengths)
+    wanted = verify_batch(**batch, noise=sources, num_draft_tokens=lengths)
     for row, length in enumerate(lengths):
-        one["draft_token_ids"][row, length:] = -1
-        one["draft_probs"][row, length:] = np.nan
-        one["target_probs"][row, length + 1 :] = np.nan
-    found = verify_batch(**one, noise=sources, num_draft_tokens=lengths, strict=True)
+        batch["draft_token_ids"][row, length:] = -1
+        batch["draft_probs"][row, length:] = np.nan
+        batch["target_probs"][row, length + 1 :] = np.nan
+    found = verify_batch(**batch, noise=sources, num_draft_tokens=lengths, strict=True)
     np.testing.assert_array_equal(found, wanted)
 
 
@@ -176,9 +176,9 @@ def test_what_follows_a_short_draft_is_not_read() -> None:
 
 
 def broken(name: str, where: object, value: float) -> dict[str, Any]:
-    one = random_batch(1, batch=2, k=2)
-    one[name][where] = value
-    return one
+    batch = random_batch(1, batch=2, k=2)
+    batch[name][where] = value
+    return batch
 
 
 def changed(**changes: object) -> dict[str, Any]:
@@ -186,10 +186,10 @@ def changed(**changes: object) -> dict[str, Any]:
 
 
 def never_drafted() -> dict[str, Any]:
-    one = random_batch(1, batch=2, k=2)
-    one["draft_probs"][1, 0] = np.eye(VOCAB)[0]
-    one["draft_token_ids"][1, 0] = 3
-    return one
+    batch = random_batch(1, batch=2, k=2)
+    batch["draft_probs"][1, 0] = np.eye(VOCAB)[0]
+    batch["draft_token_ids"][1, 0] = 3
+    return batch
 
 
 BAD = {

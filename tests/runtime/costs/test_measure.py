@@ -70,7 +70,7 @@ def test_sizes_that_cost_far_too_much_are_left_out(tiny_model: Path) -> None:
         with Context(model, ContextOptions(n_ctx=256, n_outputs=64, n_threads=1)) as real:
             curve = measure_cost_curve(real, seconds=0.05)
     assert curve.sizes[:8] == (1, 2, 3, 4, 5, 6, 7, 8)
-    assert all(0 < one < 1 for one in (*curve.reused, *curve.rebuilt))
+    assert all(0 < seconds < 1 for seconds in (*curve.reused, *curve.rebuilt))
 
 
 # -- acceptance by rank ---------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def test_the_plan_equals_brute_force(
     sizes = tuple(range(1, NODES + 2))
     costs = RoundCosts(
         CostCurve(sizes, tuple(target), tuple(target)),
-        CostCurve(sizes, tuple(share * one for one in draft), tuple(share * one for one in rebuilt)),
+        CostCurve(sizes, tuple(share * seconds for seconds in draft), tuple(share * seconds for seconds in rebuilt)),
         per_round=extra,
         per_tree=extra / 2,
         per_law=extra / 3,

@@ -21,7 +21,7 @@ from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 TARGET, DRAFT = (0.6, 0.3, 0.1), (0.2, 0.3, 0.5)  # alpha = 0.2 + 0.3 + 0.1
 any_case = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 probability = st.floats(0.0, 1.0)
-laws = st.lists(st.integers(0, 6), min_size=4, max_size=4).filter(any).map(lambda one: np.array(one) / sum(one))
+laws = st.lists(st.integers(0, 6), min_size=4, max_size=4).filter(any).map(lambda weights: np.array(weights) / sum(weights))
 
 
 def tokens_of_a_round(propose: Callable[[DraftRequest], DraftTree], depth: int, *target: float) -> float:
@@ -166,7 +166,7 @@ def test_acceptance_by_draw_of_several_drafters_and_a_point_mass() -> None:
     target, first, second = (0.5, 0.2, 0.2, 0.1), (0.1, 0.2, 0.3, 0.4), (0.25, 0.25, 0.4, 0.1)
     propose = two_drafters(FixedTable(*first), FixedTable(*second))
     found = accepted_lengths(ExactRule(), propose, FixedTable(*target), 2)[1]
-    draws = [np.array(one) for one in (first, first, second, second)] + [np.eye(4)[1]]
+    draws = [np.array(law) for law in (first, first, second, second)] + [np.eye(4)[1]]
     assert sum(theory.acceptance_by_draw(np.array(target), draws)) == pytest.approx(found, abs=1e-12)
 
 

@@ -53,7 +53,7 @@ def with_best(result: TuneResult, options: str) -> TuneResult:
 
     best = Candidate(options, "chain", "argmax", 3, 3, 2.0, 100.0, 99.0, 2.0)
     plain = Candidate("", "plain", "", 0, 0, 1.0, 50.0, 50.0, 1.0)
-    settings = tuple(dataclasses.replace(one, candidates=(best, plain)) for one in result.settings)
+    settings = tuple(dataclasses.replace(setting, candidates=(best, plain)) for setting in result.settings)
     return dataclasses.replace(result, settings=settings)
 
 
@@ -71,15 +71,15 @@ def test_tuning_measures_costs_acceptance_and_plain_decoding(
 ) -> None:
     _, result, told = outcome
     assert result.target.sizes[0] == result.draft.sizes[0] == 1
-    assert [one.params for one in result.settings] == [GREEDY, WARM]
+    assert [setting.params for setting in result.settings] == [GREEDY, WARM]
     assert set(result.settings[0].acceptance) == {"argmax"}
     assert set(result.settings[1].acceptance) == {"argmax", "with", "without"}
-    for one in result.settings:
-        assert one.plain.measured
-        assert all(0.0 <= share <= 1.0 for shares in one.acceptance.values() for share in shares)
-        assert all(sum(shares) <= 1.0 + 1e-9 for shares in one.acceptance.values())
-        run = [candidate for candidate in one.candidates if candidate.measured is not None]
-        assert list(one.candidates[: len(run)]) == sorted(run, key=lambda candidate: -candidate.speed)
+    for setting in result.settings:
+        assert setting.plain.measured
+        assert all(0.0 <= share <= 1.0 for shares in setting.acceptance.values() for share in shares)
+        assert all(sum(shares) <= 1.0 + 1e-9 for shares in setting.acceptance.values())
+        run = [candidate for candidate in setting.candidates if candidate.measured is not None]
+        assert list(setting.candidates[: len(run)]) == sorted(run, key=lambda candidate: -candidate.speed)
     shares = [share for _, share in told]
     assert all(0.0 <= share <= 1.0 for share in shares)
     assert told[-1] == ("done", 1.0)
@@ -100,14 +100,14 @@ def test_a_costly_target_gets_a_plan_that_was_run(
 
     monkeypatch.setattr(tuning, "measure_cost_curve", costs)
     result = tune(options_for(tiny_model, tiny_flat_twin), lambda _: [[5, 6, 7]])
-    for one in result.settings:
-        run = [candidate for candidate in one.candidates if candidate.options and candidate.measured is not None]
+    for setting in result.settings:
+        run = [candidate for candidate in setting.candidates if candidate.options and candidate.measured is not None]
         assert run
         kinds = [candidate.kind for candidate in run]
         # The twin's favourites are the target's: at temperature 0 nothing beats a chain.
-        assert kinds == ["chain"] if one.params.is_greedy else len(set(kinds)) == len(kinds) > 1
+        assert kinds == ["chain"] if setting.params.is_greedy else len(set(kinds)) == len(kinds) > 1
         assert all(candidate.mean_accepted_length >= 1.0 for candidate in run if candidate.mean_accepted_length)
-        for candidate in one.candidates:
+        for candidate in setting.candidates:
             if candidate.options:
                 expression = f'draft("{tiny_flat_twin}", {candidate.options})'
                 with Runtime(tiny_model, drafter=expression, n_ctx=256, n_threads=1) as runtime:
@@ -161,7 +161,7 @@ def test_a_stored_plan_is_found_and_its_expression_works(stored: tuple[Path, Pat
     with Runtime(target, drafter=expression, n_ctx=256, n_threads=1) as runtime:
         assert runtime.session.drafter.max_nodes == 3
     assert path == plan_file(target, draft)
-    assert [one.name for one in path.parent.iterdir()] == [path.name]  # nothing half-written beside it
+    assert [file.name for file in path.parent.iterdir()] == [path.name]  # nothing half-written beside it
 
 
 def test_the_nearest_temperature_is_taken_and_plain_decoding_can_be_the_plan(stored: tuple[Path, Path, Path]) -> None:

@@ -141,10 +141,10 @@ def test_tokens_come_without_their_probabilities_too(opened: Callable[..., Cells
             features = np.random.default_rng(3).normal(size=(2, 3 * HIDDEN)).astype(np.float32)
             if isinstance(head, PairCells):
                 features = features[:, : head._head.sizes.features]
-                found = [head.chain([1, 2], features, 0, 0, 4, probabilities=one) for one in (True, False)]
+                found = [head.chain([1, 2], features, 0, 0, 4, probabilities=probabilities) for probabilities in (True, False)]
             else:
                 states = features[:, :HIDDEN]
-                found = [head.chain(states, 0, 0, 2, 4, probabilities=one) for one in (True, False)]
+                found = [head.chain(states, 0, 0, 2, 4, probabilities=probabilities) for probabilities in (True, False)]
             both, tokens = found
             assert both is not None
             assert tokens is not None
@@ -245,7 +245,7 @@ def test_the_text_is_the_same_with_and_without_the_graph(
         with Runtime(tiny_model, drafter=drafter, **F32) as runtime:
             first = runtime.generate([5, 6, 7, 8, 9], params, max_tokens=30)
             second = runtime.generate([5, 6, 7, 8, 9, *first.token_ids[:9], 3], params, max_tokens=30)
-        counts = [one.stats.drafted for one in (first, second)], [one.stats.accepted for one in (first, second)]
+        counts = [answer.stats.drafted for answer in (first, second)], [answer.stats.accepted for answer in (first, second)]
         return [*first.token_ids, *second.token_ids], sum(counts[0]), sum(counts[1])
 
     plain = answers("none")[0]

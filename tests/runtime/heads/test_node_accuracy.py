@@ -138,7 +138,7 @@ def level(row: Sequence[float]) -> list[float]:
     place = 0
     while place < len(row):
         ends = range(place + 1, len(totals))
-        end = max(ends, key=lambda one: ((totals[one] - totals[place]) / (one - place), one))
+        end = max(ends, key=lambda end: ((totals[end] - totals[place]) / (end - place), end))
         slopes += [(totals[end] - totals[place]) / (end - place)] * (end - place)
         place = end
     return slopes

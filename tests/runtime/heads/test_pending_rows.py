@@ -54,8 +54,8 @@ class SummingHead(PairChainByDepth):
         for row in sees:
             seen = self._cells[np.flatnonzero(row)]
             hashes.append(int((seen * [7, 13, 29]).sum() + (seen[:, 0] * seen[:, 2]).sum()))
-        predicted = np.array([[float(one % 101)] for one in hashes])
-        drafted = np.array([[one % VOCAB, (one + 1) % VOCAB] for one in hashes], np.int32)
+        predicted = np.array([[float(digest % 101)] for digest in hashes])
+        drafted = np.array([[digest % VOCAB, (digest + 1) % VOCAB] for digest in hashes], np.int32)
         return EagleRows(predicted, drafted, np.log(np.full(drafted.shape, 0.5)), None)
 
     evaluate_features = evaluate

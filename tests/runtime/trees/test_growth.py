@@ -73,7 +73,7 @@ def topologies(draw: st.DrawFn) -> Topology:
     parents: list[int] = []
     level: list[int] = [ROOT]
     for depth in (1, 2, 3):
-        count = sum(one == depth for one in depths)
+        count = sum(level == depth for level in depths)
         if not count:
             break
         chosen = sorted(draw(st.sampled_from(level)) for _ in range(count))
@@ -120,7 +120,7 @@ def sorts_its_siblings(builder: TreeBuilder, parent: int, law: Law, count: int, 
         if rest is law:
             break
         law = rest
-    drawn.sort(key=lambda one: whole.probability(one[0]))
+    drawn.sort(key=lambda pair: whole.probability(pair[0]))
     return [(builder.add(parent, token, stored), token) for token, stored in drawn]
 
 
@@ -223,7 +223,7 @@ def test_the_most_likely_are_those_of_a_sort(size: int, levels: int) -> None:
     law = Law.normalised(generator.integers(0, levels, size).astype(float) + (np.arange(size) == 3))
     best = most_likely(law, 4)
     order = np.argsort(-law.probs, kind="stable")[:4]
-    assert [token for token, _ in best] == [one for one in order.tolist() if law.probs[one] > 0]
+    assert [token for token, _ in best] == [token for token in order.tolist() if law.probs[token] > 0]
     assert [probability for _, probability in best] == law.probs[[token for token, _ in best]].tolist()
 
 
@@ -243,11 +243,11 @@ def test_the_dynamic_tree_is_the_best_of_all_nodes_that_were_expanded() -> None:
             for token in np.argsort(-table([*PROMPT, *path]))[:topk]
         }
         made |= children
-        beam = dict(sorted(children.items(), key=lambda one: -one[1])[:topk])
-    wanted = {path for path, _ in sorted(made.items(), key=lambda one: -one[1])[:nodes]}
+        beam = dict(sorted(children.items(), key=lambda pair: -pair[1])[:topk])
+    wanted = {path for path, _ in sorted(made.items(), key=lambda pair: -pair[1])[:nodes]}
     laws = TableLaws(table, PROMPT)
     tree = grow_by_path_probability(DynamicShape(depth, topk, nodes), laws)
-    assert {tuple(tree.tokens[one] for one in tree.path_to(node)) for node in range(len(tree))} == wanted
+    assert {tuple(tree.tokens[ancestor] for ancestor in tree.path_to(node)) for node in range(len(tree))} == wanted
     assert laws.batches == [topk] * (depth - 1)
 
 
@@ -274,7 +274,7 @@ def test_certain_tokens_keep_the_tree_connected() -> None:
 @pytest.mark.parametrize(
     "propose",
     [
-        *(fixed(LawTable(5, 1), parse_topology("3x2x2"), one) for one in SCHEMES),
+        *(fixed(LawTable(5, 1), parse_topology("3x2x2"), scheme) for scheme in SCHEMES),
         dynamic(LawTable(5, 1), DynamicShape(3, 3, 12)),
     ],
 )

@@ -36,7 +36,7 @@ def walk(tree: DraftTree, text: tuple[int, ...]) -> int:
     """How many tokens of the text a tree spells from its root."""
     node = ROOT
     for length, token in enumerate(text):
-        below = [one for one, parent in enumerate(tree.parents) if parent == node and tree.tokens[one] == token]
+        below = [child for child, parent in enumerate(tree.parents) if parent == node and tree.tokens[child] == token]
         if not below:
             return length
         node = below[0]
@@ -111,11 +111,11 @@ def test_the_plan_is_the_best_of_all_shapes() -> None:
     plan = plan_dynamic_tree(measured, COSTS, sizes=range(1, 13))
     assert plan is not None
     speeds = {}
-    for one in measured:
+    for acceptance in measured:
         for depth in range(1, 6):
-            for nodes in range(depth, 1 + min(12, one.topk + (depth - 1) * one.topk**2)):
-                shape = DynamicShape(depth, one.topk, nodes)
-                speeds[shape] = (1 + one.accepted[depth, nodes]) / dynamic_round_seconds(shape, COSTS)
+            for nodes in range(depth, 1 + min(12, acceptance.topk + (depth - 1) * acceptance.topk**2)):
+                shape = DynamicShape(depth, acceptance.topk, nodes)
+                speeds[shape] = (1 + acceptance.accepted[depth, nodes]) / dynamic_round_seconds(shape, COSTS)
     assert plan.tokens_per_second == pytest.approx(max(speeds.values()))
     assert plan.tokens_per_second == pytest.approx(speeds[plan.shape])
     smaller = plan_dynamic_tree(measured, COSTS, sizes=range(1, 13), tolerance=0.1)

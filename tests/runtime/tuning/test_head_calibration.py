@@ -60,7 +60,7 @@ def states_of(path: Path, text: Sequence[int]) -> np.ndarray:
 @pytest.fixture(scope="module")
 def texts(tiny_model: Path) -> list[list[int]]:
     with Runtime(tiny_model, **F32) as runtime:
-        return [[*one, *runtime.generate(one, GREEDY, max_tokens=40).token_ids] for one in PROMPTS]
+        return [[*prompt, *runtime.generate(prompt, GREEDY, max_tokens=40).token_ids] for prompt in PROMPTS]
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +121,8 @@ def accuracy_from(ranks: list[list[int]], depths: int) -> Accuracy:
     """Accuracies from the rank of the right token at each position and depth, as the definition says."""
     table = []
     for depth in range(depths):
-        reached = [one for one in ranks if len(one) > depth and all(rank < RANKS for rank in one[:depth])]
-        table.append(tuple(sum(one[depth] == rank for one in reached) / max(1, len(reached)) for rank in range(RANKS)))
+        reached = [rank for rank in ranks if len(rank) > depth and all(rank < RANKS for rank in rank[:depth])]
+        table.append(tuple(sum(guessed[depth] == rank for guessed in reached) / max(1, len(reached)) for rank in range(RANKS)))
     return tuple(table)
 
 
@@ -139,7 +139,7 @@ def test_medusa_is_counted_as_by_the_reference(tiny_model: Path, texts: list[lis
     assert result.n_positions == len(text) - 2
     np.testing.assert_allclose(np.array(result.accuracy), np.array(accuracy_from(ranks, 3)))
     assert sum(map(sum, result.alone)) > 0.0
-    shifted = [one[1:] for one in ranks]  # the control: heads taken for the ones after them
+    shifted = [rank[1:] for rank in ranks]  # the control: heads taken for the ones after them
     assert not np.allclose(np.array(result.accuracy), np.array(accuracy_from(shifted, 3)))
 
 
@@ -152,7 +152,7 @@ def test_hydra_is_counted_as_by_the_reference(
     from gguf import GGUFReader
     from support.tiny_hydra import log_probs, random_hydra
 
-    tensors = {one.name: np.array(one.data) for one in GGUFReader(tiny_model).tensors}
+    tensors = {tensor.name: np.array(tensor.data) for tensor in GGUFReader(tiny_model).tensors}
     heads = random_hydra(HIDDEN, VOCAB, seed=3, **sizes)  # type: ignore[arg-type]
     path = heads.write(tmp_path / "heads.gguf", VOCAB)
     text = texts[0]
@@ -174,7 +174,7 @@ def test_eagle_is_counted_as_by_the_reference(tiny_model: Path, texts: list[list
     """Below each place the reference goes on from its own predictions with the text's tokens."""
     from gguf import GGUFReader, quants
 
-    tensors = {one.name: quants.dequantize(one.data, one.tensor_type) for one in GGUFReader(tiny_model).tensors}
+    tensors = {tensor.name: quants.dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(tiny_model).tensors}
     embedding = tensors["token_embd.weight"]
     output = tensors.get("output.weight", embedding)
     head = random_eagle(HIDDEN, seed=5)
@@ -202,7 +202,7 @@ def test_eagle3_is_counted_as_by_the_reference(tiny_deep_model: Path, tmp_path: 
     from support.tiny_eagle3 import random_eagle3
 
     torch.set_num_threads(1)
-    tensors = {one.name: np.array(one.data) for one in GGUFReader(tiny_deep_model).tensors}
+    tensors = {tensor.name: np.array(tensor.data) for tensor in GGUFReader(tiny_deep_model).tensors}
     embedding = torch.tensor(tensors["token_embd.weight"], dtype=torch.float64)
     head = random_eagle3(embedding.shape[1], len(embedding))
     path = head.write(tmp_path / "eagle3.gguf", tiny_deep_model)
@@ -231,9 +231,9 @@ def test_eagle3_is_counted_as_by_the_reference(tiny_deep_model: Path, tmp_path: 
 
 def test_prompts_are_continued_and_not_counted(tiny_model: Path, fitted: Path, texts: list[list[int]]) -> None:
     options = options_for(tiny_model, fitted, n_tokens=60)
-    prompts = [CalibrationText(tuple(one), len(one)) for one in PROMPTS[:2]]
+    prompts = [CalibrationText(tuple(prompt), len(prompt)) for prompt in PROMPTS[:2]]
     written = calibrate_heads(options, lambda _: prompts)
-    read = calibrate_heads(options, lambda _: [CalibrationText(tuple(one[: 3 + 32]), 3) for one in texts[:2]])
+    read = calibrate_heads(options, lambda _: [CalibrationText(tuple(text[: 3 + 32]), 3) for text in texts[:2]])
     assert written.n_positions == read.n_positions == 60  # the first guessed token is the prompt's successor
     assert written.accuracy == read.accuracy
 
@@ -243,7 +243,7 @@ def test_prompts_are_continued_and_not_counted(tiny_model: Path, fitted: Path, t
 
 def test_the_tree_yields_about_what_was_predicted(tiny_model: Path, fitted: Path, texts: list[list[int]]) -> None:
     options = options_for(tiny_model, fitted, n_tokens=10_000, ranks=4)
-    result = calibrate_heads(options, lambda _: [CalibrationText(tuple(one), 3) for one in texts])
+    result = calibrate_heads(options, lambda _: [CalibrationText(tuple(text), 3) for text in texts])
     assert result.plan is not None
     assert result.accuracy[0][0] > 0.3  # by chance a token is right once in 320 times
     path = fitted.with_name("kept.gguf")
@@ -251,9 +251,9 @@ def test_the_tree_yields_about_what_was_predicted(tiny_model: Path, fitted: Path
     store_accuracy(path, result.accuracy, n_positions=result.n_positions)
     with Runtime(tiny_model, drafter=f"medusa({quoted(str(path))})", **F32) as runtime:
         assert str(runtime.session.drafter._topology) == str(result.plan.topology)  # type: ignore[attr-defined]
-        stats = [runtime.generate(one, GREEDY, max_tokens=40).stats for one in PROMPTS]
+        stats = [runtime.generate(prompt, GREEDY, max_tokens=40).stats for prompt in PROMPTS]
     # The first round of an answer drafts nothing.
-    measured = sum(one.accepted for one in stats) / sum(one.rounds - 1 for one in stats)
+    measured = sum(stat.accepted for stat in stats) / sum(stat.rounds - 1 for stat in stats)
     assert 1.0 + measured == pytest.approx(result.plan.expected_tokens, rel=0.2)
 
 

@@ -21,7 +21,7 @@ def written(folder: Path, text: str, name: str = "data.jsonl") -> Path:
 
 
 def lines(*records: object) -> str:
-    return "\n".join(json.dumps(one) for one in records) + "\n\n"
+    return "\n".join(json.dumps(record) for record in records) + "\n\n"
 
 
 def test_a_text_is_one_document(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_an_array_is_read_as_lines_would_be(tmp_path: Path, monkeypatch, indent:
         PlainText("t"),
         Answered("p", "a" * 50),
     ]
-    assert [one.origin for one in found] == [f"element {number} of data.jsonl" for number in (1, 2, 4)]
+    assert [document.origin for document in found] == [f"element {number} of data.jsonl" for number in (1, 2, 4)]
 
 
 def test_an_array_is_not_in_memory_whole(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_what_the_assistant_says_before_it_is_asked_is_left_out(tmp_path: Path, 
     chat = [{"from": "gpt", "value": "Hello!"}, {"from": "gpt", "value": "Well?"}]
     asked = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
     path = written(tmp_path, lines({"conversations": before + chat + asked}, {"conversations": before + chat}))
-    assert [[one["content"] for one in chat.messages] for chat in read_documents([path])] == [
-        [*(one["value"] for one in before), "a", "b"]
+    assert [[message["content"] for message in chat.messages] for chat in read_documents([path])] == [
+        [*(message["value"] for message in before), "a", "b"]
     ]
 
 

@@ -62,11 +62,11 @@ def calls(monkeypatch) -> list[Sequence[int]]:
 
 def test_the_target_answers_and_only_its_tokens_are_learnt(taught, tokenizer: TargetTokenizer, tmp_path: Path) -> None:
     found = asked(taught, tokenizer, tmp_path / "a.jsonl")
-    for one, (question, answer) in zip(found, ANSWERS.items(), strict=True):
-        assert tokenizer.text(one.ids[one.learnt].tolist()) == f"{answer}<|end|>"
-        assert tokenizer.text(one.ids[~one.learnt].tolist()) == f"<|user|>{question}<|end|><|assistant|>"
+    for item, (question, answer) in zip(found, ANSWERS.items(), strict=True):
+        assert tokenizer.text(item.ids[item.learnt].tolist()) == f"{answer}<|end|>"
+        assert tokenizer.text(item.ids[~item.learnt].tolist()) == f"<|user|>{question}<|end|><|assistant|>"
     records = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
-    assert [one["text"] for one in records] == list(ANSWERS.values())
+    assert [record["text"] for record in records] == list(ANSWERS.values())
 
 
 def test_an_interrupted_run_asks_only_what_is_left(taught, tokenizer: TargetTokenizer, tmp_path: Path, calls) -> None:
@@ -77,7 +77,7 @@ def test_an_interrupted_run_asks_only_what_is_left(taught, tokenizer: TargetToke
     calls.clear()
     again = asked(taught, tokenizer, store, temperature=1.0)
     assert len(calls) == 2
-    assert all(np.array_equal(one.ids, other.ids) for one, other in zip(whole, again, strict=True))
+    assert all(np.array_equal(first.ids, other.ids) for first, other in zip(whole, again, strict=True))
     asked(taught, tokenizer, store, temperature=0.5)
     assert len(calls) == 2 + len(PROMPTS)
 
@@ -90,7 +90,7 @@ def test_a_prompt_that_is_asked_twice_has_two_answers_which_stay(taught, tokeniz
     for kept in range(4):
         store.write_text("".join(store.read_text().splitlines(keepends=True)[:kept]))
         again = asked(taught, tokenizer, store, twice, temperature=3.0)
-        assert [one.ids.tolist() for one in again] == [one.ids.tolist() for one in whole]
+        assert [sequence.ids.tolist() for sequence in again] == [sequence.ids.tolist() for sequence in whole]
 
 
 def test_other_weights_answer_anew(taught, tokenizer: TargetTokenizer, tmp_path: Path, calls) -> None:
@@ -107,7 +107,7 @@ def test_a_target_that_has_answered_everything_is_not_needed(taught, tokenizer: 
 
     whole = asked(taught, tokenizer, tmp_path / "a.jsonl")
     again = asked(taught, tokenizer, tmp_path / "a.jsonl", target=gone())
-    assert all(np.array_equal(one.ids, other.ids) for one, other in zip(whole, again, strict=True))
+    assert all(np.array_equal(first.ids, other.ids) for first, other in zip(whole, again, strict=True))
 
 
 def test_a_target_that_was_trained_on_in_its_place_answers_anew(taught, tmp_path: Path, monkeypatch) -> None:
@@ -161,6 +161,6 @@ def test_heads_distilled_from_prompts_alone_draft(taught, tokenizer: TargetToken
     )
     report = train_head(MedusaRecipe(heads=2, from_law=True), run)
     assert report.result.curves.measures[-1][1]["head 2 top-1"] > 0.75
-    assert sorted(one.name for one in (tmp_path / "heads" / "training").iterdir()) == ["answers.jsonl", "state.pt"]
+    assert sorted(path.name for path in (tmp_path / "heads" / "training").iterdir()) == ["answers.jsonl", "state.pt"]
     convert_head(report.output, tmp_path / "h.gguf", target=taught.gguf)
     assert len(read_documents([data], need_answers=False)) == len(ANSWERS)

@@ -83,13 +83,13 @@ def test_long_texts_are_cut_and_chats_are_not(tokenizer: TargetTokenizer) -> Non
     whole = tokenizer.encode(text)
     corpus = encode_corpus([text], tokenizer, max_length=32, held_out=0.0)
     assert np.array_equal(
-        np.concatenate([one.ids for one in corpus.sequences]), whole.ids[: sum(map(len, corpus.sequences))]
+        np.concatenate([sequence.ids for sequence in corpus.sequences]), whole.ids[: sum(map(len, corpus.sequences))]
     )
     assert sum(map(len, corpus.sequences)) > len(whole) - 4
     assert corpus.longest == 32
     assert corpus.measured_on_training
     chat = encode_corpus([CHAT] * 3, tokenizer, max_length=40, held_out=0.3)
-    assert [len(one) for one in chat.sequences] == [40] * 3
+    assert [len(sequence) for sequence in chat.sequences] == [40] * 3
     assert (len(chat.training), len(chat.held_out), chat.measured_on_training) == (2, 1, False)
 
 
@@ -146,8 +146,8 @@ def test_batches_hold_every_sequence_once_within_the_limit(lengths: list[int], l
 
 def test_batches_have_room_for_what_texts_become() -> None:
     """Twenty texts of 4 tokens that may become 30, and one that becomes 50: 128 tokens hold four of them, or two."""
-    one = TokenSequence(np.zeros(4, np.int32), np.ones(4, np.bool_))
-    corpus = corpus_of([one] * 21, held_out=0.0)
+    short = TokenSequence(np.zeros(4, np.int32), np.ones(4, np.bool_))
+    corpus = corpus_of([short] * 21, held_out=0.0)
     assert len(corpus.training_batches(0, 0, 128)) == 1
     wide = replace(corpus, widths=(50, *[30] * 20))
     groups = wide.training_batches(0, 0, 128)
@@ -158,12 +158,12 @@ def test_batches_have_room_for_what_texts_become() -> None:
 
 @pytest.mark.parametrize(("count", "share", "aside"), [(1, 0.05, 0), (2, 0.05, 1), (100, 0.1, 10), (9000, 0.1, 256)])
 def test_a_share_is_held_out_but_not_too_much(count: int, share: float, aside: int) -> None:
-    one = TokenSequence(np.zeros(4, np.int32), np.ones(4, np.bool_))
-    corpus = corpus_of([one] * count, held_out=share)
+    sequence = TokenSequence(np.zeros(4, np.int32), np.ones(4, np.bool_))
+    corpus = corpus_of([sequence] * count, held_out=share)
     assert corpus.measured_on_training == (aside == 0)
     assert len(corpus.held_out) == (aside or 1)
     assert sorted((*corpus.training, *(corpus.held_out if aside else ()))) == list(range(count))
-    assert len(corpus_of([one] * count, held_out=0.0).held_out) == min(count, 256)
+    assert len(corpus_of([sequence] * count, held_out=0.0).held_out) == min(count, 256)
 
 
 def test_epochs_differ_and_repeat(tokenizer: TargetTokenizer, taught) -> None:

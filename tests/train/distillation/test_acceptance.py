@@ -26,7 +26,7 @@ def test_alpha_is_what_the_exact_rule_accepts(temperature):
     target, draft = logits(6, 9), logits(6, 9, seed=1)
     found = acceptance_at(target, draft, temperature)
     for row in range(6):
-        laws = [torch.softmax(one[row].double() / temperature, -1).numpy() for one in (target, draft)]
+        laws = [torch.softmax(logits[row].double() / temperature, -1).numpy() for logits in (target, draft)]
         assert float(found[row]) == pytest.approx(enumerated(*laws), abs=1e-12)
         assert float(found[row]) == pytest.approx(acceptance_probability(*laws), abs=1e-12)
 

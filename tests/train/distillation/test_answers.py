@@ -111,7 +111,7 @@ def test_the_target_is_asked_once(corpus, target, tmp_path, monkeypatch):
     n_training = len(corpus.training)
     assert told[-1] == (n_training, n_training)
     assert len(told) > 1
-    changed = [n for n, (one, other) in enumerate(zip(first.sequences, corpus.sequences, strict=True)) if one is other]
+    changed = [n for n, (sequence, other) in enumerate(zip(first.sequences, corpus.sequences, strict=True)) if sequence is other]
     assert tuple(changed) == corpus.held_out
 
     def fails(*_arguments):

@@ -63,8 +63,8 @@ def test_the_loss_is_the_mean_divergence_over_answers(target, draft, batch, name
 def test_only_the_drafter_learns(target, draft, batch):
     (part,) = learner(target, draft).losses(batch, noise(), 0)
     part.value.backward()
-    assert all(one.grad is not None and bool(one.grad.any()) for one in draft.module.parameters())
-    assert all(one.grad is None for one in target.module.parameters())
+    assert all(parameter.grad is not None and bool(parameter.grad.any()) for parameter in draft.module.parameters())
+    assert all(parameter.grad is None for parameter in target.module.parameters())
 
 
 def test_positions_that_others_know_count_less(target, draft, batch):
@@ -74,7 +74,7 @@ def test_positions_that_others_know_count_less(target, draft, batch):
     covered = [int(laws[0].argmax()) == known for laws in rows]
     assert 0 < sum(covered) < len(rows)
     for weight in (0.0, 0.3):
-        weights = [weight if one else 1.0 for one in covered]
+        weights = [weight if is_known else 1.0 for is_known in covered]
         expected = sum(w * d for w, d in zip(weights, divergences, strict=True)) / sum(weights)
         loss = DistillationLoss(covered_weight=weight)
         trained = learner(target, draft, loss, drafters=ScriptedDrafters(7, known))
@@ -91,7 +91,7 @@ def test_a_batch_that_others_know_throughout_teaches_nothing(target, draft, batc
     (part,) = learner(target, draft, drafters=AllKnowing()).losses(batch, noise(), 0)
     part.value.backward()
     assert float(part.value.detach()) == 0.0
-    assert not any(bool(one.grad.any()) for one in draft.module.parameters())
+    assert not any(bool(parameter.grad.any()) for parameter in draft.module.parameters())
 
 
 def test_texts_that_do_not_change_are_shown_to_other_drafters_once(target, draft, batch):
@@ -154,7 +154,7 @@ def test_prompts_stay_and_answers_are_new(target, draft, batch):
 def test_a_share_of_the_answers_is_on_policy(target, draft, batch):
     trained = learner(target, draft, DistillationLoss(on_policy=0.3))
     drawn = [drafters_answers(trained, batch, seed) for seed in range(20)]
-    own = [one for _, flags in drawn for one in flags]
+    own = [flag for _, flags in drawn for flag in flags]
     # Independent draws with probability 0.3: 4.5 standard deviations, a false alarm under 1e-5.
     assert abs(sum(own) / len(own) - 0.3) < 4.5 * math.sqrt(0.3 * 0.7 / len(own))
     found, flags = next((found, flags) for found, flags in drawn if len(set(flags)) == 2)
@@ -196,7 +196,7 @@ def test_coverage_is_measured_beside_other_drafters(target, draft, corpus):
     rows = rows_by_hand(target, draft, batches[0])
     known = int(rows[0][0].argmax())
     by_others = [int(laws[0].argmax()) == known for laws in rows]
-    together = [one or bool(laws[0].argmax() == laws[1].argmax()) for one, laws in zip(by_others, rows, strict=True)]
+    together = [other or bool(laws[0].argmax() == laws[1].argmax()) for other, laws in zip(by_others, rows, strict=True)]
     found = learner(target, draft, drafters=ScriptedDrafters(known)).measure(batches)
     assert found["covered by others"] == pytest.approx(np.mean(by_others))
     assert found["covered together"] == pytest.approx(np.mean(together))

@@ -39,16 +39,16 @@ def test_total_variation_by_hand():
 
 
 def test_laws_without_a_token_in_common():
-    one, other = log_law(1.0, 0.0), log_law(0.0, 1.0)
-    assert float(total_variation(one, other)) == 1.0
-    assert float(jensen_shannon(one, other)) == pytest.approx(math.log(2.0), abs=1e-12)
-    assert float(forward_kl(one, other)) == float(reverse_kl(one, other)) == math.inf
+    first, other = log_law(1.0, 0.0), log_law(0.0, 1.0)
+    assert float(total_variation(first, other)) == 1.0
+    assert float(jensen_shannon(first, other)) == pytest.approx(math.log(2.0), abs=1e-12)
+    assert float(forward_kl(first, other)) == float(reverse_kl(first, other)) == math.inf
 
 
 def test_a_token_that_is_never_said_counts_nothing():
-    one, other = log_law(0.5, 0.5, 0.0), log_law(0.25, 0.5, 0.25)
-    assert float(forward_kl(one, other)) == pytest.approx(0.5 * math.log(2.0), abs=1e-12)
-    assert float(jensen_shannon(one, other)) < math.log(2.0)
+    first, other = log_law(0.5, 0.5, 0.0), log_law(0.25, 0.5, 0.25)
+    assert float(forward_kl(first, other)) == pytest.approx(0.5 * math.log(2.0), abs=1e-12)
+    assert float(jensen_shannon(first, other)) < math.log(2.0)
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)

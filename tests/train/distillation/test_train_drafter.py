@@ -120,8 +120,8 @@ def test_a_resumed_run_is_one_that_was_never_stopped(family, tmp_path, loss):
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
     assert rest.acceptance.after.rate == pytest.approx(whole.acceptance.after.rate, abs=1e-6)
     assert rest.acceptance.before == whole.acceptance.before
-    one, other = (load_hf_model(path, torch.device("cpu")).module for path in (tmp_path / "whole", run.output))
-    for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
+    first, other = (load_hf_model(path, torch.device("cpu")).module for path in (tmp_path / "whole", run.output))
+    for ours, theirs in zip(first.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 
@@ -142,7 +142,7 @@ def batches(monkeypatch):
 
 def prompts_of(family, path, copies):
     questions = sorted({json.loads(line)["question"] for line in family.data.read_text().splitlines()})
-    path.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in questions * copies))
+    path.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in questions * copies))
     return dataclasses.replace(family, data=path)
 
 
@@ -250,7 +250,7 @@ def test_prompts_alone_will_do_where_models_answer(family, tmp_path):
 def test_plain_text_is_learnt_from(family, tmp_path):
     text = tmp_path / "text.txt"
     lines = [json.loads(line) for line in family.data.read_text().splitlines()]
-    text.write_text(" ".join(f"{one['question']} {one['answer']}" for one in lines) * 4)
+    text.write_text(" ".join(f"{line['question']} {line['answer']}" for line in lines) * 4)
     found = train_drafter(
         run_for(dataclasses.replace(family, data=text), tmp_path / "out", loss=DistillationLoss(on_policy=0.5))
     )

@@ -241,8 +241,8 @@ def test_a_chain_that_sees_others_chains_is_noticed(target: TargetMatrices, monk
     from specrun.train.heads import attention
 
     def wrong(query, text, chain):
-        keys = torch.cat([text.keys, *(one.keys for one in chain)], 2)
-        values = torch.cat([text.values, *(one.values for one in chain)], 2)
+        keys = torch.cat([text.keys, *(link.keys for link in chain)], 2)
+        values = torch.cat([text.values, *(link.values for link in chain)], 2)
         n = query.shape[2]
         mask = torch.ones(n, n, dtype=torch.bool).tril().repeat(1, 1 + len(chain))
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
@@ -285,8 +285,8 @@ def test_recomputing_changes_no_number(target: TargetMatrices, kind: str) -> Non
         learner.module.zero_grad()
         part = next(learner.losses(batch, torch.Generator().manual_seed(1), 0))
         part.value.backward()
-        found.append([part.value.detach(), *(one.grad.clone() for one in learner.module.parameters())])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        found.append([part.value.detach(), *(parameter.grad.clone() for parameter in learner.module.parameters())])
+    assert all(torch.equal(first, other) for first, other in zip(*found, strict=True))
 
 
 def test_eagle3s_loss_sums_decayed_cross_entropies_over_draftable_tokens(target: TargetMatrices) -> None:
@@ -415,7 +415,7 @@ def test_untrained_hydra_heads_say_what_the_target_says(target: TargetMatrices) 
     states, batch = FixedStates(2, 8), batch_of(8)
     learner = HydraLearner(HydraRecipe(heads=3, layers=2), SHAPE, target, states)
     medusa = MedusaLearner(MedusaRecipe(heads=3), SHAPE, target, states)
-    ours, theirs = (list(one.losses(batch, noise(), 0)) for one in (learner, medusa))
+    ours, theirs = (list(taught.losses(batch, noise(), 0)) for taught in (learner, medusa))
     assert [part.plain for part in ours] == pytest.approx([part.plain for part in theirs], rel=1e-5)
 
 

@@ -64,8 +64,8 @@ def allocated(recipe: HeadRecipe, vocab_size: int, hidden: int) -> tuple[int, in
     step()  # now there are gradients to add to
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         step()
-    events = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
-    held = np.cumsum([one.nbytes() for one in sorted(events, key=lambda one: one.start_ns())])
+    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())])
     return int(held.max()), recipe.activation_bytes(shape, vocab_size, ROWS * LENGTH, LENGTH, recompute=True)
 
 
@@ -89,7 +89,7 @@ def test_hydras_losses_are_estimated_together_with_plus() -> None:
     shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096)
     rows = 4 * 4096 * 128_256
     plus, plain = (
-        one.activation_bytes(shape, 128_256, 4096, 2048, recompute=True) / rows for one in (PLUS, HydraRecipe())
+        recipe.activation_bytes(shape, 128_256, 4096, 2048, recompute=True) / rows for recipe in (PLUS, HydraRecipe())
     )
     assert 11 < plus < 16
     assert 4 < plain < 7

@@ -63,7 +63,7 @@ def test_the_joint_loss_is_the_models_and_a_fifth_of_the_heads(taught, corpus: T
     (part,) = learner.losses(batch, torch.Generator(), 5)
     assert part.value.item() == pytest.approx(expected, rel=1e-4)
     part.value.backward()
-    assert all(one.grad is not None for one in model.module.parameters())
+    assert all(parameter.grad is not None for parameter in model.module.parameters())
 
 
 def test_heads_warm_up_alone(taught, corpus: TokenCorpus) -> None:
@@ -73,7 +73,7 @@ def test_heads_warm_up_alone(taught, corpus: TokenCorpus) -> None:
     (part,) = learner.losses(corpus.batch([0]), torch.Generator(), 4)
     part.value.backward()
     assert part.name == "heads"
-    assert all(one.grad is None for one in model.module.parameters())
+    assert all(parameter.grad is None for parameter in model.module.parameters())
     heads, backbone = learner.groups()
     assert (heads.rate, heads.starts_at) == (1.0, 0)
     assert (backbone.rate, backbone.starts_at) == (0.25, 5)
@@ -106,7 +106,7 @@ def test_a_model_and_its_heads_are_one_folder_and_draft(taught, tmp_path: Path, 
     assert (config["architectures"], config["medusa_num_heads"]) == (["LlamaForCausalLM"], 2)
     before = load_file(taught.folder / "model.safetensors")
     assert not torch.equal(before["model.norm.weight"], tensors["model.norm.weight"])
-    assert [one.name for one in (report.output / "training").iterdir()] == ["state.pt"]
+    assert [path.name for path in (report.output / "training").iterdir()] == ["state.pt"]
     if from_law:
         return
     # The same folder becomes a target and its heads.

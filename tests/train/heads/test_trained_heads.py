@@ -79,9 +79,9 @@ def test_medusa_heads_draft_what_they_have_learnt(taught, medusa: HeadReport, tm
 
 
 def test_medusas_folder_is_upstreams(taught, medusa: HeadReport) -> None:
-    names = sorted(one.name for one in medusa.output.iterdir())
+    names = sorted(path.name for path in medusa.output.iterdir())
     assert names == ["README.md", "config.json", "medusa_lm_head.safetensors", "training"]
-    assert [one.name for one in (medusa.output / "training").iterdir()] == ["state.pt"]  # the cache is gone
+    assert [path.name for path in (medusa.output / "training").iterdir()] == ["state.pt"]  # the cache is gone
     config = json.loads((medusa.output / "config.json").read_text())
     assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (3, 1)
     assert config["base_model_name_or_path"] == "target"
@@ -192,8 +192,8 @@ def test_a_resumed_head_is_an_uninterrupted_one(taught, tmp_path: Path, recipe: 
     rest = train_head(recipe, replace(run, resume=True))
     assert rest.result.resumed_at == 5
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
-    one, other = (load_file(folder / recipe.files_name) for folder in (whole.output, rest.output))
-    for name, tensor in one.items():
+    first, other = (load_file(folder / recipe.files_name) for folder in (whole.output, rest.output))
+    for name, tensor in first.items():
         torch.testing.assert_close(other[name], tensor, atol=1e-6, rtol=0)
 
 
@@ -241,7 +241,7 @@ def test_states_of_earlier_attempts_go_with_the_runs_own(taught, tmp_path: Path)
         (stale / name).write_text("{}")
     run = run_of(taught, tmp_path / "heads", steps=2)
     train_head(MEDUSA, run)
-    assert [one.name for one in run.state_path.parent.iterdir()] == ["state.pt"]
+    assert [path.name for path in run.state_path.parent.iterdir()] == ["state.pt"]
 
 
 # -- a resumed run does as before -------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def test_states_that_are_there_need_no_room(taught, tmp_path: Path, monkeypatch,
     heard = Stops()
     rest = train_head(MEDUSA, run, heard)
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
-    assert any(re.search(r"kept on disk: (\S+) MiB in \S+, of which \1 are there", one) for one in heard.notes)
+    assert any(re.search(r"kept on disk: (\S+) MiB in \S+, of which \1 are there", note) for note in heard.notes)
 
 
 def test_a_run_without_room_for_states_goes_on_without_them(taught, tmp_path: Path, monkeypatch) -> None:
@@ -334,7 +334,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("recipe", [MEDUSA, EAGLE, Eagle3Recipe(), HydraRecipe()], ids=lambda one: one.kind)
+@pytest.mark.parametrize("recipe", [MEDUSA, EAGLE, Eagle3Recipe(), HydraRecipe()], ids=lambda value: value.kind)
 @pytest.mark.parametrize("changes", [{}, {"force": True}, {"resume": True}], ids=str)
 def test_the_targets_own_folder_is_not_written_into(taught, tmp_path: Path, monkeypatch, recipe, changes) -> None:
     """Nor under another name; with weights in several files no file of a head's name is there to notice."""
@@ -398,7 +398,7 @@ def test_too_little_disk_computes_states_each_time_or_stops(taught, tmp_path: Pa
         def status(self, status: object) -> None: ...
 
     train_head(MEDUSA, run_of(taught, tmp_path / "heads", steps=3), Notes())
-    assert any("too much: computed at each step" in one for one in heard)
+    assert any("too much: computed at each step" in note for note in heard)
     with pytest.raises(SpecrunError, match="no space for"):
         train_head(MEDUSA, run_of(taught, tmp_path / "others", steps=3, cache="yes"))
 
@@ -415,7 +415,7 @@ def test_estimates_are_of_the_right_size(taught, tmp_path: Path) -> None:
     assert need.parts["target"] == 4 * (2 * 400 * HIDDEN + LAYERS * layer + HIDDEN)
 
 
-@pytest.mark.parametrize("recipe", [MedusaRecipe(), EAGLE, Eagle3Recipe(), HydraRecipe()], ids=lambda one: one.kind)
+@pytest.mark.parametrize("recipe", [MedusaRecipe(), EAGLE, Eagle3Recipe(), HydraRecipe()], ids=lambda value: value.kind)
 def test_a_head_for_7b_fits_24_gib_with_a_teacher(taught, tmp_path: Path, recipe: HeadRecipe) -> None:
     """By the estimate, for Llama-2-7B's sizes and the usual batch; nothing is allocated."""
     sizes = {"hidden": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "feed_forward": 11008}

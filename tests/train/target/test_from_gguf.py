@@ -53,7 +53,7 @@ def native_logits(path, tokens=TOKENS):
 def test_weights_come_back_bit_by_bit(original, tmp_path):
     convert_checkpoint(original, tmp_path / "model.gguf", outtype="f32")
     folder = folder_from_gguf(tmp_path / "model.gguf", tmp_path / "back")
-    before, after = (load_folder(one).state_dict() for one in (original, folder))
+    before, after = (load_folder(place).state_dict() for place in (original, folder))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     native = native_logits(tmp_path / "model.gguf")
@@ -116,7 +116,7 @@ def test_the_embedded_drafter_can_be_read_back(tmp_path):
     tokens = TargetTokenizer(folder).tokenize("<|user|>What does shutil.copytree do?<|end|><|assistant|>Recursively copy")
     found, native = torch_logits(folder, tokens), native_logits(tmp_path / "again.gguf", tokens)
     assert np.abs(found - native).max() < 1e-3
-    known, wanted = (read_header(one).metadata["tokenizer.ggml.tokens"] for one in (tmp_path / "again.gguf", path))
+    known, wanted = (read_header(place).metadata["tokenizer.ggml.tokens"] for place in (tmp_path / "again.gguf", path))
     assert known == wanted
 
 

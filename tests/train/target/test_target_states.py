@@ -68,7 +68,7 @@ def test_final_states_make_the_models_own_logits(model: HFModel, corpus: TokenCo
         final, _ = model.hidden_states(batch.ids)
         whole = model.model(input_ids=batch.ids).logits
     torch.testing.assert_close(model.logits(final), whole)
-    assert not any(one.requires_grad for one in model.module.parameters())
+    assert not any(parameter.requires_grad for parameter in model.module.parameters())
 
 
 FACTORS = {
@@ -127,9 +127,9 @@ def test_llama_cpps_states_are_transformers(taught, model: HFModel, corpus: Toke
         check_same_vocabulary(file, TargetTokenizer(taught.folder), model.output.shape[0])
         with TeacherFeatures(file, corpus.longest, taps, n_threads=1) as shown:
             ours, theirs = shown.features(batch), ModelFeatures(model, taps).features(batch)
-    for one, other in ((ours.final, theirs.final), (ours.taps, theirs.taps)):
-        assert float((one - other).abs()[batch.valid].max()) < 1e-2 * max(1.0, float(other.abs().max()))
-        assert float((one[:, 1:] - other[:, :-1]).abs()[batch.valid[:, 1:]].max()) > 0.5
+    for first, other in ((ours.final, theirs.final), (ours.taps, theirs.taps)):
+        assert float((first - other).abs()[batch.valid].max()) < 1e-2 * max(1.0, float(other.abs().max()))
+        assert float((first[:, 1:] - other[:, :-1]).abs()[batch.valid[:, 1:]].max()) > 0.5
 
 
 def test_long_sequences_are_evaluated_in_pieces(taught, model: HFModel, monkeypatch) -> None:
@@ -284,7 +284,7 @@ def test_an_interrupted_cache_goes_on_and_needs_room_for_the_rest(
     assert place.missing_bytes(HIDDEN) == 0
     removed, (start, end) = cache.path(1), cache.chunks[1]
     removed.unlink()
-    assert place.missing_bytes(HIDDEN) == 2 * HIDDEN * sum(len(one) for one in corpus.sequences[start:end])
+    assert place.missing_bytes(HIDDEN) == 2 * HIDDEN * sum(len(sequence) for sequence in corpus.sequences[start:end])
     second = Counting(ModelFeatures(model))
     fill_cache(place, second, CPU)
     assert second.calls == end - start < first.calls

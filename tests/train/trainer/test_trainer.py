@@ -203,8 +203,8 @@ def throw(error: Exception) -> None:
 
 
 def test_another_seed_is_another_run() -> None:
-    one, other = (train_learner(Bigrams(), corpus(), replace(SETTINGS, seed=seed)) for seed in (0, 1))
-    assert one.curves.losses != pytest.approx(other.curves.losses, abs=1e-3)
+    first, other = (train_learner(Bigrams(), corpus(), replace(SETTINGS, seed=seed)) for seed in (0, 1))
+    assert first.curves.losses != pytest.approx(other.curves.losses, abs=1e-3)
 
 
 def test_parts_add_up_and_groups_begin_when_they_should() -> None:
@@ -315,7 +315,7 @@ def test_a_killed_run_leaves_a_usable_checkpoint(tmp_path: Path) -> None:
     rest = train_learner(Bigrams(seed=3), corpus(), SETTINGS, path, resume=True)
     assert rest.resumed_at == 12
     assert rest.curves.losses == pytest.approx(train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6)
-    assert [one.name for one in tmp_path.iterdir()] == ["state.pt"]
+    assert [file.name for file in tmp_path.iterdir()] == ["state.pt"]
 
 
 def test_the_rate_rises_then_falls_as_a_cosine() -> None:
@@ -352,9 +352,9 @@ def test_progress_is_told() -> None:
     heard = []
     learner = Weighed()
     train_learner(learner, corpus(), SETTINGS, report=heard.append)
-    assert [one.step for one in heard if one.step <= 24][:24] == list(range(1, 25))
+    assert [note.step for note in heard if note.step <= 24][:24] == list(range(1, 25))
     assert heard[-1].measures == learner.measure([])
     assert heard[3].measures == {}
-    assert len({one.measures["weight"] for one in heard[4:]}) == 5  # after steps 5, 10, 15, 20 and 24
+    assert len({note.measures["weight"] for note in heard[4:]}) == 5  # after steps 5, 10, 15, 20 and 24
     assert heard[-1].seconds_left == 0
     assert heard[3].seconds_left > 0

@@ -145,7 +145,7 @@ class ContextIndex:
     def excerpt(self, share: float, length: int) -> list[int]:
         """Return up to `length` tokens from a place in the text, 0 <= `share` < 1, without separators."""
         start = DEPTH + int(share * max(1, len(self._tokens) - DEPTH - length))
-        return [one for one in self._tokens[start : start + length].tolist() if 0 <= one < self.vocab_size]
+        return [token for token in self._tokens[start : start + length].tolist() if 0 <= token < self.vocab_size]
 
     def nearest(self, context: Sequence[int], count: int, length: int, min_match: int) -> list[tuple[int, list[int]]]:
         """Return up to `count` places with the longest matches: the matched tokens and what follows, longest first.

@@ -137,13 +137,13 @@ def _parsed(text: bytes, path: Path) -> StoreHeader:
     except ValueError as error:
         raise MalformedFileError(f"the datastore {path} has a damaged header: build it again") from error
     fields = dataclasses.fields(StoreHeader)
-    if not isinstance(values, dict) or set(values) != {one.name for one in fields}:
+    if not isinstance(values, dict) or set(values) != {entry.name for entry in fields}:
         raise MalformedFileError(f"the datastore {path} has a header without its fields: build it again")
-    for one in fields:
-        value = values[one.name]
-        sound = isinstance(value, str) if one.type == "str" else type(value) is int and 0 <= value < _LARGEST**2
+    for entry in fields:
+        value = values[entry.name]
+        sound = isinstance(value, str) if entry.type == "str" else type(value) is int and 0 <= value < _LARGEST**2
         if not sound:
-            raise MalformedFileError(f"the datastore {path} says {one.name} is {str(value)[:40]!r}: build it again")
+            raise MalformedFileError(f"the datastore {path} says {entry.name} is {str(value)[:40]!r}: build it again")
     header = StoreHeader(**values)
     if not (0 < header.n_positions <= header.n_tokens - DEPTH - 1 < _LARGEST and 0 < header.n_words < 2**31 - 1):
         raise MalformedFileError(

@@ -30,7 +30,7 @@ class SimulatedArm:
     catch_up: float = 0.0
 
     def round(self, generator: np.random.Generator, position: int) -> tuple[int, float, bool]:
-        alpha, active = (one(position) if callable(one) else one for one in (self.alpha, self.active))
+        alpha, active = (law(position) if callable(law) else law for law in (self.alpha, self.active))
         drafted = self.n > 0 and generator.random() < active
         tokens = 1
         while drafted and tokens <= self.n and generator.random() < alpha:
@@ -54,7 +54,7 @@ def seconds_a_token(arms: Sequence[SimulatedArm], length: int, seed: int, fixed:
         index = chooser.choose() if fixed is None else fixed
         tokens, seconds, drafted = arms[index].round(generator, position)
         seconds += arms[index].catch_up * asleep[index]
-        asleep = [0 if one == index else asleep[one] + tokens for one in range(len(arms))]
+        asleep = [0 if number == index else asleep[number] + tokens for number in range(len(arms))]
         chooser.record(index, tokens, seconds, drafted)
         position, total = position + tokens, total + seconds
         if begun is None and position >= FREE:
@@ -94,7 +94,7 @@ def test_where_nothing_pays_it_is_at_most_3_percent_slower_than_plain(name: str,
 def test_where_drafting_pays_it_gets_95_percent_of_the_best(name: str, length: int, share: float) -> None:
     """In short texts a little less: telling arms apart that are 10 % from each other takes a hundred rounds."""
     arms = [*PAYS[name], PLAIN]
-    best = max(mean_speed(arms, length, fixed=one) for one in range(len(arms)))
+    best = max(mean_speed(arms, length, fixed=number) for number in range(len(arms)))
     assert mean_speed(arms, length) > share * best
 
 
@@ -130,7 +130,7 @@ def test_a_text_that_begins_to_quote_is_noticed() -> None:
     """The best fixed arm knows the future; 90 % of it is reached although lookup is useless for half the text."""
     quoting = SimulatedArm(1.3, 0.9, 5, lambda position: 0.9 if position > 500 else 0.0)
     arms = [SimulatedArm(1.8, 0.5, 5, 1, 0.01), quoting, PLAIN]
-    best = max(mean_speed(arms, 1000, fixed=one) for one in range(3))
+    best = max(mean_speed(arms, 1000, fixed=number) for number in range(3))
     assert mean_speed(arms, 1000) > 0.9 * best
 
 
@@ -138,7 +138,7 @@ def test_a_drafter_that_fails_later_is_left() -> None:
     """It pays for 300 tokens, and would cost twice the time for 900 more: auto beats both fixed arms."""
     fading = SimulatedArm(1.8, lambda position: 0.9 if position < 300 else 0.0, 5, 1, 0.01)
     arms = [fading, PLAIN]
-    assert mean_speed(arms, 1200) > max(mean_speed(arms, 1200, fixed=one) for one in range(2))
+    assert mean_speed(arms, 1200) > max(mean_speed(arms, 1200, fixed=number) for number in range(2))
 
 
 class _ProbesAtWill(ArmChooser):
@@ -165,8 +165,8 @@ def test_probes_of_a_hopeless_arm_become_rare() -> None:
         chooser.record(index, tokens, seconds, drafted)
         if index == 0:
             probes.append(position)
-    assert sum(one < 1000 for one in probes) > 3
-    assert sum(one >= 3000 for one in probes) < 20
+    assert sum(probe < 1000 for probe in probes) > 3
+    assert sum(probe >= 3000 for probe in probes) < 20
 
 
 def test_every_arm_is_tried_early_and_the_first_round_of_a_run_does_not_count_as_its_speed() -> None:

@@ -65,11 +65,11 @@ def test_a_choice_that_looks_at_this_rounds_draws_is_caught() -> None:
 
     class Peeks(AutoDrafter):
         def propose(self, request: DraftRequest) -> DraftTree:
-            trees = [one.propose(request) for one in self._members[:2]]
+            trees = [drafter.propose(request) for drafter in self._members[:2]]
             if not len(trees[0]):
                 return trees[0]
             laws = [law_of(table(request.tokens)) for table in (a, b)]
-            return max(zip(trees, laws, strict=True), key=lambda one: one[1].probability(one[0].tokens[0]))[0]
+            return max(zip(trees, laws, strict=True), key=lambda pair: pair[1].probability(pair[0].tokens[0]))[0]
 
     def make() -> Drafter:
         return Peeks([member(chain(a, 1)), member(chain(b, 1)), NoDrafter()], clock=ScriptedClock(0, 1))
@@ -124,12 +124,12 @@ def test_the_fastest_is_used_and_everyone_hears_of_every_round() -> None:
         if not right:  # rounds of one length: a draft gains nothing, so let it cost
             auto._clock = _CostsMore(auto)
         asked = run(auto, 120, right)
-        assert [parts[one].name for one in asked[-40:]].count(expected) > 30
+        assert [parts[place].name for place in asked[-40:]].count(expected) > 30
         for part in parts[:2]:
             assert isinstance(part, Witness)
             assert len(part.outcomes) == 120
-            for outcome, one in zip(part.outcomes, asked, strict=True):
-                own = outcome.tree.n_candidates if parts[one] is part else len(outcome.path)
+            for outcome, index in zip(part.outcomes, asked, strict=True):
+                own = outcome.tree.n_candidates if parts[index] is part else len(outcome.path)
                 assert len(outcome.tree) == own
         auto.close()
         assert all(part.closed for part in parts[:2] if isinstance(part, Witness))
@@ -156,7 +156,7 @@ def test_reports_count_and_replay() -> None:
     asked = run(auto, 50, True)
     report = json.loads(json.dumps(auto.report()))
     assert [index for index, rounds in report["choices"] for _ in range(rounds)] == asked
-    assert [arm["rounds"] for arm in report["arms"]] == [asked.count(one) for one in range(3)]
+    assert [arm["rounds"] for arm in report["arms"]] == [asked.count(number) for number in range(3)]
     assert report["arms"][1]["tokens"] == 5 * asked.count(1)
     again = AutoDrafter(parts(), replay=[_log(report)], clock=ScriptedClock(0, 3))
     assert run(again, 50, True) == asked

@@ -61,7 +61,7 @@ def cascade(seed: int, inner: str, n: int = 2, size: int = 3, **options: float) 
 # -- exactness --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inner", [one for one in inner_drafters(0) if one != "cascade"])
+@pytest.mark.parametrize("inner", [drafter for drafter in inner_drafters(0) if drafter != "cascade"])
 @pytest.mark.parametrize("seed", range(2))
 def test_cascades_give_the_targets_law(inner: str, seed: int) -> None:
     length = 3 if inner in ("none", "chain", "lookup") else 2

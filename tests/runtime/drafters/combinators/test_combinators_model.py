@@ -208,7 +208,7 @@ def test_an_interrupted_inner_round_leaves_the_cascade_usable(models: Path, fail
 def test_a_shorter_inner_context_only_ends_the_drafting(models: Path, tmp_path: Path, drafter: str) -> None:
     short = tmp_path / "short.gguf"
     write_random_llama(short, RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5, context=256))
-    prompt, params = [one % 399 for one in range(240)], SamplingParams(temperature=0.0)
+    prompt, params = [number % 399 for number in range(240)], SamplingParams(temperature=0.0)
     with open_models(models, "none", n_ctx=512) as runtime:
         wanted = runtime.generate(prompt, params, max_tokens=60).token_ids
     with open_models(models, drafter.replace("SHORT", quoted(str(short))), n_ctx=512) as runtime:
@@ -217,7 +217,7 @@ def test_a_shorter_inner_context_only_ends_the_drafting(models: Path, tmp_path: 
 
 @pytest.mark.parametrize("drafter", [SAMPLED[0], SAMPLED[5], POINTS[0], POINTS[2], POINTS[6]])
 def test_the_end_of_the_context_and_abandoned_answers(models: Path, plain: Runtime, drafter: str) -> None:
-    prompt, params = [one % 399 for one in range(230)], SamplingParams(temperature=0.0)
+    prompt, params = [number % 399 for number in range(230)], SamplingParams(temperature=0.0)
     with open_models(models, drafter) as runtime:
         stream = runtime.stream(PROMPT, params, max_tokens=30)
         for _, _ in zip(stream, range(7), strict=False):

@@ -30,7 +30,7 @@ def member(propose: Grow, max_nodes: int = 8) -> Drafter:
 
 
 def together(*proposers: Grow) -> Propose:
-    return lambda request: EnsembleDrafter([member(one) for one in proposers]).propose(request)
+    return lambda request: EnsembleDrafter([member(proposer) for proposer in proposers]).propose(request)
 
 
 def hidden(request: DraftRequest) -> DraftTree:
@@ -192,21 +192,21 @@ def test_each_member_sees_the_outcome_in_its_own_nodes() -> None:
     a.add_hidden(ROOT, 9)
     a.add(ROOT, 4)
     b.add(b.add(b.add(ROOT, 4), 5), 6)
-    one, two = Witness(a.build()), Witness(b.build())
-    ensemble = EnsembleDrafter([one, two])
+    first, two = Witness(a.build()), Witness(b.build())
+    ensemble = EnsembleDrafter([first, two])
     merged = ask(ensemble)
     by_tokens = {tuple(merged.tokens[i] for i in merged.path_to(node)): node for node in range(len(merged))}
     rows = TableRows([np.full(2, 1 / 2), *(np.array([1.0, float(node)]) for node in range(len(merged)))])
     path = (by_tokens[4,], by_tokens[4, 5])
     ensemble.observe(RoundOutcome([7, 4, 5, 1], merged, path, 1, rows))  # type: ignore[arg-type]
-    assert one.outcome is not None
+    assert first.outcome is not None
     assert two.outcome is not None
-    assert one.outcome.tree.tokens == (9, 4, 5)  # its own two nodes, and the accepted one it lacked
-    assert one.outcome.path == (1, 2)
-    assert [one.outcome.tree.tokens[node] for node in one.outcome.tree.path_to(2)] == [4, 5]
+    assert first.outcome.tree.tokens == (9, 4, 5)  # its own two nodes, and the accepted one it lacked
+    assert first.outcome.path == (1, 2)
+    assert [first.outcome.tree.tokens[node] for node in first.outcome.tree.path_to(2)] == [4, 5]
     assert two.outcome.tree is two.tree
     assert two.outcome.path == (0, 1)
-    for outcome in (one.outcome, two.outcome):
+    for outcome in (first.outcome, two.outcome):
         for node in range(len(outcome.tree)):
             name = tuple(outcome.tree.tokens[i] for i in outcome.tree.path_to(node))
             np.testing.assert_array_equal(outcome.rows.logits(node + 1), rows.logits(by_tokens[name] + 1))
@@ -216,16 +216,16 @@ def test_each_member_sees_the_outcome_in_its_own_nodes() -> None:
 
 def test_what_an_ensemble_passes_on_and_adds_up() -> None:
     tree = DraftTree.chain([1, 2])
-    one, two = Witness(tree), Witness(tree, fails=True)
-    ensemble = EnsembleDrafter([one, two])
+    first, two = Witness(tree), Witness(tree, fails=True)
+    ensemble = EnsembleDrafter([first, two])
     assert (ensemble.max_nodes, ensemble.max_leaves) == (4, 4)
     assert (ensemble.native_seconds, ensemble.n_params) == (3.0, 20)
     ensemble.begin([7])
     ensemble.observe(RoundOutcome([7, 8], DraftTree(), (), 8, TableRows([])))  # type: ignore[arg-type]
-    assert one.outcome is not None
+    assert first.outcome is not None
     with pytest.raises(RuntimeError, match="stuck"):
-        EnsembleDrafter([two, one]).close()
-    assert one.told == ["begin", "close"]
+        EnsembleDrafter([two, first]).close()
+    assert first.told == ["begin", "close"]
 
 
 def test_a_short_round_shares_its_nodes_beforehand() -> None:

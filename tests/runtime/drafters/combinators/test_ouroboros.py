@@ -33,19 +33,19 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def ids(text: str) -> list[int]:
-    return [LETTERS.index(one) for one in text]
+    return [LETTERS.index(letter) for letter in text]
 
 
 def pool_of(*phrases: str, n: int = 4) -> NgramPool:
     pool = NgramPool(n)
-    for one in phrases:
-        pool.add(ids(one))
+    for phrase in phrases:
+        pool.add(ids(phrase))
     return pool
 
 
 def answers(text: str) -> TableRows:
     """Rows whose most likely tokens spell a text, the root's first."""
-    return TableRows([np.eye(26)[LETTERS.index(one)] + 1e-9 for one in text])
+    return TableRows([np.eye(26)[LETTERS.index(letter)] + 1e-9 for letter in text])
 
 
 # -- the paper's own example ------------------------------------------------------------------------------------------

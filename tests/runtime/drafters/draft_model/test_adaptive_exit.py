@@ -71,7 +71,7 @@ def largest_error(seed: int, *, wrong: bool) -> tuple[float, set[float]]:
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
         for _ in decode_rounds(TableTarget(table), conversation, DecodeSettings(ExactRule(), PLAIN, limits)):
             pass
-        seen.update(round(one, 6) for one in drafter.thresholds)
+        seen.update(round(threshold, 6) for threshold in drafter.thresholds)
         return tuple(conversation.tokens[len(PROMPT) :])
 
     emitted, wanted = enumerate_law(program), target_law(table, length, frozenset())

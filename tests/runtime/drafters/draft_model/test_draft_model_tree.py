@@ -92,14 +92,14 @@ def test_wider_trees_accept_more(pair: tuple[Path, Path]) -> None:
                 runtime.generate(PROMPT, WHOLE.replace(seed=seed), max_tokens=60).stats.mean_accepted_length
                 for seed in range(4)
             ]
-        return float(np.mean([one for one in lengths if one]))
+        return float(np.mean([length for length in lengths if length]))
 
     assert accepted("draft(FILE, tree=6x2x1)") > 1.1 * accepted("draft(FILE, n=3)")
 
 
 @pytest.mark.parametrize("drafter", [SAMPLED[0], POINTS[1]])
 def test_the_end_of_the_context_cuts_the_tree(pair: tuple[Path, Path], plain: Runtime, drafter: str) -> None:
-    prompt = [one % 399 for one in range(230)]
+    prompt = [number % 399 for number in range(230)]
     params = SamplingParams(temperature=0.0)
     with open_pair(pair, drafter) as runtime:
         result = runtime.generate(prompt, params)
@@ -111,7 +111,7 @@ def test_a_drafter_with_a_shorter_context_stops_drafting_there(
     pair: tuple[Path, Path], tmp_path: Path, drafter: str
 ) -> None:
     write_random_llama(tmp_path / "short.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5, context=256))
-    prompt, params = [one % 399 for one in range(240)], SamplingParams(temperature=0.0)
+    prompt, params = [number % 399 for number in range(240)], SamplingParams(temperature=0.0)
     with open_pair((pair[0], pair[0]), "none", n_ctx=512) as runtime:
         wanted = runtime.generate(prompt, params, max_tokens=60).token_ids
     with open_pair((pair[0], tmp_path / "short.gguf"), drafter, n_ctx=512) as runtime:

@@ -176,7 +176,7 @@ def greedy_texts(tiny_model: Path) -> list[list[int]]:
 def matrices(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from gguf import GGUFReader, quants
 
-    tensors = {one.name: quants.dequantize(one.data, one.tensor_type) for one in GGUFReader(path).tensors}
+    tensors = {tensor.name: quants.dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(path).tensors}
     return tensors["token_embd.weight"], tensors.get("output.weight", tensors["token_embd.weight"])
 
 
@@ -187,14 +187,14 @@ def trained(tiny_model: Path, greedy_texts: list[list[int]], tmp_path_factory: p
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    embedding, output = (torch.tensor(one) for one in matrices(tiny_model))
+    embedding, output = (torch.tensor(matrix) for matrix in matrices(tiny_model))
     pairs = []
     for text in greedy_texts:
         states = torch.tensor(final_states(tiny_model, text, F32))
         following = torch.tensor(text)
         pairs.append((embedding[following[1:-1]], states[:-2], states[1:-1], following[2:]))
     start = random_eagle(HIDDEN, n_heads=1, n_kv_heads=1)
-    weights = {name: torch.nn.Parameter(torch.tensor(one)) for name, one in start.weights.items()}
+    weights = {name: torch.nn.Parameter(torch.tensor(weight)) for name, weight in start.weights.items()}
     steps = torch.optim.Adam(weights.values(), 0.01)
     for _ in range(80):
         loss = torch.zeros(())
@@ -205,7 +205,7 @@ def trained(tiny_model: Path, greedy_texts: list[list[int]], tmp_path_factory: p
         steps.zero_grad()
         loss.backward()
         steps.step()
-    fitted = TinyEagle({name: one.detach().numpy() for name, one in weights.items()}, 1, 1)
+    fitted = TinyEagle({name: weight.detach().numpy() for name, weight in weights.items()}, 1, 1)
     return fitted.write(tmp_path_factory.mktemp("eagle") / "trained.gguf", VOCAB)
 
 

@@ -33,7 +33,7 @@ GREEDY = SamplingParams(temperature=0.0)
 def matrices(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     from gguf import GGUFReader
 
-    tensors = {one.name: torch.tensor(np.array(one.data)) for one in GGUFReader(path).tensors}
+    tensors = {tensor.name: torch.tensor(np.array(tensor.data)) for tensor in GGUFReader(path).tensors}
     return tensors["token_embd.weight"], tensors["output.weight"]
 
 
@@ -62,7 +62,7 @@ def head(tiny_deep_model: Path, greedy_texts: list[list[int]]) -> TinyEagle3:
     start = random_eagle3(HIDDEN, VOCAB, Variant(draft_tokens=len(ids)))
     offsets = {"d2t": ids - np.arange(len(ids)), "t2d": np.isin(np.arange(VOCAB), ids)}
     start = replace(start, weights={**start.weights, **offsets})
-    w = {name: torch.nn.Parameter(one) for name, one in start.tensors(torch.float32).items()}
+    w = {name: torch.nn.Parameter(tensor) for name, tensor in start.tensors(torch.float32).items()}
     steps = torch.optim.Adam(w.values(), 0.01)
     known = {int(token): row for row, token in enumerate(ids)}
     data = []
@@ -89,7 +89,7 @@ def head(tiny_deep_model: Path, greedy_texts: list[list[int]]) -> TinyEagle3:
         steps.zero_grad()
         loss.backward()
         steps.step()
-    trained = {name: one.detach().numpy() for name, one in w.items()}
+    trained = {name: weight.detach().numpy() for name, weight in w.items()}
     return replace(start, weights={**trained, **offsets})
 
 

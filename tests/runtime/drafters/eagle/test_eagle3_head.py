@@ -48,7 +48,7 @@ def target(tiny_deep_model: Path) -> Iterator[Model]:
 def matrices(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from gguf import GGUFReader
 
-    tensors = {one.name: np.array(one.data) for one in GGUFReader(path).tensors}
+    tensors = {tensor.name: np.array(tensor.data) for tensor in GGUFReader(path).tensors}
     return tensors["token_embd.weight"], tensors.get("output.weight", tensors["token_embd.weight"])
 
 
@@ -68,7 +68,7 @@ def features_of(head: TinyEagle3) -> np.ndarray:
 
 def expected(head: TinyEagle3, path: Path, sees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """States and log-probabilities over the target's tokens, of real pairs and of those drafted below them."""
-    embedding, output = (torch.tensor(one, dtype=torch.float64) for one in matrices(path))
+    embedding, output = (torch.tensor(matrix, dtype=torch.float64) for matrix in matrices(path))
     w = head.tensors()
     embedded = w.get("embed_tokens.weight", embedding)[TOKENS]
     states = torch.zeros((6, head.hidden), dtype=torch.float64)
@@ -103,8 +103,8 @@ def evaluated(pairs: PairCells, features: np.ndarray, pieces: list[slice], cells
             logits.append(rows.logits.copy())
     return EagleRows(
         states,
-        np.concatenate([one.tokens for one in found]),
-        np.concatenate([one.log_probs for one in found]),
+        np.concatenate([part.tokens for part in found]),
+        np.concatenate([part.log_probs for part in found]),
         np.concatenate(logits) if logits else None,
     )
 

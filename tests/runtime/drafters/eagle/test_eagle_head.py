@@ -42,7 +42,7 @@ def target(tiny_model: Path):
 def matrices(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from gguf import GGUFReader, quants
 
-    tensors = {one.name: quants.dequantize(one.data, one.tensor_type) for one in GGUFReader(path).tensors}
+    tensors = {tensor.name: quants.dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(path).tensors}
     return tensors["token_embd.weight"], tensors.get("output.weight", tensors["token_embd.weight"])
 
 
@@ -86,12 +86,12 @@ def test_predictions_are_the_references(
     sees = ancestors()
     rows = evaluated(pairs, [slice(a, b) for a, b in itertools.pairwise(bounds)], cells, sees)
     states, log_probs = expected(reference, tiny_model, sees)
-    np.testing.assert_allclose(np.concatenate([one.states for one in rows]), states, rtol=1e-4, atol=1e-4)
-    tokens = np.concatenate([one.tokens for one in rows])
-    found = np.concatenate([one.log_probs for one in rows])
+    np.testing.assert_allclose(np.concatenate([row.states for row in rows]), states, rtol=1e-4, atol=1e-4)
+    tokens = np.concatenate([row.tokens for row in rows])
+    found = np.concatenate([row.log_probs for row in rows])
     np.testing.assert_allclose(found, np.take_along_axis(log_probs, tokens.astype(np.intp), 1), rtol=1e-4, atol=1e-4)
     assert (np.diff(found, axis=1) <= 0).all()
-    logits = np.concatenate([one.logits for one in rows if one.logits is not None])
+    logits = np.concatenate([row.logits for row in rows if row.logits is not None])
     np.testing.assert_allclose(
         logits - logits.max(1, keepdims=True), log_probs - log_probs.max(1, keepdims=True), atol=2e-4
     )

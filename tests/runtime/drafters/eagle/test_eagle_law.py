@@ -68,8 +68,8 @@ class FollowingHead(PairChainByDepth):
         for text, position, row in zip(texts, positions.tolist(), sees, strict=True):
             assert position == len(text) - 2  # the pair of the state at j and token j + 1 stands at j
             seen = sorted((self.texts[cell] for cell in np.flatnonzero(row).tolist()), key=len)
-            assert seen == [text[: len(one)] for one in seen]
-            assert [len(one) for one in seen] == list(range(len(text) - len(seen) + 1, len(text) + 1))
+            assert seen == [text[: len(prefix)] for prefix in seen]
+            assert [len(prefix) for prefix in seen] == list(range(len(text) - len(seen) + 1, len(text) + 1))
         probs = np.array([self.table(text) for text in texts])
         ranked = np.argsort(-probs, 1, kind="stable")
         with np.errstate(divide="ignore"):
@@ -102,7 +102,7 @@ class StatefulTarget(TableTarget):
     def evaluate(self, text: CachedText, tree: DraftTree) -> StatefulRows:
         super().evaluate(text, tree)
         prefix = list(text.tokens)
-        texts = [prefix, *([*prefix, *(tree.tokens[one] for one in tree.path_to(node))] for node in range(len(tree)))]
+        texts = [prefix, *([*prefix, *(tree.tokens[ancestor] for ancestor in tree.path_to(node))] for node in range(len(tree)))]
         return StatefulRows([self._laws(text) for text in texts], texts)
 
 
@@ -117,7 +117,7 @@ def emitted(
         drafter = EagleDrafter(head, parse_topology(shape), sampling=sampling)  # type: ignore[arg-type]
         drafter.begin(tokens)
         texts = [tokens[: place + 1] for place in range(len(tokens) - 1)]
-        drafter.learn_prompt(0, StatefulRows([drafts(one) for one in texts], texts), len(texts))
+        drafter.learn_prompt(0, StatefulRows([drafts(text) for text in texts], texts), len(texts))
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
         conversation = conversation_of(drafter, tokens, noise)
         for _ in decode_rounds(StatefulTarget(table), conversation, DecodeSettings(rule, PLAIN, limits)):
@@ -179,7 +179,7 @@ def sorts_what_it_drew(builder: TreeBuilder, parent: int, law: Law, count: int, 
 def passes_favourites_off(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:
     """Takes the most likely tokens and says that they were drawn."""
     order = np.argsort(-law.probs, kind="stable")[:count]
-    tokens = [int(one if law.ids is None else law.ids[one]) for one in order if law.probs[one] > 0.0]
+    tokens = [int(token if law.ids is None else law.ids[token]) for token in order if law.probs[token] > 0.0]
     return [(builder.add(parent, token, law), token) for token in tokens]
 
 
@@ -194,7 +194,7 @@ def forgets_the_law(builder: TreeBuilder, parent: int, law: Law, count: int, noi
 @pytest.mark.parametrize(
     "wrong",
     [states_the_whole_law, sorts_what_it_drew, passes_favourites_off, forgets_the_law],
-    ids=lambda one: one.__name__,
+    ids=lambda value: value.__name__,
 )
 def test_wrong_draws_are_caught(wrong: Propose, monkeypatch: pytest.MonkeyPatch) -> None:
     def scheme(sampling: TreeSampling) -> Propose:

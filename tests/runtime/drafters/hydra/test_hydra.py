@@ -119,7 +119,7 @@ def test_each_path_has_best_tokens_of_its_own(shape: Topology | DynamicShape) ->
     tree = hydra(table, shape)(DraftRequest(tokens, GREEDY, Silent(), 8, 30))  # type: ignore[arg-type]
     assert tree.max_depth == 4
     for parent, draws in tree.draws.items():
-        path = [tree.tokens[one] for one in tree.path_to(parent)]
+        path = [tree.tokens[ancestor] for ancestor in tree.path_to(parent)]
         best = np.argsort(-table([*tokens, *path]), kind="stable")
         assert [tree.tokens[draw.node] for draw in draws] == best[: len(draws)].tolist()
         assert all(draw.law is None for draw in draws)
@@ -227,7 +227,7 @@ def greedy_texts(tiny_model: Path) -> list[list[int]]:
 def matrices(tiny_model: Path) -> tuple[np.ndarray, np.ndarray]:
     from gguf import GGUFReader, quants
 
-    tensors = {one.name: quants.dequantize(one.data, one.tensor_type) for one in GGUFReader(tiny_model).tensors}
+    tensors = {tensor.name: quants.dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(tiny_model).tensors}
     return tensors["token_embd.weight"], tensors.get("output.weight", tensors["token_embd.weight"])
 
 

@@ -39,7 +39,7 @@ def matrices(tiny_model: Path) -> tuple[np.ndarray, np.ndarray]:
     """The target's embedding and output matrices."""
     from gguf import GGUFReader, quants
 
-    tensors = {one.name: quants.dequantize(one.data, one.tensor_type) for one in GGUFReader(tiny_model).tensors}
+    tensors = {tensor.name: quants.dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(tiny_model).tensors}
     return tensors["token_embd.weight"], tensors.get("output.weight", tensors["token_embd.weight"])
 
 
@@ -95,8 +95,8 @@ def test_every_token_of_the_path_matters(
     reference = random_hydra(HIDDEN, VOCAB)
     head = opened(reference, tmp_path / "h.gguf", target)
     right, *others = by_token(head, STATE, [[7, 3, 1], [8, 3, 1], [7, 4, 1], [7, 3, 2], [3, 7, 1]])
-    for one in others:
-        assert np.abs(one - right).max() > 0.05
+    for other in others:
+        assert np.abs(other - right).max() > 0.05
     assert np.abs(by_token(head, STATES[0], [[7, 3, 1]])[0] - right).max() > 0.05
     head.close()
 

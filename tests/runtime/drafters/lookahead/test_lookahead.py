@@ -145,11 +145,11 @@ def test_pool_and_guesses_are_those_of_a_plain_reference_after_every_round(
             if learn_text:
                 pool.add(tuple(text[end - n : end]))
 
-    def check(tokens: list[int], one: Round) -> None:
+    def check(tokens: list[int], this_round: Round) -> None:
         if len(tokens) > 64:  # the end of the answer cuts the window, which other tests are about
             return
-        assert drafted(one.tree) == prefixes(pool.guesses(before[-1])[:limit])
-        window = [node for node in range(len(one.tree)) if not one.tree.is_candidate[node]]
+        assert drafted(this_round.tree) == prefixes(pool.guesses(before[-1])[:limit])
+        window = [node for node in range(len(this_round.tree)) if not this_round.tree.is_candidate[node]]
         assert len(window) == max(0, len(plain.rows) * plain.columns - 1)
         for ngram in plain.step(before, len(tokens) - len(before)):
             pool.add(ngram)
@@ -157,7 +157,7 @@ def test_pool_and_guesses_are_those_of_a_plain_reference_after_every_round(
         for first in range(6):
             assert pool_of(drafter).guesses(first) == pool.guesses(first)
         before[:] = tokens
-        kept.append(len(one.path))
+        kept.append(len(this_round.path))
 
     learn(START, 0)
     run(drafter, target, 75, params, after=check)
@@ -168,7 +168,7 @@ def drafted(tree: DraftTree) -> set[tuple[int, ...]]:
     """The paths of all candidates; every draw is a point mass."""
     assert all(draw.law is None for draws in tree.draws.values() for draw in draws)
     return {
-        tuple(tree.tokens[one] for one in tree.path_to(node)) for node in range(len(tree)) if tree.is_candidate[node]
+        tuple(tree.tokens[ancestor] for ancestor in tree.path_to(node)) for node in range(len(tree)) if tree.is_candidate[node]
     }
 
 
@@ -196,7 +196,7 @@ def test_a_text_that_repeats_is_read_several_tokens_at_a_time(n: int) -> None:
     """The window alone (nothing learned from the text) finds the repetition."""
     kept: list[int] = []
     drafter = lookahead(5, n, LatestGuesses(5, n), learn_text=False)
-    run(drafter, Periodic(), 80, after=lambda _, one: kept.append(len(one.path)))
+    run(drafter, Periodic(), 80, after=lambda _, this_round: kept.append(len(this_round.path)))
     assert sum(kept) > len(kept)
     assert max(kept) == n - 1
 
@@ -237,10 +237,10 @@ def test_a_warm_up_with_fewer_columns_than_passes_left_is_given_up() -> None:
 def test_statistics_tell_window_and_drafts_apart() -> None:
     target = Periodic()
     rounds: list[Round] = []
-    run(lookahead(5, 4), target, 40, after=lambda _, one: rounds.append(one))
-    last = [one for one in rounds if len(one.tree) > one.tree.n_candidates > 0]
+    run(lookahead(5, 4), target, 40, after=lambda _, this_round: rounds.append(this_round))
+    last = [this_round for this_round in rounds if len(this_round.tree) > this_round.tree.n_candidates > 0]
     assert last
-    assert all(one.tree.candidate_depth <= 3 < one.tree.max_depth for one in last[:5])
+    assert all(this_round.tree.candidate_depth <= 3 < this_round.tree.max_depth for this_round in last[:5])
 
 
 @pytest.mark.parametrize(("arguments", "problem"), [({"width": -1}, "window=-1"), ({"ngram": 1}, "ngram=1")], ids=str)
@@ -323,7 +323,7 @@ class Shuffled(Drafter):
 def as_if_sampled(tree: DraftTree) -> DraftTree:
     """Guesses that were chosen, stated as draws from the uniform law."""
     law = Law(np.full(3, 1 / 3))
-    draws = {parent: tuple(Draw(one.node, law) for one in draws) for parent, draws in tree.draws.items()}
+    draws = {parent: tuple(Draw(draw.node, law) for draw in draws) for parent, draws in tree.draws.items()}
     return DraftTree(tree.tokens, tree.parents, tree.depths, tree.is_candidate, draws)
 
 
@@ -333,7 +333,7 @@ def test_guesses_stated_as_draws_are_caught() -> None:
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("params", [GREEDY, PLAIN.replace(temperature=0.8), PLAIN], ids=lambda one: one.temperature)
+@pytest.mark.parametrize("params", [GREEDY, PLAIN.replace(temperature=0.8), PLAIN], ids=lambda value: value.temperature)
 def test_the_text_is_plain_decodings(name: str, params: SamplingParams) -> None:
     table = LawTable(3, 5, sharpness=2.5)
     for seed in range(4):
@@ -445,7 +445,7 @@ def test_a_window_that_does_not_pay_is_closed_in_the_loop_and_the_text_stays() -
     curve = CostCurve.flat([1.0 + 0.2 * i for i in range(64)])
     drafter = lookahead(3, 3, LatestGuesses(2, 3), guard=WindowGuard(curve), learn_text=False)
     others: list[int] = []
-    text = run(drafter, table, 80, PLAIN, after=lambda _, one: others.append(len(one.tree) - one.tree.n_candidates))
+    text = run(drafter, table, 80, PLAIN, after=lambda _, this_round: others.append(len(this_round.tree) - this_round.tree.n_candidates))
     assert others[1] > 0 == others[-10]
     assert text == run(NoDrafter(), table, 80, PLAIN)
 
@@ -462,13 +462,13 @@ def test_jacobi_is_the_fixed_point_iteration(n: int) -> None:
     before = list(START)
     kept: list[int] = []
 
-    def check(tokens: list[int], one: Round) -> None:
+    def check(tokens: list[int], this_round: Round) -> None:
         if len(tokens) > 64:  # the end of the answer cuts the iterate
             return
         while len(iterate) < n:
             iterate.append(generator.choice(before))
-        assert one.tree.tokens == tuple(iterate[: len(one.tree)])
-        m = len(one.tree)
+        assert this_round.tree.tokens == tuple(iterate[: len(this_round.tree)])
+        m = len(this_round.tree)
         corrected = [target.greedy([*before, *iterate[:i]]) for i in range(m + 1)]
         right = next((i for i in range(m) if iterate[i] != corrected[i]), m)
         assert tokens == [*before, *corrected[: right + 1]]

@@ -132,7 +132,7 @@ def test_after_many_wide_rounds_the_cache_is_that_of_the_committed_tokens(model:
             drafter.observe(RoundOutcome(tokens, tree, tuple(path), tokens[-1], rows))
             deepest, widest = max(deepest, len(path)), max(widest, len(tree) - tree.n_candidates)
         assert (deepest, widest) == (4, 19)
-        assert {context.memory.last_position(one) for one in range(drafter.max_leaves)} == {len(tokens) - 2}
+        assert {context.memory.last_position(number) for number in range(drafter.max_leaves)} == {len(tokens) - 2}
 
 
 def test_a_cell_of_the_window_left_in_the_cache_is_seen(model: Model) -> None:
@@ -162,8 +162,8 @@ def child_of(tree: DraftTree, path: list[int], token: int) -> int | None:
 @pytest.mark.parametrize("drafter", ["lookahead(window=6, ngram=4, guesses=6)", "jacobi(n=16)"])
 def test_a_full_context_ends_the_answer_as_it_does_without_drafts(target: Path, drafter: str) -> None:
     found = []
-    for one in ("none", drafter):
-        with Runtime(target, drafter=one, **{**F32, "n_ctx": 256}) as runtime:
+    for method in ("none", drafter):
+        with Runtime(target, drafter=method, **{**F32, "n_ctx": 256}) as runtime:
             result = runtime.generate(PROMPT, GREEDY, max_tokens=None)
             found.append((result.token_ids, result.finish_reason))
     assert found[0] == found[1]
@@ -224,7 +224,7 @@ def with_pool(path: Path, *more: str) -> str:
 def test_a_pool_is_written_at_the_end_and_warms_the_next_run(target: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.pool"
     cold, first = answer(target, with_pool(path), GREEDY)
-    assert [one.name for one in tmp_path.iterdir()] == ["a.pool"]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.pool"]
     warm, second = answer(target, with_pool(path), GREEDY)
     assert warm == cold
     assert second.rounds < first.rounds

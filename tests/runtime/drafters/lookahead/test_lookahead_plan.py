@@ -18,10 +18,10 @@ def test_guessed_tokens_are_the_longest_of_independent_guesses(acceptance: float
     mean = 0.0
     for outcome in itertools.product((True, False), repeat=n_draft * n_guesses):
         probability = 1.0
-        for one in outcome:
-            probability *= acceptance if one else 1.0 - acceptance
+        for flag in outcome:
+            probability *= acceptance if flag else 1.0 - acceptance
         guesses = [outcome[i * n_draft : (i + 1) * n_draft] for i in range(n_guesses)]
-        longest = max(next((i for i, one in enumerate(guess) if not one), n_draft) for guess in guesses)
+        longest = max(next((i for i, is_right in enumerate(guess) if not is_right), n_draft) for guess in guesses)
         mean += probability * (longest + 1)
     assert guessed_tokens(acceptance, n_draft, n_guesses) == pytest.approx(mean, abs=1e-12)
 

@@ -55,8 +55,8 @@ def test_a_copy_and_a_rebuilt_pool_are_equal_and_independent(ngrams, more):
     rebuilt.update(pool)
     before = list(pool)
     assert list(copy) == list(rebuilt) == before
-    for one in (copy, rebuilt):
-        one.update(more)
+    for equal in (copy, rebuilt):
+        equal.update(more)
     assert list(copy) == list(rebuilt)
     assert list(pool) == before
 

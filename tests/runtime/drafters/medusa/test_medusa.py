@@ -37,7 +37,7 @@ def target(tiny_model: Path):
 def output_matrix(path: Path) -> np.ndarray:
     from gguf import GGUFReader, quants
 
-    tensors = {one.name: one for one in GGUFReader(path).tensors}
+    tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
     chosen = tensors.get("output.weight") or tensors["token_embd.weight"]
     return quants.dequantize(chosen.data, chosen.tensor_type)
 

@@ -56,8 +56,8 @@ def plain(files: dict[str, Path]) -> Iterator[Callable[..., list[int]]]:
         return opened[name].generate(prompt, params, max_tokens=length).token_ids
 
     yield decode
-    for one in opened.values():
-        one.close()
+    for runtime in opened.values():
+        runtime.close()
 
 
 def answer(path: Path, drafter: str, params: SamplingParams, length: int = 40) -> GenerationResult:
@@ -345,11 +345,11 @@ def test_combinators_let_blocks_see_their_states(
 def test_bare_auto_considers_the_targets_own_blocks(files: dict[str, Path], plain: Callable[..., list[int]]) -> None:
     greedy = SamplingParams(temperature=0.0)
     result = answer(files["alike"], "auto", greedy)
-    assert [one["drafter"] for one in result.stats.drafting["arms"]] == ["mtp", "prompt-lookup", "lookahead", "none"]
+    assert [arm["drafter"] for arm in result.stats.drafting["arms"]] == ["mtp", "prompt-lookup", "lookahead", "none"]
     assert result.stats.drafting["choices"][0][0] == 0
     assert result.token_ids == plain("alike", greedy)
     without = answer(files["none"], "auto", greedy)
-    assert [one["drafter"] for one in without.stats.drafting["arms"]] == ["prompt-lookup", "lookahead", "none"]
+    assert [arm["drafter"] for arm in without.stats.drafting["arms"]] == ["prompt-lookup", "lookahead", "none"]
 
 
 def test_blocks_cannot_draft_for_a_draft_model(files: dict[str, Path]) -> None:

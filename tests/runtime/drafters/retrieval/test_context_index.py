@@ -39,7 +39,7 @@ def test_positions_are_ordered_by_what_stands_before_them(texts, bucket, chunk):
         patch.setattr(context_order, "_CHUNK", chunk)
         done: list[int] = []
         parts = list(order_by_context(tokens, VOCAB_SIZE, done.append))
-    assert [one for part in parts for one in part.tolist()] == ordered(tokens)
+    assert [position for part in parts for position in part.tolist()] == ordered(tokens)
     assert done == sorted(done)
 
 
@@ -118,7 +118,7 @@ def test_damaged_arrays_yield_no_unknown_tokens():
     index = ContextIndex(tokens, order, samples, VOCAB_SIZE)
     for token in range(VOCAB_SIZE):
         for _, following in index.nearest([token], 50, 5, 0):
-            assert all(0 <= one < VOCAB_SIZE for one in following)
+            assert all(0 <= token < VOCAB_SIZE for token in following)
 
 
 def test_an_empty_index_finds_nothing():

@@ -39,17 +39,17 @@ def one_place(length: int) -> Standing:
 
 def trie(continuations: list[Continuation], trust: MatchTrust) -> dict[tuple[int, ...], float]:
     """Every prefix with its estimated probability, from the definition."""
-    prefixes = {tuple(one.tokens[:depth]) for one in continuations for depth in range(1, len(one.tokens) + 1)}
+    prefixes = {tuple(candidate.tokens[:depth]) for candidate in continuations for depth in range(1, len(candidate.tokens) + 1)}
     known = {(): 1.0}
     for prefix in sorted(prefixes, key=len):
         above = prefix[:-1]
-        alive = [one for one in continuations if tuple(one.tokens[: len(above)]) == above]
-        alive = [one for one in alive if len(one.tokens) > len(above)]
+        alive = [candidate for candidate in continuations if tuple(candidate.tokens[: len(above)]) == above]
+        alive = [candidate for candidate in alive if len(candidate.tokens) > len(above)]
         votes: dict[int, float] = {}
-        for one in alive:
-            token = one.tokens[len(above)]
-            reach = one.match + 2 * one.realigned
-            votes[token] = votes.get(token, 0.0) + one.weight * 2.0 ** min(reach, LONGEST_MATCH)
+        for candidate in alive:
+            token = candidate.tokens[len(above)]
+            reach = candidate.match + 2 * candidate.realigned
+            votes[token] = votes.get(token, 0.0) + candidate.weight * 2.0 ** min(reach, LONGEST_MATCH)
         rank = sorted(votes, key=lambda token: -votes[token]).index(prefix[-1])
         known[prefix] = known[above] * trust.expected(standing_of(alive, len(above)), rank)
     del known[()]
@@ -57,22 +57,22 @@ def trie(continuations: list[Continuation], trust: MatchTrust) -> dict[tuple[int
 
 
 def standing_of(alive: list[Continuation], depth: int) -> Standing:
-    longest = max(one.match + 2 * one.realigned for one in alive)
-    best = [one for one in alive if one.match + 2 * one.realigned == longest]
+    longest = max(continuation.match + 2 * continuation.realigned for continuation in alive)
+    best = [continuation for continuation in alive if continuation.match + 2 * continuation.realigned == longest]
     length = best[0].match + depth
     if best[0].realigned and length < 3:
         return Standing(Evidence.REALIGNED, length)
-    if len({one.tokens[depth] for one in best}) > 1:
-        tokens = {one.tokens[depth] for one in best}
-        most = max(sum(one.weight for one in best if one.tokens[depth] == token) for token in tokens)
-        clear = most >= 0.6 * sum(one.weight for one in best)
+    if len({continuation.tokens[depth] for continuation in best}) > 1:
+        tokens = {continuation.tokens[depth] for continuation in best}
+        most = max(sum(continuation.weight for continuation in best if continuation.tokens[depth] == token) for token in tokens)
+        clear = most >= 0.6 * sum(continuation.weight for continuation in best)
         return Standing(Evidence.MOST_PLACES if clear else Evidence.DISAGREEING, length)
     several = len(best) > 1 or best[0].weight > 1
     return Standing(Evidence.SEVERAL_PLACES if several else Evidence.ONE_PLACE, length)
 
 
 def prefixes_of(tree) -> list[tuple[int, ...]]:
-    return [tuple(tree.tokens[one] for one in tree.path_to(node)) for node in range(len(tree))]
+    return [tuple(tree.tokens[ancestor] for ancestor in tree.path_to(node)) for node in range(len(tree))]
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -84,10 +84,10 @@ def test_the_best_nodes_of_the_trie_are_drafted(continuations, nodes, depth):
     drafted = prefixes_of(tree)
     assert len(set(drafted)) == len(drafted) <= nodes
     wanted = sorted((prob for prob in known.values() if prob >= 0.05), reverse=True)[:nodes]
-    assert [known[one] for one in drafted] == pytest.approx(wanted)
+    assert [known[path] for path in drafted] == pytest.approx(wanted)
     assert all(draw.law is None for draws in tree.draws.values() for draw in draws)
     assert sorted(draw.node for draws in tree.draws.values() for draw in draws) == list(range(len(tree)))
-    assert list(tree.depths) == [len(one) for one in drafted]
+    assert list(tree.depths) == [len(path) for path in drafted]
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -97,7 +97,7 @@ def test_as_many_nodes_as_pay(continuations, steps):
     costs = CostCurve.flat([1.0 + sum(steps[:n]) for n in range(16)])
     tree = continuation_tree(continuations, trust, limits, costs)
     known = trie(continuations, trust)
-    probabilities = [known[one] for one in prefixes_of(continuation_tree(continuations, trust, limits, FREE))]
+    probabilities = [known[prefix] for prefix in prefixes_of(continuation_tree(continuations, trust, limits, FREE))]
     rates = [(1.0 + sum(probabilities[:n])) / costs.seconds(n + 1) for n in range(len(probabilities) + 1)]
     best = max(rates[1:], default=0.0)
     # Plain decoding unless a draft is expected to gain a tenth.
@@ -110,7 +110,7 @@ def test_never_more_leaves_than_allowed(continuations, leaves):
     tree = continuation_tree(continuations, MatchTrust(), TreeLimits(20, 5, leaves), FREE)
     assert len(set(range(len(tree))) - set(tree.parents)) <= leaves
     # A chain fits whatever the number of leaves.
-    assert bool(tree) == any(one.tokens for one in continuations) or tree.tokens == ()
+    assert bool(tree) == any(continuation.tokens for continuation in continuations) or tree.tokens == ()
 
 
 def test_an_uncertain_match_is_not_drafted_and_a_long_one_far():
@@ -169,7 +169,7 @@ def test_trust_learns_along_the_path_that_was_taken():
     ]
     seen.clear()
     teach(trust, [Continuation([1, 2, 3, 4], 1, realigned=True)], [1, 2, 3])
-    assert [one[0] for one in seen] == [
+    assert [record[0] for record in seen] == [
         Standing(Evidence.REALIGNED, 1),
         Standing(Evidence.REALIGNED, 2),
         one_place(3),
@@ -182,7 +182,7 @@ def test_trust_is_a_probability_that_follows_what_it_sees():
         for rank, bound in ((0, 0.9), (None, 0.2)):
             for _ in range(100):
                 trust.learn(standing, 2, rank)
-                assert all(0.0 <= trust.expected(standing, one) <= 1.0 for one in range(5))
+                assert all(0.0 <= trust.expected(standing, number) <= 1.0 for number in range(5))
             assert (trust.expected(standing) > bound) is (rank == 0)
     fresh = MatchTrust()
     expected = [fresh.expected(one_place(length)) for length in (1, 2, 5, 16)]

@@ -64,7 +64,7 @@ def store(corpus: Path, vocabulary: Vocabulary) -> Path:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(one.name for one in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_what_was_stored_is_found_again(store: Path, vocabulary: Vocabulary):

@@ -27,7 +27,7 @@ def reference(tokens: list[int], sizes: tuple[int, ...], count: int, visited: in
         found |= {place: lengths[place] for place in alike[:visited]}
         if len(found) >= count:
             break
-    return sorted(found.items(), key=lambda one: (-one[1], -one[0]))[:count]
+    return sorted(found.items(), key=lambda pair: (-pair[1], -pair[0]))[:count]
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
@@ -45,7 +45,7 @@ def test_finds_what_a_full_search_finds(pieces, min_ngram, more, count, visited)
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(PIECES, st.integers(1, 3))
 def test_the_longest_match_comes_first_where_all_places_are_visited(pieces, min_ngram):
-    tokens = [one for piece in pieces for one in piece]
+    tokens = [token for piece in pieces for token in piece]
     index = NgramIndex(min_ngram, 8)
     index.extend(tokens)
     longest = max((matched(tokens, place, 16) for place in range(1, len(tokens))), default=0)
@@ -103,7 +103,7 @@ def test_a_lookup_visits_a_bounded_number_of_places():
     spent = []
     for length in (1_000, 20_000):
         index = NgramIndex(2, 16)
-        index.extend([one % 7 for one in range(length)])
+        index.extend([number % 7 for number in range(length)])
         index.tokens, reads = Counting(index.tokens), 0
         index.matches(4)
         spent.append(reads)
