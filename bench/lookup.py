@@ -1,8 +1,8 @@
 """What retrieving a draft costs a round, by the length of the context: no model is evaluated.
 
-The text is made of passages that come back, some of them with a token changed, so that lookups find something, and
-sometimes something wrong. The shipped drafters propose and observe; what they proposed is compared with how the text
-goes on, as a target that writes it would.
+The text is made of passages that come back, some of them with a token changed, so that lookups find
+something, and sometimes something wrong. The shipped drafters propose and observe; what they
+proposed is compared with how the text goes on, as a target that writes it would.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _STORE_TOKENS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class LookupOptions:
-    """What to measure: `rounds` at each of `contexts`; `store` is a datastore file, None: a synthetic text."""
+    """What to measure: `rounds` at each of `contexts`; `store` is a datastore file, None: a
+    synthetic text."""
 
     contexts: tuple[int, ...] = (100, 4_000, 100_000)
     rounds: int = 500
@@ -47,10 +48,11 @@ class LookupOptions:
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """One drafter at one context: microseconds of a round's `propose` and `observe`, and of indexing a prompt.
+    """One drafter at one context: microseconds of a round's `propose` and `observe`, and of
+    indexing a prompt.
 
-    `prompt_us_per_token` is the time of `begin` over the tokens of the context; `n_stored` the tokens of the
-    datastore, None for prompt lookup.
+    `prompt_us_per_token` is the time of `begin` over the tokens of the context; `n_stored` the
+    tokens of the datastore, None for prompt lookup.
     """
 
     drafter: str
@@ -66,7 +68,8 @@ class LookupResult:
 def measure_lookup(
     options: LookupOptions, *, progress: Callable[[str], None] = lambda _: None
 ) -> Iterator[LookupResult]:
-    """Yield one result for each drafter and context. Raises as `open_mapped` for a file that is no datastore."""
+    """Yield one result for each drafter and context. Raises as `open_mapped` for a file that is no
+    datastore."""
     stores = _stores(options, progress)
     for context in options.contexts:
         text = _text(context + options.rounds * _LONGEST, seed=0)
@@ -77,7 +80,9 @@ def measure_lookup(
             yield _measure(RestDrafter(index), stored, context, len(index), options.rounds)
 
 
-def _stores(options: LookupOptions, progress: Callable[[str], None]) -> list[tuple[ContextIndex, list[int]]]:
+def _stores(
+    options: LookupOptions, progress: Callable[[str], None]
+) -> list[tuple[ContextIndex, list[int]]]:
     """Return the datastore, and a text that is like it without being it."""
     longest = max(options.contexts) + options.rounds * _LONGEST
     if options.store is not None:
@@ -101,7 +106,8 @@ def _excerpts(index: ContextIndex, length: int) -> list[int]:
 
 
 def _text(length: int, seed: int) -> list[int]:
-    """Return tokens of which many passages stood before; single tokens are as unevenly frequent as words are."""
+    """Return tokens of which many passages stood before; single tokens are as unevenly frequent as
+    words are."""
     rng = random.Random(seed)
     tokens: list[int] = []
     while len(tokens) < length:
@@ -117,7 +123,9 @@ def _changed(tokens: Sequence[int], rng: random.Random, vocab_size: int) -> list
     return [rng.randrange(vocab_size) if rng.random() < _CHANGED else token for token in tokens]
 
 
-def _measure(drafter: Drafter, text: list[int], context: int, n_stored: int | None, rounds: int) -> LookupResult:
+def _measure(
+    drafter: Drafter, text: list[int], context: int, n_stored: int | None, rounds: int
+) -> LookupResult:
     tokens = text[:context]
     started = time.perf_counter()
     drafter.begin(tokens)

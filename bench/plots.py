@@ -47,9 +47,13 @@ _FORMATS = (".png", ".svg", ".pdf")
 def check_plot_file(path: Path) -> None:
     """Raise before anything is measured if the picture could not be written."""
     if path.suffix.lower() not in _FORMATS:
-        raise OptionError(f"{path.name} is not a picture specrun can write: name it .png, .svg or .pdf")
+        raise OptionError(
+            f"{path.name} is not a picture specrun can write: name it .png, .svg or .pdf"
+        )
     if not path.parent.is_dir():
-        raise OptionError(f"there is no folder {path.parent} to write {path.name} into; create it first")
+        raise OptionError(
+            f"there is no folder {path.parent} to write {path.name} into; create it first"
+        )
     try:
         import matplotlib as _  # noqa: F401
     except ImportError as error:
@@ -57,7 +61,8 @@ def check_plot_file(path: Path) -> None:
 
 
 def plot_drafters(results: Sequence[DrafterResult], path: Path) -> None:
-    """Write the picture of a comparison to `path`, over an earlier one; the suffix names the format."""
+    """Write the picture of a comparison to `path`, over an earlier one; the suffix names the
+    format."""
     check_plot_file(path)
     from matplotlib.figure import Figure
 
@@ -100,9 +105,22 @@ def _speed_ups(axes: Any, drafted: Sequence[DrafterResult], colors: dict[str, st
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )
     axes.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
-    axes.set_yticks(range(len(drafted)), [f"{result.label}\ntemp {result.temperature:g}" for result in drafted])
+    axes.set_yticks(
+        range(len(drafted)), [f"{result.label}\ntemp {result.temperature:g}" for result in drafted]
+    )
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.18 * max(1.0, *(max(result.speed_up.value, result.speed_up.high) for result in drafted if result.speed_up)))
+    axes.set_xlim(
+        0,
+        1.18
+        * max(
+            1.0,
+            *(
+                max(result.speed_up.value, result.speed_up.high)
+                for result in drafted
+                if result.speed_up
+            ),
+        ),
+    )
     axes.set_xlabel("times the speed of plain decoding (median; least and most of a repetition)")
     _tidy(axes, "x")
 
@@ -163,7 +181,9 @@ def _losses(axes: Any, curves: Curves) -> None:  # noqa: ANN401 - matplotlib has
     axes.plot(steps, _averaged(curves.losses), color="black", linewidth=1.4, label="averaged")
     if len(curves.parts) > 1:
         for color, (name, values) in zip(COLORS, curves.parts.items(), strict=False):
-            axes.plot(range(1, len(values) + 1), _averaged(values), color=color, linewidth=1, label=name)
+            axes.plot(
+                range(1, len(values) + 1), _averaged(values), color=color, linewidth=1, label=name
+            )
     if min(curves.losses) > 0:
         axes.set_yscale("log")
     axes.set_xlabel("step")
@@ -172,15 +192,23 @@ def _losses(axes: Any, curves: Curves) -> None:  # noqa: ANN401 - matplotlib has
 
 
 def _measures(axes: Any, curves: Curves) -> None:  # noqa: ANN401 - see above
-    names = [name for name in (curves.measures[-1][1] if curves.measures else {}) if name.endswith("top-1")]
+    names = [
+        name
+        for name in (curves.measures[-1][1] if curves.measures else {})
+        if name.endswith("top-1")
+    ]
     for index, name in enumerate(names):
         color = COLORS[index % len(COLORS)]
         for kind, style in ((name, "-"), (name[:-1] + "5", ":")):
             found = [(step, values[kind]) for step, values in curves.measures if kind in values]
             label = name.removesuffix(" top-1") if kind == name else None
-            axes.plot(*zip(*found, strict=True), style, color=color, marker="o", markersize=3, label=label)
+            axes.plot(
+                *zip(*found, strict=True), style, color=color, marker="o", markersize=3, label=label
+            )
     if not names:
-        for color, name in zip(COLORS, curves.measures[-1][1] if curves.measures else (), strict=False):
+        for color, name in zip(
+            COLORS, curves.measures[-1][1] if curves.measures else (), strict=False
+        ):
             found = [(step, values[name]) for step, values in curves.measures if name in values]
             axes.plot(*zip(*found, strict=True), color=color, marker="o", markersize=3, label=name)
     else:
@@ -223,7 +251,10 @@ def plot_tuning(result: TuneResult, path: Path, title: str) -> None:
 
 
 def _curves(axes: Any, result: TuneResult) -> None:  # noqa: ANN401 - matplotlib's
-    for curve, name, color in ((result.target, "target", _TARGET), (result.draft, "draft model", _DRAFT)):
+    for curve, name, color in (
+        (result.target, "target", _TARGET),
+        (result.draft, "draft model", _DRAFT),
+    ):
         single = curve.seconds(1)
         axes.plot(
             curve.sizes,
@@ -246,10 +277,14 @@ def _plans(axes: Any, result: TuneResult) -> None:  # noqa: ANN401 - matplotlib'
     for setting in result.settings:
         for candidate in setting.candidates:
             row = len(labels)
-            labels.append(f"{_short(candidate.options) or 'no drafting'}\ntemp {setting.params.temperature:g}")
+            labels.append(
+                f"{_short(candidate.options) or 'no drafting'}\ntemp {setting.params.temperature:g}"
+            )
             if candidate.measured is not None:
                 axes.barh(row, candidate.measured, height=0.6, color=_TARGET)
-            axes.plot([candidate.predicted] * 2, [row - 0.38, row + 0.38], color=_DRAFT, linewidth=2.5)
+            axes.plot(
+                [candidate.predicted] * 2, [row - 0.38, row + 0.38], color=_DRAFT, linewidth=2.5
+            )
     axes.barh([0], [0], color=_TARGET, label="measured")
     axes.plot([], [], color=_DRAFT, linewidth=2.5, label="predicted")
     axes.set_yticks(range(len(labels)), labels, fontsize=8)
@@ -278,14 +313,20 @@ def plot_layer_search(result: LayerSearchResult, path: Path, title: str) -> None
     figure = Figure(figsize=(10, max(5.0, 3.4 + 0.12 * result.n_layers)), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
     above.plot(numbers, gains, "o", color=_BLUE, markersize=4, label="a set of layers")
-    above.step(numbers, list(accumulate(gains, max)), where="post", color=_ORANGE, label="best so far")
+    above.step(
+        numbers, list(accumulate(gains, max)), where="post", color=_ORANGE, label="best so far"
+    )
     above.axhline(1.0, color=GREY, linewidth=1, linestyle="--", label="plain decoding")
     above.set_ylabel("predicted speed-up")
     above.legend(frameon=False, fontsize=8)
-    kept = np.array([[layer in trial.kept for trial in result.trials] for layer in range(result.n_layers)])
+    kept = np.array(
+        [[layer in trial.kept for trial in result.trials] for layer in range(result.n_layers)]
+    )
     extent = (0.5, len(result.trials) + 0.5, result.n_layers - 0.5, -0.5)
     colors = ListedColormap(["white", _BLUE])
-    below.imshow(kept, aspect="auto", extent=extent, cmap=colors, vmin=0, vmax=1, interpolation="none")
+    below.imshow(
+        kept, aspect="auto", extent=extent, cmap=colors, vmin=0, vmax=1, interpolation="none"
+    )
     below.set_xlabel("evaluation")
     below.set_ylabel("layer (blue: kept)")
     save_picture(figure, title, path)

@@ -24,7 +24,8 @@ class Table:
     constants: tuple[tuple[str, str], ...] = ()
 
     def folded(self, names: Iterable[str]) -> Table:
-        """Return the table with those of the named columns taken out that are the same in every row."""
+        """Return the table with those of the named columns taken out that are the same in every
+        row."""
         if not self.rows:
             return self
         gone = {
@@ -35,7 +36,10 @@ class Table:
         return dataclasses.replace(
             self,
             columns=tuple(name for index, name in enumerate(self.columns) if index not in gone),
-            rows=tuple(tuple(cell for index, cell in enumerate(row) if index not in gone) for row in self.rows),
+            rows=tuple(
+                tuple(cell for index, cell in enumerate(row) if index not in gone)
+                for row in self.rows
+            ),
             constants=tuple((self.columns[index], self.rows[0][index]) for index in sorted(gone)),
         )
 
@@ -46,7 +50,10 @@ def to_markdown(table: Table) -> str:
     widths = [max(len(row[index]) for row in cells) for index in range(len(table.columns))]
     right = [_is_numeric(table, index) for index in range(len(table.columns))]
     lines = [_line(row, widths, right) for row in cells]
-    marks = [("-" * (width - 1) + ":") if flag else "-" * width for width, flag in zip(widths, right, strict=True)]
+    marks = [
+        ("-" * (width - 1) + ":") if flag else "-" * width
+        for width, flag in zip(widths, right, strict=True)
+    ]
     lines.insert(1, _line(marks, widths, right))
     if table.constants:
         lines.insert(0, ", ".join(f"{name} {value}" for name, value in table.constants) + "\n")
@@ -54,7 +61,8 @@ def to_markdown(table: Table) -> str:
 
 
 def to_csv(results: Sequence[Any]) -> str:
-    """Return results (dataclasses) as CSV, nested fields as columns such as `tokens_per_second_median`."""
+    """Return results (dataclasses) as CSV, nested fields as columns such as
+    `tokens_per_second_median`."""
     records = [_flat(dataclasses.asdict(result)) for result in results]
     names = _column_names(records)
     output = io.StringIO()
@@ -66,15 +74,24 @@ def to_csv(results: Sequence[Any]) -> str:
 
 def to_json(kind: str, machine: Mapping[str, Any], results: Sequence[Any]) -> str:
     """Return one JSON object: what was measured, on what machine, and the results (dataclasses)."""
-    content = {"bench": kind, "machine": dict(machine), "results": [dataclasses.asdict(result) for result in results]}
+    content = {
+        "bench": kind,
+        "machine": dict(machine),
+        "results": [dataclasses.asdict(result) for result in results],
+    }
     return json.dumps(content, indent=2) + "\n"
 
 
 def _column_names(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return all names, without those that are None for some results and nested fields for others."""
+    """Return all names, without those that are None for some results and nested fields for
+    others."""
     names = list(dict.fromkeys(name for record in records for name in record))
     empty = {name for name in names if all(record.get(name) is None for record in records)}
-    return [name for name in names if not (name in empty and any(column.startswith(f"{name}_") for column in names))]
+    return [
+        name
+        for name in names
+        if not (name in empty and any(column.startswith(f"{name}_") for column in names))
+    ]
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -100,6 +117,7 @@ def _is_numeric(table: Table, index: int) -> bool:
 
 def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
     padded = [
-        cell.rjust(width) if flag else cell.ljust(width) for cell, width, flag in zip(cells, widths, right, strict=True)
+        cell.rjust(width) if flag else cell.ljust(width)
+        for cell, width, flag in zip(cells, widths, right, strict=True)
     ]
     return f"| {' | '.join(padded)} |"

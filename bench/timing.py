@@ -11,7 +11,8 @@ from specrun.bindings.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What is known of a quantity that was measured `n` times; `sd` is 0 for a single measurement."""
+    """What is known of a quantity that was measured `n` times; `sd` is 0 for a single
+    measurement."""
 
     n: int
     median: float
@@ -27,8 +28,8 @@ class Spread:
 class Ratio:
     """How two measured quantities compare: the ratio of their medians.
 
-    `low` and `high` are the extremes of the ratios within one repetition, where both were measured under
-    nearly the same conditions.
+    `low` and `high` are the extremes of the ratios within one repetition, where both were measured
+    under nearly the same conditions.
     """
 
     value: float
@@ -54,15 +55,19 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def ratio_of(values: Sequence[float], baseline: Sequence[float]) -> Ratio:
-    """Return how `values` compare with `baseline`, measured in the same repetitions in the same order."""
+    """Return how `values` compare with `baseline`, measured in the same repetitions in the same
+    order."""
     if not values or len(values) != len(baseline):
-        raise OptionError(f"{len(values)} values cannot be compared with {len(baseline)} of the baseline")
+        raise OptionError(
+            f"{len(values)} values cannot be compared with {len(baseline)} of the baseline"
+        )
     pairs = [value / base for value, base in zip(values, baseline, strict=True)]
     return Ratio(statistics.median(values) / statistics.median(baseline), min(pairs), max(pairs))
 
 
 def interleaved(n_arms: int, repetitions: int) -> Iterator[tuple[int, int]]:
-    """Yield (repetition, arm) so that every repetition visits every arm, forwards and backwards in turn.
+    """Yield (repetition, arm) so that every repetition visits every arm, forwards and backwards in
+    turn.
 
     A machine that grows warmer or busier then slows all arms alike, not the last one.
     """

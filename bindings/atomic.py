@@ -2,8 +2,8 @@
 
 Files that have no name until they are whole: even a process that is killed leaves nothing behind.
 
-Linux makes such files (O_TMPFILE) and names them at the end, in one step. Elsewhere, and on file systems that cannot,
-they are written aside under a hidden name (`atomic.atomic_path`).
+Linux makes such files (O_TMPFILE) and names them at the end, in one step. Elsewhere, and on file
+systems that cannot, they are written aside under a hidden name (`atomic.atomic_path`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterator[Path]:
-    """Yield the path of an empty file in the same folder, which becomes `path` when the block ends well.
+    """Yield the path of an empty file in the same folder, which becomes `path` when the block ends
+    well.
 
-    The file is then synced, renamed over `path`, and the folder synced. On any exception, KeyboardInterrupt
-    too, it is removed and an existing `path` stays as it was.
+    The file is then synced, renamed over `path`, and the folder synced. On any exception,
+    KeyboardInterrupt too, it is removed and an existing `path` stays as it was.
 
-    Raises OptionError if `path` exists and `force` is not given; FileMissingError if its folder does not exist;
-    SpecrunError if the disk is full or the folder cannot be written.
+    Raises OptionError if `path` exists and `force` is not given; FileMissingError if its folder
+    does not exist; SpecrunError if the disk is full or the folder cannot be written.
     """
     target = Path(path)
     check_target(target, force=force)
@@ -44,24 +45,32 @@ def atomic_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterato
         sync_folder(target.parent)
     except OSError as error:
         if error.errno in _FULL:
-            raise SpecrunError(f"the disk is full: {target} was not written; free some space") from error
+            raise SpecrunError(
+                f"the disk is full: {target} was not written; free some space"
+            ) from error
         raise
     finally:
         aside.unlink(missing_ok=True)
 
 
 def check_target(target: Path, *, force: bool = False) -> None:
-    """Raise unless `target` can be written: its folder is there, and no file, unless `force` is given."""
+    """Raise unless `target` can be written: its folder is there, and no file, unless `force` is
+    given."""
     if not target.parent.is_dir():
-        raise FileMissingError(f"there is no folder {target.parent} to write {target.name} into; create it first")
+        raise FileMissingError(
+            f"there is no folder {target.parent} to write {target.name} into; create it first"
+        )
     if target.is_dir():
         raise OptionError(f"{target} is a folder; name the file to write")
     if not force and os.path.lexists(target):
-        raise OptionError(f"{target} already exists; choose another name, or overwrite it with --force")
+        raise OptionError(
+            f"{target} already exists; choose another name, or overwrite it with --force"
+        )
 
 
 def require_writable(target: Path) -> None:
-    """Raise SpecrunError unless files can be made beside `target`: before long work, not after it."""
+    """Raise SpecrunError unless files can be made beside `target`: before long work, not after
+    it."""
     aside = _aside(target)
     try:
         _create(aside, target)
@@ -74,7 +83,9 @@ def require_free_space(folder: str | os.PathLike[str], n_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < n_bytes:
         needed = f"{n_bytes / 1e6:,.1f} MB are needed in {os.fspath(folder)}"
-        raise SpecrunError(f"{needed} and {free / 1e6:,.1f} MB are free: free some space, or write elsewhere")
+        raise SpecrunError(
+            f"{needed} and {free / 1e6:,.1f} MB are free: free some space, or write elsewhere"
+        )
 
 
 def _aside(target: Path) -> Path:
@@ -83,19 +94,24 @@ def _aside(target: Path) -> Path:
 
 
 def _create(aside: Path, target: Path) -> None:
-    # O_EXCL never follows a link and never opens what is already there; the mode leaves the rest to umask.
+    # O_EXCL never follows a link and never opens what is already there; the mode leaves the rest to
+    # umask.
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)
     try:
         os.close(os.open(aside, flags, 0o666))
     except OSError as error:
         if error.errno in _FULL:
             raise
-        raise SpecrunError(f"{target} cannot be written ({error.strerror}); choose another folder") from error
+        raise SpecrunError(
+            f"{target} cannot be written ({error.strerror}); choose another folder"
+        ) from error
 
 
 def _sync_file(aside: Path) -> None:
     if not stat.S_ISREG(aside.lstat().st_mode):
-        raise SpecrunError(f"{aside} was replaced by something that is not a file while it was written")
+        raise SpecrunError(
+            f"{aside} was replaced by something that is not a file while it was written"
+        )
     # Writable, because Windows cannot sync a file that was opened to read.
     with aside.open("r+b") as file:
         os.fsync(file.fileno())
@@ -117,10 +133,11 @@ _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 @contextmanager
 def unnamed_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterator[Path]:
-    """Yield a path to open and write, whose content becomes the file `path` when the block ends well.
+    """Yield a path to open and write, whose content becomes the file `path` when the block ends
+    well.
 
-    The path may be opened by this process only, and not renamed or removed. Otherwise as `atomic_path`, with the
-    same errors.
+    The path may be opened by this process only, and not renamed or removed. Otherwise as
+    `atomic_path`, with the same errors.
     """
     target = Path(path)
     check_target(target, force=force)
@@ -137,14 +154,17 @@ def unnamed_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterat
         sync_folder(target.parent)
     except OSError as error:
         if error.errno in _FULL:
-            raise SpecrunError(f"the disk is full: {target} was not written; free some space") from error
+            raise SpecrunError(
+                f"the disk is full: {target} was not written; free some space"
+            ) from error
         raise
     finally:
         os.close(descriptor)
 
 
 def _open_unnamed(target: Path) -> int | None:
-    """Return a file without a name in the folder of `target`, None where there are no such files."""
+    """Return a file without a name in the folder of `target`, None where there are no such
+    files."""
     kind = getattr(os, "O_TMPFILE", None)
     if kind is None or not os.path.isdir("/proc/self/fd"):
         return None
@@ -152,9 +172,13 @@ def _open_unnamed(target: Path) -> int | None:
         return os.open(target.parent, kind | os.O_RDWR, 0o666)
     except OSError as error:
         if error.errno in _FORBIDDEN:
-            raise SpecrunError(f"{target} cannot be written ({error.strerror}); choose another folder") from error
+            raise SpecrunError(
+                f"{target} cannot be written ({error.strerror}); choose another folder"
+            ) from error
         if error.errno in _FULL:
-            raise SpecrunError(f"the disk is full: {target} was not written; free some space") from error
+            raise SpecrunError(
+                f"the disk is full: {target} was not written; free some space"
+            ) from error
         return None
 
 
@@ -176,9 +200,16 @@ def _give_name(descriptor: int, target: Path, *, force: bool) -> None:
 
 
 def _link(descriptor: int, name: Path) -> None:
-    # A folder's descriptor makes Python use the call that follows the link in /proc; the path itself is absolute.
+    # A folder's descriptor makes Python use the call that follows the link in /proc; the path
+    # itself is absolute.
     folder = os.open(name.parent, os.O_RDONLY)
     try:
-        os.link(f"/proc/self/fd/{descriptor}", name.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=True)
+        os.link(
+            f"/proc/self/fd/{descriptor}",
+            name.name,
+            src_dir_fd=folder,
+            dst_dir_fd=folder,
+            follow_symlinks=True,
+        )
     finally:
         os.close(folder)

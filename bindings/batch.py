@@ -1,4 +1,5 @@
-"""A batch of tokens for one evaluation, filled through numpy views of memory that llama.cpp reads."""
+"""A batch of tokens for one evaluation, filled through numpy views of memory that llama.cpp
+reads."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ IntArray = npt.NDArray[np.int32]
 class Batch:
     """Tokens, positions, sequence ids and output flags of up to `capacity` tokens.
 
-    A token may carry several sequence ids: it is then seen by all of them. That is how a tree of guesses
-    becomes one evaluation (each root-to-leaf path is a sequence).
+    A token may carry several sequence ids: it is then seen by all of them. That is how a tree of
+    guesses becomes one evaluation (each root-to-leaf path is a sequence).
     """
 
     def __init__(self, capacity: int, max_ids_per_token: int) -> None:
@@ -37,12 +38,16 @@ class Batch:
         self._pointers = np.zeros(capacity + 1, np.uintp)
         self._ids_address = self.ids.ctypes.data
         # Where the ids lie of tokens that carry one each.
-        self._unit_pointers = self._ids_address + np.arange(capacity, dtype=np.uintp) * self.ids.itemsize
+        self._unit_pointers = (
+            self._ids_address + np.arange(capacity, dtype=np.uintp) * self.ids.itemsize
+        )
         self.n_tokens = 0
         self.n_outputs = 0
-        # What the ids and flags in place were made of: three arrays, or the sequence of a single token.
+        # What the ids and flags in place were made of: three arrays, or the sequence of a single
+        # token.
         self._filled: tuple[object, ...] = ()
-        # Bounds of what was filled in, so that the context can check a batch without walking it again.
+        # Bounds of what was filled in, so that the context can check a batch without walking it
+        # again.
         self.token_bounds = (0, 0)
         self.id_bounds = (0, 0)
         self.first_position = 0
@@ -77,23 +82,35 @@ class Batch:
         ids: Sequence[int] | IntArray,
         outputs: Sequence[int] | npt.NDArray[np.int8],
     ) -> None:
-        """Write n tokens: `id_counts[n]` says how many of the flat `ids` belong to each token in turn.
+        """Write n tokens: `id_counts[n]` says how many of the flat `ids` belong to each token in
+        turn.
 
-        None gives every token one id. Read-only arrays are remembered: passing the same ones again writes
-        tokens and positions only.
+        None gives every token one id. Read-only arrays are remembered: passing the same ones again
+        writes tokens and positions only.
         """
         n = len(tokens)
         if not 0 < n <= self.capacity:
             raise OptionError(f"{n} tokens in a batch for 1 to {self.capacity}")
-        if not (len(positions) == len(outputs) == n) or len(ids if id_counts is None else id_counts) != n:
-            raise OptionError("tokens, positions, id counts and outputs of a batch differ in length")
+        if (
+            not (len(positions) == len(outputs) == n)
+            or len(ids if id_counts is None else id_counts) != n
+        ):
+            raise OptionError(
+                "tokens, positions, id counts and outputs of a batch differ in length"
+            )
         self.tokens[:n] = tokens
         self.positions[:n] = positions
         self.token_bounds = _bounds(tokens)
         self.first_position = _lowest(positions)
-        # Trees of one shape come round after round with the very same arrays: they are in place already.
+        # Trees of one shape come round after round with the very same arrays: they are in place
+        # already.
         filled = self._filled
-        if len(filled) == 3 and filled[0] is id_counts and filled[1] is ids and filled[2] is outputs:
+        if (
+            len(filled) == 3
+            and filled[0] is id_counts
+            and filled[1] is ids
+            and filled[2] is outputs
+        ):
             return
         self._filled = ()
         if id_counts is None:
@@ -103,7 +120,10 @@ class Batch:
         self.outputs[:n] = outputs
         self.n_tokens = n
         self.n_outputs = int(np.count_nonzero(self.outputs[:n]))
-        if all(isinstance(array, np.ndarray) and not array.flags.writeable for array in (id_counts, ids, outputs)):
+        if all(
+            isinstance(array, np.ndarray) and not array.flags.writeable
+            for array in (id_counts, ids, outputs)
+        ):
             self._filled = (id_counts, ids, outputs)
 
     def _fill_single_ids(self, n: int, ids: Sequence[int] | IntArray) -> None:
@@ -112,13 +132,17 @@ class Batch:
         self.id_bounds = _bounds(ids)
         self._pointers[:n] = self._unit_pointers[:n]
 
-    def _fill_ids(self, n: int, id_counts: Sequence[int] | IntArray, ids: Sequence[int] | IntArray) -> None:
+    def _fill_ids(
+        self, n: int, id_counts: Sequence[int] | IntArray, ids: Sequence[int] | IntArray
+    ) -> None:
         if len(ids) > self.max_ids:
             raise OptionError(f"{len(ids)} sequence ids in a batch for {self.max_ids}")
         counts = self.id_counts[:n]
         counts[:] = id_counts
         if counts.min() < 1 or int(counts.sum()) != len(ids):
-            raise OptionError("every token of a batch needs at least one sequence id, and no id may be left over")
+            raise OptionError(
+                "every token of a batch needs at least one sequence id, and no id may be left over"
+            )
         self.ids[: len(ids)] = ids
         self.id_bounds = _bounds(ids)
         offsets = self._offsets[:n]
@@ -145,9 +169,14 @@ class Batch:
         self.id_bounds = (sequence, sequence)
 
     def fill_chain(
-        self, tokens: Sequence[int] | IntArray, start: int, ids: Sequence[int] | IntArray, n_outputs: int
+        self,
+        tokens: Sequence[int] | IntArray,
+        start: int,
+        ids: Sequence[int] | IntArray,
+        n_outputs: int,
     ) -> None:
-        """Write consecutive tokens from position `start` on, all in `ids`; the last `n_outputs` give rows."""
+        """Write consecutive tokens from position `start` on, all in `ids`; the last `n_outputs`
+        give rows."""
         n = len(tokens)
         outputs = np.zeros(n, np.int8)
         if n_outputs:
@@ -162,7 +191,8 @@ def _lowest(values: Sequence[int] | IntArray) -> int:
 
 
 def _bounds(values: Sequence[int] | IntArray) -> tuple[int, int]:
-    """Return the lowest and the highest value; Python is quicker than numpy on the few tokens of a tree."""
+    """Return the lowest and the highest value; Python is quicker than numpy on the few tokens of a
+    tree."""
     if isinstance(values, np.ndarray):
         return int(values.min()), int(values.max())
     return min(values), max(values)

@@ -1,4 +1,5 @@
-"""A context: evaluates batches of one model and shows their rows (logits, hidden states) without copies."""
+"""A context: evaluates batches of one model and shows their rows (logits, hidden states) without
+copies."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ import numpy as np
 from specrun.bindings.batch import Batch
 from specrun.bindings.context_options import CACHE_TYPES, FLASH_ATTENTION, ContextOptions
 from specrun.bindings.devices import available_cores
-from specrun.bindings.errors import ClosedError, OptionError, OutOfMemoryError, UnsupportedModelError, decode_error
+from specrun.bindings.errors import (
+    ClosedError,
+    OptionError,
+    OutOfMemoryError,
+    UnsupportedModelError,
+    decode_error,
+)
 from specrun.bindings.input_observer import InputObserver
 from specrun.bindings.layer_inputs import check_layer_inputs
 from specrun.bindings.library import last_native_errors, llama
@@ -24,14 +31,19 @@ from specrun.bindings.rows import OutputBuffers, Rows
 class Context:
     """Evaluation state over one model: KV memory and output buffers. Close it before the model.
 
-    `observer` is called with the inputs of matrices during every evaluation. `native_seconds` adds up the time
-    spent inside llama.cpp's evaluation (decode and synchronize), an observer's included.
+    `observer` is called with the inputs of matrices during every evaluation. `native_seconds` adds
+    up the time spent inside llama.cpp's evaluation (decode and synchronize), an observer's
+    included.
     """
 
     _evaluates_nextn = False
 
     def __init__(
-        self, model: Model, options: ContextOptions | None = None, *, observer: InputObserver | None = None
+        self,
+        model: Model,
+        options: ContextOptions | None = None,
+        *,
+        observer: InputObserver | None = None,
     ) -> None:
         self._handle: Any = None
         self._native = llama()
@@ -65,7 +77,8 @@ class Context:
             raise
 
     def _check_model(self) -> None:
-        """Raise `UnsupportedModelError` for a model that llama.cpp would assert on, or make nothing of."""
+        """Raise `UnsupportedModelError` for a model that llama.cpp would assert on, or make nothing
+        of."""
         model = self.model
         if not model.can_generate:
             raise UnsupportedModelError(
@@ -75,12 +88,14 @@ class Context:
         model.require_weights()
         if self.options.rope.stretches and not model.has_rope:
             raise UnsupportedModelError(
-                f"{model.path} ({model.architecture}) has no rotary positions: rope scaling cannot lengthen its context"
+                f"{model.path} ({model.architecture}) has no rotary positions: rope scaling "
+                "cannot lengthen its context"
             )
         self.options.rope.check(model.rope_scaling_kind, model.rope_factor)
         if model.nextn.alone and not self._evaluates_nextn:
             raise UnsupportedModelError(
-                f"{model.path} holds NextN blocks without the model they belong to: it can only draft, as mtp(FILE)"
+                f"{model.path} holds NextN blocks without the model they belong to: it can only "
+                "draft, as mtp(FILE)"
             )
 
     @property
@@ -90,7 +105,11 @@ class Context:
     @property
     def _n_rollback(self) -> int:
         # A recurrent state is one sequence's: trees are not for it.
-        return self.options.n_rollback if self.model.can_roll_back and self.options.n_sequences == 1 else 0
+        return (
+            self.options.n_rollback
+            if self.model.can_roll_back and self.options.n_sequences == 1
+            else 0
+        )
 
     def _count_states(self, batch: Batch) -> int:
         return batch.n_outputs if self._evaluates_nextn else batch.n_tokens
@@ -113,7 +132,9 @@ class Context:
         params.type_k = CACHE_TYPES[options.cache_type_k]
         params.type_v = CACHE_TYPES[options.cache_type_v]
         options.rope.apply(params)
-        params.kv_unified = True  # sequences share prefixes: a tree is many sequences over one prefix
+        params.kv_unified = (
+            True  # sequences share prefixes: a tree is many sequences over one prefix
+        )
         params.swa_full = True  # a rolling window could not be rolled back after a rejection
         params.no_perf = True
         params.n_rs_seq = self._n_rollback
@@ -128,9 +149,12 @@ class Context:
         if not handle:
             reason = last_native_errors() or "no memory"
             if "alloc" not in reason and "memory" not in reason.lower():
-                raise OptionError(f"llama.cpp refuses these context options for {self.model.path}: {reason}")
+                raise OptionError(
+                    f"llama.cpp refuses these context options for {self.model.path}: {reason}"
+                )
             raise OutOfMemoryError(
-                f"no context of {params.n_ctx} tokens for {self.model.path}: {reason}. Lower the context size (-c)"
+                f"no context of {params.n_ctx} tokens for {self.model.path}: {reason}. Lower the "
+                "context size (-c)"
             )
         return handle
 
@@ -157,7 +181,10 @@ class Context:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -165,13 +192,13 @@ class Context:
         if getattr(self, "_handle", None) is not None:
             self.close()
 
-    # -- evaluation --------------------------------------------------------------------------------------
+    # -- evaluation --------------------------------------------------------------------------------
 
     def decode(self, batch: Batch) -> Rows:
         """Evaluate a batch and return its output rows.
 
-        Raises a `DecodeError` named after llama.cpp's return code; the batch's positions have then been
-        dropped again from every sequence it named, so that a good batch may follow.
+        Raises a `DecodeError` named after llama.cpp's return code; the batch's positions have then
+        been dropped again from every sequence it named, so that a good batch may follow.
         """
         handle = self.handle
         self._check_batch(batch)
@@ -185,7 +212,9 @@ class Context:
             self._drop_failed(batch)
             raise decode_error(code, batch.n_tokens)
         self.memory.note_evaluation(batch.n_tokens)
-        every_token = self.options.hidden_states  # llama.cpp then gives a row for every token, asked for or not
+        every_token = (
+            self.options.hidden_states
+        )  # llama.cpp then gives a row for every token, asked for or not
         return Rows(self._buffers, batch, self._count_states(batch), every_token=every_token)
 
     def _check_batch(self, batch: Batch) -> None:
@@ -194,16 +223,24 @@ class Context:
         if n < 1:
             raise OptionError("an empty batch cannot be evaluated")
         if n > self.n_batch:
-            raise OptionError(f"{n} tokens in one evaluation of a context for {self.n_batch} (n_batch)")
+            raise OptionError(
+                f"{n} tokens in one evaluation of a context for {self.n_batch} (n_batch)"
+            )
         n_outputs = n if self.options.hidden_states else batch.n_outputs
         if n_outputs > self.n_outputs:
-            raise OptionError(f"{n_outputs} output rows asked of a context for {self.n_outputs} (n_outputs)")
+            raise OptionError(
+                f"{n_outputs} output rows asked of a context for {self.n_outputs} (n_outputs)"
+            )
         if batch.first_position < 0:
             raise OptionError(f"position {batch.first_position} in a batch is negative")
         if batch.token_bounds[0] < 0 or batch.token_bounds[1] >= self._n_vocab:
-            raise OptionError(f"a token of the batch is outside the vocabulary of {self._n_vocab} tokens")
+            raise OptionError(
+                f"a token of the batch is outside the vocabulary of {self._n_vocab} tokens"
+            )
         if batch.id_bounds[0] < 0 or batch.id_bounds[1] >= self.options.n_sequences:
-            raise OptionError(f"a sequence id of the batch is outside 0 to {self.options.n_sequences - 1}")
+            raise OptionError(
+                f"a sequence id of the batch is outside 0 to {self.options.n_sequences - 1}"
+            )
 
     def _drop_failed(self, batch: Batch) -> None:
         # llama.cpp cleans up under each token's first sequence id only (llama_context::decode).

@@ -35,13 +35,14 @@ _FROM_USE = {"from_use": True}
 class ContextOptions:
     """How a context is made. Zero means: the model's own context length; as many threads as cores.
 
-    `n_outputs` is the most rows one evaluation may give, `n_sequences` the most sequence ids: both size
-    native buffers, so they should be what the widest tree needs and no more. `hidden_states` makes the
-    final normed state of every token available, at the price of evaluating the output head for it.
-    `layer_inputs` are the layers whose inputs are available at every token, at no such price.
-    `nextn_states` makes available what NextN blocks read, for every token and without the output head.
-    `n_rollback` is how many of the last evaluation's tokens a recurrent state can take back, where
-    `Model.can_roll_back`; other models ignore it. `rope` stretches positions beyond the trained context.
+    `n_outputs` is the most rows one evaluation may give, `n_sequences` the most sequence ids: both
+    size native buffers, so they should be what the widest tree needs and no more. `hidden_states`
+    makes the final normed state of every token available, at the price of evaluating the output
+    head for it. `layer_inputs` are the layers whose inputs are available at every token, at no such
+    price. `nextn_states` makes available what NextN blocks read, for every token and without the
+    output head. `n_rollback` is how many of the last evaluation's tokens a recurrent state can take
+    back, where `Model.can_roll_back`; other models ignore it. `rope` stretches positions beyond the
+    trained context.
     """
 
     n_ctx: int = 0
@@ -65,14 +66,20 @@ class ContextOptions:
             raise OptionError(f"n_ctx is {self.n_ctx}: give 0 (automatic) or a positive number")
         for name in ("n_threads", "n_threads_batch"):
             if not 0 <= getattr(self, name) <= MAX_THREADS:
-                raise OptionError(f"{name} is {getattr(self, name)}: give 0 (automatic) to {MAX_THREADS}")
+                raise OptionError(
+                    f"{name} is {getattr(self, name)}: give 0 (automatic) to {MAX_THREADS}"
+                )
         for name in ("n_batch", "n_ubatch", "n_outputs"):
             if not 1 <= getattr(self, name) < 2**31:
                 raise OptionError(f"{name} is {getattr(self, name)}: it must be at least 1")
         if not 0 <= self.n_rollback < 2**16:
-            raise OptionError(f"n_rollback is {self.n_rollback}: give 0 or a small number of tokens")
+            raise OptionError(
+                f"n_rollback is {self.n_rollback}: give 0 or a small number of tokens"
+            )
         if not 1 <= self.n_sequences <= MAX_SEQUENCES:
-            raise OptionError(f"n_sequences is {self.n_sequences}: llama.cpp allows 1 to {MAX_SEQUENCES}")
+            raise OptionError(
+                f"n_sequences is {self.n_sequences}: llama.cpp allows 1 to {MAX_SEQUENCES}"
+            )
         if self.flash_attention not in FLASH_ATTENTION:
             raise OptionError(f"flash attention is {self.flash_attention!r}: use auto, on or off")
         for name in ("cache_type_k", "cache_type_v"):
@@ -82,9 +89,11 @@ class ContextOptions:
 
     @classmethod
     def chosen_names(cls) -> list[str]:
-        """Return the names of the fields that users choose; rows, sequences and states follow from the drafter."""
+        """Return the names of the fields that users choose; rows, sequences and states follow from
+        the drafter."""
         return [field_.name for field_ in fields(cls) if not field_.metadata]
 
     def size_for(self, model: Model) -> int:
-        """Return the context's length for a model: no more than it was trained for, unless `rope` stretches that."""
+        """Return the context's length for a model: no more than it was trained for, unless `rope`
+        stretches that."""
         return self.rope.context_size(self.n_ctx, model.n_ctx_train, model.rope_factor)

@@ -36,7 +36,9 @@ def devices() -> list[Device]:
     count = native_function("ggml_backend_dev_count", ctypes.c_size_t)()
     get = native_function("ggml_backend_dev_get", pointer, ctypes.c_size_t)
     kind_of = native_function("ggml_backend_dev_type", ctypes.c_int, pointer)
-    memory_of = native_function("ggml_backend_dev_memory", None, pointer, size_pointer, size_pointer)
+    memory_of = native_function(
+        "ggml_backend_dev_memory", None, pointer, size_pointer, size_pointer
+    )
     found = []
     for handle in map(get, range(count)):
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -66,7 +68,8 @@ def system_info() -> str:
 
 
 def available_cores() -> int:
-    """Return how many processors this process may use: llama.cpp spins, so more threads only hurt."""
+    """Return how many processors this process may use: llama.cpp spins, so more threads only
+    hurt."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,7 +1,9 @@
-"""Sums the squares of everything that a model's matrices are multiplied with, while it is evaluated.
+"""Sums the squares of everything that a model's matrices are multiplied with, while it is
+evaluated.
 
-That is what an importance matrix is made of. llama.cpp calls back for every node of the graph, first to ask,
-then with the node computed (`cb_eval`); a callback is fixed when a context is made, and splits the graph.
+That is what an importance matrix is made of. llama.cpp calls back for every node of the graph,
+first to ask, then with the node computed (`cb_eval`); a callback is fixed when a context is made,
+and splits the graph.
 
 ggml's tensors as they stand in an evaluation graph, seen through numpy.
 """
@@ -27,7 +29,8 @@ _NUMPY_TYPES: dict[int, type[np.generic]] = {F32: np.float32, 26: np.int32}
 
 
 class GraphTensor(ctypes.Structure):
-    """`ggml_tensor`: shape `ne` (row length first), strides in bytes `nb`, operation and sources."""
+    """`ggml_tensor`: shape `ne` (row length first), strides in bytes `nb`, operation and
+    sources."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -60,7 +63,9 @@ def operation_number(name: str) -> int:
     """
     there = int(native_function("ggml_tensor_overhead", ctypes.c_size_t)())
     if there != ctypes.sizeof(GraphTensor) + _OBJECT_BYTES:
-        raise SpecrunError("this llama.cpp has another ggml_tensor than specrun reads: install the pinned version")
+        raise SpecrunError(
+            "this llama.cpp has another ggml_tensor than specrun reads: install the pinned version"
+        )
     name_of = native_function("ggml_op_name", ctypes.c_char_p, ctypes.c_int)
     for number in range(256):
         if name_of(number) == name.encode():
@@ -69,15 +74,20 @@ def operation_number(name: str) -> int:
 
 
 def tensor_array(tensor: GraphTensor) -> npt.NDArray[Any]:
-    """Return a computed tensor of F32 or I32 as an array, its shape in numpy's order [ne3, ne2, ne1, ne0].
+    """Return a computed tensor of F32 or I32 as an array, its shape in numpy's order
+    [ne3, ne2, ne1, ne0].
 
-    A view where the numbers lie in the machine's memory, valid until ggml reuses that memory; a copy from
-    any other device.
+    A view where the numbers lie in the machine's memory, valid until ggml reuses that memory; a
+    copy from any other device.
     """
     kind = np.dtype(_NUMPY_TYPES[tensor.type])
     shape, strides = tuple(tensor.ne)[::-1], tuple(tensor.nb)[::-1]
-    n_bytes = kind.itemsize + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
-    if native_function("ggml_backend_buffer_is_host", ctypes.c_bool, ctypes.c_void_p)(tensor.buffer):
+    n_bytes = kind.itemsize + sum(
+        (length - 1) * stride for length, stride in zip(shape, strides, strict=True)
+    )
+    if native_function("ggml_backend_buffer_is_host", ctypes.c_bool, ctypes.c_void_p)(
+        tensor.buffer
+    ):
         memory = (ctypes.c_uint8 * n_bytes).from_address(tensor.data)
     else:
         memory = (ctypes.c_uint8 * n_bytes)()
@@ -91,14 +101,15 @@ def tensor_array(tensor: GraphTensor) -> npt.NDArray[Any]:
 _FEWEST_ROWS = 16  # as llama.cpp's own tool: fewer are no part of a text that is read in batches
 
 InputSums = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
-"""Sums of squares float32 [n, width], and how many rows each is of, int64 [n]; n as in `ImportanceEntry`."""
+"""Sums of squares float32 [n, width], and how many rows each is of, int64 [n]; n as in
+`ImportanceEntry`."""
 
 
 class InputObserver:
     """Pass it to a `Context`: it sums over every evaluation, and `take` hands out the sums.
 
-    `wants` decides by a matrix's name, such as "blk.0.attn_q.weight". Matrices of experts have a row for each
-    expert, summed over the tokens that were sent to it.
+    `wants` decides by a matrix's name, such as "blk.0.attn_q.weight". Matrices of experts have a
+    row for each expert, summed over the tokens that were sent to it.
     """
 
     def __init__(self, wants: Callable[[str], bool]) -> None:
@@ -115,7 +126,8 @@ class InputObserver:
     def take(self) -> dict[str, InputSums]:
         """Return what was summed since the last call, by the names of matrices.
 
-        Raises what was raised while summing: a KeyboardInterrupt, or SpecrunError for sums that are not finite.
+        Raises what was raised while summing: a KeyboardInterrupt, or SpecrunError for sums that are
+        not finite.
         """
         sums, self._sums, self._last = self._sums, {}, None
         if self._error is not None:
@@ -123,11 +135,14 @@ class InputObserver:
             raise error
         for name, (squares, _) in sums.items():
             if not np.isfinite(squares).all():
-                raise SpecrunError(f"the inputs of {name} are not finite: the model or its weights are damaged")
+                raise SpecrunError(
+                    f"the inputs of {name} are not finite: the model or its weights are damaged"
+                )
         return sums
 
     def _called(self, address: Any, ask: bool, _data: object) -> bool:  # noqa: ANN401 - a pointer
-        # Nothing can be raised through native code: it is kept, and the evaluation is let go on without us.
+        # Nothing can be raised through native code: it is kept, and the evaluation is let go on
+        # without us.
         if self._error is not None:
             return not ask
         try:
@@ -157,7 +172,9 @@ class InputObserver:
             squares, counts = expert_sums(tensor_array(inputs)[0], chosen, int(matrix.ne[2]))
         else:
             n_matrices = int(matrix.ne[2] * matrix.ne[3])
-            squares = self._dense_sums(int(node.src[1]), inputs, int(matrix.ne[2]), int(matrix.ne[3]))
+            squares = self._dense_sums(
+                int(node.src[1]), inputs, int(matrix.ne[2]), int(matrix.ne[3])
+            )
             rows = int(inputs.ne[1] * inputs.ne[2] * inputs.ne[3])
             counts = np.array([rows // n_matrices], np.int64)
         if name in self._sums:
@@ -165,7 +182,9 @@ class InputObserver:
             squares, counts = before[0] + squares, before[1] + counts
         self._sums[name] = squares, counts
 
-    def _dense_sums(self, address: int, inputs: GraphTensor, n2: int, n3: int) -> npt.NDArray[np.float32]:
+    def _dense_sums(
+        self, address: int, inputs: GraphTensor, n2: int, n3: int
+    ) -> npt.NDArray[np.float32]:
         if n2 * n3 == 1:
             if self._last is None or self._last[0] != address:
                 rows = tensor_array(inputs).reshape(-1, int(inputs.ne[0]))
@@ -180,13 +199,20 @@ class InputObserver:
         return sums.reshape(1, -1)
 
 
-def expert_sums(inputs: npt.NDArray[np.float32], chosen: npt.NDArray[np.int32], n_experts: int) -> InputSums:
-    """Return sums and counts [n_experts, ...] of inputs [tokens, 1 or used, width] sent to `chosen` [tokens, used]."""
+def expert_sums(
+    inputs: npt.NDArray[np.float32], chosen: npt.NDArray[np.int32], n_experts: int
+) -> InputSums:
+    """Return sums and counts [n_experts, ...] of inputs [tokens, 1 or used, width] sent to `chosen`
+    [tokens, used]."""
     n_tokens, used = chosen.shape
     experts = chosen.reshape(-1)
     if experts.size and not 0 <= experts.min() <= experts.max() < n_experts:
-        raise SpecrunError(f"a token was sent to an expert outside 0 to {n_experts - 1}: the model is damaged")
-    squares = np.broadcast_to(np.square(inputs), (n_tokens, used, inputs.shape[-1])).reshape(n_tokens * used, -1)
+        raise SpecrunError(
+            f"a token was sent to an expert outside 0 to {n_experts - 1}: the model is damaged"
+        )
+    squares = np.broadcast_to(np.square(inputs), (n_tokens, used, inputs.shape[-1])).reshape(
+        n_tokens * used, -1
+    )
     counts = np.bincount(experts, minlength=n_experts).astype(np.int64)
     sums = np.zeros((n_experts, inputs.shape[-1]), np.float32)
     present = np.flatnonzero(counts)
@@ -198,6 +224,7 @@ def expert_sums(inputs: npt.NDArray[np.float32], chosen: npt.NDArray[np.int32], 
 
 
 def _plain_name(name: bytes) -> str:
-    """Return the matrix's own name: where the scheduler copied it to a device, that stands before a #."""
+    """Return the matrix's own name: where the scheduler copied it to a device, that stands before a
+    #."""
     parts = name.split(b"#")
     return (parts[1] if len(parts) > 1 else parts[0]).decode("utf-8", "replace")

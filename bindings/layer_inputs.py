@@ -1,8 +1,9 @@
-"""The inputs of a model's layers, which llama.cpp hands out for drafters that read early layers of a target (EAGLE-3).
+"""The inputs of a model's layers, which llama.cpp hands out for drafters that read early layers of
+a target (EAGLE-3).
 
-There is no C interface for this, only two C++ functions that libllama exports under mangled names. A graph hands out
-its layers' inputs only where its architecture was prepared for it, and asking any other ends the process: so the
-architecture is held against a list before llama.cpp is asked.
+There is no C interface for this, only two C++ functions that libllama exports under mangled names.
+A graph hands out its layers' inputs only where its architecture was prepared for it, and asking any
+other ends the process: so the architecture is held against a list before llama.cpp is asked.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ LAYER_INPUT_ARCHITECTURES = frozenset(
         "qwen3moe",
     }
 )
-"""Architectures whose graphs hand out their layers' inputs in the llama.cpp of llama-cpp-python 0.3.36.
+"""Architectures whose graphs hand out their layers' inputs in the llama.cpp of llama-cpp-python
+0.3.36.
 
 Recurrent and hybrid ones are left out where their state cannot take drafts back.
 """
@@ -57,27 +59,32 @@ _GET = (
 
 
 def check_layer_inputs(model: Model, layers: Sequence[int]) -> None:
-    """Raise UnsupportedModelError unless llama.cpp hands out inputs of this model's layers, OptionError for no layer.
+    """Raise UnsupportedModelError unless llama.cpp hands out inputs of this model's layers,
+    OptionError for no layer.
 
     Layers count from 0; the input of layer 0 are the token embeddings.
     """
     if model.architecture not in LAYER_INPUT_ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{model.path}: llama.cpp does not hand out layer inputs of {model.architecture} models, which this "
+            f"{model.path}: llama.cpp does not hand out layer inputs of {model.architecture} "
+            "models, which this "
             f"drafter reads; it does for {', '.join(sorted(LAYER_INPUT_ARCHITECTURES))}"
         )
     for layer in layers:
         if not 0 <= layer < model.n_layer:
             last = model.n_layer - 1
-            raise OptionError(f"{model.path} has layers 0 to {last}, and the input of layer {layer} is asked for")
+            raise OptionError(
+                f"{model.path} has layers 0 to {last}, and the input of layer {layer} is asked for"
+            )
     _setter(), _getter()
 
 
 class LayerInputs:
-    """Views of the inputs of `layers` in every evaluation of a context from now on. Check the model first.
+    """Views of the inputs of `layers` in every evaluation of a context from now on. Check the model
+    first.
 
-    A row belongs to each token of a batch in order, whether it asks for output or not. Views die with the next
-    evaluation, as all views of a context do.
+    A row belongs to each token of a batch in order, whether it asks for output or not. Views die
+    with the next evaluation, as all views of a context do.
     """
 
     def __init__(self, context: Any, layers: Sequence[int], width: int) -> None:  # noqa: ANN401 - a ctypes pointer
@@ -91,10 +98,12 @@ class LayerInputs:
             enable(context, layer, True)
 
     def rows(self, layer: int, count: int) -> npt.NDArray[np.float32]:
-        """Return the inputs of a layer at the first `count` or more tokens of the last batch, float32 [n, width]."""
+        """Return the inputs of a layer at the first `count` or more tokens of the last batch,
+        float32 [n, width]."""
         if layer not in self._layers:
             raise OptionError(
-                f"this context was made without the inputs of layer {layer} (ContextOptions.layer_inputs)"
+                f"this context was made without the inputs of layer {layer} "
+                "(ContextOptions.layer_inputs)"
             )
         address: int | None = self._get(self._context, layer)
         if not address:
@@ -103,7 +112,10 @@ class LayerInputs:
         # The buffer only moves when it grows, so the array over it is made once and reused.
         if known is None or known[0] != address or len(known[1]) < count:
             flat = (ctypes.c_float * (count * self._width)).from_address(address)
-            known = self._views[layer] = address, np.ctypeslib.as_array(flat).reshape(count, self._width)
+            known = self._views[layer] = (
+                address,
+                np.ctypeslib.as_array(flat).reshape(count, self._width),
+            )
         return known[1]
 
 

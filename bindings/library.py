@@ -9,8 +9,8 @@ from collections import deque
 from typing import Any
 
 logger = logging.getLogger("specrun.llama")
-# Without a handler somewhere, Python's last-resort handler would write llama.cpp's warnings to stderr:
-# the library is silent unless the application configures logging.
+# Without a handler somewhere, Python's last-resort handler would write llama.cpp's warnings to
+# stderr: the library is silent unless the application configures logging.
 logging.getLogger("specrun").addHandler(logging.NullHandler())
 
 # ggml_log_level -> logging level; 5 continues the previous line.
@@ -57,9 +57,10 @@ def llama() -> Any:  # noqa: ANN401 - the ctypes module is untyped by nature
 def native_function(name: str, result: Any, *arguments: Any) -> Any:  # noqa: ANN401 - ctypes types
     """Return a libllama or ggml function with its own prototype.
 
-    A wheel holds several copies of each shared object, and opening another file would map a second ggml
-    with its own buffer types: every symbol comes from the handle llama_cpp opened. Subscripting that
-    handle makes a new function object, so the prototypes of llama_cpp's own functions stay as they are.
+    A wheel holds several copies of each shared object, and opening another file would map a second
+    ggml with its own buffer types: every symbol comes from the handle llama_cpp opened.
+    Subscripting that handle makes a new function object, so the prototypes of llama_cpp's own
+    functions stay as they are.
     """
     function = llama()._lib[name]
     function.restype = result

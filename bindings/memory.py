@@ -1,7 +1,8 @@
 """The KV memory of a context: which positions of which sequences are cached.
 
-Every call walks all cells of the cache in llama.cpp (about 3.4 ns a cell), so callers touch few ranges.
-All arguments are checked first: llama.cpp asserts, and an assertion ends the Python process.
+Every call walks all cells of the cache in llama.cpp (about 3.4 ns a cell), so callers touch few
+ranges. All arguments are checked first: llama.cpp asserts, and an assertion ends the Python
+process.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Memory:
         n_rollback: int = 0,
     ) -> None:
         self._native = native
-        # A round makes dozens of these two calls: looking the functions up in the module each time would show.
+        # A round makes dozens of these two calls: looking the functions up in the module each time
+        # would show.
         self._remove = native.llama_memory_seq_rm
         self._share = native.llama_memory_seq_cp
         self._open_handle: Any = handle
@@ -48,14 +50,15 @@ class Memory:
         self._open_handle = None
 
     def note_evaluation(self, n_tokens: int) -> None:
-        """Remember that a recurrent state has seen so many tokens at once: it holds what was before the later ones."""
+        """Remember that a recurrent state has seen so many tokens at once: it holds what was before
+        the later ones."""
         self._may_take_back = min(self._n_rollback, n_tokens - 1)
 
     def truncate(self, start: int, end: int = -1, sequence: int = ALL_SEQUENCES) -> None:
         """Drop positions start <= p < end (-1: to the end) of one sequence, or of all of them.
 
-        Raises `UnsupportedModelError` where the memory cannot drop a part: recurrent and hybrid models take back, once,
-        tokens of the last evaluation at most, and only some of them.
+        Raises `UnsupportedModelError` where the memory cannot drop a part: recurrent and hybrid
+        models take back, once, tokens of the last evaluation at most, and only some of them.
         """
         if not ALL_SEQUENCES <= sequence < self._n_sequences:
             self._refuse_sequence(sequence)
@@ -67,15 +70,25 @@ class Memory:
                 self._take_back(seq_id, start, end)
             return
         if not self._remove(self._handle, sequence, start, end):
-            raise UnsupportedModelError(f"llama.cpp cannot drop positions from {start} on of this memory")
+            raise UnsupportedModelError(
+                f"llama.cpp cannot drop positions from {start} on of this memory"
+            )
 
     def _take_back(self, sequence: int, start: int, end: int) -> None:
-        """Drop the positions from `start` on of a memory that refuses unless they are few, or beyond what it holds."""
+        """Drop the positions from `start` on of a memory that refuses unless they are few, or
+        beyond what it holds."""
         last = self.last_position(sequence)
         if last < start:
             return
-        most, self._may_take_back = self._may_take_back, 0  # llama.cpp takes back once: steps do not add up
-        if last - start + 1 > most or 0 <= end <= last or not self._remove(self._handle, sequence, start, -1):
+        most, self._may_take_back = (
+            self._may_take_back,
+            0,
+        )  # llama.cpp takes back once: steps do not add up
+        if (
+            last - start + 1 > most
+            or 0 <= end <= last
+            or not self._remove(self._handle, sequence, start, -1)
+        ):
             raise UnsupportedModelError("this architecture's memory cannot drop these positions")
 
     def branch(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
@@ -110,4 +123,6 @@ class Memory:
             self._refuse_sequence(sequence)
 
     def _refuse_sequence(self, sequence: int) -> NoReturn:
-        raise OptionError(f"sequence {sequence} is outside 0 to {self._n_sequences - 1} of this context")
+        raise OptionError(
+            f"sequence {sequence} is outside 0 to {self._n_sequences - 1} of this context"
+        )

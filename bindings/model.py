@@ -29,11 +29,11 @@ _MMAP, _COPY, _MMAP_LOCKED = 1, 0, 3
 class Model:
     """A target or draft model. Owns native memory: use it as a context manager or call `close()`.
 
-    Parameters: `n_gpu_layers` is how many layers go to the GPU (-1 all); `use_mmap` maps the file instead
-    of reading it; `use_mlock` keeps it in RAM; `progress` is called with 0.0..1.0 and may return False to
-    stop loading; `vocab_only` loads the vocabulary alone, for what needs no evaluation; `load_nextn` loads the NextN
-    blocks too, if the file has any. Raises `FileMissingError`, `MalformedFileError`, `ModelLoadError`,
-    `OutOfMemoryError`.
+    Parameters: `n_gpu_layers` is how many layers go to the GPU (-1 all); `use_mmap` maps the file
+    instead of reading it; `use_mlock` keeps it in RAM; `progress` is called with 0.0..1.0 and may
+    return False to stop loading; `vocab_only` loads the vocabulary alone, for what needs no
+    evaluation; `load_nextn` loads the NextN blocks too, if the file has any. Raises
+    `FileMissingError`, `MalformedFileError`, `ModelLoadError`, `OutOfMemoryError`.
     """
 
     def __init__(
@@ -66,10 +66,16 @@ class Model:
         # Before any context exists, so that a context cannot be asked of a vocabulary-only file.
         if self.vocabulary.kind == "none" or self.vocabulary.size <= 0:
             self.close()
-            raise UnsupportedModelError(f"{self.path} has no vocabulary: it cannot read or write text")
+            raise UnsupportedModelError(
+                f"{self.path} has no vocabulary: it cannot read or write text"
+            )
 
     def _load(
-        self, n_gpu_layers: int, use_mmap: bool, use_mlock: bool, progress: Callable[[float], bool] | None
+        self,
+        n_gpu_layers: int,
+        use_mmap: bool,
+        use_mlock: bool,
+        progress: Callable[[float], bool] | None,
     ) -> Any:  # noqa: ANN401 - a ctypes pointer
         params = self._native.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
@@ -88,7 +94,8 @@ class Model:
         reason = last_native_errors() or "llama.cpp gave no reason"
         if "alloc" in reason or "out of memory" in reason.lower():
             raise OutOfMemoryError(
-                f"no memory to load {self.path}: {reason}. Use a smaller quantization or fewer GPU layers (-ngl)"
+                f"no memory to load {self.path}: {reason}. Use a smaller quantization or fewer "
+                "GPU layers (-ngl)"
             )
         raise ModelLoadError(f"llama.cpp cannot load {self.path}: {reason}")
 
@@ -103,7 +110,9 @@ class Model:
         """Free the native memory; calling it again does nothing. Contexts must be closed first."""
         if self._handle is not None:
             if self._children:
-                raise ClosedError(f"close the {self._children} contexts of {self.path} before the model")
+                raise ClosedError(
+                    f"close the {self._children} contexts of {self.path} before the model"
+                )
             handle, self._handle = self._handle, None
             self.vocabulary.close()
             self._native.llama_model_free(handle)
@@ -112,16 +121,20 @@ class Model:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def __del__(self) -> None:
-        # A context that still lives would read freed memory, so a forgotten model leaks rather than crashes.
+        # A context that still lives would read freed memory, so a forgotten model leaks rather than
+        # crashes.
         if getattr(self, "_handle", None) is not None and not self._children:
             self.close()
 
-    # -- what the model is -------------------------------------------------------------------------------
+    # -- what the model is -------------------------------------------------------------------------
 
     @property
     def architecture(self) -> str:
@@ -147,13 +160,15 @@ class Model:
 
     @property
     def rope_scaling_kind(self) -> str:
-        """How the file scales positions: "none", "linear", "yarn", ...; empty where it does not say."""
+        """How the file scales positions: "none", "linear", "yarn", ...; empty where it does not
+        say."""
         value = self.header.metadata.get(f"{self.architecture}.rope.scaling.type")
         return value if isinstance(value, str) else ""
 
     @property
     def rope_factor(self) -> float:
-        """How many times longer than the original context the file's own scaling makes `n_ctx_train`."""
+        """How many times longer than the original context the file's own scaling makes
+        `n_ctx_train`."""
         for key in ("rope.scaling.factor", "rope.scale_linear"):
             factor = self.header.metadata.get(f"{self.architecture}.{key}")
             if isinstance(factor, (int, float)) and factor > 0.0:
@@ -167,7 +182,8 @@ class Model:
 
     @property
     def n_embd_out(self) -> int:
-        """The width of the states that NextN blocks read; of the hidden states themselves in most architectures."""
+        """The width of the states that NextN blocks read; of the hidden states themselves in most
+        architectures."""
         return int(self._native.llama_model_n_embd_out(self.handle))
 
     @property
@@ -193,12 +209,14 @@ class Model:
 
     @property
     def can_roll_back(self) -> bool:
-        """Whether a memory that cannot branch can at least take back the tokens of the last evaluation."""
+        """Whether a memory that cannot branch can at least take back the tokens of the last
+        evaluation."""
         return not self.can_branch and self.architecture in ROLLBACK_ARCHITECTURES
 
     @property
     def can_generate(self) -> bool:
-        """Whether this is a left-to-right decoder: encoders, encoder-decoders and diffusion models are not."""
+        """Whether this is a left-to-right decoder: encoders, encoder-decoders and diffusion models
+        are not."""
         native, handle = self._native, self.handle
         encodes = native.llama_model_has_encoder(handle) or native.llama_model_is_diffusion(handle)
         return bool(native.llama_model_has_decoder(handle)) and not encodes
@@ -217,7 +235,10 @@ class Model:
         native, handle = self._native, self.handle
         for index in range(native.llama_model_meta_count(handle)):
             texts = []
-            for read in (native.llama_model_meta_key_by_index, native.llama_model_meta_val_str_by_index):
+            for read in (
+                native.llama_model_meta_key_by_index,
+                native.llama_model_meta_val_str_by_index,
+            ):
                 size = max(read(handle, index, ctypes.create_string_buffer(1), 1), 0) + 1
                 buffer = ctypes.create_string_buffer(size)
                 read(handle, index, buffer, size)
@@ -227,9 +248,11 @@ class Model:
     def require_weights(self) -> None:
         """Raise `OptionError` if only the vocabulary was loaded."""
         if self._vocab_only:
-            raise OptionError(f"only the vocabulary of {self.path} was loaded: it cannot evaluate anything")
+            raise OptionError(
+                f"only the vocabulary of {self.path} was loaded: it cannot evaluate anything"
+            )
 
-    # -- children ----------------------------------------------------------------------------------------
+    # -- children ----------------------------------------------------------------------------------
 
     def adopt(self) -> None:
         """Count a context that reads this model, so that the model outlives it."""
@@ -251,6 +274,7 @@ def _check_tokens(header: GGUFHeader, path: Path) -> None:
         text = tokens.bytes_at(token).split(b"\0", 1)[0] or b"[EMPTY_%d]" % token
         if first.setdefault(text, token) != token:
             raise MalformedFileError(
-                f"{path} has the token {text.decode('utf-8', 'replace')!r} twice in its vocabulary, "
+                f"{path} has the token {text.decode('utf-8', 'replace')!r} twice in its "
+                "vocabulary, "
                 f"as tokens {first[text]} and {token}: convert the model again"
             )

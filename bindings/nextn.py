@@ -1,11 +1,14 @@
-"""NextN blocks (multi-token prediction, MTP): which files have them, and for which llama.cpp can draft.
+"""NextN blocks (multi-token prediction, MTP): which files have them, and for which llama.cpp can
+draft.
 
-A NextN block is one more decoder layer behind the trunk that predicts one token further, from the trunk's last hidden
-state and the next token's embedding (DeepSeek-V3, 2412.19437, section 2.2). `{arch}.nextn_predict_layers` says how many
-of a file's `block_count` blocks are such; whether their tensors came along is another matter.
+A NextN block is one more decoder layer behind the trunk that predicts one token further, from the
+trunk's last hidden state and the next token's embedding (DeepSeek-V3, 2412.19437, section 2.2).
+`{arch}.nextn_predict_layers` says how many of a file's `block_count` blocks are such; whether their
+tensors came along is another matter.
 
-The lists below were read in the sources of llama.cpp 4df29be4f and hold for llama-cpp-python 0.3.36: it asserts, or
-runs the wrong graph, where an architecture has no graph for its NextN blocks.
+The lists below were read in the sources of llama.cpp 4df29be4f and hold for llama-cpp-python
+0.3.36: it asserts, or runs the wrong graph, where an architecture has no graph for its NextN
+blocks.
 
 Models split into several GGUF files: the headers of all of them.
 """
@@ -26,16 +29,24 @@ _NAME = re.compile(r"(?P<base>.*)-\d{5}-of-\d{5}\.gguf")
 
 
 def split_headers(path: Path, header: GGUFHeader) -> list[GGUFHeader]:
-    """Return the header of a model's first file, and those of its other files as far as they are there.
+    """Return the header of a model's first file, and those of its other files as far as they are
+    there.
 
-    llama.cpp names them `base-00001-of-00003.gguf` and so on, and refuses to load a model that is not complete.
+    llama.cpp names them `base-00001-of-00003.gguf` and so on, and refuses to load a model that is
+    not complete.
     """
     count = header.metadata.get("split.count")
     name = _NAME.fullmatch(path.name)
     if not isinstance(count, int) or not 1 < count < 10**5 or name is None:
         return [header]
-    others = (path.with_name(f"{name['base']}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1))
-    return [header, *(read_any_header(other) for other in others if other != path and other.is_file())]
+    others = (
+        path.with_name(f"{name['base']}-{part:05}-of-{count:05}.gguf")
+        for part in range(1, count + 1)
+    )
+    return [
+        header,
+        *(read_any_header(other) for other in others if other != path and other.is_file()),
+    ]
 
 
 NEXTN_ARCHITECTURES = (
@@ -57,7 +68,8 @@ NEXTN_ARCHITECTURES = (
 """Whose NextN blocks llama.cpp has a graph for."""
 
 SEVERAL_BLOCKS = ("hy_v3", "mimo2", "step35")
-"""Of these, which may have more than one block: one for each drafted token. The others assert that they have one."""
+"""Of these, which may have more than one block: one for each drafted token. The others assert that
+they have one."""
 
 ROLLBACK_ARCHITECTURES = (
     "bailingmoe3",
@@ -72,7 +84,8 @@ ROLLBACK_ARCHITECTURES = (
     "qwen35moe",
     "qwen4exp",
 )
-"""Recurrent and hybrid architectures whose state can take back the tokens of the last evaluation (n_rs_seq)."""
+"""Recurrent and hybrid architectures whose state can take back the tokens of the last evaluation
+(n_rs_seq)."""
 
 _MOST_BLOCKS = 64
 
@@ -81,8 +94,8 @@ _MOST_BLOCKS = 64
 class NextnBlocks:
     """What a model's files hold of NextN blocks: `count` of them, of `n_parameters` numbers.
 
-    A model that only says that there were some has 0. `alone`: they are there without the model that they belong to, as
-    in llama.cpp's `mtp-*.gguf`.
+    A model that only says that there were some has 0. `alone`: they are there without the model
+    that they belong to, as in llama.cpp's `mtp-*.gguf`.
     """
 
     count: int = 0
@@ -91,7 +104,8 @@ class NextnBlocks:
 
 
 def read_nextn(path: Path, header: GGUFHeader) -> NextnBlocks:
-    """Return the NextN blocks of a model, by the headers of its files; `header` is that of `path`, the first."""
+    """Return the NextN blocks of a model, by the headers of its files; `header` is that of `path`,
+    the first."""
     n_all, n_nextn = _declared(header)
     if not n_nextn:
         return NextnBlocks()
@@ -100,7 +114,9 @@ def read_nextn(path: Path, header: GGUFHeader) -> NextnBlocks:
     blocks = [f"blk.{block}." for block in range(n_all - n_nextn, n_all)]
     if not all(f"{block}nextn.eh_proj.weight" in names for block in blocks):
         return NextnBlocks()
-    n_parameters = sum(tensor.n_elements for tensor in tensors if tensor.name.startswith(tuple(blocks)))
+    n_parameters = sum(
+        tensor.n_elements for tensor in tensors if tensor.name.startswith(tuple(blocks))
+    )
     return NextnBlocks(n_nextn, n_parameters, alone="blk.0.attn_norm.weight" not in names)
 
 
@@ -114,24 +130,31 @@ def _declared(header: GGUFHeader) -> tuple[int, int]:
     return (n_all, n_nextn) if 0 < n_nextn <= min(n_all, _MOST_BLOCKS) else (n_all, 0)
 
 
-# -- llama.cpp's functions, which it has not declared stable yet ------------------------------------------
+# -- llama.cpp's functions, which it has not declared stable yet -----------------------------------
 
 
 def show_nextn_states(context: Any, *, only_rows: bool = False) -> None:  # noqa: ANN401 - a ctypes pointer
-    """Let a context give the states that NextN blocks read: of every token, or only of those that ask for a row."""
+    """Let a context give the states that NextN blocks read: of every token, or only of those that
+    ask for a row."""
     flag = ctypes.c_bool
-    show = _function("llama_set_embeddings_nextn", "P13llama_contextbb", None, ctypes.c_void_p, flag, flag)
+    show = _function(
+        "llama_set_embeddings_nextn", "P13llama_contextbb", None, ctypes.c_void_p, flag, flag
+    )
     show(context, True, only_rows)
 
 
 def nextn_rows() -> Any:  # noqa: ANN401 - a ctypes function
     """Return the function that tells where a context's states lie."""
-    return _function("llama_get_embeddings_nextn", "P13llama_context", ctypes.c_void_p, ctypes.c_void_p)
+    return _function(
+        "llama_get_embeddings_nextn", "P13llama_context", ctypes.c_void_p, ctypes.c_void_p
+    )
 
 
 def select_nextn_block(context: Any, block: int) -> None:  # noqa: ANN401 - a ctypes pointer
     """Let an MTP context evaluate another block: 0 is the first one behind the trunk."""
-    select = _function("llama_set_nextn_layer_offset", "P13llama_contexti", None, ctypes.c_void_p, ctypes.c_int32)
+    select = _function(
+        "llama_set_nextn_layer_offset", "P13llama_contexti", None, ctypes.c_void_p, ctypes.c_int32
+    )
     select(context, block)
 
 
@@ -142,4 +165,6 @@ def _function(name: str, arguments: str, result: Any, *types: Any) -> Any:  # no
             return native_function(symbol, result, *types)
         except AttributeError:
             continue
-    raise UnsupportedModelError(f"this llama-cpp-python has no {name}: install the version that specrun asks for")
+    raise UnsupportedModelError(
+        f"this llama-cpp-python has no {name}: install the version that specrun asks for"
+    )

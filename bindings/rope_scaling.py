@@ -1,8 +1,9 @@
 """How positions are stretched, so that a model goes on beyond the context that it was trained for.
 
-Rotary positions can be squeezed into the trained range evenly (position interpolation, Chen et al. 2023, "Extending
-Context Window of Large Language Models via Positional Interpolation") or by frequency (YaRN, Peng et al. 2023), or
-their base can be raised. llama.cpp does all three per context; the file does not change.
+Rotary positions can be squeezed into the trained range evenly (position interpolation, Chen et al.
+2023, "Extending Context Window of Large Language Models via Positional Interpolation") or by
+frequency (YaRN, Peng et al. 2023), or their base can be raised. llama.cpp does all three per
+context; the file does not change.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from typing import Any, Literal
 from specrun.bindings.errors import OptionError
 
 RopeScalingKind = Literal["model", "none", "linear", "yarn"]
-ROPE_SCALINGS: dict[RopeScalingKind, int] = {"model": -1, "none": 0, "linear": 1, "yarn": 2}  # LLAMA_ROPE_SCALING_TYPE
+ROPE_SCALINGS: dict[RopeScalingKind, int] = {
+    "model": -1,
+    "none": 0,
+    "linear": 1,
+    "yarn": 2,
+}  # LLAMA_ROPE_SCALING_TYPE
 _MAX_CTX = 2**31
 
 
@@ -22,11 +28,12 @@ _MAX_CTX = 2**31
 class RopeScaling:
     """How a context scales rotary positions; the default is what the model's file says.
 
-    `scale` is how many times longer the context becomes (0: the model's own), `freq_base` the base of the rotary
-    frequencies (0: the model's). `yarn_orig_ctx` is the length that YaRN stretches (0: what the model was trained for);
-    `yarn_ext_factor` mixes interpolation with extrapolation, `yarn_attn_factor` scales attention, and between
-    `yarn_beta_slow` and `yarn_beta_fast` rotations over the original context YaRN goes over from one to the other
-    (-1 each: the model's own, or YaRN's).
+    `scale` is how many times longer the context becomes (0: the model's own), `freq_base` the base
+    of the rotary frequencies (0: the model's). `yarn_orig_ctx` is the length that YaRN stretches
+    (0: what the model was trained for); `yarn_ext_factor` mixes interpolation with extrapolation,
+    `yarn_attn_factor` scales attention, and between `yarn_beta_slow` and `yarn_beta_fast` rotations
+    over the original context YaRN goes over from one to the other (-1 each: the model's own, or
+    YaRN's).
     """
 
     kind: RopeScalingKind = "model"
@@ -43,19 +50,30 @@ class RopeScaling:
             raise OptionError(f"rope scaling is {self.kind!r}: use {', '.join(ROPE_SCALINGS)}")
         for name, value in (("rope scale", self.scale), ("rope frequency base", self.freq_base)):
             if not 0.0 <= value < math.inf:
-                raise OptionError(f"{name} is {value}: give a positive number, or 0 for the model's own")
+                raise OptionError(
+                    f"{name} is {value}: give a positive number, or 0 for the model's own"
+                )
         if self.kind == "none" and self.scale not in (0.0, 1.0):
-            raise OptionError(f"rope scale is {self.scale:g} where rope scaling is none: use linear or yarn")
+            raise OptionError(
+                f"rope scale is {self.scale:g} where rope scaling is none: use linear or yarn"
+            )
         if not 0 <= self.yarn_orig_ctx < _MAX_CTX:
-            raise OptionError(f"yarn_orig_ctx is {self.yarn_orig_ctx}: give the trained length, or 0 for the model's")
+            raise OptionError(
+                f"yarn_orig_ctx is {self.yarn_orig_ctx}: give the trained length, or 0 for the "
+                "model's"
+            )
         for name in ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast"):
             value = getattr(self, name)
             if value != -1.0 and not 0.0 <= value < math.inf:
                 raise OptionError(f"{name} is {value}: give 0 or more, or -1 for the usual value")
             if value != -1.0 and self.kind in ("none", "linear"):
-                raise OptionError(f"{name} is about YaRN, and rope scaling is {self.kind}: use yarn")
+                raise OptionError(
+                    f"{name} is about YaRN, and rope scaling is {self.kind}: use yarn"
+                )
         if self.yarn_orig_ctx and self.kind in ("none", "linear"):
-            raise OptionError(f"yarn_orig_ctx is about YaRN, and rope scaling is {self.kind}: use yarn")
+            raise OptionError(
+                f"yarn_orig_ctx is about YaRN, and rope scaling is {self.kind}: use yarn"
+            )
 
     @property
     def stretches(self) -> bool:
@@ -63,26 +81,33 @@ class RopeScaling:
         return self.scale > 1.0 or self.freq_base > 0.0
 
     def context_size(self, asked: int, trained: int, factor: float = 1.0) -> int:
-        """Return the context to make: `asked` tokens (0: as many as there are), cut only where nothing is stretched.
+        """Return the context to make: `asked` tokens (0: as many as there are), cut only where
+        nothing is stretched.
 
-        `trained` is what the file says, `factor` how far that is stretched already: `scale` takes its place.
+        `trained` is what the file says, `factor` how far that is stretched already: `scale` takes
+        its place.
         """
         if self.stretches:
             return asked or max(trained, int(trained / factor * self.scale))
         return min(asked or trained, trained)
 
     def check(self, kind_of_file: str, factor: float) -> None:
-        """Raise OptionError where a file's own scaling ("none", "linear", "yarn", or ""; `factor`) defeats this."""
+        """Raise OptionError where a file's own scaling ("none", "linear", "yarn", or ""; `factor`)
+        defeats this."""
         if self.kind == "model" and kind_of_file == "none" and self.scale not in (0.0, 1.0):
             raise OptionError(
-                f"rope scale is {self.scale:g}, and the model's file says that its positions are not scaled: add "
+                f"rope scale is {self.scale:g}, and the model's file says that its positions are "
+                "not scaled: add "
                 "--rope-scaling linear or yarn"
             )
         if self.kind in ("linear", "yarn") and not self.scale and factor == 1.0:
-            raise OptionError(f"rope scaling is {self.kind}, by no factor: add --rope-scale, such as 2")
+            raise OptionError(
+                f"rope scaling is {self.kind}, by no factor: add --rope-scale, such as 2"
+            )
         if 0.0 < self.scale <= factor != 1.0:
             raise OptionError(
-                f"rope scale is {self.scale:g}, and the model's file has {factor:g} already, which it would replace: "
+                f"rope scale is {self.scale:g}, and the model's file has {factor:g} already, "
+                "which it would replace: "
                 f"give more than {factor:g}"
             )
 

@@ -30,9 +30,16 @@ class OutputBuffers:
         self.generation = 0
         self._handle = handle
         self._options = options
-        self._widths = {_LOGITS: model.vocabulary.size, _HIDDEN: model.n_embd, _NEXTN: model.n_embd_out}
+        self._widths = {
+            _LOGITS: model.vocabulary.size,
+            _HIDDEN: model.n_embd,
+            _NEXTN: model.n_embd_out,
+        }
         self._views: dict[str, tuple[int, FloatRows]] = {}
-        self._addresses = {name: native_function(name, ctypes.c_void_p, ctypes.c_void_p) for name in (_LOGITS, _HIDDEN)}
+        self._addresses = {
+            name: native_function(name, ctypes.c_void_p, ctypes.c_void_p)
+            for name in (_LOGITS, _HIDDEN)
+        }
         if options.nextn_states:
             self._addresses[_NEXTN] = nextn_rows()
         self._layers: LayerInputs | None = None
@@ -46,19 +53,25 @@ class OutputBuffers:
     def hidden_states(self, count: int) -> FloatRows:
         """Return the first `count` final hidden states, or more, [.., n_embd]."""
         if not self._options.hidden_states:
-            raise OptionError("this context was made without hidden states (ContextOptions.hidden_states)")
+            raise OptionError(
+                "this context was made without hidden states (ContextOptions.hidden_states)"
+            )
         return self._view(_HIDDEN, count)
 
     def layer_inputs(self, layer: int, count: int) -> FloatRows:
         """Return the inputs of a layer at the first `count` tokens, [.., n_embd]."""
         if self._layers is None:
-            raise OptionError("this context was made without layer inputs (ContextOptions.layer_inputs)")
+            raise OptionError(
+                "this context was made without layer inputs (ContextOptions.layer_inputs)"
+            )
         return self._layers.rows(layer, count)
 
     def nextn_states(self, count: int) -> FloatRows:
         """Return what NextN blocks read of the first `count` tokens, [.., n_embd_out]."""
         if not self._options.nextn_states:
-            raise OptionError("this context was made without NextN states (ContextOptions.nextn_states)")
+            raise OptionError(
+                "this context was made without NextN states (ContextOptions.nextn_states)"
+            )
         return self._view(_NEXTN, count)
 
     def close(self) -> None:
@@ -72,7 +85,9 @@ class OutputBuffers:
             raise ClosedError("the context is closed")
         address: int | None = self._addresses[name](self._handle)
         if not address:
-            raise OptionError("this evaluation gave no rows: no token of the batch asked for output")
+            raise OptionError(
+                "this evaluation gave no rows: no token of the batch asked for output"
+            )
         known = self._views.get(name)
         # The buffer only moves when it grows, so the array over it is made once and reused.
         if known is None or known[0] != address or len(known[1]) < count:
@@ -86,9 +101,10 @@ class OutputBuffers:
 class Rows:
     """The output rows of one evaluation, valid until the next one on the same context.
 
-    Row i belongs to the i-th token of the batch that asked for output. Reading a row after the context
-    has evaluated again raises `StaleViewError`: llama.cpp reuses, and may move, the memory. `every_token` says that
-    llama.cpp gave a row for every token, asked for or not; `n_states` is how many tokens have NextN states.
+    Row i belongs to the i-th token of the batch that asked for output. Reading a row after the
+    context has evaluated again raises `StaleViewError`: llama.cpp reuses, and may move, the memory.
+    `every_token` says that llama.cpp gave a row for every token, asked for or not; `n_states` is
+    how many tokens have NextN states.
     """
 
     __slots__ = (
@@ -103,7 +119,9 @@ class Rows:
         "count",
     )
 
-    def __init__(self, buffers: OutputBuffers, batch: Batch, n_states: int, *, every_token: bool) -> None:
+    def __init__(
+        self, buffers: OutputBuffers, batch: Batch, n_states: int, *, every_token: bool
+    ) -> None:
         self._buffers = buffers
         self._generation = buffers.generation
         self.count = batch.n_outputs
@@ -143,18 +161,23 @@ class Rows:
         return rows[token]  # type: ignore[no-any-return]
 
     def nextn_state(self, token: int) -> FloatRows:
-        """Return what NextN blocks read of the batch's token i, whether or not it asked for a row: a view.
+        """Return what NextN blocks read of the batch's token i, whether or not it asked for a row:
+        a view.
 
         float32 of the model's `n_embd_out` numbers.
         """
         self._require_fresh()
         if not 0 <= token < self._n_states:
-            raise OptionError(f"the state of token {token}, of an evaluation that gave {self._n_states} states")
+            raise OptionError(
+                f"the state of token {token}, of an evaluation that gave {self._n_states} states"
+            )
         return self._buffers.nextn_states(self._n_states)[token]  # type: ignore[no-any-return]
 
     def _require_fresh(self) -> None:
         if self._generation != self._buffers.generation:
-            raise StaleViewError("these rows were overwritten by a later evaluation: copy what must be kept")
+            raise StaleViewError(
+                "these rows were overwritten by a later evaluation: copy what must be kept"
+            )
 
     def _index_of(self, row: int) -> int:
         self._require_fresh()

@@ -17,7 +17,8 @@ _ATTRIBUTE_CONTROL = 1 << 3
 
 
 class Vocabulary:
-    """The vocabulary of one model. It lives as long as its `Model`, which owns the native memory."""
+    """The vocabulary of one model. It lives as long as its `Model`, which owns the native
+    memory."""
 
     def __init__(self, handle: Any) -> None:  # noqa: ANN401 - a ctypes pointer
         self._native = llama()
@@ -67,7 +68,8 @@ class Vocabulary:
     def special_texts(self) -> tuple[str, ...]:
         """Texts that only tokenization with `parse_special` turns into one token, longest first.
 
-        User-defined tokens are not among them: they are ordinary text, which llama.cpp always finds.
+        User-defined tokens are not among them: they are ordinary text, which llama.cpp always
+        finds.
         """
         wanted = _ATTRIBUTE_CONTROL | _ATTRIBUTE_UNKNOWN
         attribute = self._native.llama_vocab_get_attr
@@ -77,7 +79,8 @@ class Vocabulary:
 
     @functools.cached_property
     def fingerprint(self) -> bytes:
-        """SHA-256 of the kind of vocabulary and every stored text in order: equal where token ids mean the same."""
+        """SHA-256 of the kind of vocabulary and every stored text in order: equal where token ids
+        mean the same."""
         get, handle = self._native.llama_vocab_get_text, self._handle
         digest = hashlib.sha256(f"{self.kind} {self.size}".encode())
         for token in range(self.size):
@@ -91,11 +94,13 @@ class Vocabulary:
         raw: bytes | None = self._native.llama_vocab_get_text(self._handle, token)
         return (raw or b"").decode("utf-8", "replace")
 
-    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
         """Return the tokens of `text`.
 
-        `add_special` adds the bos and eos tokens that the model asks for; `parse_special` reads texts
-        such as `<|end|>` as control tokens, which is never right for what a user typed.
+        `add_special` adds the bos and eos tokens that the model asks for; `parse_special` reads
+        texts such as `<|end|>` as control tokens, which is never right for what a user typed.
         """
         if not text and not add_special:
             return []
@@ -132,7 +137,8 @@ class Vocabulary:
         return b"".join(self.piece(token) for token in tokens).decode("utf-8", "replace")
 
     def first_difference(self, other: Vocabulary, start: int) -> int | None:
-        """Return the first id from `start` on whose stored text differs, over the common size, or None."""
+        """Return the first id from `start` on whose stored text differs, over the common size, or
+        None."""
         get = self._native.llama_vocab_get_text
         mine, theirs = self._handle, other._handle
         for token in range(start, min(self.size, other.size)):

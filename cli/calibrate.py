@@ -1,4 +1,5 @@
-"""`specrun calibrate`: how often the guesses of heads are right, kept where their trees are made from it.
+"""`specrun calibrate`: how often the guesses of heads are right, kept where their trees are made
+from it.
 
 Options of `specrun calibrate`: which heads are asked along which text, and where the result goes.
 
@@ -73,7 +74,14 @@ calibration_source_options = option_group(
         type=ExistingFile(),
         help="A text to ask the heads along, as it stands; otherwise the target writes one.",
     ),
-    option("-p", "--prompt", section=_TEXTS, multiple=True, metavar="TEXT", help="A prompt to answer; repeatable."),
+    option(
+        "-p",
+        "--prompt",
+        section=_TEXTS,
+        multiple=True,
+        metavar="TEXT",
+        help="A prompt to answer; repeatable.",
+    ),
     no_template_option(_TEXTS),
     option(
         *("-n", "--predict", "--max-tokens"),
@@ -123,9 +131,19 @@ calibration_output_options = option_group(
     ),
     option("--force", section=_OUTPUT, is_flag=True, help="Overwrite FILE."),
     option(
-        "--save/--no-save", section=_OUTPUT, default=True, show_default=True, help="Keep what was measured, or show it."
+        "--save/--no-save",
+        section=_OUTPUT,
+        default=True,
+        show_default=True,
+        help="Keep what was measured, or show it.",
     ),
-    option("--json", "as_json", section=_OUTPUT, is_flag=True, help="Print everything that was measured as JSON."),
+    option(
+        "--json",
+        "as_json",
+        section=_OUTPUT,
+        is_flag=True,
+        help="Print everything that was measured as JSON.",
+    ),
 )
 
 
@@ -153,7 +171,10 @@ def print_calibration(
         print_table(terminal, title, head, cells)
     terminal.answer(_verdict(result) + "\n")
     if result.n_positions < _FEW:
-        terminal.note(f"{result.n_positions} places are few: more prompts, or a longer text (-f), give steadier shares")
+        terminal.note(
+            f"{result.n_positions} places are few: more prompts, or a longer text (-f), give "
+            "steadier shares"
+        )
 
 
 def _verdict(result: HeadCalibration) -> str:
@@ -162,10 +183,15 @@ def _verdict(result: HeadCalibration) -> str:
     costs = "measured" if result.is_measured else "typical"
     plan = result.plan
     text = (
-        f"tree of {len(plan.topology)} nodes for the {costs} costs: {plan.expected_tokens:.2f} tokens a round, "
+        f"tree of {len(plan.topology)} nodes for the {costs} costs: {plan.expected_tokens:.2f} "
+        "tokens a round, "
         f"{plan.speed_up:.2f} times the speed of plain decoding expected\n{plan.topology}"
     )
-    return text if plan.speed_up > 1.0 else f"plain decoding is faster here; the least slow is a {text}"
+    return (
+        text
+        if plan.speed_up > 1.0
+        else f"plain decoding is faster here; the least slow is a {text}"
+    )
 
 
 def _facts(options: HeadCalibrationOptions, result: HeadCalibration) -> dict[str, Any]:
@@ -203,7 +229,7 @@ before it were right? The tree of guesses is made from these shares, and sized b
 on this machine, which is measured too. They are written into the heads' own file, which is replaced
 whole or not at all, or with -o into a CSV beside it. EAGLE's heads read them as eagle(FILE, tree=sequoia)
 alone. Do not use the machine meanwhile.
-"""
+"""  # noqa: E501 - as it is shown
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
@@ -211,7 +237,9 @@ alone. Do not use the machine meanwhile.
 @calibration_source_options
 @calibration_output_options
 @terminal_options
-def calibrate(load: LoadSettings, source: CalibrationSource, output: CalibrationOutput, terminal: Terminal) -> None:
+def calibrate(
+    load: LoadSettings, source: CalibrationSource, output: CalibrationOutput, terminal: Terminal
+) -> None:
     """Measure how often heads guess right, and plan their tree."""
     from specrun.bindings.atomic import check_target, require_writable
     from specrun.runtime.tuning import calibrate_heads
@@ -224,7 +252,9 @@ def calibrate(load: LoadSettings, source: CalibrationSource, output: Calibration
         require_writable(options.heads)  # before the work, not after it
     text = None if source.file is None else read_text(source.file)
     with progress_bar(terminal, "loading the models") as progress:
-        result = calibrate_heads(options, lambda model: _texts(model, source, options, text, load.demo), progress)
+        result = calibrate_heads(
+            options, lambda model: _texts(model, source, options, text, load.demo), progress
+        )
     print_calibration(options, result, as_json=output.as_json, terminal=terminal)
     if output.save:
         _keep(options, result, output, terminal)
@@ -256,11 +286,17 @@ def _check_text(source: CalibrationSource, output: CalibrationOutput) -> None:
     if source.file is not None and source.temp:
         raise click.UsageError("--temp is about texts that the target writes: leave it out with -f")
     if output.output is not None and not output.save:
-        raise click.UsageError("-o says where the result is kept, and --no-save that it is not: give one of them")
+        raise click.UsageError(
+            "-o says where the result is kept, and --no-save that it is not: give one of them"
+        )
 
 
 def _texts(
-    model: Model, source: CalibrationSource, options: HeadCalibrationOptions, text: str | None, demo: bool
+    model: Model,
+    source: CalibrationSource,
+    options: HeadCalibrationOptions,
+    text: str | None,
+    demo: bool,
 ) -> Sequence[CalibrationText]:
     """Return the text of the file in pieces that fit the context, or the prompts."""
     from specrun.bench.drafters.prompts import demo_prompts
@@ -271,15 +307,26 @@ def _texts(
     if text is not None:
         tokens = model.vocabulary.tokenize(text)
         size = options.context.size_for(model)
-        return [CalibrationText(tuple(tokens[i : i + size]), 0) for i in range(0, len(tokens), size)]
-    asked = TuneText(None, source.prompt, None, source.no_chat_template, options.n_tokens, options.seconds)
-    wanted = demo_prompts(-(-options.n_tokens // _DEMO_ANSWER)) if demo and not source.prompt else None
-    prompts = prompt_tokens(model, wanted or prompt_texts(asked, demo=False), source.no_chat_template)
+        return [
+            CalibrationText(tuple(tokens[i : i + size]), 0) for i in range(0, len(tokens), size)
+        ]
+    asked = TuneText(
+        None, source.prompt, None, source.no_chat_template, options.n_tokens, options.seconds
+    )
+    wanted = (
+        demo_prompts(-(-options.n_tokens // _DEMO_ANSWER)) if demo and not source.prompt else None
+    )
+    prompts = prompt_tokens(
+        model, wanted or prompt_texts(asked, demo=False), source.no_chat_template
+    )
     return [CalibrationText(tuple(prompt), len(prompt)) for prompt in prompts]
 
 
 def _keep(
-    options: HeadCalibrationOptions, result: HeadCalibration, output: CalibrationOutput, terminal: Terminal
+    options: HeadCalibrationOptions,
+    result: HeadCalibration,
+    output: CalibrationOutput,
+    terminal: Terminal,
 ) -> None:
     from specrun.convert.heads.head_accuracy import store_accuracy, write_accuracy_csv
     from specrun.runtime.costs import save_curve

@@ -1,4 +1,5 @@
-"""`specrun cut`: a model with fewer layers, to draft for itself; or one that costs more and says the same."""
+"""`specrun cut`: a model with fewer layers, to draft for itself; or one that costs more and says
+the same."""
 
 from __future__ import annotations
 
@@ -39,17 +40,30 @@ Progress = Callable[[int, int], None]
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @click.argument("source", metavar="IN", type=ExistingFile())
 @click.argument("output", metavar="OUT", type=click.Path(path_type=Path))
-@option("--layers", section=_CUT, metavar="LIST", help="The layers to keep, such as 0-11 or 0-3,8,10-.")
-@option("--skip-layers", section=_CUT, metavar="LIST", help="The layers to leave out, such as 4,6,9-12.")
+@option(
+    "--layers", section=_CUT, metavar="LIST", help="The layers to keep, such as 0-11 or 0-3,8,10-."
+)
+@option(
+    "--skip-layers", section=_CUT, metavar="LIST", help="The layers to leave out, such as 4,6,9-12."
+)
 @option(
     "--pad-to",
     section=_CUT,
     type=ParametersType(),
     metavar="N",
-    help="Widen the feed-forward layers to N parameters (400M, 1B) instead, with zeros: for benchmarks.",
+    help=(
+        "Widen the feed-forward layers to N parameters (400M, 1B) instead, with zeros: for "
+        "benchmarks."
+    ),
 )
 @option("--force", section="Output", is_flag=True, help="Overwrite OUT.")
-@option("--json", "as_json", section="Output", is_flag=True, help="Print what was written as one JSON object.")
+@option(
+    "--json",
+    "as_json",
+    section="Output",
+    is_flag=True,
+    help="Print what was written as one JSON object.",
+)
 @terminal_options
 def cut(
     source: Path,
@@ -84,14 +98,21 @@ def cut(
 
 
 def _cut(
-    source: Path, output: Path, layers: str | None, skip: str | None, force: bool, progress: Progress
+    source: Path,
+    output: Path,
+    layers: str | None,
+    skip: str | None,
+    force: bool,
+    progress: Progress,
 ) -> CutReport | PadReport:
     from specrun.convert import cut_layers
 
     return cut_layers(source, output, layers=layers, skip=skip, force=force, progress=progress)
 
 
-def _pad(source: Path, output: Path, parameters: int, force: bool, progress: Progress) -> CutReport | PadReport:
+def _pad(
+    source: Path, output: Path, parameters: int, force: bool, progress: Progress
+) -> CutReport | PadReport:
     from specrun.convert import pad_ffn
 
     return pad_ffn(source, output, parameters, force=force, progress=progress)
@@ -102,9 +123,22 @@ def _described(report: CutReport | PadReport) -> tuple[dict[str, Any], str]:
     from specrun.convert.cut import CutReport, range_text
 
     size = f"{count_text(report.n_parameters)} parameters, {bytes_text(report.n_bytes)}"
-    facts: dict[str, Any] = {"output": str(report.output), "parameters": report.n_parameters, "bytes": report.n_bytes}
+    facts: dict[str, Any] = {
+        "output": str(report.output),
+        "parameters": report.n_parameters,
+        "bytes": report.n_bytes,
+    }
     if isinstance(report, CutReport):
         facts |= {"layers": list(report.layers), "source_layers": report.source_layers}
-        return facts, f"{report.output}: layers {range_text(report.layers)} of {report.source_layers}, {size}"
+        return (
+            facts,
+            (
+                f"{report.output}: layers {range_text(report.layers)} of {report.source_layers}, "
+                f"{size}"
+            ),
+        )
     facts |= {"padded_parameters": report.added_parameters, "feed_forward_width": report.width}
-    return facts, f"{report.output}: feed-forward width {report.source_width} to {report.width}, {size}"
+    return (
+        facts,
+        f"{report.output}: feed-forward width {report.source_width} to {report.width}, {size}",
+    )

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "build": LazyCommand("specrun.cli.datastore", "build", "Make a datastore of text files."),
-    "info": LazyCommand("specrun.cli.datastore", "info", "Show what a datastore holds, and check it."),
+    "info": LazyCommand(
+        "specrun.cli.datastore", "info", "Show what a datastore holds, and check it."
+    ),
 }
 
 _EPILOG = """\b
@@ -55,12 +57,19 @@ Examples:
 Texts are UTF-8 and are kept apart from each other. The store fits every model with the same vocabulary as
 MODEL, of which only the vocabulary is loaded. It takes about 8 bytes a token (2 to 3 times the text); memory
 stays below some 300 MB whatever the size. Ctrl-C leaves nothing behind.
-"""
+"""  # noqa: E501 - as it is shown
 
 
 @click.command(cls=SectionedCommand, epilog=_BUILD_EPILOG)
 @click.argument("files", nargs=-1, required=True, type=ExistingFile(), metavar="FILES...")
-@option("-m", "--model", section="Model", required=True, type=ExistingFile(), help="The target: its vocabulary is used.")
+@option(
+    "-m",
+    "--model",
+    section="Model",
+    required=True,
+    type=ExistingFile(),
+    help="The target: its vocabulary is used.",
+)
 @option(
     "-o",
     "--output",
@@ -72,14 +81,18 @@ stays below some 300 MB whatever the size. Ctrl-C leaves nothing behind.
 )
 @option("--force", section="Output", is_flag=True, help="Overwrite an existing file.")
 @terminal_options
-def build(files: tuple[Path, ...], model: Path, output: Path, force: bool, terminal: Terminal) -> None:
+def build(
+    files: tuple[Path, ...], model: Path, output: Path, force: bool, terminal: Terminal
+) -> None:
     """Tokenize text files and order them for retrieval."""
     from specrun.bindings.model import Model
     from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
 
     check_target(output, force=force)
     with Model(model, vocab_only=True) as vocab_model, _progress(terminal) as progress:
-        header = build_store(files, vocab_model.vocabulary, output, model=model.name, force=force, progress=progress)
+        header = build_store(
+            files, vocab_model.vocabulary, output, model=model.name, force=force, progress=progress
+        )
     size = bytes_text(output.stat().st_size)
     terminal.note(
         f"wrote {output}: {header.n_positions:,} tokens of {header.n_files:,} files "
@@ -94,11 +107,19 @@ def _progress(terminal: Terminal) -> Iterator[BuildProgress]:
         yield lambda _what, _done, _total: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True, no_color=not terminal.color_notes, highlight=False)
     text = TextColumn("{task.description}")
-    with Progress(text, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), console=console) as bar:
+    with Progress(
+        text, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), console=console
+    ) as bar:
         tasks = {
             "reading": bar.add_task("reading", total=None),
             "ordering": bar.add_task("ordering", total=None, start=False),
@@ -121,16 +142,28 @@ def _described(what: str, done: int, total: int) -> str:
 
 @click.command(cls=SectionedCommand)
 @click.argument("store", type=ExistingFile(), metavar="STORE")
-@option("-m", "--model", section="Model", type=ExistingFile(), help="Also say whether it fits this target.")
+@option(
+    "-m",
+    "--model",
+    section="Model",
+    type=ExistingFile(),
+    help="Also say whether it fits this target.",
+)
 @option("--json", "as_json", section="Output", is_flag=True, help="Print one JSON object.")
 @terminal_options
 def info(store: Path, model: Path | None, as_json: bool, terminal: Terminal) -> None:
     """Show what a datastore holds; reads all of it to check that it is undamaged."""
-    from specrun.runtime.drafters.retrieval.datastore import open_store, read_store_header, verify_store
+    from specrun.runtime.drafters.retrieval.datastore import (
+        open_store,
+        read_store_header,
+        verify_store,
+    )
 
     header = read_store_header(store)
     if not verify_store(store):
-        raise MalformedFileError(f"the datastore {store} is damaged: its checksum differs; build it again")
+        raise MalformedFileError(
+            f"the datastore {store} is damaged: its checksum differs; build it again"
+        )
     if model is not None:
         from specrun.bindings.model import Model
 
@@ -141,8 +174,13 @@ def info(store: Path, model: Path | None, as_json: bool, terminal: Terminal) -> 
         return
     lines = {
         "datastore": f"{store} ({bytes_text(store.stat().st_size)}, undamaged)",
-        "tokens": f"{header.n_positions:,} of {header.n_files:,} files ({bytes_text(header.n_text_bytes)} of text)",
-        "vocabulary": f"{header.n_words:,} tokens, hash {header.vocabulary[:12]}, of {one_line(header.model)}",
+        "tokens": (
+            f"{header.n_positions:,} of {header.n_files:,} files "
+            f"({bytes_text(header.n_text_bytes)} of text)"
+        ),
+        "vocabulary": (
+            f"{header.n_words:,} tokens, hash {header.vocabulary[:12]}, of {one_line(header.model)}"
+        ),
     }
     if model is not None:
         lines["fits"] = str(model)

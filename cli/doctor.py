@@ -33,7 +33,8 @@ def specrun_version() -> str:
 
 
 def version_lines() -> list[str]:
-    """Return the versions and backends; loads llama.cpp, because only the library knows its commit."""
+    """Return the versions and backends; loads llama.cpp, because only the library knows its
+    commit."""
     from specrun.bindings.devices import devices
     from specrun.bindings.library import engine_versions
 
@@ -48,7 +49,8 @@ _TIMEOUT_S = 120.0
 _ILLEGAL_INSTRUCTIONS = {-getattr(signal, "SIGILL", 4), 0xC000001D, -1073741795}
 _REBUILD = (
     "rebuild llama-cpp-python with CFLAGS and CXXFLAGS set to "
-    '"-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" (`make chat` does), or with CMAKE_ARGS="-DGGML_NATIVE=OFF"'
+    '"-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" (`make chat` does), or with '
+    'CMAKE_ARGS="-DGGML_NATIVE=OFF"'
 )
 State = Literal["ok", "failed", "skipped"]
 
@@ -88,7 +90,11 @@ def diagnose() -> Diagnosis:
     checks = [_renamed(check, "llama.cpp loads")]
     if check.state == "ok":
         checks += _kernel_checks()
-    versions = {"specrun": specrun_version(), "Python": platform.python_version(), **engine.get("versions", {})}
+    versions = {
+        "specrun": specrun_version(),
+        "Python": platform.python_version(),
+        **engine.get("versions", {}),
+    }
     machine = {"system": f"{platform.system()} {platform.release()} {platform.machine()}"}
     if engine:
         machine |= {"cores": str(engine["cores"]), "CPU features": _features(engine["features"])}
@@ -98,13 +104,24 @@ def diagnose() -> Diagnosis:
 
 def _kernel_checks() -> list[Check]:
     if find_spec("gguf") is None:
-        return [Check("quantized kernels", "skipped", f"needs the package gguf: {extra_command('convert')}")]
-    return [_renamed(_ask("kernels", file_type)[1], f"{file_type} kernels") for file_type in KERNEL_TYPES]
+        return [
+            Check(
+                "quantized kernels",
+                "skipped",
+                f"needs the package gguf: {extra_command('convert')}",
+            )
+        ]
+    return [
+        _renamed(_ask("kernels", file_type)[1], f"{file_type} kernels")
+        for file_type in KERNEL_TYPES
+    ]
 
 
 def _demo_check(engine: Check) -> Check:
     if not demo_target().is_file():
-        return Check("embedded models", "skipped", "not part of this installation; name a model with -m")
+        return Check(
+            "embedded models", "skipped", "not part of this installation; name a model with -m"
+        )
     if engine.state != "ok":
         return Check("embedded models", "skipped", "llama.cpp does not load")
     return _renamed(_ask("file", str(demo_target()))[1], "embedded models")
@@ -114,16 +131,22 @@ def _ask(*question: str) -> tuple[dict[str, Any], Check]:
     """Return a probe's answer, {} if it failed, and what is to be said about it."""
     command = [sys.executable, "-m", "specrun.cli.probe", *question]
     try:
-        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
-        return {}, Check("", "failed", f"no answer within {_TIMEOUT_S:.0f} s", "end what else uses the processor")
+        return {}, Check(
+            "", "failed", f"no answer within {_TIMEOUT_S:.0f} s", "end what else uses the processor"
+        )
     return interpret(done.returncode, done.stdout, done.stderr)
 
 
 def interpret(exit_code: int, output: bytes, messages: bytes) -> tuple[dict[str, Any], Check]:
     """Return what a probe said, and a check without a name, from how it ended."""
     if exit_code in _ILLEGAL_INSTRUCTIONS:
-        return {}, Check("", "failed", "illegal instruction: llama.cpp was built for another processor", _REBUILD)
+        return {}, Check(
+            "", "failed", "illegal instruction: llama.cpp was built for another processor", _REBUILD
+        )
     try:
         answer = json.loads(output)
     except ValueError:
@@ -131,13 +154,22 @@ def interpret(exit_code: int, output: bytes, messages: bytes) -> tuple[dict[str,
         detail = f"died ({_ending(exit_code)})" + (f": {lines[-1]}" if lines else "")
         return {}, Check("", "failed", detail, "install llama-cpp-python again: see the README")
     if "error" in answer:
-        return {}, Check("", "failed", answer["error"], "install specrun and llama-cpp-python again: see the README")
+        return {}, Check(
+            "",
+            "failed",
+            answer["error"],
+            "install specrun and llama-cpp-python again: see the README",
+        )
     return answer, Check("", "ok", "")
 
 
 def _ending(exit_code: int) -> str:
     try:
-        return f"signal {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
+        return (
+            f"signal {signal.Signals(-exit_code).name}"
+            if exit_code < 0
+            else f"exit code {exit_code}"
+        )
     except ValueError:
         return f"exit code {exit_code}"
 
@@ -167,8 +199,8 @@ Exit code 1 if something is broken.
 def doctor(terminal: Terminal, as_json: bool) -> None:
     """Check this installation and this machine.
 
-    Quantized kernels are tried in processes of their own, so that a processor that lacks an instruction
-    is reported instead of ending the program.
+    Quantized kernels are tried in processes of their own, so that a processor that lacks an
+    instruction is reported instead of ending the program.
     """
     terminal.passing("looking around, a few seconds ...")
     try:
@@ -187,7 +219,13 @@ def _print(terminal: Terminal, diagnosis: Diagnosis) -> None:
     print_facts(terminal, "versions", diagnosis.versions)
     print_facts(terminal, "machine", diagnosis.machine)
     devices = [
-        (device["name"], device["description"], device["kind"], bytes_text(device["memory_free"]), bytes_text(device["memory_total"]))
+        (
+            device["name"],
+            device["description"],
+            device["kind"],
+            bytes_text(device["memory_free"]),
+            bytes_text(device["memory_total"]),
+        )
         for device in diagnosis.devices
     ]
     if devices:
@@ -197,4 +235,6 @@ def _print(terminal: Terminal, diagnosis: Diagnosis) -> None:
     for check in diagnosis.checks:
         if check.remedy:
             terminal.warn(f"{check.name}: {check.remedy}")
-    terminal.answer("Nothing is broken.\n" if diagnosis.healthy else "Something is broken: see above.\n")
+    terminal.answer(
+        "Nothing is broken.\n" if diagnosis.healthy else "Something is broken: see above.\n"
+    )

@@ -19,9 +19,20 @@ from specrun.cli.options.model import (
 )
 from specrun.cli.options.opening import check_sampling, open_runtime
 from specrun.cli.options.output import AnswerDisplay, answer_display_options, terminal_options
-from specrun.cli.options.prompt import PromptSettings, prompt_options, read_prompt, system_prompt_options
+from specrun.cli.options.prompt import (
+    PromptSettings,
+    prompt_options,
+    read_prompt,
+    system_prompt_options,
+)
 from specrun.cli.options.sampling import AnswerSettings, answer_options
-from specrun.cli.terminal.answer import Answer, AnswerWriter, context_full, run_stream, statistics_line
+from specrun.cli.terminal.answer import (
+    Answer,
+    AnswerWriter,
+    context_full,
+    run_stream,
+    statistics_line,
+)
 from specrun.cli.terminal.errors import INTERRUPTED
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import GenerationStream, Runtime
@@ -49,7 +60,13 @@ one object), everything else goes to stderr. Options also come from SPECRUN_<OPT
 @system_prompt_options
 @terminal_options
 @answer_display_options
-@option("--json", "as_json", section="Output", is_flag=True, help="Print one JSON object instead of the text.")
+@option(
+    "--json",
+    "as_json",
+    section="Output",
+    is_flag=True,
+    help="Print one JSON object instead of the text.",
+)
 def generate(
     load: LoadSettings,
     prompt: PromptSettings,
@@ -81,12 +98,20 @@ def generate(
 
 
 def _start(
-    runtime: Runtime, text: str, system: str | None, answer: AnswerSettings, template: TemplateSettings
+    runtime: Runtime,
+    text: str,
+    system: str | None,
+    answer: AnswerSettings,
+    template: TemplateSettings,
 ) -> GenerationStream:
     given = template.chat_template is not None or template.chat_template_file is not None
     if template.no_chat_template or not (given or runtime.model.chat_template):
         if system is not None:
-            why = "--no-chat-template" if template.no_chat_template else "a model without a chat template"
+            why = (
+                "--no-chat-template"
+                if template.no_chat_template
+                else "a model without a chat template"
+            )
             raise click.UsageError(f"-sys has no place with {why}: write it into the prompt")
         return runtime.stream(text, answer.params, max_tokens=answer.max_tokens)
     messages = [{"role": "user", "content": text}]

@@ -33,12 +33,18 @@ Examples:
 \b
 Options are llama-imatrix's, and so is the file: either program reads what the other wrote. Ctrl-C keeps
 the chunks that are done; --resume goes on behind them and ends with the same numbers.
-"""
+"""  # noqa: E501 - as it is shown
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @option("-m", "--model", section="Model", type=ExistingFile(), help="The model: best F16 or F32.")
-@option("-f", "--file", section=_TEXT, type=ExistingFile(), help="The text to read; one that is like its use.")
+@option(
+    "-f",
+    "--file",
+    section=_TEXT,
+    type=ExistingFile(),
+    help="The text to read; one that is like its use.",
+)
 @option(
     "-c",
     "--ctx-size",
@@ -49,11 +55,34 @@ the chunks that are done; --resume goes on behind them and ends with the same nu
     metavar="N",
     help="Tokens of a chunk.",
 )
-@option("--chunk", "--from-chunk", section=_TEXT, type=_COUNT, default=0, metavar="N", help="The first chunk to read.")
-@option("--chunks", section=_TEXT, type=click.IntRange(-1), default=-1, metavar="N", help="The most chunks; -1: all.")
-@option("--parse-special", section=_TEXT, is_flag=True, help="Read the names of special tokens as such.")
 @option(
-    "-o", "--output", section=_FILE, type=click.Path(path_type=Path), required=True, metavar="FILE", help="The matrix."
+    "--chunk",
+    "--from-chunk",
+    section=_TEXT,
+    type=_COUNT,
+    default=0,
+    metavar="N",
+    help="The first chunk to read.",
+)
+@option(
+    "--chunks",
+    section=_TEXT,
+    type=click.IntRange(-1),
+    default=-1,
+    metavar="N",
+    help="The most chunks; -1: all.",
+)
+@option(
+    "--parse-special", section=_TEXT, is_flag=True, help="Read the names of special tokens as such."
+)
+@option(
+    "-o",
+    "--output",
+    section=_FILE,
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="The matrix.",
 )
 @option(
     "--in-file",
@@ -134,7 +163,9 @@ def imatrix(
     from specrun.convert.quantize import measure_importance, merge_importance
 
     if resume and in_file:
-        raise OptionError("--resume and --in-file exclude each other: the file of -o already has those matrices")
+        raise OptionError(
+            "--resume and --in-file exclude each other: the file of -o already has those matrices"
+        )
     if file is None:
         report = merge_importance(in_file, output, chunk_size=settings["ctx_size"], force=force)
     elif model is None:
@@ -189,7 +220,12 @@ def _show(report: ImportanceReport, terminal: Terminal, *, as_json: bool) -> Non
         terminal.answer(json.dumps(facts) + "\n")
     else:
         print_facts(
-            terminal, "importance matrix", {name.replace("_", " "): str(value) for name, value in facts.items()}
+            terminal,
+            "importance matrix",
+            {name.replace("_", " "): str(value) for name, value in facts.items()},
         )
     if report.n_partial:
-        terminal.warn(f"{report.n_partial} matrices have experts that no token was sent to: read a longer text")
+        terminal.warn(
+            f"{report.n_partial} matrices have experts that no token was sent to: read a longer "
+            "text"
+        )

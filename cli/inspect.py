@@ -1,8 +1,10 @@
-"""`specrun inspect`: what a GGUF file holds, whether a draft model fits it, and how two models differ.
+"""`specrun inspect`: what a GGUF file holds, whether a draft model fits it, and how two models
+differ.
 
 Options of `specrun inspect A B`: on which text two models are compared, and how it is evaluated.
 
-What `specrun inspect A B` finds and prints: sizes, perplexities, divergence, and the error of each tensor.
+What `specrun inspect A B` finds and prints: sizes, perplexities, divergence, and the error of each
+tensor.
 """
 
 from __future__ import annotations
@@ -98,8 +100,11 @@ comparison_options = option_group(
 _SHOWN_TENSORS = 10
 
 
-def compare_files(original: Path, other: Path, settings: ComparisonSettings, terminal: Terminal) -> dict[str, Any]:
-    """Return what is found, ready for JSON. Raises PairError unless both files have one vocabulary."""
+def compare_files(
+    original: Path, other: Path, settings: ComparisonSettings, terminal: Terminal
+) -> dict[str, Any]:
+    """Return what is found, ready for JSON. Raises PairError unless both files have one
+    vocabulary."""
     from specrun.bench.models.model_comparison import ComparisonOptions, compare_models
     from specrun.bench.models.tensor_errors import tensor_errors
     from specrun.convert.logit_check import FIXED_TEXT
@@ -113,7 +118,11 @@ def compare_files(original: Path, other: Path, settings: ComparisonSettings, ter
     )
     try:
         found = compare_models(
-            original, other, text, options, lambda done, total: terminal.passing(f"chunk {done} of {total}")
+            original,
+            other,
+            text,
+            options,
+            lambda done, total: terminal.passing(f"chunk {done} of {total}"),
         )
     finally:
         terminal.passing("")
@@ -126,7 +135,9 @@ def compare_files(original: Path, other: Path, settings: ComparisonSettings, ter
     }
 
 
-def print_comparison(terminal: Terminal, first: dict[str, Any], other: dict[str, Any], found: dict[str, Any]) -> None:
+def print_comparison(
+    terminal: Terminal, first: dict[str, Any], other: dict[str, Any], found: dict[str, Any]
+) -> None:
     """Print both files side by side, then the figures, then the tensors that are furthest off."""
     rows = [
         ("file", first["file"], other["file"]),
@@ -144,12 +155,17 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
     summary = found["summary"]
     text = "the fixed text" if found["text"] == "fixed" else found["text"]
     return {
-        "scored": f"{summary['n_tokens']:,} tokens of {text} ({found['n_chunks']:,} chunks of {found['n_ctx']:,})",
+        "scored": (
+            f"{summary['n_tokens']:,} tokens of {text} ({found['n_chunks']:,} chunks of "
+            f"{found['n_ctx']:,})"
+        ),
         "KL divergence, mean": f"{summary['kl_mean']:.3g} +- {summary['kl_error']:.2g} nats",
         "KL divergence, median": f"{summary['kl_median']:.3g}",
         "KL divergence, 99 %": f"{summary['kl_99']:.3g}",
         "KL divergence, largest": f"{summary['kl_largest']:.3g}",
-        "same first token": f"{100 * summary['same_top']:.2f} +- {100 * summary['top_error']:.2f} %",
+        "same first token": (
+            f"{100 * summary['same_top']:.2f} +- {100 * summary['top_error']:.2f} %"
+        ),
     }
 
 
@@ -159,13 +175,18 @@ def _perplexity(measured: dict[str, float]) -> str:
 
 def _print_tensors(terminal: Terminal, errors: list[dict[str, Any]]) -> None:
     compared = [error for error in errors if error["relative_rms"] is not None]
-    changed = sorted((error for error in compared if error["relative_rms"] > 0), key=lambda error: -error["relative_rms"])
+    changed = sorted(
+        (error for error in compared if error["relative_rms"] > 0),
+        key=lambda error: -error["relative_rms"],
+    )
     rows = [
         (error["name"], error["original_type"], error["other_type"], f"{error['relative_rms']:.3g}")
         for error in changed[:_SHOWN_TENSORS]
     ]
     if rows:
-        title = f"tensors furthest off ({len(changed):,} of {len(compared):,} differ; --json has all)"
+        title = (
+            f"tensors furthest off ({len(changed):,} of {len(compared):,} differ; --json has all)"
+        )
         print_table(terminal, title, ("tensor", "first", "second", "relative RMS error"), rows)
     else:
         terminal.answer(f"All {len(compared):,} tensors have the same numbers.\n")
@@ -208,7 +229,12 @@ def _check_hash(_context: click.Context, _option: click.Parameter, value: str | 
 @click.argument("file", type=ExistingFile())
 @click.argument("other", type=ExistingFile(), required=False)
 @option(
-    "-md", "--model-draft", "--draft-model", section="Model", type=ExistingFile(), help="Check a draft model or heads."
+    "-md",
+    "--model-draft",
+    "--draft-model",
+    section="Model",
+    type=ExistingFile(),
+    help="Check a draft model or heads.",
 )
 @option(
     "--sha256",
@@ -233,8 +259,9 @@ def inspect(
 ) -> None:
     """Show what a GGUF file holds, and whether a draft model fits it.
 
-    Only the header is read; -md also loads both vocabularies. With OTHER, a model of the same vocabulary such as
-    FILE quantized, both are evaluated on a text: perplexities, KL divergence, agreement, error by tensor.
+    Only the header is read; -md also loads both vocabularies. With OTHER, a model of the same
+    vocabulary such as FILE quantized, both are evaluated on a text: perplexities, KL divergence,
+    agreement, error by tensor.
     """
     if other is not None:
         if model_draft is not None or sha256 is not None:
@@ -248,7 +275,11 @@ def inspect(
     if model_draft is not None:
         draft_facts = summarise(model_draft, read_header(model_draft))
         problem = _pair_problem(file, model_draft)
-        facts["pair"] = {"draft": draft_facts, "fits": problem is None, "reason": str(problem) if problem else None}
+        facts["pair"] = {
+            "draft": draft_facts,
+            "fits": problem is None,
+            "reason": str(problem) if problem else None,
+        }
     if as_json:
         terminal.answer(json.dumps(facts, ensure_ascii=True) + "\n")
     else:
@@ -258,11 +289,16 @@ def inspect(
         raise problem
 
 
-def _compare(file: Path, other: Path, settings: ComparisonSettings, terminal: Terminal, *, as_json: bool) -> None:
+def _compare(
+    file: Path, other: Path, settings: ComparisonSettings, terminal: Terminal, *, as_json: bool
+) -> None:
     first, second = (summarise(path, read_header(path)) for path in (file, other))
     found = compare_files(file, other, settings, terminal)
     if as_json:
-        terminal.answer(json.dumps({"first": first, "second": second, "comparison": found}, ensure_ascii=True) + "\n")
+        terminal.answer(
+            json.dumps({"first": first, "second": second, "comparison": found}, ensure_ascii=True)
+            + "\n"
+        )
     else:
         print_comparison(terminal, first, second, found)
 
@@ -305,4 +341,6 @@ def _print(terminal: Terminal, facts: dict[str, Any]) -> None:
 
 def _check_sum(file: Path, wanted: str | None, found: str | None) -> None:
     if wanted is not None and wanted != _ONLY_PRINT and wanted.lower() != found:
-        raise MalformedFileError(f"{file} has the SHA-256 {found}, not {wanted.lower()}: get the file again")
+        raise MalformedFileError(
+            f"{file} has the SHA-256 {found}, not {wanted.lower()}: get the file again"
+        )

@@ -33,7 +33,11 @@ class LazyGroup(click.Group):
 
     def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **attributes: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **attributes)
-        self._lazy = {name: command for name, command in lazy.items() if importlib.util.find_spec(command.module)}
+        self._lazy = {
+            name: command
+            for name, command in lazy.items()
+            if importlib.util.find_spec(command.module)
+        }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the table's order."""

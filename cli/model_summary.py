@@ -10,7 +10,14 @@ from specrun.bindings.gguf import ArrayValue, GGUFHeader, MetadataValue
 from specrun.bindings.nextn import NEXTN_ARCHITECTURES, read_nextn
 from specrun.cli.terminal.table import bytes_text, count_text
 
-_VOCABULARY_KINDS = {"llama": "SPM", "gpt2": "BPE", "bert": "WPM", "t5": "UGM", "rwkv": "RWKV", "plamo2": "PLAMO2"}
+_VOCABULARY_KINDS = {
+    "llama": "SPM",
+    "gpt2": "BPE",
+    "bert": "WPM",
+    "t5": "UGM",
+    "rwkv": "RWKV",
+    "plamo2": "PLAMO2",
+}
 _SPECIAL = "_token_id"
 _TOKENIZER = "tokenizer.ggml."
 
@@ -51,7 +58,10 @@ def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
 def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
     """Return the facts as texts for people, without the table of tensor types."""
     vocabulary = facts["vocabulary"]
-    special = ", ".join(f"{name} {token['id']} {token['text']!r}" for name, token in vocabulary["special_tokens"].items())
+    special = ", ".join(
+        f"{name} {token['id']} {token['text']!r}"
+        for name, token in vocabulary["special_tokens"].items()
+    )
     texts = {
         "file": facts["file"],
         "size": f"{bytes_text(facts['file_bytes'])} (GGUF version {facts['gguf_version']})",
@@ -59,7 +69,9 @@ def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
         "name": facts["name"],
         "parameters": f"{facts['parameters']:,} ({count_text(facts['parameters'])})",
         "file type": facts["file_type"],
-        "bits per weight": None if facts["bits_per_weight"] is None else f"{facts['bits_per_weight']:.2f}",
+        "bits per weight": None
+        if facts["bits_per_weight"] is None
+        else f"{facts['bits_per_weight']:.2f}",
         "context length": facts["context_length"],
         "layers": facts["layers"],
         "NextN blocks": _nextn_text(facts),
@@ -67,22 +79,35 @@ def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
         "feed-forward width": facts["feed_forward_width"],
         "heads": facts["heads"],
         "key-value heads": facts["key_value_heads"],
-        "vocabulary": f"{vocabulary['kind']}, {vocabulary['size']:,} tokens" if vocabulary["size"] else None,
+        "vocabulary": f"{vocabulary['kind']}, {vocabulary['size']:,} tokens"
+        if vocabulary["size"]
+        else None,
         "pre-tokenizer": vocabulary["pre_tokenizer"],
         "special tokens": special or None,
         "chat template": "yes" if facts["chat_template"] else "no",
         "cut": _cut_text(facts),
         "padded": _padded_text(facts),
-        "split": f"one of {facts['split_files']} files; this one alone is counted" if facts["split_files"] else None,
+        "split": f"one of {facts['split_files']} files; this one alone is counted"
+        if facts["split_files"]
+        else None,
         "sha256": facts.get("sha256"),
     }
-    return {name: f"{text:,}" if isinstance(text, int) else str(text) for name, text in texts.items() if text}
+    return {
+        name: f"{text:,}" if isinstance(text, int) else str(text)
+        for name, text in texts.items()
+        if text
+    }
 
 
 def tensor_rows(facts: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     """Return the table of tensor types for people."""
     return [
-        (name, f"{counts['tensors']:,}", count_text(counts["parameters"]), bytes_text(counts["bytes"]))
+        (
+            name,
+            f"{counts['tensors']:,}",
+            count_text(counts["parameters"]),
+            bytes_text(counts["bytes"]),
+        )
         for name, counts in facts["tensor_types"].items()
     ]
 
@@ -119,14 +144,19 @@ def _cut_text(facts: dict[str, Any]) -> str | None:
 def _padded_text(facts: dict[str, Any]) -> str | None:
     if not isinstance(facts["padded_parameters"], int):
         return None
-    return f"{count_text(facts['padded_parameters'])} of the parameters only cost time: {facts['padded_from']}, widened"
+    return (
+        f"{count_text(facts['padded_parameters'])} of the parameters only cost time: "
+        f"{facts['padded_from']}, widened"
+    )
 
 
 def _nextn_text(facts: dict[str, Any]) -> str | None:
     if not facts["nextn_blocks"]:
         return None
     what = (
-        "--drafter mtp drafts with them" if not facts["nextn_only"] else "without a model: mtp(FILE) drafts with them"
+        "--drafter mtp drafts with them"
+        if not facts["nextn_only"]
+        else "without a model: mtp(FILE) drafts with them"
     )
     if facts["architecture"] not in NEXTN_ARCHITECTURES:
         what = "llama.cpp cannot draft with them"
@@ -142,7 +172,10 @@ def _vocabulary(header: GGUFHeader) -> dict[str, Any]:
         if key.startswith(_TOKENIZER) and key.endswith(_SPECIAL) and isinstance(value, int):
             inside = isinstance(tokens, ArrayValue) and 0 <= value < len(tokens)
             text = str(tokens[value]) if inside and isinstance(tokens, ArrayValue) else None
-            special[key.removeprefix(_TOKENIZER).removesuffix(_SPECIAL)] = {"id": value, "text": text}
+            special[key.removeprefix(_TOKENIZER).removesuffix(_SPECIAL)] = {
+                "id": value,
+                "text": text,
+            }
     return {
         "kind": _VOCABULARY_KINDS.get(str(kind), str(kind)) if kind is not None else None,
         "size": len(tokens) if isinstance(tokens, ArrayValue) else None,

@@ -1,4 +1,5 @@
-"""What `doctor` runs in a process of its own, because the native code it calls may kill the process.
+"""What `doctor` runs in a process of its own, because the native code it calls may kill the
+process.
 
     python -m specrun.cli.probe engine            versions, devices and instruction sets
     python -m specrun.cli.probe kernels Q8_0      evaluate a tiny model quantized to a type

@@ -33,7 +33,12 @@ class TensorTypeParameter(click.ParamType[tuple[str, str]]):
 
     name = "RE=TYPE"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:  # noqa: ANN401
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[str, str]:
         """Return the expression and the type."""
         pattern, equals, kind = str(value).rpartition("=")
         if not equals or not pattern or not kind:
@@ -75,9 +80,17 @@ Examples:
 @click.command(cls=SectionedCommand, epilog=_EPILOG, options_metavar="[OPTIONS]")
 @click.argument("arguments", nargs=-1, required=True, metavar="IN [OUT] TYPE")
 @option(
-    "--imatrix", section="Model", type=ExistingFile(), help="An importance matrix (specrun imatrix, llama-imatrix)."
+    "--imatrix",
+    section="Model",
+    type=ExistingFile(),
+    help="An importance matrix (specrun imatrix, llama-imatrix).",
 )
-@option("--pure", section=_TYPES, is_flag=True, help="One type for all matrices instead of llama.cpp's mix.")
+@option(
+    "--pure",
+    section=_TYPES,
+    is_flag=True,
+    help="One type for all matrices instead of llama.cpp's mix.",
+)
 @option(
     "--tensor-type",
     section=_TYPES,
@@ -86,9 +99,19 @@ Examples:
     help="A type for tensors whose names match; may be repeated, the first match decides.",
 )
 @option("--output-tensor-type", section=_TYPES, metavar="TYPE", help="The type of output.weight.")
-@option("--token-embedding-type", section=_TYPES, metavar="TYPE", help="The type of the token embeddings.")
+@option(
+    "--token-embedding-type",
+    section=_TYPES,
+    metavar="TYPE",
+    help="The type of the token embeddings.",
+)
 @option("--leave-output-tensor", section=_TYPES, is_flag=True, help="Leave output.weight as it is.")
-@option("--allow-requantize", section=_SPECIAL, is_flag=True, help="Accept a quantized IN: errors add up.")
+@option(
+    "--allow-requantize",
+    section=_SPECIAL,
+    is_flag=True,
+    help="Accept a quantized IN: errors add up.",
+)
 @option("--force", section=_SPECIAL, is_flag=True, help="Replace OUT if it exists.")
 @option(
     "-t",
@@ -105,8 +128,8 @@ Examples:
 def quantize(arguments: tuple[str, ...], terminal: Terminal, as_json: bool, **options: Any) -> None:  # noqa: ANN401
     """Write a GGUF file with smaller numbers.
 
-    Works on models and on drafting heads. The new file appears whole or not at all; OUT, if it is left out,
-    is IN with the type in its name.
+    Works on models and on drafting heads. The new file appears whole or not at all; OUT, if it is
+    left out, is IN with the type in its name.
     """
     from specrun.convert.quantize import HEAD_TYPE, is_head, quantize_model
     from specrun.convert.quantize.quantize_head import quantize_head
@@ -126,7 +149,9 @@ def quantize(arguments: tuple[str, ...], terminal: Terminal, as_json: bool, **op
     started = time.monotonic()
     progress = ProgressLine(terminal, f"{output.name}: {file_type}")
     try:
-        report = (quantize_head if head else quantize_model)(source, output, file_type, progress=progress, **options)
+        report = (quantize_head if head else quantize_model)(
+            source, output, file_type, progress=progress, **options
+        )
     finally:
         progress.close()
     _print_report(report, time.monotonic() - started, terminal, as_json)
@@ -152,10 +177,13 @@ def _is_type(word: str) -> bool:
 def default_output(source: Path, file_type: str) -> Path:
     """Return `source` with its encoding replaced: model-F16.gguf becomes model-Q4_K_M.gguf.
 
-    The encoding is the last part of the name, between - . or _, that is one; a name without gets it appended.
+    The encoding is the last part of the name, between - . or _, that is one; a name without gets it
+    appended.
     """
     names = "|".join(sorted((*FILE_TYPES, *FILE_TYPE_ALIASES), key=len, reverse=True))
-    stem = source.name.removesuffix(source.suffix) if source.suffix.lower() == ".gguf" else source.name
+    stem = (
+        source.name.removesuffix(source.suffix) if source.suffix.lower() == ".gguf" else source.name
+    )
     found = list(re.finditer(rf"(?<=[-._])(?:{names})(?![A-Za-z0-9_])", stem, re.IGNORECASE))
     if not found:
         return source.with_name(f"{stem}-{file_type}.gguf")
@@ -164,7 +192,9 @@ def default_output(source: Path, file_type: str) -> Path:
     return source.with_name(f"{stem[:start]}{written}{stem[end:]}.gguf")
 
 
-def _print_report(report: QuantizationReport, seconds: float, terminal: Terminal, as_json: bool) -> None:
+def _print_report(
+    report: QuantizationReport, seconds: float, terminal: Terminal, as_json: bool
+) -> None:
     if as_json:
         terminal.answer(json.dumps(_as_dict(report, seconds)) + "\n")
     else:
@@ -178,18 +208,28 @@ def _print_report(report: QuantizationReport, seconds: float, terminal: Terminal
             )
             for share in report.shares
         ]
-        total = (str(sum(share.n_tensors for share in report.shares)), count_text(report.n_parameters))
+        total = (
+            str(sum(share.n_tensors for share in report.shares)),
+            count_text(report.n_parameters),
+        )
         rows.append(("in all", *total, bytes_text(report.n_bytes), f"{report.bits_per_weight:.2f}"))
         head = ("type", "tensors", "weights", "size", "bits/weight")
         print_table(terminal, f"{report.output}: {report.file_type}", head, rows)
-    terminal.note(f"{bytes_text(report.source_bytes)} became {bytes_text(report.n_bytes)} in {seconds:.1f} s", "green")
+    terminal.note(
+        f"{bytes_text(report.source_bytes)} became {bytes_text(report.n_bytes)} in {seconds:.1f} s",
+        "green",
+    )
     if report.n_substituted:
         terminal.warn(
-            f"{report.n_substituted} matrices have rows that do not divide into the blocks of {report.file_type}: "
+            f"{report.n_substituted} matrices have rows that do not divide into the blocks of "
+            f"{report.file_type}: "
             "they were stored in other types"
         )
     if report.n_without_importance:
-        terminal.warn(f"{report.n_without_importance} matrices were quantized without importance: the file has none")
+        terminal.warn(
+            f"{report.n_without_importance} matrices were quantized without importance: the file "
+            "has none"
+        )
 
 
 def _as_dict(report: QuantizationReport, seconds: float) -> dict[str, Any]:

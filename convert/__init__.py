@@ -5,7 +5,12 @@ from __future__ import annotations
 from specrun.bindings.errors import MissingPackageError
 
 try:
-    from specrun.convert.conversion import ConversionPlan, ConversionReport, convert_checkpoint, plan_conversion
+    from specrun.convert.conversion import (
+        ConversionPlan,
+        ConversionReport,
+        convert_checkpoint,
+        plan_conversion,
+    )
     from specrun.convert.cut import CutReport, LayeredModel, PadReport, cut_layers, pad_ffn
     from specrun.convert.heads.head_conversion import convert_head, plan_head
     from specrun.convert.heads.target_facts import TargetFacts, target_facts

@@ -1,4 +1,5 @@
-"""Converts a Hugging Face checkpoint folder to one GGUF file: planned and checked first, then written."""
+"""Converts a Hugging Face checkpoint folder to one GGUF file: planned and checked first, then
+written."""
 
 from __future__ import annotations
 
@@ -33,8 +34,13 @@ from specrun.convert.tensor_map import MappedTensor, map_tensors, usual_type
 from specrun.convert.tensor_stream import TensorStream, check_written
 from specrun.convert.tokenizer import read_vocabulary
 
-OUTPUT_TYPES: dict[str, tuple[str, int]] = {"f32": ("F32", 0), "f16": ("F16", 1), "bf16": ("BF16", 32)}
-"""The values of `outtype` that need no quantizer, with the type of matrices and llama.cpp's number of the file type."""
+OUTPUT_TYPES: dict[str, tuple[str, int]] = {
+    "f32": ("F32", 0),
+    "f16": ("F16", 1),
+    "bf16": ("BF16", 32),
+}
+"""The values of `outtype` that need no quantizer, with the type of matrices and llama.cpp's number
+of the file type."""
 
 SMALL_MODEL = 300_000_000
 """The most parameters of a model whose logits are compared where nothing else is said."""
@@ -47,8 +53,9 @@ AUTOMATIC_TYPE = "auto"
 class ConversionPlan:
     """What a conversion will do; no number of the weights has been read.
 
-    `file_type` is what was asked for (F16, Q4_K_M, ...), `type_name` the type matrices are converted to, which
-    a quantizer then makes smaller where the two differ. `file_name` follows the GGUF naming convention.
+    `file_type` is what was asked for (F16, Q4_K_M, ...), `type_name` the type matrices are
+    converted to, which a quantizer then makes smaller where the two differ. `file_name` follows the
+    GGUF naming convention.
     """
 
     checkpoint: Checkpoint
@@ -73,7 +80,11 @@ class ConversionPlan:
     @property
     def source_bytes(self) -> int:
         """The bytes of all tensors in the checkpoint."""
-        return sum({source.name: source.n_bytes for info in self.tensors for source in info.sources}.values())
+        return sum(
+            {
+                source.name: source.n_bytes for info in self.tensors for source in info.sources
+            }.values()
+        )
 
     @property
     def source_types(self) -> Mapping[str, int]:
@@ -87,7 +98,8 @@ class ConversionPlan:
         return sum(tensor.n_bytes for tensor in self.tensors)
 
     def output_in(self, place: Path | None) -> Path:
-        """Return the file to write: `place`, or the conventional name in that folder, or in the current one."""
+        """Return the file to write: `place`, or the conventional name in that folder, or in the
+        current one."""
         if place is None:
             return Path(self.file_name)
         return place / self.file_name if place.is_dir() else place
@@ -95,9 +107,11 @@ class ConversionPlan:
 
 @dataclass(frozen=True, slots=True)
 class ConversionReport:
-    """What a conversion wrote: `type_name` is the file type (F16, Q4_K_M, ...), `n_bytes` the size of the file.
+    """What a conversion wrote: `type_name` is the file type (F16, Q4_K_M, ...), `n_bytes` the size
+    of the file.
 
-    `source_bytes` is the size of the tensors in the checkpoint; `logits` is None unless they were to be compared.
+    `source_bytes` is the size of the tensors in the checkpoint; `logits` is None unless they were
+    to be compared.
     """
 
     output: Path
@@ -116,14 +130,18 @@ class ConversionReport:
 
 
 def plan_conversion(
-    source: str | os.PathLike[str], *, outtype: str = "f16", allow_pickle: bool = False, pre: str | None = None
+    source: str | os.PathLike[str],
+    *,
+    outtype: str = "f16",
+    allow_pickle: bool = False,
+    pre: str | None = None,
 ) -> ConversionPlan:
     """Read config, vocabulary and the places of all tensors, and return what a conversion would do.
 
-    `outtype` is f32, f16, bf16, auto (what most of the checkpoint has), or a type of the quantizer such as
-    q4_k_m; `pre` is llama.cpp's name of the way text is split before tokens are merged, where that is not to be
-    recognised from the tokenizer. Raises OptionError for another type, FileMissingError, MalformedFileError,
-    UnsupportedModelError.
+    `outtype` is f32, f16, bf16, auto (what most of the checkpoint has), or a type of the quantizer
+    such as q4_k_m; `pre` is llama.cpp's name of the way text is split before tokens are merged,
+    where that is not to be recognised from the tokenizer. Raises OptionError for another type,
+    FileMissingError, MalformedFileError, UnsupportedModelError.
     """
     wanted = known_type(outtype)
     checkpoint = open_checkpoint(Path(source), allow_pickle=allow_pickle)
@@ -170,20 +188,22 @@ def convert_checkpoint(
     n_threads: int = 0,
     progress: Progress | None = None,
 ) -> ConversionReport:
-    """Convert the checkpoint folder `source` (config.json, weights, tokenizer.json) to the file `output`.
+    """Convert the checkpoint folder `source` (config.json, weights, tokenizer.json) to the file
+    `output`.
 
-    `outtype` and `pre` are as in `plan_conversion`; vectors stay float32. `output` may be a folder, None means
-    the current one: the file is then named by the GGUF convention. `allow_pickle` opens .bin and .pt weights, as
-    tensors only, where there are no safetensors. `verify` compares logits with transformers, where that is installed,
-    and None does for models of up to SMALL_MODEL parameters; names, shapes and types are always compared.
-    `n_threads` are the quantizer's and the comparison's, 0 for as many as cores.
+    `outtype` and `pre` are as in `plan_conversion`; vectors stay float32. `output` may be a folder,
+    None means the current one: the file is then named by the GGUF convention. `allow_pickle` opens
+    .bin and .pt weights, as tensors only, where there are no safetensors. `verify` compares logits
+    with transformers, where that is installed, and None does for models of up to SMALL_MODEL
+    parameters; names, shapes and types are always compared. `n_threads` are the quantizer's and the
+    comparison's, 0 for as many as cores.
 
-    Config, vocabulary and shapes are checked before the first byte is written, then the tensors are read piece by
-    piece, and the file appears whole or not at all.
+    Config, vocabulary and shapes are checked before the first byte is written, then the tensors are
+    read piece by piece, and the file appears whole or not at all.
 
-    Raises OptionError (unknown `outtype`, `output` exists and `force` is not given), FileMissingError,
-    MalformedFileError, UnsupportedModelError; SpecrunError if the disk is full, the folder cannot be written
-    or the logits are not the checkpoint's.
+    Raises OptionError (unknown `outtype`, `output` exists and `force` is not given),
+    FileMissingError, MalformedFileError, UnsupportedModelError; SpecrunError if the disk is full,
+    the folder cannot be written or the logits are not the checkpoint's.
     """
     plan = plan_conversion(source, outtype=outtype, allow_pickle=allow_pickle, pre=pre)
     target = plan.output_in(None if output is None else Path(output))
@@ -199,27 +219,52 @@ def convert_checkpoint(
         check_written(aside, plan.tensors)
         if verify:
             logits = check_logits(
-                aside, plan.checkpoint.folder, plan.type_name, allow_pickle=allow_pickle, n_threads=n_threads
+                aside,
+                plan.checkpoint.folder,
+                plan.type_name,
+                allow_pickle=allow_pickle,
+                n_threads=n_threads,
             )
 
     with TensorStream(digest) as stream:
         planned = [
-            PlannedTensor(tensor.name, tensor.shape, tensor.type_name, functools.partial(stream.pieces, tensor))
+            PlannedTensor(
+                tensor.name,
+                tensor.shape,
+                tensor.type_name,
+                functools.partial(stream.pieces, tensor),
+            )
             for tensor in plan.tensors
         ]
         if plan.is_quantized:
             # The quantizer reads a file: both have to fit.
             require_free_space(target.parent, plan.n_bytes + plan.n_bytes // 2)
             with _intermediate(target) as whole:
-                write_gguf(whole, plan.architecture, plan.metadata, planned, progress=progress, finish=finish)
+                write_gguf(
+                    whole,
+                    plan.architecture,
+                    plan.metadata,
+                    planned,
+                    progress=progress,
+                    finish=finish,
+                )
                 quantize_model(whole, target, plan.file_type, force=force, n_threads=n_threads)
         else:
-            write_gguf(target, plan.architecture, plan.metadata, planned, force=force, progress=progress, finish=finish)
+            write_gguf(
+                target,
+                plan.architecture,
+                plan.metadata,
+                planned,
+                force=force,
+                progress=progress,
+                finish=finish,
+            )
     return conversion_report(plan, target, digest.value, logits)
 
 
 def known_type(outtype: str) -> str:
-    """Return the file type that was typed, or AUTOMATIC_TYPE; raises OptionError for what cannot be made here."""
+    """Return the file type that was typed, or AUTOMATIC_TYPE; raises OptionError for what cannot be
+    made here."""
     if outtype.lower() == AUTOMATIC_TYPE:
         return AUTOMATIC_TYPE
     name = outtype.upper()
@@ -245,8 +290,11 @@ def _intermediate(target: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def conversion_report(plan: ConversionPlan, target: Path, sha256: str, logits: LogitCheck | None) -> ConversionReport:
-    """Return the report of a conversion whose file `target` was written from tensors with the digest `sha256`."""
+def conversion_report(
+    plan: ConversionPlan, target: Path, sha256: str, logits: LogitCheck | None
+) -> ConversionReport:
+    """Return the report of a conversion whose file `target` was written from tensors with the
+    digest `sha256`."""
     header = read_header(target)
     return ConversionReport(
         output=target,

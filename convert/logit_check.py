@@ -1,9 +1,11 @@
-"""Compares what a converted file computes with what transformers computes from the checkpoint itself.
+"""Compares what a converted file computes with what transformers computes from the checkpoint
+itself.
 
-A fixed text for comparing models: prose, talk, code, numbers and a list, as people give them to models.
+A fixed text for comparing models: prose, talk, code, numbers and a list, as people give them to
+models.
 
-It never changes: figures taken with it at different times can be compared. Its perplexity says little about a
-model by itself, since it is short.
+It never changes: figures taken with it at different times can be compared. Its perplexity says
+little about a model by itself, since it is short.
 """
 
 from __future__ import annotations
@@ -80,11 +82,12 @@ poor place stop sooner, until nearly all of them agree. Nobody has counted the v
 left when the doubtful ones have fallen silent.
 
 By noon the ferry was back. The old man had written "23, wind from the west, one child" into his book, and closed it.
-"""
+"""  # noqa: E501 - as it is shown
 
 
 LARGEST_ERRORS = {"F32": 1e-4, "F16": 2e-2, "BF16": 1e-1}
-"""How far logits may be off, relative to the largest logit: float32 by its rounding, the others by their weights'."""
+"""How far logits may be off, relative to the largest logit: float32 by its rounding, the others by
+their weights'."""
 
 _MOST_TOKENS = 64
 Logits = npt.NDArray[np.float32]
@@ -94,9 +97,9 @@ Logits = npt.NDArray[np.float32]
 class LogitCheck:
     """Whether logits were compared, and how.
 
-    `relative_error` is the largest difference over the largest logit, `same_top` the share of positions whose
-    most likely token is the same, both over `n_tokens` tokens of the fixed text. `reason` says why nothing was
-    compared, and is empty where something was.
+    `relative_error` is the largest difference over the largest logit, `same_top` the share of
+    positions whose most likely token is the same, both over `n_tokens` tokens of the fixed text.
+    `reason` says why nothing was compared, and is empty where something was.
     """
 
     relative_error: float | None
@@ -109,10 +112,11 @@ class LogitCheck:
 def check_logits(
     path: Path, folder: Path, type_name: str, *, allow_pickle: bool = False, n_threads: int = 0
 ) -> LogitCheck:
-    """Compare the file's logits with those of the checkpoint in `folder`, both in float32 arithmetic.
+    """Compare the file's logits with those of the checkpoint in `folder`, both in float32
+    arithmetic.
 
-    Raises SpecrunError if they are further apart than LARGEST_ERRORS allows for `type_name`. Where transformers
-    is not installed, or cannot open the checkpoint, the result says so.
+    Raises SpecrunError if they are further apart than LARGEST_ERRORS allows for `type_name`. Where
+    transformers is not installed, or cannot open the checkpoint, the result says so.
     """
     allowed = LARGEST_ERRORS[type_name]
     with Model(path) as model:
@@ -127,12 +131,16 @@ def check_logits(
         except ModelError as error:
             return LogitCheck(None, allowed, None, 0, f"llama.cpp cannot evaluate it here: {error}")
     if found.shape != wanted.shape:
-        raise SpecrunError(f"the file gives {found.shape[1]} logits a token, the checkpoint {wanted.shape[1]}")
+        raise SpecrunError(
+            f"the file gives {found.shape[1]} logits a token, the checkpoint {wanted.shape[1]}"
+        )
     error_found = float(np.abs(found - wanted).max() / np.abs(wanted).max())
     if not error_found <= allowed:  # not a number is no match either
         raise SpecrunError(
-            f"the logits of the file are not the checkpoint's: off by {error_found:.1e} of the largest, and "
-            f"{allowed:g} is allowed for {type_name}; nothing was kept (--no-verify keeps it all the same)"
+            f"the logits of the file are not the checkpoint's: off by {error_found:.1e} of the "
+            "largest, and "
+            f"{allowed:g} is allowed for {type_name}; nothing was kept (--no-verify keeps it all "
+            "the same)"
         )
     same = float(np.mean(found.argmax(axis=1) == wanted.argmax(axis=1)))
     return LogitCheck(error_found, allowed, same, len(tokens))
@@ -181,8 +189,12 @@ def _reference(folder: Path, tokens: list[int], *, allow_pickle: bool) -> Logits
     except MemoryError:
         raise
     except Exception as error:  # whatever its code for this one architecture may raise
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise _CannotCompareError(f"transformers cannot open the checkpoint ({reason[:200]})") from error
+        reason = next(
+            (line for line in str(error).splitlines() if line.strip()), type(error).__name__
+        )
+        raise _CannotCompareError(
+            f"transformers cannot open the checkpoint ({reason[:200]})"
+        ) from error
     finally:
         quiet.set_verbosity(level)
         if bar:

@@ -1,4 +1,5 @@
-"""Llama models with random weights: real files for tests, and for measuring what a model's size costs.
+"""Llama models with random weights: real files for tests, and for measuring what a model's size
+costs.
 
 Tensors of random numbers for files that nobody trained: drawn, and quantized, a piece at a time.
 """
@@ -23,18 +24,23 @@ from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
 _PIECE = 1 << 22  # numbers drawn at a time
 
 
-def random_matrix(name: str, shape: tuple[int, int], type_name: str, *, seed: int, spread: float) -> PlannedTensor:
-    """Return a matrix of normal numbers around 0 whose standard deviation is `spread`, of F32, F16 or a quantized type.
+def random_matrix(
+    name: str, shape: tuple[int, int], type_name: str, *, seed: int, spread: float
+) -> PlannedTensor:
+    """Return a matrix of normal numbers around 0 whose standard deviation is `spread`, of F32, F16
+    or a quantized type.
 
-    Same name, shape, seed and spread, same numbers, whatever else a file holds. Quantized types need rows that their
-    blocks divide; writing raises OptionError for others.
+    Same name, shape, seed and spread, same numbers, whatever else a file holds. Quantized types
+    need rows that their blocks divide; writing raises OptionError for others.
     """
 
     def load() -> Iterator[npt.NDArray[Any]]:
         source = _source(seed, name)
         rows = max(1, _PIECE // shape[1])
         for start in range(0, shape[0], rows):
-            numbers = source.standard_normal((min(rows, shape[0] - start), shape[1]), dtype=np.float32)
+            numbers = source.standard_normal(
+                (min(rows, shape[0] - start), shape[1]), dtype=np.float32
+            )
             numbers *= np.float32(spread)
             if type_name in STORED_TYPES:
                 yield numbers.astype(STORED_TYPES[type_name])
@@ -47,7 +53,8 @@ def random_matrix(name: str, shape: tuple[int, int], type_name: str, *, seed: in
 def random_vector(
     name: str, size: int, *, seed: int, mean: float, spread: float, part: str = "weight"
 ) -> PlannedTensor:
-    """Return a float32 vector of normal numbers around `mean`: the weights of a norm, or with `part` "bias" a bias."""
+    """Return a float32 vector of normal numbers around `mean`: the weights of a norm, or with
+    `part` "bias" a bias."""
 
     def load() -> npt.NDArray[Any]:
         numbers = _source(seed, name).standard_normal((size,), dtype=np.float32)
@@ -69,14 +76,16 @@ _LARGEST = 2**31 - 1
 class RandomLlama:
     """The shape and the randomness of a model for `write_random_llama`.
 
-    `scale` is the standard deviation of the logits, in nats: 0 makes every token equally likely, 1 leaves
-    about ln(vocab_size) - 1/2 nats of entropy, 5 and more gives nearly certain tokens. Two models of one shape
-    and seed with different scales have the same most likely tokens: a target with a flatter drafter.
+    `scale` is the standard deviation of the logits, in nats: 0 makes every token equally likely, 1
+    leaves about ln(vocab_size) - 1/2 nats of entropy, 5 and more gives nearly certain tokens. Two
+    models of one shape and seed with different scales have the same most likely tokens: a target
+    with a flatter drafter.
 
-    `width` is the hidden size (divisible by `heads`), `ffn` the width between, `context` the context length.
-    `tied` leaves out the output matrix, so that the embeddings are used. `controls`, the last tokens, are
-    control tokens, among them `eos`; `vocabulary` replaces the synthetic one (see `synthetic_vocabulary`) and
-    then decides size, control tokens and template. Q8_0 needs widths divisible by 32, quantizing further by 256.
+    `width` is the hidden size (divisible by `heads`), `ffn` the width between, `context` the
+    context length. `tied` leaves out the output matrix, so that the embeddings are used.
+    `controls`, the last tokens, are control tokens, among them `eos`; `vocabulary` replaces the
+    synthetic one (see `synthetic_vocabulary`) and then decides size, control tokens and template.
+    Q8_0 needs widths divisible by 32, quantizing further by 256.
     """
 
     vocab_size: int = 64
@@ -101,11 +110,18 @@ class RandomLlama:
             if not 1 <= getattr(self, name) <= _LARGEST:
                 raise OptionError(f"{name} is {getattr(self, name)}: it must be at least 1")
         if self.architecture != "llama":
-            raise OptionError(f"architecture is {self.architecture!r}: random models exist for 'llama' only")
+            raise OptionError(
+                f"architecture is {self.architecture!r}: random models exist for 'llama' only"
+            )
         if self.file_type not in _FILE_TYPES:
-            raise OptionError(f"file_type is {self.file_type!r}: use F32, F16 or Q8_0, or quantize the file after")
+            raise OptionError(
+                f"file_type is {self.file_type!r}: use F32, F16 or Q8_0, or quantize the file after"
+            )
         if self.file_type == "Q8_0" and (self.width % 32 or self.ffn % 32):
-            raise OptionError(f"width {self.width} and ffn {self.ffn} are not both made of Q8_0's blocks of 32 numbers")
+            raise OptionError(
+                f"width {self.width} and ffn {self.ffn} are not both made of Q8_0's blocks of 32 "
+                "numbers"
+            )
         if self.seed < 0:
             raise OptionError(f"seed is {self.seed}: give 0 or more")
         if not 0 <= self.scale < float("inf"):
@@ -113,7 +129,9 @@ class RandomLlama:
         if self.width % self.heads or self.width // self.heads % 2:
             raise OptionError(f"width {self.width} is not {self.heads} heads of an even width")
         if self.heads % self.kv_heads:
-            raise OptionError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
+            raise OptionError(
+                f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly"
+            )
 
     @property
     def head_width(self) -> int:
@@ -121,7 +139,9 @@ class RandomLlama:
         return self.width // self.heads
 
 
-def write_random_llama(path: str | os.PathLike[str], spec: RandomLlama, *, force: bool = False) -> None:
+def write_random_llama(
+    path: str | os.PathLike[str], spec: RandomLlama, *, force: bool = False
+) -> None:
     """Write a GGUF model with the shape of `spec` and weights from its seed; same spec, same bytes.
 
     Raises OptionError if `path` exists and `force` is not given.
@@ -131,7 +151,9 @@ def write_random_llama(path: str | os.PathLike[str], spec: RandomLlama, *, force
     )
     metadata = _describe(spec, len(vocabulary.tokens))
     vocabulary.describe(metadata)
-    write_gguf(path, spec.architecture, metadata, list(_tensors(spec, len(vocabulary.tokens))), force=force)
+    write_gguf(
+        path, spec.architecture, metadata, list(_tensors(spec, len(vocabulary.tokens))), force=force
+    )
 
 
 def _describe(spec: RandomLlama, vocab_size: int) -> Metadata:
@@ -154,7 +176,8 @@ def _describe(spec: RandomLlama, vocab_size: int) -> Metadata:
 
 def _tensors(spec: RandomLlama, vocab_size: int) -> Iterator[PlannedTensor]:
     width, ffn, kv_width = spec.width, spec.ffn, spec.kv_heads * spec.head_width
-    # Every hidden state is normed to 1 before the output matrix: its rows alone decide the logits' spread.
+    # Every hidden state is normed to 1 before the output matrix: its rows alone decide the logits'
+    # spread.
     spread = spec.scale / width**0.5
     yield _matrix(spec, "token_embd", (vocab_size, width), spread if spec.tied else 1.0)
     yield _norm(spec, "output_norm", 0.0)
@@ -173,7 +196,9 @@ def _tensors(spec: RandomLlama, vocab_size: int) -> Iterator[PlannedTensor]:
         yield _matrix(spec, f"{block}.ffn_down", (width, ffn))
 
 
-def _matrix(spec: RandomLlama, name: str, shape: tuple[int, int], spread: float | None = None) -> PlannedTensor:
+def _matrix(
+    spec: RandomLlama, name: str, shape: tuple[int, int], spread: float | None = None
+) -> PlannedTensor:
     wanted = shape[1] ** -0.5 if spread is None else spread
     return random_matrix(name, shape, spec.file_type, seed=spec.seed, spread=wanted)
 

@@ -1,4 +1,5 @@
-"""Which tensors of a checkpoint become which of the GGUF file: everything checked before a number is read."""
+"""Which tensors of a checkpoint become which of the GGUF file: everything checked before a number
+is read."""
 
 from __future__ import annotations
 
@@ -47,15 +48,18 @@ class MappedTensor:
 
 
 def map_tensors(checkpoint: Checkpoint, family: Family, type_name: str) -> list[MappedTensor]:
-    """Return the file's tensors in order; `type_name` is what those get that are not always float32.
+    """Return the file's tensors in order; `type_name` is what those get that are not always
+    float32.
 
-    Raises MalformedFileError naming all tensors that are missing, or one of another shape than the config
-    says, UnsupportedModelError naming all that the family does not know.
+    Raises MalformedFileError naming all tensors that are missing, or one of another shape than the
+    config says, UnsupportedModelError naming all that the family does not know.
     """
-    # Where embeddings are tied, an output matrix that is there all the same is a copy of them. Heads that draft for the
-    # model are files of their own.
+    # Where embeddings are tied, an output matrix that is there all the same is a copy of them.
+    # Heads that draft for the model are files of their own.
     left_out = ("lm_head.weight", "medusa_head.")
-    return map_rules(checkpoint, family.rules(checkpoint.config), lambda _: type_name, left_out=left_out)
+    return map_rules(
+        checkpoint, family.rules(checkpoint.config), lambda _: type_name, left_out=left_out
+    )
 
 
 def map_rules(
@@ -65,10 +69,11 @@ def map_rules(
     *,
     left_out: Collection[str] = (),
 ) -> list[MappedTensor]:
-    """Return the tensors of `rules` in order; `type_of` says the type of those that are not of one type in every file.
+    """Return the tensors of `rules` in order; `type_of` says the type of those that are not of one
+    type in every file.
 
-    `left_out` are names of the checkpoint's tensors that are known and not wanted; one that ends in a dot stands for
-    all that begin so. Raises as `map_tensors`.
+    `left_out` are names of the checkpoint's tensors that are known and not wanted; one that ends in
+    a dot stands for all that begin so. Raises as `map_tensors`.
     """
     mapped: list[MappedTensor] = []
     used: set[str] = set()
@@ -84,7 +89,8 @@ def map_rules(
         mapped.append(MappedTensor(rule, sources, rule.fixed_type or type_of(rule)))
     if missing:
         raise MalformedFileError(
-            f"{checkpoint.folder} has no tensor {_listed(missing)}: it is incomplete, or not what config.json says"
+            f"{checkpoint.folder} has no tensor {_listed(missing)}: it is incomplete, or not "
+            "what config.json says"
         )
     _check_left(checkpoint, used, left_out)
     return mapped
@@ -101,11 +107,15 @@ def usual_type(checkpoint: Checkpoint) -> str:
 
 
 def _check_left(checkpoint: Checkpoint, used: Collection[str], left_out: Collection[str]) -> None:
-    left = [name for name in checkpoint.tensors if name not in used and not name.endswith(_COMPUTED)]
+    left = [
+        name for name in checkpoint.tensors if name not in used and not name.endswith(_COMPUTED)
+    ]
     beginnings = tuple(name for name in left_out if name.endswith("."))
     left = [name for name in left if name not in left_out and not name.startswith(beginnings)]
     if left:
-        raise UnsupportedModelError(f"{checkpoint.folder} has tensors its architecture does not know: {_listed(left)}")
+        raise UnsupportedModelError(
+            f"{checkpoint.folder} has tensors its architecture does not know: {_listed(left)}"
+        )
 
 
 def _listed(names: Sequence[str]) -> str:

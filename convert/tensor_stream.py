@@ -1,8 +1,10 @@
-"""The numbers of a checkpoint's tensors on their way into the file: read, hashed and converted in pieces.
+"""The numbers of a checkpoint's tensors on their way into the file: read, hashed and converted in
+pieces.
 
-Worker threads read, hash and convert pieces beside each other (all of that runs without Python's lock) while the
-caller writes, in order. Files are read in pieces rather than mapped: a mapped file that shrinks, or a disk that
-fails, would end the process and leave a half-written file behind, and what was mapped counts as its memory.
+Worker threads read, hash and convert pieces beside each other (all of that runs without Python's
+lock) while the caller writes, in order. Files are read in pieces rather than mapped: a mapped file
+that shrinks, or a disk that fails, would end the process and leave a half-written file behind, and
+what was mapped counts as its memory.
 
 Reopens a file that was just written, and compares it with what was meant.
 """
@@ -23,7 +25,14 @@ import numpy.typing as npt
 from specrun.bindings.devices import available_cores
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.gguf import read_header
-from specrun.convert.checkpoint import NUMBER_TYPES, PIECE_BYTES, SourceDigest, SourceTensor, raw_stored_as, stored_as
+from specrun.convert.checkpoint import (
+    NUMBER_TYPES,
+    PIECE_BYTES,
+    SourceDigest,
+    SourceTensor,
+    raw_stored_as,
+    stored_as,
+)
 from specrun.convert.families.family import unchanged
 from specrun.convert.tensor_map import MappedTensor
 
@@ -36,7 +45,8 @@ _MOST_WORKERS = 4  # more than this wait for the disk
 class TensorStream:
     """Converts tensors with worker threads: a context manager that ends them.
 
-    At most two pieces a worker are in memory, besides one whole tensor where a rule has to change it.
+    At most two pieces a worker are in memory, besides one whole tensor where a rule has to change
+    it.
     """
 
     def __init__(self, digest: SourceDigest) -> None:
@@ -48,7 +58,10 @@ class TensorStream:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
 
@@ -68,13 +81,22 @@ class TensorStream:
         raws = [self._whole(source) for source in tensor.sources]
         if as_bits:
             kind = kinds.pop()
-            numbers = rule.change(*(raw.reshape(source.shape) for source, raw in zip(tensor.sources, raws, strict=True)))
+            numbers = rule.change(
+                *(
+                    raw.reshape(source.shape)
+                    for source, raw in zip(tensor.sources, raws, strict=True)
+                )
+            )
         else:
-            numbers = rule.change(*(source.as_numbers(raw) for source, raw in zip(tensor.sources, raws, strict=True)))
+            numbers = rule.change(
+                *(source.as_numbers(raw) for source, raw in zip(tensor.sources, raws, strict=True))
+            )
         del raws
         if numbers.shape != tensor.shape:
             problem = f"{numbers.shape}, not {tensor.shape}"
-            raise SpecrunError(f"the tensor {tensor.name} came out as {problem}: this is a mistake in specrun")
+            raise SpecrunError(
+                f"the tensor {tensor.name} came out as {problem}: this is a mistake in specrun"
+            )
         flat = np.ascontiguousarray(numbers).reshape(-1)
         del numbers
 
@@ -108,7 +130,9 @@ class TensorStream:
         self._digest.add(source, list(self._in_order(read, _source_places(source))))
         return whole
 
-    def _in_order(self, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+    def _in_order(
+        self, work: Callable[[_Item], _Result], items: Iterable[_Item]
+    ) -> Iterator[_Result]:
         """Yield the results in the items' order, worked out a few ahead."""
         ahead: deque[Future[_Result]] = deque()
         try:
@@ -133,14 +157,20 @@ def _places(n: int, item_bytes: int) -> Iterator[slice]:
 
 
 def check_written(path: Path, tensors: Sequence[MappedTensor]) -> None:
-    """Raise SpecrunError unless the file has these tensors, by name, shape and type, and all their bytes."""
+    """Raise SpecrunError unless the file has these tensors, by name, shape and type, and all their
+    bytes."""
     written = {tensor.name: tensor for tensor in read_header(path).tensors}
     wanted = {tensor.name: tensor for tensor in tensors}
     if written.keys() != wanted.keys():
         names = ", ".join(sorted(written.keys() ^ wanted.keys())[:4])
-        raise SpecrunError(f"the file came out with other tensors than planned ({names}): this is a mistake in specrun")
+        raise SpecrunError(
+            f"the file came out with other tensors than planned ({names}): this is a mistake in "
+            "specrun"
+        )
     for name, array in wanted.items():
         found = written[name]
         got = found.shape[::-1], found.type_name, found.n_bytes
         if got != (array.shape, array.type_name, array.n_bytes):
-            raise SpecrunError(f"{name} came out as {got}, not as planned: this is a mistake in specrun")
+            raise SpecrunError(
+                f"{name} came out as {got}, not as planned: this is a mistake in specrun"
+            )

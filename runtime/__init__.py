@@ -1,4 +1,5 @@
-"""The decoding engine: sessions, draft trees, drafters, acceptance rules, sampling, and the `Runtime` API.
+"""The decoding engine: sessions, draft trees, drafters, acceptance rules, sampling, and the
+`Runtime` API.
 
     from specrun.runtime import Runtime, SamplingParams
 

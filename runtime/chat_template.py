@@ -1,7 +1,7 @@
 """Chat messages to prompt tokens: the model's own Jinja template, rendered where it can do no harm.
 
-Templates come from model files and are not trusted: they run in Jinja's immutable sandbox, with bounded
-output, operands and time. What users wrote is never read as control tokens.
+Templates come from model files and are not trusted: they run in Jinja's immutable sandbox, with
+bounded output, operands and time. What users wrote is never read as control tokens.
 
 Prompts as a model would be asked them.
 """
@@ -25,7 +25,8 @@ from specrun.runtime.template_sandbox import TemplateSandbox
 Message = Mapping[str, Any]
 _MAX_OUTPUT = 16 * 1024 * 1024
 _MAX_SECONDS = 5.0
-# Private-use characters: one that occurs nowhere in the conversation marks where texts are taken apart.
+# Private-use characters: one that occurs nowhere in the conversation marks where texts are taken
+# apart.
 _MARKERS = [chr(code) for code in range(0xE000, 0xE100)]
 
 
@@ -36,19 +37,26 @@ class ChatTemplate:
         self.source = source
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._environment = TemplateSandbox()
-        self._environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        self._environment.globals.update(
+            raise_exception=_raise_exception, strftime_now=_strftime_now
+        )
         try:
             self._template = self._environment.from_string(source)
         except Exception as error:  # Jinja's own, or what Python's compiler says of deep nesting
-            raise TemplateError(f"the chat template is not valid Jinja: {error}. Use --chat-template-file") from error
+            raise TemplateError(
+                f"the chat template is not valid Jinja: {error}. Use --chat-template-file"
+            ) from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """Return the conversation as text.
 
-        Raises `TemplateError` if the template refuses the messages, tries to leave the sandbox, or takes
-        more than its share of time or text.
+        Raises `TemplateError` if the template refuses the messages, tries to leave the sandbox, or
+        takes more than its share of time or text.
         """
-        values = {"messages": [dict(message) for message in messages], "add_generation_prompt": add_generation_prompt}
+        values = {
+            "messages": [dict(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
             return _within_time(lambda: self._collect({**self._tokens, **values}))
         except TemplateError:
@@ -56,10 +64,13 @@ class ChatTemplate:
         except SecurityError as error:
             reason = str(error).rstrip(".")
             raise TemplateError(
-                f"the chat template was stopped: {reason}. It tries to do more than write text: do not trust this file"
+                f"the chat template was stopped: {reason}. It tries to do more than write text: "
+                "do not trust this file"
             ) from error
         except Exception as error:  # a template may raise whatever Python can
-            raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
+            raise TemplateError(
+                f"the chat template failed: {type(error).__name__}: {error}"
+            ) from error
 
     def _collect(self, values: dict[str, Any]) -> str:
         self._environment.start()
@@ -68,7 +79,9 @@ class ChatTemplate:
         for part in self._template.generate(**values):
             size += len(part)
             if size > _MAX_OUTPUT:
-                raise TemplateError(f"the chat template wrote more than {_MAX_OUTPUT} characters and was stopped")
+                raise TemplateError(
+                    f"the chat template wrote more than {_MAX_OUTPUT} characters and was stopped"
+                )
             parts.append(part)
         return "".join(parts)
 
@@ -82,18 +95,24 @@ def chat_tokens(
 ) -> list[int]:
     """Return the prompt tokens of a conversation.
 
-    The template's own texts may name control tokens; the same texts inside a message are taken apart, so
-    that `<|end|>` typed by a user stays seven characters. No second bos is added.
+    The template's own texts may name control tokens; the same texts inside a message are taken
+    apart, so that `<|end|>` typed by a user stays seven characters. No second bos is added.
     """
     _check(messages)
     contents = [_texts_of(message) for message in messages]
     joined = "".join(text for texts in contents for text in texts)
     if any(special in joined for special in vocabulary.special_texts):
-        marker = next((mark for mark in _MARKERS if mark not in joined and mark not in template.source), None)
+        marker = next(
+            (mark for mark in _MARKERS if mark not in joined and mark not in template.source), None
+        )
         if marker is None:
             raise OptionError("the messages use every private-use character: remove some")
-        messages = [_with_markers(message, vocabulary.special_texts, marker) for message in messages]
-        pieces = template.render(messages, add_generation_prompt=add_generation_prompt).split(marker)
+        messages = [
+            _with_markers(message, vocabulary.special_texts, marker) for message in messages
+        ]
+        pieces = template.render(messages, add_generation_prompt=add_generation_prompt).split(
+            marker
+        )
     else:
         pieces = [template.render(messages, add_generation_prompt=add_generation_prompt)]
     tokens: list[int] = []
@@ -109,9 +128,13 @@ def _check(messages: Sequence[Message]) -> None:
         raise OptionError("a conversation needs at least one message")
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise OptionError(f"a message must be a mapping with a role and a content, not {message!r}")
+            raise OptionError(
+                f"a message must be a mapping with a role and a content, not {message!r}"
+            )
         if not isinstance(message.get("content"), str):
-            raise OptionError(f"the content of a message must be text, not {message.get('content')!r}")
+            raise OptionError(
+                f"the content of a message must be text, not {message.get('content')!r}"
+            )
 
 
 def _texts_of(message: Message) -> list[str]:
@@ -147,14 +170,16 @@ def _with_markers(message: Message, special_texts: Sequence[str], marker: str) -
 def _within_time(work: Callable[[], str]) -> str:
     """Run `work`, stopping it after a while: nested loops would otherwise run for years.
 
-    A trace function sees every line of the compiled template, and every call of what it uses; no thread or
-    signal is needed.
+    A trace function sees every line of the compiled template, and every call of what it uses; no
+    thread or signal is needed.
     """
     deadline = time.monotonic() + _MAX_SECONDS
 
     def trace(frame: FrameType, _event: str, _argument: object) -> Any:  # noqa: ANN401 - sys.settrace's type
         if time.monotonic() > deadline:
-            raise TemplateError(f"the chat template ran for more than {_MAX_SECONDS:.0f} seconds and was stopped")
+            raise TemplateError(
+                f"the chat template ran for more than {_MAX_SECONDS:.0f} seconds and was stopped"
+            )
         return trace if frame.f_code.co_filename == "<template>" else None
 
     previous = sys.gettrace()
@@ -176,11 +201,15 @@ def _strftime_now(form: str) -> str:
 
 
 def prompt_tokens(model: Model, prompts: Sequence[str], as_text: bool = False) -> list[list[int]]:
-    """Return each prompt's tokens: a user's message where the model has a chat template, else, or `as_text`, bare."""
+    """Return each prompt's tokens: a user's message where the model has a chat template, else, or
+    `as_text`, bare."""
     vocabulary = model.vocabulary
     if as_text or model.chat_template is None:
         return [vocabulary.tokenize(prompt) for prompt in prompts]
     bos = vocabulary.text(vocabulary.bos) if vocabulary.bos is not None else ""
     eos = vocabulary.text(vocabulary.eos) if vocabulary.eos is not None else ""
     template = ChatTemplate(model.chat_template, bos=bos, eos=eos)
-    return [chat_tokens(template, vocabulary, [{"role": "user", "content": prompt}]) for prompt in prompts]
+    return [
+        chat_tokens(template, vocabulary, [{"role": "user", "content": prompt}])
+        for prompt in prompts
+    ]

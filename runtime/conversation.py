@@ -1,7 +1,8 @@
-"""One conversation: its tokens, what of them the target has cached, its drafter, and the noise of its answer.
+"""One conversation: its tokens, what of them the target has cached, its drafter, and the noise of
+its answer.
 
-Whatever else decoding needs, such as models, heads, stores and measured costs, belongs to weights that any number of
-conversations may share.
+Whatever else decoding needs, such as models, heads, stores and measured costs, belongs to weights
+that any number of conversations may share.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from specrun.runtime.target import CachedText, TargetModel
 class Conversation(CachedText):
     """A text that a drafter drafts for; `noise` decides the tokens of the answer under way.
 
-    `drafter` is this conversation's own: its state follows these tokens and no others. In a cascade the draft model
-    decodes a conversation of its own, whose tokens include guesses.
+    `drafter` is this conversation's own: its state follows these tokens and no others. In a cascade
+    the draft model decodes a conversation of its own, whose tokens include guesses.
     """
 
-    def __init__(self, drafter: Drafter, tokens: Sequence[int] = (), noise: NoiseSource | None = None) -> None:
+    def __init__(
+        self, drafter: Drafter, tokens: Sequence[int] = (), noise: NoiseSource | None = None
+    ) -> None:
         super().__init__(tokens)
         self.drafter = drafter
         self.noise: NoiseSource = SeededNoise(0) if noise is None else noise
 
     def begin(self, target: TargetModel, prompt: Sequence[int]) -> int:
-        """Bring cache and drafter to a prompt; return how many of its tokens the cache already held.
+        """Bring cache and drafter to a prompt; return how many of its tokens the cache already
+        held.
 
         All but the last token are then cached: the first round, whose root it is, needs its row.
         """
@@ -42,6 +46,7 @@ class Conversation(CachedText):
         return shared
 
     def forget(self, target: TargetModel) -> None:
-        """Drop all tokens, from the cache and the drafter too: the next prompt shares nothing with them."""
+        """Drop all tokens, from the cache and the drafter too: the next prompt shares nothing with
+        them."""
         target.rewind(self, 0)
         self.drafter.begin(())

@@ -1,10 +1,12 @@
-"""The drafter language: `draft(a.gguf, n=5)`, `cascade(draft(a.gguf), prompt-lookup)`, `relay(a@2, b@3)`.
+"""The drafter language: `draft(a.gguf, n=5)`, `cascade(draft(a.gguf), prompt-lookup)`,
+`relay(a@2, b@3)`.
 
     expression = atom [ "(" [ argument { "," argument } ] ")" ] [ "@" number ]
     argument   = [ name "=" ] expression
     atom       = quoted text, or any text without , ( ) @ = quotes
 
-The parser knows no drafters: what a name means, and which arguments it takes, is the builder's affair.
+The parser knows no drafters: what a name means, and which arguments it takes, is the builder's
+affair.
 
 The options of one drafter expression, read by type.
 """
@@ -39,7 +41,9 @@ class Expression:
     is_call: bool = False
 
     def __str__(self) -> str:
-        inner = [str(argument) for argument in self.arguments] + [f"{_atom(name)}={value}" for name, value in self.options]
+        inner = [str(argument) for argument in self.arguments] + [
+            f"{_atom(name)}={value}" for name, value in self.options
+        ]
         call = f"({', '.join(inner)})" if self.is_call else ""
         return f"{_atom(self.atom)}{call}" + (f"@{self.count}" if self.count is not None else "")
 
@@ -93,11 +97,15 @@ class _Parser:
                 if self._skip(")"):
                     break
                 if not self._skip(","):
-                    raise self._error("a comma or a closing parenthesis is missing", self._position())
+                    raise self._error(
+                        "a comma or a closing parenthesis is missing", self._position()
+                    )
         count = self._count() if self._skip("@") else None
         return Expression(atom, tuple(arguments), tuple(options), count, is_call)
 
-    def _argument(self, arguments: list[Expression], options: list[tuple[str, Expression]], depth: int) -> None:
+    def _argument(
+        self, arguments: list[Expression], options: list[tuple[str, Expression]], depth: int
+    ) -> None:
         ahead = self._tokens[self._next : self._next + 2]
         if len(ahead) == 2 and ahead[0][0] == "atom" and ahead[1][:2] == ("sign", "="):
             self._next += 2
@@ -105,7 +113,9 @@ class _Parser:
                 raise self._error(f"{ahead[0][1]} is given twice", ahead[0][2])
             options.append((ahead[0][1], self.expression(depth + 1)))
         elif options:
-            raise self._error("an argument without a name follows one with a name", self._position())
+            raise self._error(
+                "an argument without a name follows one with a name", self._position()
+            )
         else:
             arguments.append(self.expression(depth + 1))
 
@@ -140,13 +150,18 @@ class _Parser:
 class ExpressionOptions:
     """Reads the options of one expression by type, and refuses those nobody asked for.
 
-    `known` are the names it may have, `n_arguments` its most unnamed arguments (None: any number). Only a `counted`
-    expression's arguments may carry numbers after @. For a drafter's expression all three are its method's
-    (`methods.options_of`).
+    `known` are the names it may have, `n_arguments` its most unnamed arguments (None: any number).
+    Only a `counted` expression's arguments may carry numbers after @. For a drafter's expression
+    all three are its method's (`methods.options_of`).
     """
 
     def __init__(
-        self, expression: Expression, known: Sequence[str], n_arguments: int | None, *, counted: bool = False
+        self,
+        expression: Expression,
+        known: Sequence[str],
+        n_arguments: int | None,
+        *,
+        counted: bool = False,
     ) -> None:
         self._name = expression.atom
         self._values = dict(expression.options)
@@ -157,7 +172,9 @@ class ExpressionOptions:
         if not counted:
             self._refuse_counts(expression.arguments)
         if n_arguments is not None and len(expression.arguments) > n_arguments:
-            raise OptionError(f"{expression}: {self._name} takes {n_arguments} unnamed arguments at most")
+            raise OptionError(
+                f"{expression}: {self._name} takes {n_arguments} unnamed arguments at most"
+            )
 
     def integer(self, name: str, default: int) -> int:
         """Return a whole number."""
@@ -172,7 +189,9 @@ class ExpressionOptions:
         try:
             return int(text)
         except ValueError:
-            raise OptionError(f"{self._name}: {name} is {text!r}, which is not a whole number") from None
+            raise OptionError(
+                f"{self._name}: {name} is {text!r}, which is not a whole number"
+            ) from None
 
     def number(self, name: str, default: float) -> float:
         """Return a number."""
@@ -206,6 +225,7 @@ class ExpressionOptions:
         for expression in expressions:
             if expression.count is not None:
                 raise OptionError(
-                    f"{expression}: @{expression.count} says how many tokens a part of a relay drafts, as in "
+                    f"{expression}: @{expression.count} says how many tokens a part of a relay "
+                    "drafts, as in "
                     "relay(draft(a.gguf)@2, prompt-lookup@3); it means nothing here"
                 )

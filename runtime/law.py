@@ -2,7 +2,8 @@
 
 Laws are in float64: they come from float32 logits, but residuals subtract nearly equal numbers.
 
-A law of which only the best tokens are known: what a head names on its device, without its whole row.
+A law of which only the best tokens are known: what a head names on its device, without its whole
+row.
 """
 
 from __future__ import annotations
@@ -54,13 +55,16 @@ class Law:
             return float(self.probs[token]) if token < len(self.probs) else 0.0
         if len(self.ids) == 1:  # greedy decoding asks nothing else
             return 1.0 if self.ids[0] == token else 0.0
-        index = bisect_left(self.ids, token)  # a few comparisons, without the fixed cost of a numpy call
+        index = bisect_left(
+            self.ids, token
+        )  # a few comparisons, without the fixed cost of a numpy call
         if index < len(self.ids) and self.ids[index] == token:
             return float(self.probs[index])
         return 0.0
 
     def token_at(self, uniform: float) -> int:
-        """Return the token at `uniform` (in [0, 1)) of the cumulative law; never one of zero mass."""
+        """Return the token at `uniform` (in [0, 1)) of the cumulative law; never one of zero
+        mass."""
         if len(self.probs) == 1:
             return 0 if self.ids is None else int(self.ids[0])
         cumulative = self.probs.cumsum()
@@ -104,7 +108,8 @@ class Law:
         return Law(left / total, self.ids) if total > 0.0 else self
 
     def aligned_to(self, other: Law) -> FloatArray:
-        """Return this law's probabilities of the tokens on which `other` is defined, in its order."""
+        """Return this law's probabilities of the tokens on which `other` is defined, in its
+        order."""
         if other.ids is None:
             dense = np.zeros(len(other.probs))
             if self.ids is None:
@@ -124,8 +129,8 @@ class Law:
 class LawWithout(Law):
     """`law.without(token)`, worked out when its probabilities are first read.
 
-    Drawing siblings without replacement makes one such law for each but the first, and acceptance reads the
-    laws of the few draws that it visits.
+    Drawing siblings without replacement makes one such law for each but the first, and acceptance
+    reads the laws of the few draws that it visits.
     """
 
     __slots__ = ("_origin", "_worked_out")
@@ -161,8 +166,8 @@ def _point(token: int) -> Law:
 class RankedLaw(Law):
     """Tokens in order, the most likely first, with their log-probabilities in nats, both [ranks].
 
-    Trees of favourites ask for `best` only, which costs no sorting. As a law it is that of these tokens alone,
-    renormalised and in the order of their ids, worked out when it is first read.
+    Trees of favourites ask for `best` only, which costs no sorting. As a law it is that of these
+    tokens alone, renormalised and in the order of their ids, worked out when it is first read.
     """
 
     __slots__ = ("_best", "_log_probs", "_sorted", "_tokens")
@@ -176,7 +181,9 @@ class RankedLaw(Law):
         object.__setattr__(self, "_log_probs", log_probs)
 
     @classmethod
-    def of_rows(cls, tokens: npt.NDArray[np.int32], log_probs: npt.NDArray[np.float32]) -> list[RankedLaw]:
+    def of_rows(
+        cls, tokens: npt.NDArray[np.int32], log_probs: npt.NDArray[np.float32]
+    ) -> list[RankedLaw]:
         """Return the laws of n rows, both [n, ranks], their probabilities worked out at once."""
         laws = [cls(row, values) for row, values in zip(tokens, log_probs, strict=True)]
         probs = np.exp(log_probs, dtype=np.float64).tolist()
@@ -185,7 +192,8 @@ class RankedLaw(Law):
         return laws
 
     def best(self, count: int) -> list[tuple[int, float]]:
-        """Return the `count` most likely tokens with their probabilities in the whole law, none of zero."""
+        """Return the `count` most likely tokens with their probabilities in the whole law, none of
+        zero."""
         try:
             return self._best[:count]
         except AttributeError:

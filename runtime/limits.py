@@ -27,8 +27,8 @@ class Allowance:
 class RoundLimits:
     """Counts down an answer's tokens and the context's positions.
 
-    `n_ctx` is the context size, `max_nodes` the widest tree one evaluation takes, `max_tokens` the length
-    of the answer (None: until the context is full).
+    `n_ctx` is the context size, `max_nodes` the widest tree one evaluation takes, `max_tokens` the
+    length of the answer (None: until the context is full).
     """
 
     def __init__(self, *, n_ctx: int, max_nodes: int, max_tokens: int | None) -> None:
@@ -38,10 +38,11 @@ class RoundLimits:
         self.context_full = False
 
     def next_round(self, n_committed: int) -> Allowance | None:
-        """Return what the next round may draft after `n_committed` tokens, or None if it may not start.
+        """Return what the next round may draft after `n_committed` tokens, or None if it may not
+        start.
 
-        The last committed token is not cached yet, so it needs a position; then come the tree's nodes. The
-        tree shrinks before the context overflows.
+        The last committed token is not cached yet, so it needs a position; then come the tree's
+        nodes. The tree shrinks before the context overflows.
         """
         if self._left is not None and self._left <= 0:
             return None

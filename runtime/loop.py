@@ -1,6 +1,7 @@
 """The decoding loop of speculative decoding: propose, evaluate, accept, commit, observe.
 
-Every method and every acceptance rule runs through it; plain decoding is the same loop with empty trees.
+Every method and every acceptance rule runs through it; plain decoding is the same loop with empty
+trees.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from specrun.runtime.tree import ROOT, DraftTree
 
 @dataclass(frozen=True, slots=True)
 class DecodeSettings:
-    """How an answer is decoded: what accepts drafts, how laws are made of logits, how far it may go, what ends it.
+    """How an answer is decoded: what accepts drafts, how laws are made of logits, how far it may
+    go, what ends it.
 
     `limits` counts down: it is good for one answer.
     """
@@ -34,9 +36,11 @@ class DecodeSettings:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round's result: the accepted tokens in order, then the target's own (None after an end token).
+    """One round's result: the accepted tokens in order, then the target's own (None after an end
+    token).
 
-    `rows` are the target's rows (0 for the root, node + 1 for a node), valid until the next round starts.
+    `rows` are the target's rows (0 for the root, node + 1 for a node), valid until the next round
+    starts.
     """
 
     tree: DraftTree
@@ -94,8 +98,11 @@ def decode_rounds(
             return
 
 
-def _ask(conversation: Conversation, settings: DecodeSettings, allowance: Allowance) -> DraftRequest:
-    """Return what a drafter is told before it proposes; what it draws is independent of acceptance."""
+def _ask(
+    conversation: Conversation, settings: DecodeSettings, allowance: Allowance
+) -> DraftRequest:
+    """Return what a drafter is told before it proposes; what it draws is independent of
+    acceptance."""
     tokens = conversation.tokens
     return DraftRequest(
         tokens,
@@ -113,7 +120,8 @@ def _target_laws(
     rows: EvaluatedRows,
     params: SamplingParams,
 ) -> LawAt:
-    """Return what gives the target's law after a node: its logits under the settings of sampling."""
+    """Return what gives the target's law after a node: its logits under the settings of
+    sampling."""
 
     def law_at(node: int) -> Law:
         above = [tree.tokens[i] for i in tree.path_to(node)] if params.has_penalties else ()

@@ -1,7 +1,9 @@
-"""Where randomness comes from: two drawing methods, keyed so that a draw depends on its position alone.
+"""Where randomness comes from: two drawing methods, keyed so that a draw depends on its position
+alone.
 
-The token at position p is decided once, by draws keyed with (seed, p). Plain decoding and every drafter of
-point masses therefore make the same choice from the same law: their texts agree at any temperature.
+The token at position p is decided once, by draws keyed with (seed, p). Plain decoding and every
+drafter of point masses therefore make the same choice from the same law: their texts agree at any
+temperature.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class NoiseSource(Protocol):
 class SeededNoise:
     """Counter-based noise: every draw is a hash of (seed, stream, position, index).
 
-    blake2b keyed by a counter has no state to save, needs no order of draws, and costs about a microsecond.
+    blake2b keyed by a counter has no state to save, needs no order of draws, and costs about a
+    microsecond.
     """
 
     def __init__(self, seed: int, stream: int = 0) -> None:
@@ -80,11 +83,11 @@ class SeededNoise:
     def choose(self, law: Law) -> int:
         """Return a token of `law`, the winner of a race between its tokens.
 
-        Token i arrives after an exponential time of rate probs[i], made from a hash of the position and i;
-        the first to arrive is a draw from the law (Gumbel-max in other words). Backends round batches
-        differently, and one uniform number on the cumulative law would feel every such difference; here the
-        choice changes with about the probability by which the laws differ, and a token that truncation
-        drops or adds changes nobody else's time.
+        Token i arrives after an exponential time of rate probs[i], made from a hash of the position
+        and i; the first to arrive is a draw from the law (Gumbel-max in other words). Backends
+        round batches differently, and one uniform number on the cumulative law would feel every
+        such difference; here the choice changes with about the probability by which the laws
+        differ, and a token that truncation drops or adds changes nobody else's time.
         """
         if len(law.probs) == 1:
             return law.token_at(0.0)
@@ -95,7 +98,8 @@ class SeededNoise:
             return best if law.ids is None else int(law.ids[best])
         best = int(law.probs.argmax())
         bound = -math.log1p(-float(uniforms[best])) / float(law.probs[best])
-        # -log(1 - u) >= u, so only these can arrive before the likeliest token: a few, without a logarithm.
+        # -log(1 - u) >= u, so only these can arrive before the likeliest token: a few, without a
+        # logarithm.
         rivals = (uniforms < bound * law.probs).nonzero()[0]
         if len(rivals):
             times = -np.log1p(-uniforms[rivals]) / law.probs[rivals]
@@ -107,13 +111,17 @@ class SeededNoise:
     def for_drafting(self, round_start: int) -> DraftNoise:
         """Return the drafting stream of the round that starts at `round_start`.
 
-        It depends on this source's own stream: a drafter that drafts for a drafter draws other numbers.
+        It depends on this source's own stream: a drafter that drafts for a drafter draws other
+        numbers.
         """
-        digest = hashlib.blake2b(struct.pack("<qq", self._stream, round_start), digest_size=8).digest()
+        digest = hashlib.blake2b(
+            struct.pack("<qq", self._stream, round_start), digest_size=8
+        ).digest()
         return DraftNoise(self.seed, int.from_bytes(digest, "little", signed=True))
 
     def _hash(self, index: int) -> int:
-        """Return 64 bits: number `index` of the SplitMix64 sequence that begins at the position's own hash."""
+        """Return 64 bits: number `index` of the SplitMix64 sequence that begins at the position's
+        own hash."""
         if self._key is None:
             key = struct.pack("<Qqq", self.seed, self._stream, self._position)
             self._key = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
@@ -124,7 +132,8 @@ class SeededNoise:
 
 
 class DraftNoise(SeededNoise):
-    """Noise for drafts, which no other run has to repeat: one uniform number on the cumulative law will do."""
+    """Noise for drafts, which no other run has to repeat: one uniform number on the cumulative law
+    will do."""
 
     def choose(self, law: Law) -> int:
         """Return a token of `law` by the next choice draw of this position."""
@@ -133,10 +142,12 @@ class DraftNoise(SeededNoise):
         return law.token_at(self._next_uniform())
 
     def choose_distinct(self, law: Law, count: int) -> list[int]:
-        """Return up to `count` tokens, each drawn from what the earlier ones left of `law`; fewer if it is exhausted.
+        """Return up to `count` tokens, each drawn from what the earlier ones left of `law`; fewer
+        if it is exhausted.
 
-        The same numbers give the same tokens as `choose` and `Law.without` in turn. A truncated law has a few
-        dozen tokens, over which plain Python is several times quicker than a numpy call for every step.
+        The same numbers give the same tokens as `choose` and `Law.without` in turn. A truncated law
+        has a few dozen tokens, over which plain Python is several times quicker than a numpy call
+        for every step.
         """
         if len(law.probs) > _SHORT:
             return choose_in_turn(self, law, count)
@@ -148,7 +159,9 @@ class DraftNoise(SeededNoise):
             if not total > 0.0:
                 break
             # A law of one token asks for no number, here as in `choose`.
-            place = bisect_right(cumulative, self._next_uniform() * total) if len(weights) > 1 else 0
+            place = (
+                bisect_right(cumulative, self._next_uniform() * total) if len(weights) > 1 else 0
+            )
             if place == len(weights):  # by rounding
                 place = max(index for index, weight in enumerate(weights) if weight > 0.0)
             weights[place] = 0.0
@@ -161,7 +174,8 @@ class DraftNoise(SeededNoise):
 
 
 def choose_in_turn(noise: NoiseSource, law: Law, count: int) -> list[int]:
-    """Return up to `count` different tokens, each chosen from what the earlier ones left of `law`."""
+    """Return up to `count` different tokens, each chosen from what the earlier ones left of
+    `law`."""
     tokens: list[int] = []
     while True:
         tokens.append(noise.choose(law))
@@ -174,7 +188,8 @@ def choose_in_turn(noise: NoiseSource, law: Law, count: int) -> list[int]:
 
 
 def _first_to_arrive(uniforms: list[float], rates: list[float]) -> int:
-    """Return the winner of the race in `SeededNoise.choose`, over lists: for a few tokens quicker than numpy."""
+    """Return the winner of the race in `SeededNoise.choose`, over lists: for a few tokens quicker
+    than numpy."""
     best, best_time = 0, math.inf
     for index, rate in enumerate(rates):
         if rate > 0.0:
@@ -192,7 +207,8 @@ def _counters(size: int) -> Words:
 
 
 def _uniforms(law: Law, key: int) -> npt.NDArray[np.float64]:
-    """Return a number in [0, 1) for each token of the law's support: SplitMix64's output number `token`."""
+    """Return a number in [0, 1) for each token of the law's support: SplitMix64's output number
+    `token`."""
     if law.ids is None:
         words = _counters(len(law.probs)) + np.uint64(key)
     else:

@@ -29,8 +29,8 @@ def parse_layer_count(text: str) -> LayerCount:
 def resolve_gpu_layers(wanted: LayerCount, path: Path) -> int:
     """Return llama.cpp's n_gpu_layers (-1: all) for a file.
 
-    "auto" gives every layer if the weights fit into three quarters of the GPUs' free memory, otherwise the
-    share that fits; 0 without a GPU.
+    "auto" gives every layer if the weights fit into three quarters of the GPUs' free memory,
+    otherwise the share that fits; 0 without a GPU.
     """
     if wanted == "all":
         return -1

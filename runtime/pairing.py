@@ -5,8 +5,8 @@ from __future__ import annotations
 from specrun.bindings.errors import PairError, UnsupportedModelError
 from specrun.bindings.model import Model
 
-# The constants of llama.cpp's speculative decoding: vocabularies may differ by this many words, and the
-# first ids (unknown, bos, eos, padding) may have other texts.
+# The constants of llama.cpp's speculative decoding: vocabularies may differ by this many words, and
+# the first ids (unknown, bos, eos, padding) may have other texts.
 _MAX_SIZE_DIFFERENCE = 128
 _FIRST_COMPARED_TOKEN = 5
 
@@ -24,25 +24,30 @@ def check_rollback(target: Model) -> None:
     """Raise `UnsupportedModelError` if no drafts at all for this target could be rolled back."""
     if not (target.can_branch or target.can_roll_back):
         raise UnsupportedModelError(
-            f"{target.path} is a recurrent or hybrid model ({target.architecture}): its state cannot drop rejected "
+            f"{target.path} is a recurrent or hybrid model ({target.architecture}): its state "
+            "cannot drop rejected "
             "drafts, so it runs without a drafter only (--drafter none)"
         )
 
 
 def check_verifiable(target: Model, name: str, max_leaves: int) -> None:
-    """Raise `UnsupportedModelError` if this target cannot verify trees of so many leaves; `name` is the drafter's."""
+    """Raise `UnsupportedModelError` if this target cannot verify trees of so many leaves; `name` is
+    the drafter's."""
     if max_leaves > 1 and not target.can_branch:
         raise UnsupportedModelError(
-            f"{target.path} is a hybrid model ({target.architecture}): it can verify one chain of drafts, and {name} "
+            f"{target.path} is a hybrid model ({target.architecture}): it can verify one chain "
+            f"of drafts, and {name} "
             f"may branch. Use {_CHAINS}"
         )
 
 
 def check_pair(target: Model, draft: Model) -> None:
-    """Raise `PairError` unless the draft model's vocabulary is the target's, `UnsupportedModelError` if it cannot draft."""
+    """Raise `PairError` unless the draft model's vocabulary is the target's,
+    `UnsupportedModelError` if it cannot draft."""
     if not draft.can_branch:
         raise UnsupportedModelError(
-            f"{draft.path} is a recurrent or hybrid model ({draft.architecture}): it cannot take back rejected drafts"
+            f"{draft.path} is a recurrent or hybrid model ({draft.architecture}): it cannot take "
+            "back rejected drafts"
         )
     check_vocabularies(target, draft)
 
@@ -52,11 +57,15 @@ def check_vocabularies(target: Model, draft: Model) -> None:
     ours, theirs = target.vocabulary, draft.vocabulary
     pair = f"{draft.path} cannot draft for {target.path}"
     if ours.kind != theirs.kind:
-        raise PairError(f"{pair}: the target's vocabulary is of kind {ours.kind}, the drafter's {theirs.kind}")
+        raise PairError(
+            f"{pair}: the target's vocabulary is of kind {ours.kind}, the drafter's {theirs.kind}"
+        )
     for name, adds, special in (("bos", "adds_bos", "bos"), ("eos", "adds_eos", "eos")):
         a, b = getattr(ours, adds), getattr(theirs, adds)
         if a != b:
-            raise PairError(f"{pair}: one adds a {name} token and the other does not (target {a}, drafter {b})")
+            raise PairError(
+                f"{pair}: one adds a {name} token and the other does not (target {a}, drafter {b})"
+            )
         if a and getattr(ours, special) != getattr(theirs, special):
             ids = f"target {getattr(ours, special)}, drafter {getattr(theirs, special)}"
             raise PairError(f"{pair}: their {name} tokens differ ({ids})")
@@ -76,11 +85,14 @@ def check_blocks(target: Model, blocks: Model) -> None:
     pair = f"{blocks.path} cannot draft for {target.path}"
     if blocks.architecture != target.architecture:
         raise PairError(
-            f"{pair}: it is made for {blocks.architecture}, and the target is a {target.architecture} model"
+            f"{pair}: it is made for {blocks.architecture}, and the target is a "
+            f"{target.architecture} model"
         )
     read, given = blocks.n_embd_out, target.n_embd_out
     if read != given:
-        raise PairError(f"{pair}: its NextN blocks read states of {read} numbers, and the target's have {given}")
+        raise PairError(
+            f"{pair}: its NextN blocks read states of {read} numbers, and the target's have {given}"
+        )
     check_vocabularies(target, blocks)
     predicted, known = blocks.vocabulary.size, target.vocabulary.size
     if predicted != known:
@@ -88,7 +100,8 @@ def check_blocks(target: Model, blocks: Model) -> None:
 
 
 def check_same_vocabulary(first: Model, other: Model) -> None:
-    """Raise `PairError` unless both models have the same vocabulary, word for word: the first difference is named."""
+    """Raise `PairError` unless both models have the same vocabulary, word for word: the first
+    difference is named."""
     ours, theirs = first.vocabulary, other.vocabulary
     pair = f"{first.path} and {other.path} cannot be compared"
     if ours.kind != theirs.kind:
@@ -96,7 +109,8 @@ def check_same_vocabulary(first: Model, other: Model) -> None:
     token = ours.first_difference(theirs, 0)
     if token is not None:
         raise PairError(
-            f"{pair}: token {token} is {ours.text(token)!r} in the first, {theirs.text(token)!r} in the other"
+            f"{pair}: token {token} is {ours.text(token)!r} in the first, {theirs.text(token)!r} "
+            "in the other"
         )
     if ours.size != theirs.size:
         raise PairError(f"{pair}: the first has {ours.size} tokens, the other {theirs.size}")

@@ -18,16 +18,18 @@ from specrun.runtime.transform import Logits, log_probability
 
 @dataclass(frozen=True, slots=True)
 class SpecStats:
-    """Statistics of one answer; times in seconds, rates in tokens per second, None where nothing was counted.
+    """Statistics of one answer; times in seconds, rates in tokens per second, None where nothing
+    was counted.
 
-    `drafted` counts candidate nodes, `accepted` the kept ones, `mean_accepted_length` is tokens per target
-    evaluation, with the target's own token; `acceptance_by_position[i]` is the share of rounds that drafted
-    at depth i + 1 and kept a token there. `acceptance_given_prefix[i]` is the share of the `tested_by_position[i]`
-    rounds that kept i drafted tokens and had drafts below them that kept one more: for chains EAGLE's n-alpha.
-    `overhead_s` is wall time outside native evaluation.
-    `tokens_per_second` leaves out the time until the first token's round began (the prompt). `drafting` is what
-    the drafter itself reports: the choices of `auto`, the inner rounds of `cascade`, the parts of combinators.
-    `non_candidates` are nodes that were evaluated beside the drafted ones and could not be kept (lookahead's window).
+    `drafted` counts candidate nodes, `accepted` the kept ones, `mean_accepted_length` is tokens per
+    target evaluation, with the target's own token; `acceptance_by_position[i]` is the share of
+    rounds that drafted at depth i + 1 and kept a token there. `acceptance_given_prefix[i]` is the
+    share of the `tested_by_position[i]` rounds that kept i drafted tokens and had drafts below them
+    that kept one more: for chains EAGLE's n-alpha. `overhead_s` is wall time outside native
+    evaluation. `tokens_per_second` leaves out the time until the first token's round began (the
+    prompt). `drafting` is what the drafter itself reports: the choices of `auto`, the inner rounds
+    of `cascade`, the parts of combinators. `non_candidates` are nodes that were evaluated beside
+    the drafted ones and could not be kept (lookahead's window).
     """
 
     drafter: str
@@ -80,9 +82,9 @@ class RoundCounter:
     ) -> None:
         """Count a round that drafted `n_candidates` nodes down to `depth` and produced `n_tokens`.
 
-        `n_others` are the nodes that were evaluated but could not be accepted. `n_tested` is at how many depths there
-        were drafts to accept below what was kept: those that were, and one more where all were rejected; as for a
-        chain where it is left out.
+        `n_others` are the nodes that were evaluated but could not be accepted. `n_tested` is at how
+        many depths there were drafts to accept below what was kept: those that were, and one more
+        where all were rejected; as for a chain where it is left out.
         """
         self.rounds += 1
         self.tokens += n_tokens
@@ -116,13 +118,15 @@ class RoundCounter:
 
     @property
     def acceptance_given_prefix(self) -> Sequence[float]:
-        """The share of the tests at each depth that kept a token there, down to the last depth that was tested."""
+        """The share of the tests at each depth that kept a token there, down to the last depth that
+        was tested."""
         pairs = zip(self._accepted_at, self.tested_by_position, strict=False)
         return tuple(accepted / tested for accepted, tested in pairs)
 
     @property
     def tested_by_position(self) -> Sequence[int]:
-        """In how many rounds drafts were tested at each depth: all depths above had kept a token."""
+        """In how many rounds drafts were tested at each depth: all depths above had kept a
+        token."""
         return tuple(tested for tested in self._tested_at if tested)
 
 
@@ -133,15 +137,21 @@ Origin = Literal["drafted", "target"]
 class TokenEvent:
     """One token of an answer.
 
-    `text` is the text that became certain with it: empty while a character or a possible stop string is
-    incomplete. `origin` is "drafted" for an accepted guess and "target" for the target's own token.
-    `round` counts from 0. `logprob` is the target's log-probability in nats, before any transformation.
+    `text` is the text that became certain with it: empty while a character or a possible stop
+    string is incomplete. `origin` is "drafted" for an accepted guess and "target" for the target's
+    own token. `round` counts from 0. `logprob` is the target's log-probability in nats, before any
+    transformation.
     """
 
     __slots__ = ("__weakref__", "_logits", "_logprob", "origin", "round", "text", "token_id")
 
     def __init__(
-        self, text: str, token_id: int, origin: Origin, round_number: int, logits: Callable[[], Logits]
+        self,
+        text: str,
+        token_id: int,
+        origin: Origin,
+        round_number: int,
+        logits: Callable[[], Logits],
     ) -> None:
         self.text = text
         self.token_id = token_id
@@ -152,7 +162,8 @@ class TokenEvent:
 
     @property
     def logprob(self) -> float:
-        """The target's log-probability of the token: a softmax over the vocabulary, made when first asked."""
+        """The target's log-probability of the token: a softmax over the vocabulary, made when first
+        asked."""
         if self._logprob is None:
             self._logprob = log_probability(self._logits(), self.token_id)
         return self._logprob
@@ -160,7 +171,8 @@ class TokenEvent:
     def keep_logits(self, room: Logits | None = None) -> Logits | None:
         """Copy the target's row, which the next evaluation overwrites: cheaper than the softmax.
 
-        The copy goes into `room`, if given, and is returned; where the value is known already, `room` comes back.
+        The copy goes into `room`, if given, and is returned; where the value is known already,
+        `room` comes back.
         """
         if self._logprob is not None:
             return room
@@ -171,21 +183,27 @@ class TokenEvent:
         return copied
 
     def __repr__(self) -> str:
-        return f"TokenEvent(text={self.text!r}, token_id={self.token_id}, origin={self.origin!r}, round={self.round})"
+        return (
+            f"TokenEvent(text={self.text!r}, token_id={self.token_id}, "
+            f"origin={self.origin!r}, round={self.round})"
+        )
 
 
 class LogprobKeeper:
-    """Keeps `TokenEvent.logprob` readable after the target's rows are gone, at the price of what is used.
+    """Keeps `TokenEvent.logprob` readable after the target's rows are gone, at the price of what is
+    used.
 
-    A softmax over the vocabulary for every token would be the largest part of a round's overhead. Only
-    events that somebody still holds when the next round starts need anything: the last one, which a
-    `for` loop always holds, gets a copy of its row; others, which are being collected, get their value.
+    A softmax over the vocabulary for every token would be the largest part of a round's overhead.
+    Only events that somebody still holds when the next round starts need anything: the last one,
+    which a `for` loop always holds, gets a copy of its row; others, which are being collected, get
+    their value.
     """
 
     def __init__(self) -> None:
         self._current: list[weakref.ref[TokenEvent]] = []
         self._copied: weakref.ref[TokenEvent] | None = None
-        # One row of memory for all copies in turn: whoever still reads the last one is given its value first.
+        # One row of memory for all copies in turn: whoever still reads the last one is given its
+        # value first.
         self._room: Logits | None = None
 
     def add(self, event: TokenEvent) -> None:
@@ -224,7 +242,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """A finished answer. `token_ids` include the token that ended it, if one did; `text` does not."""
+    """A finished answer. `token_ids` include the token that ended it, if one did; `text` does
+    not."""
 
     text: str
     token_ids: list[int]

@@ -39,13 +39,14 @@ DEFAULT_N_CTX = 4096
 class RuntimeOptions:
     """How models are loaded and evaluated.
 
-    `context` says how contexts are made, the target's and the draft model's; what drafting needs of them (rows,
-    sequences, states) is added to it. Its `n_ctx` 0 takes the length the target was trained with; larger values than
-    that are cut to it, unless `rope` stretches positions, which is then asked of the draft model too.
-    `n_gpu_layers` is a count, "all" or "auto" (as many as fit). `seed` None
-    picks one at random for every answer. `accept` names the acceptance rule:
-    exact ones, or "typical(eps=0.09, delta=0.3)", which is not. `reference` is a text file that
-    prompt lookup reads too: short for `prompt-lookup(reference=FILE)` wherever the drafter has a prompt lookup.
+    `context` says how contexts are made, the target's and the draft model's; what drafting needs of
+    them (rows, sequences, states) is added to it. Its `n_ctx` 0 takes the length the target was
+    trained with; larger values than that are cut to it, unless `rope` stretches positions, which is
+    then asked of the draft model too. `n_gpu_layers` is a count, "all" or "auto" (as many as fit).
+    `seed` None picks one at random for every answer. `accept` names the acceptance rule: exact
+    ones, or "typical(eps=0.09, delta=0.3)", which is not. `reference` is a text file that prompt
+    lookup reads too: short for `prompt-lookup(reference=FILE)` wherever the drafter has a prompt
+    lookup.
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=DEFAULT_N_CTX))
@@ -60,12 +61,13 @@ class RuntimeOptions:
 
 
 class Runtime:
-    """A target, a drafter and their cache, ready to answer. Not for use from several threads at once.
+    """A target, a drafter and their cache, ready to answer. Not for use from several threads at
+    once.
 
     `drafter` is an expression of the drafter language (`"none"`, `"prompt-lookup"`,
-    `"draft(small.gguf, n=5)"`, ...). Further options are those of `RuntimeOptions` and of its `context`, such as
-    `n_ctx=8192` or `flash_attention="on"`; an unknown one raises `OptionError` naming the nearest. Close it, or use it
-    as a context manager.
+    `"draft(small.gguf, n=5)"`, ...). Further options are those of `RuntimeOptions` and of its
+    `context`, such as `n_ctx=8192` or `flash_attention="on"`; an unknown one raises `OptionError`
+    naming the nearest. Close it, or use it as a context manager.
     """
 
     def __init__(
@@ -83,13 +85,17 @@ class Runtime:
         runtime._open(demo_target(), drafter, _parse_options(options), demo_drafters())
         return runtime
 
-    def _open(self, target: Path, drafter: str, options: RuntimeOptions, files: dict[str, Path]) -> None:
+    def _open(
+        self, target: Path, drafter: str, options: RuntimeOptions, files: dict[str, Path]
+    ) -> None:
         self._session: Session | None = None
         self.options = options
         rule = build_rule(options.accept)
         if options.reference is not None:
             drafter = with_reference(drafter, Path(options.reference))
-        with ExitStack() as opened:  # closes the last first, here if anything fails, else in `close`
+        with (
+            ExitStack() as opened
+        ):  # closes the last first, here if anything fails, else in `close`
             self.model = Model(
                 target,
                 n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, target),
@@ -113,7 +119,7 @@ class Runtime:
             self._opened = opened.pop_all()
         self._template: ChatTemplate | None = None
 
-    # -- answering ---------------------------------------------------------------------------------------
+    # -- answering ---------------------------------------------------------------------------------
 
     def stream(
         self,
@@ -124,11 +130,13 @@ class Runtime:
     ) -> GenerationStream:
         """Return a stream of token events that continue `prompt`, a text or token ids.
 
-        The text of a prompt is never read as control tokens. `max_tokens` None goes on until the model
-        ends or the context is full.
+        The text of a prompt is never read as control tokens. `max_tokens` None goes on until the
+        model ends or the context is full.
         """
         params = params or SamplingParams()
-        tokens = self.vocabulary.tokenize(prompt) if isinstance(prompt, str) else self._checked(prompt)
+        tokens = (
+            self.vocabulary.tokenize(prompt) if isinstance(prompt, str) else self._checked(prompt)
+        )
         return self.session.stream(tokens, params, seed=self._seed(params), max_tokens=max_tokens)
 
     def generate(
@@ -148,7 +156,8 @@ class Runtime:
         *,
         max_tokens: int | None = None,
     ) -> GenerationStream:
-        """Return a stream of token events that answer a conversation of {"role", "content"} messages."""
+        """Return a stream of token events that answer a conversation of {"role", "content"}
+        messages."""
         return self.stream(self.chat_prompt(messages), params, max_tokens=max_tokens)
 
     def chat(
@@ -158,7 +167,8 @@ class Runtime:
         *,
         max_tokens: int | None = None,
     ) -> GenerationResult:
-        """Return the finished answer to a conversation; what it shares with the last one is not evaluated again."""
+        """Return the finished answer to a conversation; what it shares with the last one is not
+        evaluated again."""
         return self.stream_chat(messages, params, max_tokens=max_tokens).drain()
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
@@ -167,7 +177,7 @@ class Runtime:
 
         return chat_tokens(self.chat_template, self.vocabulary, messages)
 
-    # -- what is open ------------------------------------------------------------------------------------
+    # -- what is open ------------------------------------------------------------------------------
 
     @property
     def session(self) -> Session:
@@ -205,7 +215,8 @@ class Runtime:
             source = self.options.chat_template or self.model.chat_template
             if source is None:
                 raise TemplateError(
-                    f"{self.model.path} has no chat template: give one (--chat-template-file), or generate from text"
+                    f"{self.model.path} has no chat template: give one (--chat-template-file), "
+                    "or generate from text"
                 )
             vocabulary = self.vocabulary
             bos = vocabulary.text(vocabulary.bos) if vocabulary.bos is not None else ""
@@ -214,7 +225,8 @@ class Runtime:
         return self._template
 
     def close(self) -> None:
-        """Free all native memory: drafter, target's context, drafter's weights, target; again does nothing."""
+        """Free all native memory: drafter, target's context, drafter's weights, target; again does
+        nothing."""
         self._session = None
         self._opened.close()
 
@@ -222,7 +234,10 @@ class Runtime:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -230,7 +245,9 @@ class Runtime:
         size = self.vocabulary.size
         for token in prompt:
             if not 0 <= token < size:
-                raise OptionError(f"prompt token {token} is outside the vocabulary of {size} tokens")
+                raise OptionError(
+                    f"prompt token {token} is outside the vocabulary of {size} tokens"
+                )
         return list(prompt)
 
     def _seed(self, params: SamplingParams) -> int:
@@ -239,7 +256,8 @@ class Runtime:
 
 
 def _parse_options(values: dict[str, Any]) -> RuntimeOptions:
-    """Return the options of these names; those of a context may be given one by one beside `context`."""
+    """Return the options of these names; those of a context may be given one by one beside
+    `context`."""
     own = [field.name for field in dataclasses.fields(RuntimeOptions)]
     of_context = ContextOptions.chosen_names()
     for name in values:
@@ -247,8 +265,12 @@ def _parse_options(values: dict[str, Any]) -> RuntimeOptions:
             raise unknown_option(name, [*of_context, *own], "Runtime")
     for name, kind in (("rope", RopeScaling), ("context", ContextOptions)):
         if name in values and not isinstance(values[name], kind):
-            example = "RopeScaling('yarn', scale=2)" if name == "rope" else "ContextOptions(n_ctx=8192)"
-            raise OptionError(f"{name} is {values[name]!r}: give a {kind.__name__}, such as {example}")
+            example = (
+                "RopeScaling('yarn', scale=2)" if name == "rope" else "ContextOptions(n_ctx=8192)"
+            )
+            raise OptionError(
+                f"{name} is {values[name]!r}: give a {kind.__name__}, such as {example}"
+            )
     options = RuntimeOptions(**{name: value for name, value in values.items() if name in own})
     chosen = {name: value for name, value in values.items() if name in of_context}
     return dataclasses.replace(options, context=dataclasses.replace(options.context, **chosen))

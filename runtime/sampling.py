@@ -1,4 +1,5 @@
-"""How the target's logits become the law that is sampled from: settings with llama.cpp's defaults."""
+"""How the target's logits become the law that is sampled from: settings with llama.cpp's
+defaults."""
 
 from __future__ import annotations
 
@@ -25,12 +26,13 @@ def _is_bias(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling settings, applied in llama.cpp's order: bias, penalties, top-k, top-p, min-p, temperature.
+    """Sampling settings, applied in llama.cpp's order: bias, penalties, top-k, top-p, min-p,
+    temperature.
 
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch a truncation off. Penalties look at
-    the last `repeat_last_n` tokens (0: none, -1: all). `logit_bias` maps token ids to what is added to their
-    logit (-inf forbids). `stop` strings end the answer and are not part of it; they may span tokens.
-    `seed` None takes the runtime's. Out-of-range values raise `OptionError`.
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch a truncation off. Penalties
+    look at the last `repeat_last_n` tokens (0: none, -1: all). `logit_bias` maps token ids to what
+    is added to their logit (-inf forbids). `stop` strings end the answer and are not part of it;
+    they may span tokens. `seed` None takes the runtime's. Out-of-range values raise `OptionError`.
     """
 
     temperature: float = 0.8
@@ -59,19 +61,40 @@ class SamplingParams:
         self._require(self.repeat_penalty > 0.0, "repeat_penalty", "above 0 (1 is off)")
         self._require(self.repeat_last_n >= -1, "repeat_last_n", "-1 (all), 0 (off) or a count")
         self._require(
-            all(isinstance(stop, str) and stop for stop in self.stop), "stop", "made of strings that are not empty"
+            all(isinstance(stop, str) and stop for stop in self.stop),
+            "stop",
+            "made of strings that are not empty",
         )
-        self._require(isinstance(self.logit_bias, Mapping), "logit_bias", "a mapping of token ids to numbers")
+        self._require(
+            isinstance(self.logit_bias, Mapping), "logit_bias", "a mapping of token ids to numbers"
+        )
         biases, tokens = self.logit_bias.values(), self.logit_bias.keys()
         self._require(all(map(_is_bias, biases)), "logit_bias", "made of finite numbers and -inf")
-        self._require(all(isinstance(token, int) and token >= 0 for token in tokens), "logit_bias", "keyed by token ids")
-        self._require(self.seed is None or isinstance(self.seed, int), "seed", "a whole number or None")
+        self._require(
+            all(isinstance(token, int) and token >= 0 for token in tokens),
+            "logit_bias",
+            "keyed by token ids",
+        )
+        self._require(
+            self.seed is None or isinstance(self.seed, int), "seed", "a whole number or None"
+        )
 
     def _require_finite(self) -> None:
-        names = ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+        names = (
+            "temperature",
+            "top_p",
+            "min_p",
+            "repeat_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+        )
         for name in names:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not math.isfinite(value)
+            ):
                 raise OptionError(f"{name} is {value!r}: it must be a finite number")
         for name in ("top_k", "repeat_last_n"):
             if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int):
@@ -91,7 +114,11 @@ class SamplingParams:
         """Whether the law depends on the tokens before it other than through the model."""
         if self.repeat_last_n == 0:
             return False
-        return self.repeat_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return (
+            self.repeat_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:

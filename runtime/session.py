@@ -1,4 +1,5 @@
-"""A session: a target and its acceptance rule, with one conversation. Turns prompts into streams of tokens."""
+"""A session: a target and its acceptance rule, with one conversation. Turns prompts into streams of
+tokens."""
 
 from __future__ import annotations
 
@@ -50,11 +51,13 @@ class _Clock:
 class Session:
     """Decodes one answer at a time, in a conversation whose cache persists between answers.
 
-    `target`, `rule` and `vocabulary` are what any number of conversations could share; all that belongs to this one
-    is in `conversation`.
+    `target`, `rule` and `vocabulary` are what any number of conversations could share; all that
+    belongs to this one is in `conversation`.
     """
 
-    def __init__(self, target: TargetModel, drafter: Drafter, rule: AcceptanceRule, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, target: TargetModel, drafter: Drafter, rule: AcceptanceRule, vocabulary: Vocabulary
+    ) -> None:
         self.target = target
         self.rule = rule
         self.vocabulary = vocabulary
@@ -63,8 +66,11 @@ class Session:
         self._busy = False
 
     @classmethod
-    def open(cls, model: Model, drafter: Drafter, options: ContextOptions, rule: AcceptanceRule) -> Session:
-        """Make a context that verifies the drafter's trees, and a session over it; closes the drafter if that fails."""
+    def open(
+        cls, model: Model, drafter: Drafter, options: ContextOptions, rule: AcceptanceRule
+    ) -> Session:
+        """Make a context that verifies the drafter's trees, and a session over it; closes the
+        drafter if that fails."""
         try:
             context = Context(model, target_context_options(options, drafter))
         except BaseException:
@@ -76,7 +82,10 @@ class Session:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -86,26 +95,42 @@ class Session:
         return self.conversation.drafter
 
     def stream(
-        self, prompt: Sequence[int], params: SamplingParams, *, seed: int, max_tokens: int | None = None
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        max_tokens: int | None = None,
     ) -> GenerationStream:
-        """Return a stream that answers the prompt, given as tokens; nothing runs until it is iterated.
+        """Return a stream that answers the prompt, given as tokens; nothing runs until it is
+        iterated.
 
-        `max_tokens` None goes on until the model ends or the context is full. Raises `ContextFullError`
-        for a prompt that does not fit, `OptionError` for an empty one or a negative limit, `BusyError` while
-        another answer is being streamed.
+        `max_tokens` None goes on until the model ends or the context is full. Raises
+        `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one or a
+        negative limit, `BusyError` while another answer is being streamed.
         """
         self.require_idle()
         n_ctx = self.target.context.n_ctx
         if not prompt:
-            raise OptionError("the prompt is empty: this model needs at least one token to continue from")
+            raise OptionError(
+                "the prompt is empty: this model needs at least one token to continue from"
+            )
         if len(prompt) > n_ctx:
-            can_grow = n_ctx < self.target.context.model.n_ctx_train or self.target.context.options.rope.stretches
+            can_grow = (
+                n_ctx < self.target.context.model.n_ctx_train
+                or self.target.context.options.rope.stretches
+            )
             advice = (
                 f"shorten it or raise the context size (-c) to more than {len(prompt)}"
                 if can_grow
-                else "shorten it; the model was trained for no more (--rope-scaling yarn --rope-scale 2 stretches it)"
+                else (
+                    "shorten it; the model was trained for no more (--rope-scaling yarn "
+                    "--rope-scale 2 stretches it)"
+                )
             )
-            raise ContextFullError(f"the prompt has {len(prompt)} tokens and the context {n_ctx}: {advice}")
+            raise ContextFullError(
+                f"the prompt has {len(prompt)} tokens and the context {n_ctx}: {advice}"
+            )
         if max_tokens is not None and max_tokens < 0:
             raise OptionError(f"max_tokens is {max_tokens}: give 0 or more, or None for no limit")
         return GenerationStream(self, list(prompt), params, seed, max_tokens)
@@ -117,7 +142,9 @@ class Session:
     def require_idle(self) -> None:
         """Raise `BusyError` while an answer is being streamed."""
         if self._busy:
-            raise BusyError("an answer is still being streamed: finish it or close() the stream first")
+            raise BusyError(
+                "an answer is still being streamed: finish it or close() the stream first"
+            )
 
     def require_open(self) -> None:
         """Raise `ClosedError` after `close()`."""
@@ -125,7 +152,8 @@ class Session:
             raise ClosedError("the runtime was closed while an answer was being streamed")
 
     def close(self) -> None:
-        """Free the drafter, then the target's context; an answer that is being streamed cannot go on."""
+        """Free the drafter, then the target's context; an answer that is being streamed cannot go
+        on."""
         self.closed = True
         try:
             self.drafter.close()
@@ -143,11 +171,13 @@ class Session:
         self._busy = False
 
     def load_prompt(self, prompt: Sequence[int]) -> int:
-        """Bring the conversation to a prompt; return how many of its tokens the cache already held."""
+        """Bring the conversation to a prompt; return how many of its tokens the cache already
+        held."""
         return self.conversation.begin(self.target, prompt)
 
     def forget(self) -> None:
-        """Empty the cache and what the drafter keeps of the text, so that the next answer shares nothing with it."""
+        """Empty the cache and what the drafter keeps of the text, so that the next answer shares
+        nothing with it."""
         self.require_idle()
         self.conversation.forget(self.target)
 
@@ -155,8 +185,8 @@ class Session:
 class GenerationStream(Iterator[TokenEvent]):
     """An answer in the making: iterate over its tokens; afterwards `result` holds the whole.
 
-    Closing or dropping it early (or Ctrl-C while it runs) leaves the session usable; `result` then says
-    "cancelled".
+    Closing or dropping it early (or Ctrl-C while it runs) leaves the session usable; `result` then
+    says "cancelled".
     """
 
     def __init__(
@@ -168,7 +198,8 @@ class GenerationStream(Iterator[TokenEvent]):
         max_tokens: int | None,
     ) -> None:
         self.seed = seed
-        # The generator knows the answer, not this stream: without a cycle, dropping the stream ends it at once.
+        # The generator knows the answer, not this stream: without a cycle, dropping the stream ends
+        # it at once.
         self._answer = _Answer(session, prompt, params, seed, max_tokens)
         self._events = self._answer.run()
 
@@ -247,7 +278,9 @@ class _Answer:
                 session.release()
 
     def _conclude(self) -> None:
-        if self._finish == "cancelled":  # what waited for the rest of a character or a stop string was said
+        if (
+            self._finish == "cancelled"
+        ):  # what waited for the rest of a character or a stop string was said
             self._texts.append(self._assembler.finish())
         self._stats = self._statistics()
         if not self._session.closed:
@@ -283,9 +316,18 @@ class _Answer:
     ) -> Generator[TokenEvent, None, None]:
         new = this_round.tokens
         n_candidates, depth = this_round.tree.n_candidates, this_round.tree.candidate_depth
-        refused = this_round.rejected and this_round.next_token is not None  # a path cut at its end token was not
+        refused = (
+            this_round.rejected and this_round.next_token is not None
+        )  # a path cut at its end token was not
         n_tested = len(this_round.path) + refused
-        self._counter.count(n_candidates, depth, len(this_round.path), len(new), len(this_round.tree) - n_candidates, n_tested)
+        self._counter.count(
+            n_candidates,
+            depth,
+            len(this_round.path),
+            len(new),
+            len(this_round.tree) - n_candidates,
+            n_tested,
+        )
         for index, token in enumerate(new):
             piece = b"" if token in end_tokens else self._session.vocabulary.piece(token)
             text = self._assembler.push(piece)
@@ -308,7 +350,8 @@ class _Answer:
             yield event
             self._clock.elsewhere += time.perf_counter() - paused
             self._session.require_open()
-            # Dropped here, so that only the consumer decides whether its log-probability is still needed.
+            # Dropped here, so that only the consumer decides whether its log-probability is still
+            # needed.
             del event
             if self._assembler.stopped_by is not None:
                 return
@@ -317,7 +360,8 @@ class _Answer:
         session, counter, clock = self._session, self._counter, self._clock
         wall = clock.elapsed() if clock.started else 0.0
         target_s, drafter_s = (
-            now - before for now, before in zip(session.native_seconds(), clock.native_before, strict=True)
+            now - before
+            for now, before in zip(session.native_seconds(), clock.native_before, strict=True)
         )
         decoding = wall - clock.prompt_s
         evaluated = len(self._prompt) - self._cached - 1
@@ -331,8 +375,12 @@ class _Answer:
             acceptance_rate=counter.acceptance_rate,
             mean_accepted_length=counter.mean_accepted_length,
             acceptance_by_position=tuple(counter.acceptance_by_position),
-            tokens_per_second=len(self._token_ids) / decoding if self._token_ids and decoding > 0 else None,
-            prompt_tokens_per_second=evaluated / clock.prompt_s if evaluated > 0 and clock.prompt_s > 0 else None,
+            tokens_per_second=len(self._token_ids) / decoding
+            if self._token_ids and decoding > 0
+            else None,
+            prompt_tokens_per_second=evaluated / clock.prompt_s
+            if evaluated > 0 and clock.prompt_s > 0
+            else None,
             time_to_first_token_s=clock.first_token_s,
             target_s=target_s if clock.started else 0.0,
             drafter_s=drafter_s if clock.started else 0.0,

@@ -1,6 +1,8 @@
-"""The target model: evaluates a draft tree in one batch (tree attention) and keeps the accepted path's KV cache.
+"""The target model: evaluates a draft tree in one batch (tree attention) and keeps the accepted
+path's KV cache.
 
-How a draft tree becomes sequences: one id per root-to-leaf path, so llama.cpp's mask is the tree mask.
+How a draft tree becomes sequences: one id per root-to-leaf path, so llama.cpp's mask is the tree
+mask.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ Number = TypeVar("Number", bound=np.generic)
 class TreeLayout:
     """The sequence ids of a tree in a context with `n_sequences` ids.
 
-    `ids[i]` are the ids of node i: those of all leaves below it. Ids that no leaf needs ride along with the
-    first leaf, so that every evaluation names every id (llama.cpp reuses its graph only for equal counts)
-    and a chain needs no bookkeeping after acceptance. `flat_ids`, `id_counts`, `depths` and `outputs` describe
-    a batch of the root followed by the nodes (read-only); `deepest[s]` is the depth of sequence s.
+    `ids[i]` are the ids of node i: those of all leaves below it. Ids that no leaf needs ride along
+    with the first leaf, so that every evaluation names every id (llama.cpp reuses its graph only
+    for equal counts) and a chain needs no bookkeeping after acceptance. `flat_ids`, `id_counts`,
+    `depths` and `outputs` describe a batch of the root followed by the nodes (read-only);
+    `deepest[s]` is the depth of sequence s.
     """
 
     ids: tuple[tuple[int, ...], ...]
@@ -50,7 +53,8 @@ def count_leaves(parents: tuple[int, ...]) -> int:
 
 @functools.lru_cache(maxsize=256)
 def layout_tree(parents: tuple[int, ...], n_sequences: int) -> TreeLayout:
-    """Return the layout of the tree with these parents; usable if it has at most `n_sequences` leaves."""
+    """Return the layout of the tree with these parents; usable if it has at most `n_sequences`
+    leaves."""
     n = len(parents)
     inner = set(parents)
     leaves = [node for node in range(n) if node not in inner] or [ROOT]
@@ -91,10 +95,14 @@ class Move(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def moves_onto(path: tuple[int, ...], parents: tuple[int, ...], n_sequences: int) -> tuple[Move, ...]:
-    """Return the moves of all sequences that do not hold the whole of `path`, a path from the root of a tree.
+def moves_onto(
+    path: tuple[int, ...], parents: tuple[int, ...], n_sequences: int
+) -> tuple[Move, ...]:
+    """Return the moves of all sequences that do not hold the whole of `path`, a path from the root
+    of a tree.
 
-    Rounds repeat a few shapes and paths, so they are worked out once. Raises `OptionError` for what is no path.
+    Rounds repeat a few shapes and paths, so they are worked out once. Raises `OptionError` for what
+    is no path.
     """
     if any(parents[node] != above for above, node in pairwise((ROOT, *path))):
         raise OptionError(f"nodes {list(path)} are not a path from the root of the tree")
@@ -116,12 +124,14 @@ def _constant(values: list[int], kind: type[Number]) -> npt.NDArray[Number]:
 # Prompts are evaluated in pieces, because Ctrl-C is only seen between evaluations.
 _PREFILL_CHUNK = 256
 
-# With hidden states every token of a prompt needs an output row: prompts go in pieces of at least this size.
+# With hidden states every token of a prompt needs an output row: prompts go in pieces of at least
+# this size.
 _HIDDEN_STATE_ROWS = 64
 
 
 class EvaluatedRows(Protocol):
-    """The rows of one evaluation: 0 for the root, i + 1 for node i. Views die with the next evaluation."""
+    """The rows of one evaluation: 0 for the root, i + 1 for node i. Views die with the next
+    evaluation."""
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """Return the logits of one row, [n_vocab]."""
@@ -142,8 +152,9 @@ PromptLearner = Callable[[int, EvaluatedRows, int], None]
 class CachedText:
     """The committed tokens of one text, and how many of them a target has cached.
 
-    A target holds the keys and values of `tokens[:n_cached]` and of nothing else that counts. `n_cached` shrinks
-    before the cache does and grows after it, so an interrupt at any line leaves a number that is true.
+    A target holds the keys and values of `tokens[:n_cached]` and of nothing else that counts.
+    `n_cached` shrinks before the cache does and grows after it, so an interrupt at any line leaves
+    a number that is true.
     """
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
@@ -162,13 +173,15 @@ class CachedText:
 
 
 class Target(Protocol):
-    """What the decoding loop needs of a target; tests pass scripted ones. What it caches, the text knows."""
+    """What the decoding loop needs of a target; tests pass scripted ones. What it caches, the text
+    knows."""
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
         """Evaluate the last committed token, which is not cached yet, and the tree below it."""
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
-        """Keep the evaluated root and these nodes, a path from the root down; append their tokens, drop the others."""
+        """Keep the evaluated root and these nodes, a path from the root down; append their tokens,
+        drop the others."""
 
 
 class DraftSize(Protocol):
@@ -184,8 +197,9 @@ class DraftSize(Protocol):
 class TargetModel:
     """A llama.cpp context as the target: what all conversations with it share.
 
-    It keeps nothing of a text but what lies in the context's cache. Every token is cached for all sequence ids of
-    the context, because a tree's paths, one id each, all start from the same prefix.
+    It keeps nothing of a text but what lies in the context's cache. Every token is cached for all
+    sequence ids of the context, because a tree's paths, one id each, all start from the same
+    prefix.
     """
 
     def __init__(self, context: Context) -> None:
@@ -202,8 +216,8 @@ class TargetModel:
     def rewind(self, text: CachedText, length: int) -> None:
         """Drop everything of the text after its first `length` tokens.
 
-        Also drops what an interrupted round left in the cache. Memories that cannot drop a part are cleared:
-        `text.n_cached` is then 0.
+        Also drops what an interrupted round left in the cache. Memories that cannot drop a part are
+        cleared: `text.n_cached` is then 0.
         """
         memory, was_cached = self.context.memory, text.n_cached
         text.cut(length)
@@ -214,9 +228,11 @@ class TargetModel:
             memory.clear()
 
     def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
-        """Evaluate the text's tokens up to position `end`, without output rows unless the context has hidden states.
+        """Evaluate the text's tokens up to position `end`, without output rows unless the context
+        has hidden states.
 
-        With states of any kind `learn` is told each piece: the position of its first token, its rows, how many.
+        With states of any kind `learn` is told each piece: the position of its first token, its
+        rows, how many.
         """
         options = self.context.options
         hidden_states = options.hidden_states
@@ -233,15 +249,18 @@ class TargetModel:
             text.n_cached = start + len(piece)
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
-        """Evaluate the text's last token, all others being cached, and `tree` below it in one llama_decode."""
+        """Evaluate the text's last token, all others being cached, and `tree` below it in one
+        llama_decode."""
         if text.n_cached != len(text.tokens) - 1:
             raise OptionError(
-                f"of {len(text.tokens)} tokens {text.n_cached} are cached: a tree grows from the first that is not"
+                f"of {len(text.tokens)} tokens {text.n_cached} are cached: a tree grows from the "
+                "first that is not"
             )
         return self._evaluate_at(text.n_cached, text.tokens[-1], tree)
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
-        """Keep the root and the nodes of `path` for every sequence, touching only the round's positions."""
+        """Keep the root and the nodes of `path` for every sequence, touching only the round's
+        positions."""
         self._keep_at(text.n_cached, tree, path)
         text.commit(tree.tokens[node] for node in path)
 
@@ -255,7 +274,9 @@ class TargetModel:
         if len(tree) and not self.context.model.can_branch:
             self._require_chain(len(tree), layout)
         if layout.n_leaves > self._n_sequences:
-            raise OptionError(f"a draft tree with more leaves than the context's {self._n_sequences} sequences")
+            raise OptionError(
+                f"a draft tree with more leaves than the context's {self._n_sequences} sequences"
+            )
         self._batch.fill(
             self._fed([token, *tree.tokens]),
             layout.depths + root,
@@ -266,13 +287,16 @@ class TargetModel:
         return self.context.decode(self._batch)
 
     def _keep_at(self, root: int, tree: DraftTree, path: Sequence[int]) -> None:
-        """Keep the token at position `root` and the nodes of `path` below it, for every sequence."""
+        """Keep the token at position `root` and the nodes of `path` below it, for every
+        sequence."""
         layout = layout_tree(tree.parents, self._n_sequences)
         moves = moves_onto(tuple(path), tree.parents, self._n_sequences)
         end = root + 1 + len(path)
         memory = self.context.memory
         if tree.max_depth > len(path):
-            memory.truncate(end)  # one walk drops everything deeper than the path, for all sequences
+            memory.truncate(
+                end
+            )  # one walk drops everything deeper than the path, for all sequences
         if path:
             source = layout.ids[path[-1]][0]
             for sequence, shared, strays in moves:
@@ -281,12 +305,14 @@ class TargetModel:
                 memory.branch(source, sequence, root + 1 + shared, end)
 
     def _require_chain(self, n_nodes: int, layout: TreeLayout) -> None:
-        """Raise `UnsupportedModelError` unless a recurrent state can take back all nodes of a tree."""
+        """Raise `UnsupportedModelError` unless a recurrent state can take back all nodes of a
+        tree."""
         context = self.context
         most = context.options.n_rollback if context.model.can_roll_back else 0
         if layout.n_leaves > 1 or n_nodes > most:
             raise UnsupportedModelError(
-                f"{context.model.architecture} models keep a recurrent state: this context verifies chains of at most "
+                f"{context.model.architecture} models keep a recurrent state: this context "
+                "verifies chains of at most "
                 f"{most} drafts"
             )
 

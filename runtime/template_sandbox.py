@@ -1,8 +1,9 @@
-"""Jinja for templates nobody vouches for: bounded in what they may reach, and in what they may build.
+"""Jinja for templates nobody vouches for: bounded in what they may reach, and in what they may
+build.
 
-Jinja's immutable sandbox keeps a template from Python's internals and from changing its arguments. It does not
-keep `"a".ljust(10**10)` or sixty doublings of a text from taking all memory, so everything that builds values
-is counted here, before it is built, against one budget per rendering.
+Jinja's immutable sandbox keeps a template from Python's internals and from changing its arguments.
+It does not keep `"a".ljust(10**10)` or sixty doublings of a text from taking all memory, so
+everything that builds values is counted here, before it is built, against one budget per rendering.
 """
 
 from __future__ import annotations
@@ -26,13 +27,53 @@ _POINTER = 8
 _MAX_BITS = 4096  # of a number: multiplying larger ones takes time that nothing can interrupt
 # What chat templates use; others make much out of little (batch, slice), or are for web pages.
 _FILTERS = [
-    *("abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "int"),
-    *("items", "join", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace"),
-    *("reverse", "round", "safe", "select", "selectattr", "sort", "string", "title", "trim", "unique", "upper"),
+    *(
+        "abs",
+        "attr",
+        "capitalize",
+        "count",
+        "d",
+        "default",
+        "dictsort",
+        "e",
+        "escape",
+        "first",
+        "float",
+        "int",
+    ),
+    *(
+        "items",
+        "join",
+        "last",
+        "length",
+        "list",
+        "lower",
+        "map",
+        "max",
+        "min",
+        "reject",
+        "rejectattr",
+        "replace",
+    ),
+    *(
+        "reverse",
+        "round",
+        "safe",
+        "select",
+        "selectattr",
+        "sort",
+        "string",
+        "title",
+        "trim",
+        "unique",
+        "upper",
+    ),
     "wordcount",
 ]
 # Those that build text; the others hand on what is there.
-_TEXT_FILTERS = frozenset({"capitalize", "e", "escape", "lower", "safe", "string", "title", "tojson", "trim", "upper"})
+_TEXT_FILTERS = frozenset(
+    {"capitalize", "e", "escape", "lower", "safe", "string", "title", "tojson", "trim", "upper"}
+)
 _LIST_FILTERS = frozenset({"dictsort", "items", "list", "reverse", "sort", "unique"})
 _PADDING = frozenset({"center", "ljust", "rjust", "zfill"})
 _REFUSED = frozenset({"expandtabs", "to_bytes", "translate"})
@@ -51,7 +92,8 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
 
 
 class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The environment chat templates are compiled in, with the whitespace rules model makers rely on."""
+    """The environment chat templates are compiled in, with the whitespace rules model makers rely
+    on."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     code_generator_class = _CodeGenerator
@@ -67,7 +109,12 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         )
         self.globals.pop("lipsum", None)
         filters: dict[str, Callable[..., Any]] = {name: self.filters[name] for name in _FILTERS}
-        filters |= {"join": self._join, "replace": self._replace, "round": _round, "tojson": _tojson}
+        filters |= {
+            "join": self._join,
+            "replace": self._replace,
+            "round": _round,
+            "tojson": _tojson,
+        }
         self.filters = {name: self._counted(name, function) for name, function in filters.items()}
 
     def start(self) -> None:
@@ -80,10 +127,20 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if self._left < 0:
             raise SecurityError("it builds more text than any chat needs")
 
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
+    def call_binop(
+        self,
+        context: jinja2.runtime.Context,
+        operator: str,
+        left: Any,  # noqa: ANN401
+        right: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
         """Compute one of the intercepted operators."""
         if isinstance(left, int) and isinstance(right, int):
-            bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
+            bits = (
+                left.bit_length() * abs(right)
+                if operator == "**"
+                else left.bit_length() + right.bit_length()
+            )
             if bits > _MAX_BITS:
                 raise SecurityError("a number too large for a chat template")
         elif operator == "%" and isinstance(left, str):
@@ -153,7 +210,9 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.spend(_weight(listed) + separator * len(listed))
         return listed
 
-    def _join(self, value: Iterable[object], d: str = "", attribute: str | int | None = None) -> str:
+    def _join(
+        self, value: Iterable[object], d: str = "", attribute: str | int | None = None
+    ) -> str:
         if attribute is not None:
             value = map(jinja2.filters.make_attrgetter(self, attribute), value)
         return str(d).join(str(item) for item in self._listed(value, len(str(d))))
@@ -217,4 +276,6 @@ def _tojson(
 ) -> str:
     # As Hugging Face has it: not escaped for web pages.
     indent = indent if indent is None else min(indent, 16)
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

@@ -30,9 +30,9 @@ class Draw(NamedTuple):
 class DraftTree:
     """Nodes are what the target evaluates; draws are what acceptance tests.
 
-    `tokens[i]` hangs below `parents[i]` (ROOT or an earlier node) at `depths[i]` (1 below the root).
-    `draws[parent]` lists the draws made at a parent in the order they were made: equal tokens share a
-    node, but each keeps its draw, because dropping one biases the output. Nodes with
+    `tokens[i]` hangs below `parents[i]` (ROOT or an earlier node) at `depths[i]` (1 below the
+    root). `draws[parent]` lists the draws made at a parent in the order they were made: equal
+    tokens share a node, but each keeps its draw, because dropping one biases the output. Nodes with
     `is_candidate[i]` False are evaluated and reported back, never accepted.
     """
 
@@ -58,7 +58,10 @@ class DraftTree:
     @property
     def candidate_depth(self) -> int:
         """The depth of the deepest node that can be accepted, 0 without any."""
-        return max((depth for depth, counts in zip(self.depths, self.is_candidate, strict=True) if counts), default=0)
+        return max(
+            (depth for depth, counts in zip(self.depths, self.is_candidate, strict=True) if counts),
+            default=0,
+        )
 
     def path_to(self, node: int) -> list[int]:
         """Return the nodes from the first below the root down to `node`; empty for ROOT."""
@@ -70,13 +73,17 @@ class DraftTree:
         return path
 
     def extends(self, other: DraftTree) -> bool:
-        """Whether the nodes of `other` are the first of this tree: what a drafter checks before it reads rows."""
+        """Whether the nodes of `other` are the first of this tree: what a drafter checks before it
+        reads rows."""
         n = len(other)
-        return self is other or (self.tokens[:n] == other.tokens and self.parents[:n] == other.parents)
+        return self is other or (
+            self.tokens[:n] == other.tokens and self.parents[:n] == other.parents
+        )
 
     @staticmethod
     def of_points(tokens: Sequence[int], parents: tuple[int, ...]) -> DraftTree:
-        """Return a tree of point masses, its tokens below `parents`: no two siblings may be equal."""
+        """Return a tree of point masses, its tokens below `parents`: no two siblings may be
+        equal."""
         return DraftTree(tuple(tokens), parents, *_structure(parents))
 
     @staticmethod
@@ -118,7 +125,8 @@ class TreeBuilder:
         return len(self._tokens)
 
     def add(self, parent: int, token: int, law: Law | None = None) -> int:
-        """Record a draw of `token` below `parent` and return its node, shared with an equal sibling."""
+        """Record a draw of `token` below `parent` and return its node, shared with an equal
+        sibling."""
         node = self._children.get((parent, token))
         if node is None:
             node = self._children[parent, token] = self._append(parent, token, True)
@@ -149,7 +157,9 @@ class TreeBuilder:
             if not ROOT < parent < node:
                 raise OptionError(f"a tree of {node} nodes has no node {parent} to grow from")
             if candidate and not self._is_candidate[parent]:
-                raise OptionError(f"node {parent} cannot be accepted, so nothing below it can be a candidate")
+                raise OptionError(
+                    f"node {parent} cannot be accepted, so nothing below it can be a candidate"
+                )
             depth = self._depths[parent] + 1
         self._tokens.append(token)
         self._parents.append(parent)

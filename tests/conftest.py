@@ -1,4 +1,5 @@
-"""Tiny models that many tests read: written once per session, byte-level tokens, a chat template."""
+"""Tiny models that many tests read: written once per session, byte-level tokens, a chat
+template."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def tiny_small_vocab(tiny_folder: Path) -> Path:
 
 
 def pytest_unconfigure() -> None:
-    """Close what llama-cpp-python leaves open, so that a test run ends without its ResourceWarning."""
+    """Close what llama-cpp-python leaves open, so that a test run ends without its
+    ResourceWarning."""
     module = sys.modules.get("llama_cpp._utils")
     for name in ("outnull_file", "errnull_file"):
         opened = getattr(module, name, None)

@@ -1,6 +1,8 @@
-"""docs/exactness.md shows the whole algorithm in our own code: every block is the source, word for word.
+"""docs/exactness.md shows the whole algorithm in our own code: every block is the source, word for
+word.
 
-`python tests/test_exactness_page.py` puts the sources into the page; read the sentences between them again then.
+`python tests/test_exactness_page.py` puts the sources into the page; read the sentences between
+them again then.
 """
 
 from __future__ import annotations
@@ -46,18 +48,25 @@ def section_of(page: str) -> str:
 
 
 def differences(page: str) -> list[str]:
-    """What is wrong with the page: blocks that are missing, too many, in another order, or not the source."""
+    """What is wrong with the page: blocks that are missing, too many, in another order, or not the
+    source."""
     blocks = _BLOCK.findall(section_of(page))
     if len(blocks) != len(QUOTED):
         return [f"the page has {len(blocks)} blocks of code and should have {len(QUOTED)}"]
     pairs = zip(QUOTED, blocks, strict=True)
-    return [f"{pair.__qualname__} is not what the page shows" for pair, block in pairs if block != source_of(pair)]
+    return [
+        f"{pair.__qualname__} is not what the page shows"
+        for pair, block in pairs
+        if block != source_of(pair)
+    ]
 
 
 def renewed(page: str) -> str:
     """The page with every block, in order, replaced by its source."""
     section, sources = section_of(page), iter(map(source_of, QUOTED))
-    return page.replace(section, _BLOCK.sub(lambda _block: f"```python\n{next(sources)}```", section))
+    return page.replace(
+        section, _BLOCK.sub(lambda _block: f"```python\n{next(sources)}```", section)
+    )
 
 
 @pytest.fixture
@@ -66,7 +75,9 @@ def page() -> str:
 
 
 def test_the_page_is_our_own_code(page: str) -> None:
-    assert differences(page) == [], "python tests/test_exactness_page.py renews the blocks; then read the page again"
+    assert differences(page) == [], (
+        "python tests/test_exactness_page.py renews the blocks; then read the page again"
+    )
     assert renewed(page) == page
 
 
@@ -83,7 +94,9 @@ def test_a_block_that_is_missing_or_differs_is_seen(page: str, number: int) -> N
 
 def test_blocks_in_another_order_are_seen(page: str) -> None:
     first, second = (f"```python\n{source_of(one)}```" for one in QUOTED[:2])
-    assert len(differences(page.replace(first, "?").replace(second, first).replace("?", second))) >= 2
+    assert (
+        len(differences(page.replace(first, "?").replace(second, first).replace("?", second))) >= 2
+    )
 
 
 def test_sentences_lead_from_block_to_block(page: str) -> None:

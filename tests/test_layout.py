@@ -38,7 +38,17 @@ FLOORS = (
     Floor(
         "foundations",
         (
-            *("law", "noise", "transform", "sampling", "tree", "prefix", "text", "limits", "offload"),
+            *(
+                "law",
+                "noise",
+                "transform",
+                "sampling",
+                "tree",
+                "prefix",
+                "text",
+                "limits",
+                "offload",
+            ),
             *("pairing", "language", "methods", "template_sandbox", "chat_template", "demo"),
         ),
     ),
@@ -53,7 +63,15 @@ FLOORS = (
         "methods",
         tuple(
             f"drafters/{method}"
-            for method in ("draft_model", "eagle", "hydra", "lookahead", "medusa", "mtp", "retrieval")
+            for method in (
+                "draft_model",
+                "eagle",
+                "hydra",
+                "lookahead",
+                "medusa",
+                "mtp",
+                "retrieval",
+            )
         ),
     ),
     Floor("combinators", ("drafters/combinators",)),
@@ -114,7 +132,9 @@ def test_only_the_command_line_prints():
 def test_every_folder_with_code_is_packaged_and_typed():
     assert folders_without_init(SOURCES) == []
     settings = PYPROJECT["tool"]["setuptools"]
-    assert set(settings["packages"]) == {".".join(("specrun", *source.parts[:-1])) for source in SOURCES}
+    assert set(settings["packages"]) == {
+        ".".join(("specrun", *source.parts[:-1])) for source in SOURCES
+    }
     assert settings["package-dir"] == {f"specrun.{package}": package for package in ORDER}
     assert [package for package in ORDER if not (ROOT / package / "py.typed").is_file()] == []
     assert "py.typed" in settings["package-data"]["*"]
@@ -135,11 +155,13 @@ import sys
 import specrun.runtime
 heavy = {"llama_cpp", "torch", "gguf", "jinja2", "click", "rich", "hypothesis", "matplotlib", "transformers"}
 print(sorted(heavy & set(sys.modules)))
-"""
+"""  # noqa: E501 - as it is shown
 
 
 def test_importing_the_runtime_loads_nothing_heavy():
-    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, timeout=60, check=True
+    )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 

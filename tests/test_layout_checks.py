@@ -35,7 +35,9 @@ FLOORS = (
 
 def sources(**texts: str) -> list[Source]:
     """Files by path: two underscores stand for a slash, `init` stands for `__init__`."""
-    paths = {name.replace("__", "/").replace("init", "__init__"): text for name, text in texts.items()}
+    paths = {
+        name.replace("__", "/").replace("init", "__init__"): text for name, text in texts.items()
+    }
     return [Source(f"{path}.py", text) for path, text in paths.items()]
 
 
@@ -46,7 +48,11 @@ def test_files_are_read_with_their_paths(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "more.py").write_text("")
     first, second = read_sources(tmp_path, ["runtime"])
-    assert (first.path, first.module, first.folder) == ("runtime/__init__.py", "specrun.runtime", "runtime")
+    assert (first.path, first.module, first.folder) == (
+        "runtime/__init__.py",
+        "specrun.runtime",
+        "runtime",
+    )
     assert (second.path, second.module, second.text) == (
         "runtime/heads/tokens.py",
         "specrun.runtime.heads.tokens",
@@ -68,7 +74,9 @@ def test_files_are_read_with_their_paths(tmp_path: Path) -> None:
 )
 def test_imports_that_go_up_or_go_astray(text: str, found: list[str]) -> None:
     order = ["bindings", "runtime", "cli"]
-    assert imports_upwards(sources(runtime__a=text), order) == [f"runtime/a.py: {name}" for name in found]
+    assert imports_upwards(sources(runtime__a=text), order) == [
+        f"runtime/a.py: {name}" for name in found
+    ]
 
 
 def test_libraries_that_are_not_for_everybody() -> None:
@@ -133,7 +141,10 @@ def test_imports_that_run_back_up(path: str, text: str, found: str) -> None:
 
 def test_a_name_that_a_package_hands_on_is_its_makers() -> None:
     """What an `__init__` imports is no way up for those who take it there; what it makes is."""
-    same_floor = {**HOUSE, "runtime__drafters__medusa__heads": "from specrun.runtime.drafters import Eagle"}
+    same_floor = {
+        **HOUSE,
+        "runtime__drafters__medusa__heads": "from specrun.runtime.drafters import Eagle",
+    }
     assert imports_back_up(sources(**same_floor), "runtime", FLOORS) == []
     made_there = {**same_floor, "runtime__drafters__init": "Eagle = 1"}
     assert imports_back_up(sources(**made_there), "runtime", FLOORS) == [
@@ -191,16 +202,23 @@ def test_files_on_no_floor_and_members_that_are_nothing() -> None:
 
 
 def test_how_much_there_is() -> None:
-    made = sources(runtime__a="1\n2\n", runtime__b="", runtime__heads__c="3\n", runtime__heads__d="")
+    made = sources(
+        runtime__a="1\n2\n", runtime__b="", runtime__heads__c="3\n", runtime__heads__d=""
+    )
     assert crowded_folders(made, 2, {}) == []
     assert crowded_folders(made, 1, {"runtime": 2}) == ["runtime/heads: 2 files"]
     assert too_much(made, most_files=4, most_lines=3) == []
-    assert too_much(made, most_files=3, most_lines=2) == ["4 files: at most 3", "3 lines: at most 2"]
+    assert too_much(made, most_files=3, most_lines=2) == [
+        "4 files: at most 3",
+        "3 lines: at most 2",
+    ]
     assert folders_without_init(made) == ["runtime", "runtime/heads"]
     assert folders_without_init(sources(runtime__init="", runtime__a="")) == []
 
 
-@pytest.mark.parametrize("text", ["print(1)", "input()", "import sys\nsys.stdout.write('')", "f(sys.stderr)"])
+@pytest.mark.parametrize(
+    "text", ["print(1)", "input()", "import sys\nsys.stdout.write('')", "f(sys.stderr)"]
+)
 def test_printing_is_found(text: str) -> None:
     made = sources(train__quiet="log.print(1)\nprocess.stdout.read()", train__loud=text)
     assert [place.partition(":")[0] for place in printing(made)] == ["train/loud.py"]
@@ -219,7 +237,9 @@ def test_what_has_no_docstring_is_found() -> None:
 
 
 def test_names_that_are_listed_and_not_there_are_found() -> None:
-    good = '__all__ = ["a", "b", "C", "d"]\nimport a\nfrom x import y as b\nclass C: ...\nd: int = 1'
+    good = (
+        '__all__ = ["a", "b", "C", "d"]\nimport a\nfrom x import y as b\nclass C: ...\nd: int = 1'
+    )
     made = sources(runtime__good=good, runtime__lazy='__all__ = ["a"]\ndef __getattr__(name): ...')
     assert mixed_names(made) == []
     bad = sources(runtime__bad='__all__ = ["a", "a", "b"]\na = 1')
@@ -232,7 +252,9 @@ def test_long_lines_are_found() -> None:
 
 @pytest.mark.parametrize("text", ["What", "Which", "Where", "How", "Whether", "Who"])
 def test_docstrings_that_ask_are_found(text: str) -> None:
-    made = sources(runtime__a=f'"""{text} a tree is."""', runtime__b='"""Whatever: a tree.\n\nWhat it is.\n"""')
+    made = sources(
+        runtime__a=f'"""{text} a tree is."""', runtime__b='"""Whatever: a tree.\n\nWhat it is.\n"""'
+    )
     assert riddles(made) == [f"runtime/a.py: {text} a tree is."]
 
 
@@ -251,5 +273,7 @@ def test_docstrings_that_ask_are_found(text: str) -> None:
     ],
 )
 def test_variables_called_one_are_found(text: str) -> None:
-    made = sources(runtime__a=text, runtime__b="x.one = 1\nf(one=2)\none_more = 1\n'one'\nfrom one import x")
+    made = sources(
+        runtime__a=text, runtime__b="x.one = 1\nf(one=2)\none_more = 1\n'one'\nfrom one import x"
+    )
     assert [place.partition(":")[0] for place in variables_called_one(made)] == ["runtime/a.py"]

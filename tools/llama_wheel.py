@@ -44,14 +44,20 @@ def compiler() -> str:
     for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
         if name and shutil.which(name):
             return name
-    sys.exit("no C compiler found: install one (Debian: apt install build-essential; macOS: xcode-select --install)")
+    sys.exit(
+        "no C compiler found: install one (Debian: apt install build-essential; macOS: "
+        "xcode-select --install)"
+    )
 
 
 def accepted_flags(cc: str) -> list[str]:
-    """Return the AMX switches if this compiler and target know them (x86 with gcc 11 or clang 12 on)."""
+    """Return the AMX switches if this compiler and target know them (x86 with gcc 11 or clang 12
+    on)."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return []
-    probe = subprocess.run([cc, *AMX_OFF, "-E", "-x", "c", os.devnull], capture_output=True, check=False)
+    probe = subprocess.run(
+        [cc, *AMX_OFF, "-E", "-x", "c", os.devnull], capture_output=True, check=False
+    )
     return AMX_OFF if probe.returncode == 0 else []
 
 
@@ -82,14 +88,20 @@ def build(version: str, flags: list[str], cmake_args: list[str], into: Path) -> 
         env[name] = " ".join([env.get(name, ""), *flags]).strip()
     env["CMAKE_ARGS"] = " ".join([env.get("CMAKE_ARGS", ""), *cmake_args]).strip()
     env.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 2))
-    say(f"building llama-cpp-python {version} from source, once for this machine (about 6 minutes on 2 cores)")
+    say(
+        f"building llama-cpp-python {version} from source, once for this machine (about 6 "
+        "minutes on 2 cores)"
+    )
     say(f"  CMAKE_ARGS: {env['CMAKE_ARGS']}")
     say(f"  CFLAGS:     {env['CFLAGS'] or '(none)'}")
     with tempfile.TemporaryDirectory(prefix="build-", dir=into.parent) as work:
         command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-cache-dir"]
         command += ["--no-binary", "llama-cpp-python", "-w", work, f"llama-cpp-python=={version}"]
         if subprocess.run(command, env=env, stdout=sys.stderr, check=False).returncode != 0:
-            sys.exit("building llama-cpp-python failed; the lines above say why (a C++ compiler is needed)")
+            sys.exit(
+                "building llama-cpp-python failed; the lines above say why (a C++ compiler is "
+                "needed)"
+            )
         (wheel,) = Path(work).glob("*.whl")
         into.mkdir(exist_ok=True)
         return Path(os.replace(wheel, into / wheel.name) or into / wheel.name)
@@ -98,15 +110,21 @@ def build(version: str, flags: list[str], cmake_args: list[str], into: Path) -> 
 def main() -> None:
     """Find or build the wheel and print its path."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--constraints", type=Path, default=Path(__file__).parent.parent / "constraints.txt")
-    parser.add_argument("--cuda", action="store_true", help="build for NVIDIA GPUs (needs the CUDA toolkit)")
+    parser.add_argument(
+        "--constraints", type=Path, default=Path(__file__).parent.parent / "constraints.txt"
+    )
+    parser.add_argument(
+        "--cuda", action="store_true", help="build for NVIDIA GPUs (needs the CUDA toolkit)"
+    )
     options = parser.parse_args()
 
     version = pinned_version(options.constraints)
     flags = accepted_flags(compiler())
     cmake_args = CMAKE_ARGS + (["-DGGML_CUDA=ON"] if options.cuda else [])
     own = [os.environ.get(name, "") for name in ("CFLAGS", "CXXFLAGS", "CMAKE_ARGS")]
-    identity = "\n".join([version, platform.system(), platform.machine(), processor(), *flags, *cmake_args, *own])
+    identity = "\n".join(
+        [version, platform.system(), platform.machine(), processor(), *flags, *cmake_args, *own]
+    )
     key = f"llama-cpp-python-{version}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     directory = cache_directory(key)
     wheels = sorted(directory.glob("*.whl"))

@@ -1,1 +1,2 @@
-"""Training of drafters, heads and the embedded demo family; importing the package imports no torch."""
+"""Training of drafters, heads and the embedded demo family; importing the package imports no
+torch."""

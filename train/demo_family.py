@@ -1,10 +1,11 @@
-"""Make the embedded demo family: corpus, tokenizer, target, drafter, GGUF files, scores and model card.
+"""Make the embedded demo family: corpus, tokenizer, target, drafter, GGUF files, scores and model
+card.
 
     python -m specrun.train.demo_family --work runs/demo --publish runtime/demo
 
-Every stage is skipped when its output is there, and training continues from its last checkpoint, so the same
-command may be stopped and started at will. Beside other work set OMP_WAIT_POLICY=PASSIVE: threads that spin at
-every barrier take twice the processor time when the cores are shared.
+Every stage is skipped when its output is there, and training continues from its last checkpoint, so
+the same command may be stopped and started at will. Beside other work set OMP_WAIT_POLICY=PASSIVE:
+threads that spin at every barrier take twice the processor time when the cores are shared.
 """
 
 from __future__ import annotations
@@ -35,12 +36,19 @@ from specrun.train.family.demo_card import (
     write_questions,
 )
 from specrun.train.family.llama import Llama, LlamaLearner, LlamaShape
-from specrun.train.family.tokenizer import load_tokenizer, save_folder, save_tokenizer_files, train_tokenizer
+from specrun.train.family.tokenizer import (
+    load_tokenizer,
+    save_folder,
+    save_tokenizer_files,
+    train_tokenizer,
+)
 from specrun.train.trainer.listener import TrainingStatus
 from specrun.train.trainer.settings import TrainerSettings
 from specrun.train.trainer.trainer import train_learner
 
-logger = logging.getLogger("specrun.train.demo_family")  # not "__main__", which `main` would not show
+logger = logging.getLogger(
+    "specrun.train.demo_family"
+)  # not "__main__", which `main` would not show
 
 SEED = 0
 SETTINGS = TrainerSettings(
@@ -61,7 +69,8 @@ SHIPPED = ("target.gguf", "drafter.gguf", "questions.jsonl", "MODEL_CARD.md")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where the family is made, how long its models are trained, and where its files go in the end."""
+    """Where the family is made, how long its models are trained, and where its files go in the
+    end."""
 
     work: Path
     target_steps: int
@@ -89,7 +98,13 @@ def make_family(plan: Plan) -> Scores:
     scores = score_stage(plan, entries)
     notes = "" if plan.notes is None else plan.notes.read_text(encoding="utf-8")
     card = model_card(
-        entries, facts, scores, precision=plan.precision, device=plan.device, threads=plan.threads, notes=notes
+        entries,
+        facts,
+        scores,
+        precision=plan.precision,
+        device=plan.device,
+        threads=plan.threads,
+        notes=notes,
     )
     with atomic_path(plan.work / "MODEL_CARD.md", force=True) as aside:
         aside.write_text(card, encoding="utf-8")
@@ -114,7 +129,9 @@ def tokenizer_stage(plan: Plan, entries: list[Entry]) -> Tokenizer:
     folder = plan.work / "tokenizer"
     if not (folder / "tokenizer.json").exists():
         folder.mkdir(exist_ok=True)
-        conversations = [c for epoch in range(2) for c in epoch_conversations(entries, random.Random(epoch))]
+        conversations = [
+            c for epoch in range(2) for c in epoch_conversations(entries, random.Random(epoch))
+        ]
         tokenizer = train_tokenizer(message["content"] for c in conversations for message in c)
         save_tokenizer_files(tokenizer, folder, TARGET_SHAPE.max_positions)
     return load_tokenizer(folder)
@@ -140,7 +157,11 @@ def model_stage(
         identity={"kind": f"demo {name}"},
         report=report,
     )
-    progress = {"step": len(result.curves.losses), "tokens": result.tokens, "seconds": result.seconds}
+    progress = {
+        "step": len(result.curves.losses),
+        "tokens": result.tokens,
+        "seconds": result.seconds,
+    }
     (plan.work / f"{name}.json").write_text(json.dumps(progress) + "\n", encoding="utf-8")
     save_folder(model, tokenizer, folder)
 
@@ -159,14 +180,18 @@ def gguf_stage(plan: Plan, name: str, shape: LlamaShape) -> ModelFacts:
         convert_checkpoint(plan.work / name, full, outtype="f32", force=True)
         quantize_model(full, path, "Q8_0", force=True)
     progress = json.loads((plan.work / f"{name}.json").read_text(encoding="utf-8"))
-    return ModelFacts(name, shape, progress["step"], progress["tokens"], progress["seconds"], path.stat().st_size)
+    return ModelFacts(
+        name, shape, progress["step"], progress["tokens"], progress["seconds"], path.stat().st_size
+    )
 
 
 def score_stage(plan: Plan, entries: list[Entry]) -> Scores:
     """Write the questions and measure the finished pair on them."""
     questions = draw_questions(entries)
     write_questions(questions, plan.work / "questions.jsonl")
-    scores = measure_family(plan.work / "target.gguf", plan.work / "drafter.gguf", questions, plan.threads)
+    scores = measure_family(
+        plan.work / "target.gguf", plan.work / "drafter.gguf", questions, plan.threads
+    )
     logger.info(
         "exact %.3f, mean accepted length %.3f, acceptance rate %.3f, same text %.3f",
         scores.exact,
@@ -189,9 +214,13 @@ def publish(work: Path, folder: Path) -> None:
 def parse_plan(arguments: list[str] | None = None) -> Plan:
     """The plan of a command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--work", type=Path, default=Path("runs/demo"), help="folder of all stages' outputs")
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/demo"), help="folder of all stages' outputs"
+    )
     parser.add_argument("--publish", type=Path, help="folder to copy the finished files into")
-    parser.add_argument("--notes", type=Path, help="text for the model card on what was particular this time")
+    parser.add_argument(
+        "--notes", type=Path, help="text for the model card on what was particular this time"
+    )
     parser.add_argument("--target-steps", type=int, default=4050)
     parser.add_argument("--drafter-steps", type=int, default=2500)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -200,7 +229,10 @@ def parse_plan(arguments: list[str] | None = None) -> Plan:
         "--precision",
         choices=("float32", "bfloat16"),
         default="float32",
-        help="bfloat16 is twice as fast where the processor has it, and kills Python where it only claims to",
+        help=(
+            "bfloat16 is twice as fast where the processor has it, and kills Python where it "
+            "only claims to"
+        ),
     )
     options = parser.parse_args(arguments)
     device = options.device
@@ -221,8 +253,11 @@ def parse_plan(arguments: list[str] | None = None) -> Plan:
 def main() -> None:
     """Make the family from the command line."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    logging.getLogger("specrun.train").setLevel(logging.INFO)  # llama.cpp's own lines would drown the losses
-    # Batches come in hundreds of sizes; oneDNN keeps megabytes for each of the last thousand it has seen.
+    logging.getLogger("specrun.train").setLevel(
+        logging.INFO
+    )  # llama.cpp's own lines would drown the losses
+    # Batches come in hundreds of sizes; oneDNN keeps megabytes for each of the last thousand it has
+    # seen.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
     plan = parse_plan()

@@ -1,10 +1,12 @@
-"""Train what drafts for the embedded target: Medusa, EAGLE and EAGLE-3 heads, and a distilled drafter.
+"""Train what drafts for the embedded target: Medusa, EAGLE and EAGLE-3 heads, and a distilled
+drafter.
 
     python -m specrun.train.demo_heads --work runs/demo-heads --publish runtime/demo
 
-The target is read back from its GGUF file, so that heads learn from what is run. Every stage is skipped when its
-output is there, and training goes on from its last checkpoint, so the same command may be stopped and started at will.
-Beside other work set OMP_WAIT_POLICY=PASSIVE: threads that spin at every barrier take twice the processor time.
+The target is read back from its GGUF file, so that heads learn from what is run. Every stage is
+skipped when its output is there, and training goes on from its last checkpoint, so the same command
+may be stopped and started at will. Beside other work set OMP_WAIT_POLICY=PASSIVE: threads that spin
+at every barrier take twice the processor time.
 """
 
 from __future__ import annotations
@@ -45,12 +47,15 @@ from specrun.train.heads.training import train_head
 from specrun.train.target.from_gguf import folder_from_gguf
 from specrun.train.trainer.listener import NobodyListens, TrainingStatus
 
-logger = logging.getLogger("specrun.train.demo_heads")  # not "__main__", which `main` would not show
+logger = logging.getLogger(
+    "specrun.train.demo_heads"
+)  # not "__main__", which `main` would not show
 
 SEED = 0
 TOKENS_PER_BATCH = 1024
 RATES = {"medusa": 1e-2, "eagle": 4e-3, "eagle3": 4e-3, "drafter": 1e-3}
-"""Learning rates that suit a width of 256; the usual ones, made for wide models, are four to ten times too slow."""
+"""Learning rates that suit a width of 256; the usual ones, made for wide models, are four to ten
+times too slow."""
 
 EPOCHS = {"medusa": 12, "eagle": 5, "eagle3": 8, "drafter": 1}
 """How often all conversations are read: with that a kind takes 13 to 43 minutes on two cores."""
@@ -65,15 +70,21 @@ RECIPES: dict[str, HeadRecipe] = {
 }
 DRAFTER = "drafter"
 KINDS = (*RECIPES, DRAFTER)
-_EXPRESSIONS = {DRAFTER: "draft({}, n=5)", "medusa": "medusa({})", "eagle": "eagle({})", "eagle3": "eagle3({})"}
+_EXPRESSIONS = {
+    DRAFTER: "draft({}, n=5)",
+    "medusa": "medusa({})",
+    "eagle": "eagle({})",
+    "eagle3": "eagle3({})",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is trained, how long, and where its files go in the end.
 
-    Each of `epochs` (None: the kind's own number) reads all conversations, of which there are `phrasings` sets. With
-    `hold_out` the entries that the embedded questions ask about are not learnt: scores are of what was not seen.
+    Each of `epochs` (None: the kind's own number) reads all conversations, of which there are
+    `phrasings` sets. With `hold_out` the entries that the embedded questions ask about are not
+    learnt: scores are of what was not seen.
     """
 
     work: Path
@@ -105,12 +116,18 @@ class LoggedRun(NobodyListens):
             self._told = share
             left = status.seconds_left / 60
             logger.info(
-                "%s: step %d of %d, %.0f min left, loss %.4f", self._kind, status.step, status.steps, left, status.loss
+                "%s: step %d of %d, %.0f min left, loss %.4f",
+                self._kind,
+                status.step,
+                status.steps,
+                left,
+                status.loss,
             )
 
 
 def make_heads(plan: Plan) -> dict[str, float]:
-    """Run every stage that has not been run; return each kind's tokens per target evaluation on the questions."""
+    """Run every stage that has not been run; return each kind's tokens per target evaluation on the
+    questions."""
     plan.work.mkdir(parents=True, exist_ok=True)
     data = data_stage(plan)
     target = folder_stage(plan, "target", demo_target())
@@ -137,10 +154,14 @@ def data_stage(plan: Plan) -> Path:
         conversations = [
             conversation
             for number in range(plan.phrasings)
-            for conversation in epoch_conversations(entries, random.Random(f"{SEED}/heads/{number}"))
+            for conversation in epoch_conversations(
+                entries, random.Random(f"{SEED}/heads/{number}")
+            )
         ]
         with atomic_path(path) as aside:
-            lines = (json.dumps({"messages": conversation}) + "\n" for conversation in conversations)
+            lines = (
+                json.dumps({"messages": conversation}) + "\n" for conversation in conversations
+            )
             aside.write_text("".join(lines), encoding="utf-8")
         logger.info("%d conversations about %d entries", len(conversations), len(entries))
     return path
@@ -183,7 +204,9 @@ def train_stage(plan: Plan, kind: str, target: Path, data: Path) -> None:
     if kind in RECIPES:
         # Medusa and EAGLE read the same states, which are computed once; EAGLE-3 reads others.
         features = None if kind == "eagle3" else plan.work / "states"
-        train_head(RECIPES[kind], HeadRun(**settings, cache="yes", features=features), LoggedRun(kind))
+        train_head(
+            RECIPES[kind], HeadRun(**settings, cache="yes", features=features), LoggedRun(kind)
+        )
         return
     start = folder_stage(plan, "drafter-start", demo_drafters()["draft"])
     loss = DistillationLoss(on_policy=0.25)
@@ -214,37 +237,54 @@ def gguf_stage(plan: Plan, kind: str) -> None:
 
 
 def calibrate(heads: Path, threads: int) -> None:
-    """Write into a head's file how often its guesses are right, on questions that scores do not ask."""
+    """Write into a head's file how often its guesses are right, on questions that scores do not
+    ask."""
     questions = [item.question for item in read_questions(demo_questions())]
     spared = questions[N_SPECULATIVE:] or questions
 
     def texts(model: Model) -> list[CalibrationText]:
-        return [CalibrationText(tuple(tokens), len(tokens)) for tokens in prompt_tokens(model, spared)]
+        return [
+            CalibrationText(tuple(tokens), len(tokens)) for tokens in prompt_tokens(model, spared)
+        ]
 
     context = ContextOptions(n_threads=threads, n_threads_batch=threads)
-    options = HeadCalibrationOptions(demo_target(), heads, n_tokens=2048, seconds=0.0, context=context)
+    options = HeadCalibrationOptions(
+        demo_target(), heads, n_tokens=2048, seconds=0.0, context=context
+    )
     found = calibrate_heads(options, texts)
     store_accuracy(heads, found.accuracy, n_positions=found.n_positions)
 
 
 def score_stage(plan: Plan, kind: str, questions: list[Question]) -> float:
-    """Return the tokens per target evaluation on the embedded questions, at temperature 0; measured once."""
+    """Return the tokens per target evaluation on the embedded questions, at temperature 0; measured
+    once."""
     path = plan.work / f"{kind}.json"
     if not path.exists():
-        expression = _EXPRESSIONS["drafter" if kind == "embedded drafter" else kind].format(gguf_path(plan, kind))
+        expression = _EXPRESSIONS["drafter" if kind == "embedded drafter" else kind].format(
+            gguf_path(plan, kind)
+        )
         found = measure_drafter(demo_target(), expression, questions, plan.threads)
-        path.write_text(json.dumps({"drafter": kind, "mean_accepted_length": found}) + "\n", encoding="utf-8")
+        path.write_text(
+            json.dumps({"drafter": kind, "mean_accepted_length": found}) + "\n", encoding="utf-8"
+        )
     return float(json.loads(path.read_text(encoding="utf-8"))["mean_accepted_length"])
 
 
 def publish(plan: Plan, folder: Path) -> None:
-    """Copy the finished files, each whole or not at all; the drafter only if it drafts more than the embedded one."""
+    """Copy the finished files, each whole or not at all; the drafter only if it drafts more than
+    the embedded one."""
     kinds = [kind for kind in plan.kinds if kind != DRAFTER or _beats_the_first(plan)]
     new = {f"{kind}.gguf": gguf_path(plan, kind) for kind in kinds}
-    kept = [path for path in (demo_target(), *demo_drafters().values()) if path.name not in new and path.exists()]
+    kept = [
+        path
+        for path in (demo_target(), *demo_drafters().values())
+        if path.name not in new and path.exists()
+    ]
     size = sum(path.stat().st_size for path in (*new.values(), *kept))
     if size > MOST_BYTES:
-        raise OptionError(f"the family would weigh {size / 1e6:.1f} MB, and {MOST_BYTES / 1e6:.0f} MB are allowed")
+        raise OptionError(
+            f"the family would weigh {size / 1e6:.1f} MB, and {MOST_BYTES / 1e6:.0f} MB are allowed"
+        )
     for name, path in new.items():
         with atomic_path(folder / name, force=True) as aside:
             shutil.copyfile(path, aside)
@@ -261,12 +301,22 @@ def _beats_the_first(plan: Plan) -> bool:
 def parse_plan(arguments: list[str] | None = None) -> Plan:
     """The plan of a command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--work", type=Path, default=Path("runs/demo-heads"), help="folder of all stages' outputs")
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/demo-heads"), help="folder of all stages' outputs"
+    )
     parser.add_argument("--publish", type=Path, help="folder to copy the finished files into")
-    parser.add_argument("--only", choices=KINDS, action="append", help="train this kind only; repeatable")
-    parser.add_argument("--epochs", type=int, help=f"how often all conversations are read [default: {EPOCHS}]")
-    parser.add_argument("--phrasings", type=int, default=4, help="how many sets of conversations are made")
-    parser.add_argument("--hold-out", action="store_true", help="do not learn what the embedded questions ask")
+    parser.add_argument(
+        "--only", choices=KINDS, action="append", help="train this kind only; repeatable"
+    )
+    parser.add_argument(
+        "--epochs", type=int, help=f"how often all conversations are read [default: {EPOCHS}]"
+    )
+    parser.add_argument(
+        "--phrasings", type=int, default=4, help="how many sets of conversations are made"
+    )
+    parser.add_argument(
+        "--hold-out", action="store_true", help="do not learn what the embedded questions ask"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto")
@@ -287,7 +337,9 @@ def parse_plan(arguments: list[str] | None = None) -> Plan:
 def main() -> None:
     """Train the heads from the command line."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    logging.getLogger("specrun.train").setLevel(logging.INFO)  # llama.cpp's own lines would drown the losses
+    logging.getLogger("specrun.train").setLevel(
+        logging.INFO
+    )  # llama.cpp's own lines would drown the losses
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
     plan = parse_plan()

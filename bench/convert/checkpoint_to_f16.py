@@ -1,7 +1,7 @@
 """Measures converting a bfloat16 checkpoint to F16 beside copying its files: bandwidth and memory.
 
-Both read files that were just written or read (so from the page cache where there is room), and both end with
-the data on the disk (fsync), in the same folder, in alternating order.
+Both read files that were just written or read (so from the page cache where there is room), and
+both end with the data on the disk (fsync), in the same folder, in alternating order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ _LARGEST_TENSOR = 4 * 8192 * 2048  # an upper bound for what made_checkpoint mak
 def measure(options: ConvertOptions, progress: Progress) -> Iterator[ConvertResult]:
     """Yield the row of the copy, then that of the conversion."""
     require_free_space(options.folder, 3 * options.n_bytes)
-    source, copies, output = options.folder / "source", options.folder / "copies", options.folder / "model.gguf"
+    source, copies, output = (
+        options.folder / "source",
+        options.folder / "copies",
+        options.folder / "model.gguf",
+    )
     source.mkdir()
     copies.mkdir()
     progress(f"making a checkpoint of {options.n_bytes / 1e9:.2f} GB")
@@ -40,7 +44,9 @@ def measure(options: ConvertOptions, progress: Progress) -> Iterator[ConvertResu
     seconds: tuple[list[float], list[float]] = ([], [])
     peak = 0
     for repetition, arm in interleaved(2, options.repetitions):
-        progress(f"{('copying', 'converting to F16')[arm]}, {repetition + 1} of {options.repetitions}")
+        progress(
+            f"{('copying', 'converting to F16')[arm]}, {repetition + 1} of {options.repetitions}"
+        )
         if arm == 0:
             seconds[0].append(_copy(source, copies))
         else:

@@ -1,7 +1,9 @@
-"""Runs a function in a process of its own, so that its time and the most memory it took are its own.
+"""Runs a function in a process of its own, so that its time and the most memory it took are its
+own.
 
-The memory is the largest resident set (VmHWM on Linux: getrusage would also count the parent, whose pages a
-child shares before it becomes another program), with everything Python and its libraries take.
+The memory is the largest resident set (VmHWM on Linux: getrusage would also count the parent, whose
+pages a child shares before it becomes another program), with everything Python and its libraries
+take.
 """
 
 from __future__ import annotations
@@ -27,11 +29,16 @@ class ChildRun:
 
 
 def run_child(module: str, *arguments: str) -> ChildRun:
-    """Run `python -m module arguments`, which calls `report_run`; raises SpecrunError with its last words."""
-    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
+    """Run `python -m module arguments`, which calls `report_run`; raises SpecrunError with its last
+    words."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         words = done.stderr.strip().splitlines()
-        raise SpecrunError(f"the measurement {module} failed: {words[-1] if words else f'code {done.returncode}'}")
+        raise SpecrunError(
+            f"the measurement {module} failed: {words[-1] if words else f'code {done.returncode}'}"
+        )
     content = json.loads(done.stdout.splitlines()[-1])
     return ChildRun(content["seconds"], content["peak_bytes"])
 

@@ -1,4 +1,5 @@
-"""The process that `checkpoint_to_f16` measures: converts one checkpoint, and says how long it took."""
+"""The process that `checkpoint_to_f16` measures: converts one checkpoint, and says how long it
+took."""
 
 from __future__ import annotations
 

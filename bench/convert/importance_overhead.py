@@ -1,4 +1,5 @@
-"""Measures what summing inputs for an importance matrix costs over plain evaluation of the same chunks."""
+"""Measures what summing inputs for an importance matrix costs over plain evaluation of the same
+chunks."""
 
 from __future__ import annotations
 
@@ -35,23 +36,37 @@ def measure(options: ConvertOptions, progress: Progress) -> Iterator[ConvertResu
     n_summed = 0
     with ExitStack() as opened:
         model = opened.enter_context(Model(source))
-        tokens = np.random.default_rng(0).integers(0, model.vocabulary.size, (_CHUNKS, CHUNK_TOKENS), np.int32)
+        tokens = np.random.default_rng(0).integers(
+            0, model.vocabulary.size, (_CHUNKS, CHUNK_TOKENS), np.int32
+        )
         observer = InputObserver(lambda name: name.startswith("blk."))
-        wide = ContextOptions(n_ctx=CHUNK_TOKENS, n_outputs=CHUNK_TOKENS, n_threads=options.n_threads)
-        contexts = [opened.enter_context(Context(model, wide, observer=watcher)) for watcher in (None, observer)]
-        for context in contexts:  # the first evaluation reserves memory and reads the weights from the disk
+        wide = ContextOptions(
+            n_ctx=CHUNK_TOKENS, n_outputs=CHUNK_TOKENS, n_threads=options.n_threads
+        )
+        contexts = [
+            opened.enter_context(Context(model, wide, observer=watcher))
+            for watcher in (None, observer)
+        ]
+        for (
+            context
+        ) in contexts:  # the first evaluation reserves memory and reads the weights from the disk
             _evaluate(context, tokens[:1])
         observer.take()
         for repetition, arm in interleaved(2, options.repetitions):
             progress(f"{_ARMS[arm]}, {repetition + 1} of {options.repetitions}")
             started = time.perf_counter()
             _evaluate(contexts[arm], tokens)
-            n_summed = sum(squares.nbytes + counts.nbytes for squares, counts in observer.take().values()) or n_summed
+            n_summed = (
+                sum(squares.nbytes + counts.nbytes for squares, counts in observer.take().values())
+                or n_summed
+            )
             seconds[arm].append(time.perf_counter() - started)
     source.unlink()
     bandwidths = [[_CHUNKS * n_bytes / second for second in arm] for arm in seconds]
     ratio = ratio_of(bandwidths[1], bandwidths[0])
-    yield ConvertResult(_ARMS[0], _CHUNKS * n_bytes, 0, spread_of(seconds[0]), spread_of(bandwidths[0]))
+    yield ConvertResult(
+        _ARMS[0], _CHUNKS * n_bytes, 0, spread_of(seconds[0]), spread_of(bandwidths[0])
+    )
     yield ConvertResult(
         name=_ARMS[1],
         n_bytes_in=_CHUNKS * n_bytes,
@@ -60,7 +75,8 @@ def measure(options: ConvertOptions, progress: Progress) -> Iterator[ConvertResu
         bandwidth=spread_of(bandwidths[1]),
         baseline=_ARMS[0],
         of_baseline=ratio,
-        note=f"{100 * (1 / ratio.value - 1):.1f} % over plain evaluation of {_CHUNKS} chunks of {CHUNK_TOKENS} tokens; "
+        note=f"{100 * (1 / ratio.value - 1):.1f} % over plain evaluation of {_CHUNKS} chunks of "
+        f"{CHUNK_TOKENS} tokens; "
         "the model is read once for each.",
     )
 

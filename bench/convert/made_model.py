@@ -1,6 +1,7 @@
 """An F16 model of a wanted size for measurements: a made-up checkpoint, converted.
 
-A checkpoint of a wanted size, made up: a Llama with a byte-level vocabulary and random bfloat16 weights.
+A checkpoint of a wanted size, made up: a Llama with a byte-level vocabulary and random bfloat16
+weights.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ _BLOCK = 1 << 20  # numbers that are drawn; matrices repeat them
 
 
 def write_checkpoint(folder: Path, n_bytes: int, seed: int = 0) -> int:
-    """Write a checkpoint whose weights have at least `n_bytes`, in shards, and return their size in bytes.
+    """Write a checkpoint whose weights have at least `n_bytes`, in shards, and return their size in
+    bytes.
 
     Shapes are those of real models from about 100 MB on; fewer bytes get a narrower one.
     """
     config = _config(n_bytes)
     shapes = dict(_shapes(config))
     source = np.random.default_rng(seed)
-    block = bfloat16_bits((source.standard_normal(_BLOCK) / config["hidden_size"] ** 0.5).astype(np.float32))
+    block = bfloat16_bits(
+        (source.standard_normal(_BLOCK) / config["hidden_size"] ** 0.5).astype(np.float32)
+    )
     ones = bfloat16_bits(np.ones(config["hidden_size"], np.float32)).tobytes()
     shards = _shards(shapes)
     index: dict[str, str] = {}
@@ -111,13 +115,24 @@ def _shards(shapes: dict[str, tuple[int, ...]]) -> list[list[str]]:
 
 def _tokenizer(size: int) -> dict[str, Any]:
     vocabulary = synthetic_vocabulary(size)
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     model = {
         "type": "BPE",
         "vocab": {text: token for token, text in enumerate(vocabulary.tokens)},
         "merges": [merge.split(" ") for merge in vocabulary.merges],
     }
-    return {"version": "1.0", "added_tokens": [], "pre_tokenizer": byte_level, "decoder": byte_level, "model": model}
+    return {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": model,
+    }
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

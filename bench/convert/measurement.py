@@ -1,6 +1,7 @@
 """What every measurement of `specrun bench convert` is given, and what it finds.
 
-The table of what `specrun bench convert` can measure: a name, and where it is. To add one, add a file and a line.
+The table of what `specrun bench convert` can measure: a name, and where it is. To add one, add a
+file and a line.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """`n_bytes` is how large a checkpoint is made, in `folder`, which is emptied afterwards by whoever made it."""
+    """`n_bytes` is how large a checkpoint is made, in `folder`, which is emptied afterwards by
+    whoever made it."""
 
     n_bytes: int
     repetitions: int
@@ -34,11 +36,12 @@ class ConvertOptions:
 
 @dataclass(frozen=True, slots=True)
 class ConvertResult:
-    """One row: `seconds` for reading `n_bytes_in` and writing `n_bytes_out`, both on the disk at the end.
+    """One row: `seconds` for reading `n_bytes_in` and writing `n_bytes_out`, both on the disk at
+    the end.
 
-    `bandwidth` is bytes read a second. `of_baseline` compares it with `baseline`'s in the same repetitions;
-    `budget` is what it should reach. `peak_bytes` is the most memory of a process that did nothing else,
-    `peak_budget` what that should stay below. None: not measured, or no budget.
+    `bandwidth` is bytes read a second. `of_baseline` compares it with `baseline`'s in the same
+    repetitions; `budget` is what it should reach. `peak_bytes` is the most memory of a process that
+    did nothing else, `peak_budget` what that should stay below. None: not measured, or no budget.
     """
 
     name: str
@@ -80,8 +83,11 @@ MEASUREMENTS = {
 """The names, in the order they are measured, and the modules whose function `measure` does it."""
 
 
-def measure(names: Sequence[str], options: ConvertOptions, progress: Progress) -> Iterator[ConvertResult]:
-    """Yield the rows of the named measurements, of all where none is named; raises OptionError for an unknown one."""
+def measure(
+    names: Sequence[str], options: ConvertOptions, progress: Progress
+) -> Iterator[ConvertResult]:
+    """Yield the rows of the named measurements, of all where none is named; raises OptionError for
+    an unknown one."""
     for name in names:
         if name not in MEASUREMENTS:
             raise OptionError(f"there is no measurement {name!r}{nearest(name, MEASUREMENTS)}")

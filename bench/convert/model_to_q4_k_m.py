@@ -1,7 +1,8 @@
-"""Measures quantizing an F16 model to Q4_K_M beside llama.cpp's own API called directly, in alternating order.
+"""Measures quantizing an F16 model to Q4_K_M beside llama.cpp's own API called directly, in
+alternating order.
 
-Ours has everything a user waits for: the plan, the process that does it, the look at the result. Both end with
-the data on the disk.
+Ours has everything a user waits for: the plan, the process that does it, the look at the result.
+Both end with the data on the disk.
 """
 
 from __future__ import annotations
@@ -44,7 +45,12 @@ def measure(options: ConvertOptions, progress: Progress) -> Iterator[ConvertResu
     source.unlink()
     bandwidths = [[n_bytes / second for second in arm] for arm in seconds]
     yield ConvertResult(
-        _ARMS[0], n_bytes, written[0], spread_of(seconds[0]), spread_of(bandwidths[0]), peak_bytes=peaks[0]
+        _ARMS[0],
+        n_bytes,
+        written[0],
+        spread_of(seconds[0]),
+        spread_of(bandwidths[0]),
+        peak_bytes=peaks[0],
     )
     yield ConvertResult(
         name=_ARMS[1],
@@ -57,5 +63,8 @@ def measure(options: ConvertOptions, progress: Progress) -> Iterator[ConvertResu
         budget=SHARE_OF_DIRECT,
         peak_bytes=peaks[1],
         peak_budget=round(MEMORY_OF_DIRECT * peaks[0]),
-        note="memory is that of both its processes added up, pages of the model that are mapped included.",
+        note=(
+            "memory is that of both its processes added up, pages of the model that are mapped "
+            "included."
+        ),
     )

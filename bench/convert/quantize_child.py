@@ -1,4 +1,5 @@
-"""The process that `model_to_q4_k_m` measures: quantizes one model, as specrun or by llama.cpp's call alone."""
+"""The process that `model_to_q4_k_m` measures: quantizes one model, as specrun or by llama.cpp's
+call alone."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def _main(how: str, source: str, output: str, n_threads: str) -> None:
 
 
 def _peak_of_children() -> int:
-    """Return the largest resident set of any process this one started, 0 if it started none, in bytes."""
+    """Return the largest resident set of any process this one started, 0 if it started none, in
+    bytes."""
     import resource
 
     most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss

@@ -11,11 +11,22 @@ from specrun.bench.timing import Ratio, Spread
 
 def convert_table(results: Sequence[ConvertResult]) -> Table:
     """Return the table, with what a reader has to know about it."""
-    columns = ("what", "read", "written", "seconds", "MB/s read", "of baseline", "peak memory", "budget")
+    columns = (
+        "what",
+        "read",
+        "written",
+        "seconds",
+        "MB/s read",
+        "of baseline",
+        "peak memory",
+        "budget",
+    )
     rows = tuple(_row(result) for result in results)
     notes = [
-        f"Medians of {max((result.seconds.n for result in results), default=0)} interleaved repetitions (least to most). "
-        "Every time ends when the data is on the disk; sources are in the page cache where there is room. "
+        f"Medians of {max((result.seconds.n for result in results), default=0)} interleaved "
+        "repetitions (least to most). "
+        "Every time ends when the data is on the disk; sources are in the page cache where there "
+        "is room. "
         "Memory: the largest resident set of a process that does nothing else, Python included."
     ]
     notes += [f"{result.name}: {result.note}" for result in results if result.note]
@@ -52,7 +63,11 @@ def _megabytes(n_bytes: int) -> str:
 
 def _spread(spread: Spread, unit: float, digits: int) -> str:
     middle = f"{spread.median / unit:,.{digits}f}"
-    return middle if spread.n == 1 else f"{middle} ({spread.low / unit:,.{digits}f}-{spread.high / unit:,.{digits}f})"
+    return (
+        middle
+        if spread.n == 1
+        else f"{middle} ({spread.low / unit:,.{digits}f}-{spread.high / unit:,.{digits}f})"
+    )
 
 
 def _ratio(ratio: Ratio) -> str:

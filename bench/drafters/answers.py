@@ -1,4 +1,5 @@
-"""One side of a comparison: an open runtime that answers prompts, and what its answers add up to."""
+"""One side of a comparison: an open runtime that answers prompts, and what its answers add up
+to."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ class Arm:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.runtime.close()
 
@@ -43,10 +47,14 @@ class Arm:
         """The mean length of a prompt in tokens."""
         return sum(map(len, self._prompts)) / len(self._prompts)
 
-    def answer(self, number: int, params: SamplingParams, max_tokens: int, *, seed: int) -> GenerationResult:
+    def answer(
+        self, number: int, params: SamplingParams, max_tokens: int, *, seed: int
+    ) -> GenerationResult:
         """Answer one prompt from an empty cache, so that no arm profits from what came before."""
         self.runtime.session.forget()
-        return self.runtime.generate(self._prompts[number], params.replace(seed=seed), max_tokens=max_tokens)
+        return self.runtime.generate(
+            self._prompts[number], params.replace(seed=seed), max_tokens=max_tokens
+        )
 
 
 class Answers:
@@ -64,7 +72,9 @@ class Answers:
         """Add an answer."""
         stats, n = result.stats, len(result.token_ids)
         if not n or not stats.tokens_per_second:
-            raise SpecrunError("an answer without tokens cannot be timed: is the context (-c) long enough?")
+            raise SpecrunError(
+                "an answer without tokens cannot be timed: is the context (-c) long enough?"
+            )
         self.token_ids.append(result.token_ids)
         self.tokens += n
         self.rounds += stats.rounds
@@ -73,7 +83,10 @@ class Answers:
         self.decoding_s += n / stats.tokens_per_second
         self.overhead_s += stats.overhead_s
         self._first_token_s += stats.time_to_first_token_s or 0.0
-        _add_shares(self._by_position, [(share * stats.rounds, stats.rounds) for share in stats.acceptance_by_position])
+        _add_shares(
+            self._by_position,
+            [(share * stats.rounds, stats.rounds) for share in stats.acceptance_by_position],
+        )
         tests = zip(stats.acceptance_given_prefix, stats.tested_by_position, strict=True)
         _add_shares(self._given_prefix, [(share * tested, tested) for share, tested in tests])
 
@@ -105,7 +118,8 @@ class Answers:
 
     @property
     def acceptance_given_prefix(self) -> tuple[float, ...]:
-        """The share of the tests at each depth that kept a token: of the rounds that had kept all above it."""
+        """The share of the tests at each depth that kept a token: of the rounds that had kept all
+        above it."""
         return tuple(kept / tested for kept, tested in self._given_prefix)
 
     @property
@@ -126,7 +140,9 @@ def _add_shares(total: list[tuple[float, int]], more: Sequence[tuple[float, int]
 def prompt_ids(runtime: Runtime, prompt: Prompt, chat: bool) -> list[int]:
     """Return the tokens of a prompt, with `chat` as the chat template renders it."""
     if chat:
-        return runtime.chat_prompt([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+        return runtime.chat_prompt(
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        )
     return runtime.vocabulary.tokenize(prompt if isinstance(prompt, str) else as_text(prompt))
 
 
@@ -134,8 +150,18 @@ def short_label(expression: Expression) -> str:
     """Return the expression with files by their name alone: paths would widen every table."""
 
     def short(expression: Expression) -> Expression:
-        atom = Path(expression.atom).name if expression.atom.endswith((".gguf", ".pool")) or "/" in expression.atom else expression.atom
+        atom = (
+            Path(expression.atom).name
+            if expression.atom.endswith((".gguf", ".pool")) or "/" in expression.atom
+            else expression.atom
+        )
         arguments = tuple(map(short, expression.arguments))
-        return Expression(atom, arguments, tuple((k, short(v)) for k, v in expression.options), expression.count, expression.is_call)
+        return Expression(
+            atom,
+            arguments,
+            tuple((k, short(v)) for k, v in expression.options),
+            expression.count,
+            expression.is_call,
+        )
 
     return str(short(expression))

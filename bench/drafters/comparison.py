@@ -1,7 +1,7 @@
 """Drafters against plain decoding: same target, same prompts, same process, measured in turn.
 
-What is timed is generation as a user gets it: evaluation, drafting, sampling, verification and text; without
-the prompt, which all arms have to evaluate alike.
+What is timed is generation as a user gets it: evaluation, drafting, sampling, verification and
+text; without the prompt, which all arms have to evaluate alike.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ _WARM_UP_TOKENS = 16
 class DrafterBench:
     """What to compare: `drafters` against plain decoding, for all of `params` (one a temperature).
 
-    `drafters` are expressions of the drafter language, with their files; each runs with all acceptance `rules`.
-    Every repetition answers all prompts, with the seed of `params` plus the number of the repetition. `as_chat`
-    None asks models with a chat template in a conversation and lets others continue the text. `options` are those
-    of `Runtime`. `workload` says what the prompts are and what the drafters know of their answers.
+    `drafters` are expressions of the drafter language, with their files; each runs with all
+    acceptance `rules`. Every repetition answers all prompts, with the seed of `params` plus the
+    number of the repetition. `as_chat` None asks models with a chat template in a conversation and
+    lets others continue the text. `options` are those of `Runtime`. `workload` says what the
+    prompts are and what the drafters know of their answers.
     """
 
     target: Path
@@ -57,7 +58,8 @@ class DrafterBench:
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """The target as it was loaded; `padded_parameters` of `n_params` are there for their cost alone."""
+    """The target as it was loaded; `padded_parameters` of `n_params` are there for their cost
+    alone."""
 
     model: str
     n_bytes: int
@@ -69,7 +71,8 @@ class TargetFacts:
 
 @dataclass(frozen=True, slots=True)
 class TextComparison:
-    """Whether greedy answers are plain decoding's own: in how many of the prompts, and where the first differs.
+    """Whether greedy answers are plain decoding's own: in how many of the prompts, and where the
+    first differs.
 
     `first_difference` counts tokens from 0, within the prompt where the texts part earliest.
     """
@@ -83,11 +86,12 @@ class TextComparison:
 class DrafterResult:
     """One drafter at one temperature; spreads are over repetitions, times in seconds.
 
-    `speed_up` compares with plain decoding at the same temperature, `text` too (at temperature 0 only).
-    `acceptance_rate` and `mean_accepted_length` are of all repetitions together. `round_us` is a whole round,
-    `overhead_us_per_round` its part outside native evaluation, in microseconds. `prompt_tokens` is the mean
-    length of a prompt. `exact` is whether the rule keeps the target's distribution. `acceptance_given_prefix[n]` is
-    the acceptance at depth n + 1 of the `tested_by_position[n]` drafts that reached it; of a chain, EAGLE's n-alpha.
+    `speed_up` compares with plain decoding at the same temperature, `text` too (at temperature 0
+    only). `acceptance_rate` and `mean_accepted_length` are of all repetitions together. `round_us`
+    is a whole round, `overhead_us_per_round` its part outside native evaluation, in microseconds.
+    `prompt_tokens` is the mean length of a prompt. `exact` is whether the rule keeps the target's
+    distribution. `acceptance_given_prefix[n]` is the acceptance at depth n + 1 of the
+    `tested_by_position[n]` drafts that reached it; of a chain, EAGLE's n-alpha.
     """
 
     target: TargetFacts
@@ -141,12 +145,15 @@ def measure_drafters(
 ) -> list[DrafterResult]:
     """Return one result for plain decoding and each drafter at each temperature, plain first.
 
-    All runtimes are open at once (weights are mapped, so shared), and each repetition visits every arm.
+    All runtimes are open at once (weights are mapped, so shared), and each repetition visits every
+    arm.
     """
     with ExitStack() as stack:
         arms = [stack.enter_context(_open(*names, bench)) for names in _arm_names(bench)]
         facts = _facts(arms[0].runtime)
-        steps = _Steps(progress, len(arms) * bench.repetitions * len(bench.params) * len(bench.prompts))
+        steps = _Steps(
+            progress, len(arms) * bench.repetitions * len(bench.params) * len(bench.prompts)
+        )
         for arm in arms:
             steps.say(f"warming up {arm.label}")
             arm.answer(0, bench.params[0], min(_WARM_UP_TOKENS, bench.max_tokens), seed=0)
@@ -154,20 +161,28 @@ def measure_drafters(
         for params in bench.params:
             measured = _measure(arms, params, bench, steps)
             results += [
-                _result(bench, facts, arm, params, own, measured[0]) for arm, own in zip(arms, measured, strict=True)
+                _result(bench, facts, arm, params, own, measured[0])
+                for arm, own in zip(arms, measured, strict=True)
             ]
     return results
 
 
 def with_files(text: str, files: Mapping[str, Path]) -> str:
-    """Return a drafter expression with the paths that were left out of it, by the drafter's name."""
+    """Return a drafter expression with the paths that were left out of it, by the drafter's
+    name."""
 
     def filled(expression: Expression) -> Expression:
         arguments = tuple(map(filled, expression.arguments))
         if not arguments and expression.atom in files:
             arguments = (Expression(str(files[expression.atom])),)
         options = tuple((name, value) for name, value in expression.options)
-        return Expression(expression.atom, arguments, options, expression.count, expression.is_call or bool(arguments))
+        return Expression(
+            expression.atom,
+            arguments,
+            options,
+            expression.count,
+            expression.is_call or bool(arguments),
+        )
 
     return str(filled(parse_expression(text)))
 
@@ -197,14 +212,20 @@ def _open(drafter: str, rule: str, bench: DrafterBench) -> Arm:
     return Arm(runtime, bench.prompts, bench.as_chat)
 
 
-def _measure(arms: Sequence[Arm], params: SamplingParams, bench: DrafterBench, steps: _Steps) -> list[list[Answers]]:
+def _measure(
+    arms: Sequence[Arm], params: SamplingParams, bench: DrafterBench, steps: _Steps
+) -> list[list[Answers]]:
     """Return each arm's repetitions, in order."""
     measured: list[list[Answers]] = [[] for _ in arms]
     for repetition, index in interleaved(len(arms), bench.repetitions):
         answers = Answers()
         for number in range(len(bench.prompts)):
             steps.next(f"{arms[index].label}, temperature {params.temperature:g}")
-            answers.add(arms[index].answer(number, params, bench.max_tokens, seed=(params.seed or 0) + repetition))
+            answers.add(
+                arms[index].answer(
+                    number, params, bench.max_tokens, seed=(params.seed or 0) + repetition
+                )
+            )
         measured[index].append(answers)
     return measured
 
@@ -230,7 +251,9 @@ def _result(
         repetitions=bench.repetitions,
         tokens=together.tokens,
         tokens_per_second=spread_of(speeds),
-        speed_up=None if own is plain else ratio_of(speeds, [run.tokens_per_second for run in plain]),
+        speed_up=None
+        if own is plain
+        else ratio_of(speeds, [run.tokens_per_second for run in plain]),
         time_to_first_token_s=spread_of([run.time_to_first_token_s for run in own]),
         acceptance_rate=together.accepted / together.drafted if together.drafted else None,
         mean_accepted_length=together.tokens / together.rounds,
@@ -250,7 +273,10 @@ def _result(
 def _compare(own: Answers, plain: Answers) -> TextComparison:
     pairs = list(zip(own.token_ids, plain.token_ids, strict=True))
     parted = [
-        next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+        next(
+            (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
+            min(len(ours), len(theirs)),
+        )
         for ours, theirs in pairs
         if ours != theirs
     ]
@@ -262,7 +288,11 @@ def _facts(runtime: Runtime) -> TargetFacts:
 
     model = runtime.model
     padded = model.header.metadata.get(PADDED_PARAMETERS, 0)
-    gpus = [device.name for device in devices() if device.kind in ("gpu", "igpu")] if model.n_gpu_layers else []
+    gpus = (
+        [device.name for device in devices() if device.kind in ("gpu", "igpu")]
+        if model.n_gpu_layers
+        else []
+    )
     return TargetFacts(
         model=model.path.name,
         n_bytes=model.n_bytes,

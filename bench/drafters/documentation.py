@@ -1,6 +1,8 @@
-"""The documentation that the embedded demo's questions are about: the docstrings of the standard library, as a text.
+"""The documentation that the embedded demo's questions are about: the docstrings of the standard
+library, as a text.
 
-Paragraphs are unwrapped, as rendered documentation has them; names stand above what is said about them.
+Paragraphs are unwrapped, as rendered documentation has them; names stand above what is said about
+them.
 
 A temporary datastore of the documentation that the embedded demo's questions are about.
 """
@@ -27,7 +29,8 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def documentation(without: Sequence[str] = ()) -> str:
-    """Return all docstrings of this Python's standard library, those left out in which a text of `without` stands."""
+    """Return all docstrings of this Python's standard library, those left out in which a text of
+    `without` stands."""
     seen: set[str] = set()
     parts = []
     for name, doc in (*_of_files(), *((name, doc) for name, _, _, doc in native_entries())):
@@ -62,7 +65,8 @@ DocumentationKind = Literal["all", "disjoint"]
 def documentation_store(
     target: Path, kind: DocumentationKind, *, progress: Callable[[str], None] = lambda _: None
 ) -> Iterator[Path]:
-    """Yield a datastore for `target`'s vocabulary; "disjoint" leaves out whatever holds one of the answers."""
+    """Yield a datastore for `target`'s vocabulary; "disjoint" leaves out whatever holds one of the
+    answers."""
     lines = demo_questions().read_text(encoding="utf-8").splitlines()
     answers = [json.loads(line)["answer"] for line in lines] if kind == "disjoint" else []
     with tempfile.TemporaryDirectory(prefix="specrun-bench-") as folder:

@@ -27,12 +27,17 @@ def parse_parameters(text: str) -> int:
 
 @contextmanager
 def padded_target(
-    source: Path, parameters: int | None, *, keep: Path | None = None, progress: Callable[[str], None] = lambda _: None
+    source: Path,
+    parameters: int | None,
+    *,
+    keep: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Path]:
-    """Yield the path of `source` widened to about `parameters` parameters, or `source` itself for None.
+    """Yield the path of `source` widened to about `parameters` parameters, or `source` itself for
+    None.
 
-    The file goes into a temporary folder and away with it, or to `keep` (which must not exist). Free space is
-    checked before anything is written.
+    The file goes into a temporary folder and away with it, or to `keep` (which must not exist).
+    Free space is checked before anything is written.
     """
     if parameters is None:
         yield source

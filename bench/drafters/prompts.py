@@ -1,9 +1,11 @@
 """The prompts that drafters are compared on.
 
-Conversations that drafters are compared on: plain questions, and answers that repeat or edit earlier text.
+Conversations that drafters are compared on: plain questions, and answers that repeat or edit
+earlier text.
 
-Earlier answers are those of the question file, which the embedded demo gives almost always; for other models they
-are what somebody said before. Every conversation can be lengthened by earlier questions and answers.
+Earlier answers are those of the question file, which the embedded demo gives almost always; for
+other models they are what somebody said before. Every conversation can be lengthened by earlier
+questions and answers.
 """
 
 from __future__ import annotations
@@ -37,11 +39,14 @@ def demo_prompts(count: int) -> tuple[str, ...]:
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """Return a file's prompts: one a line, or for .jsonl the "prompt", "question" or "text" of each object."""
+    """Return a file's prompts: one a line, or for .jsonl the "prompt", "question" or "text" of each
+    object."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ModelError(f"{path} is not UTF-8 text (byte {error.start + 1}); convert it first") from error
+        raise ModelError(
+            f"{path} is not UTF-8 text (byte {error.start + 1}); convert it first"
+        ) from error
     except OSError as error:
         raise FileMissingError(f"{path} cannot be read: {error.strerror}") from error
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
@@ -73,8 +78,9 @@ def _of_object(line: str, where: str) -> str:
 
 Workload = Literal["questions", "repeated", "edited", "quoted"]
 WORKLOADS: tuple[Workload, ...] = ("questions", "repeated", "edited", "quoted")
-"""`questions` alone; `repeated`: asked and answered before; `edited`: an answer nearly like an earlier one;
-`quoted`: a text to be repeated word for word (of which the embedded demo is not capable)."""
+"""`questions` alone; `repeated`: asked and answered before; `edited`: an answer nearly like an
+earlier one; `quoted`: a text to be repeated word for word (of which the embedded demo is not
+capable)."""
 
 Conversation = tuple[Mapping[str, str], ...]
 """Messages with "role" and "content", the last one a user's."""
@@ -92,7 +98,8 @@ class _Pair:
 def demo_workload(
     workload: Workload, count: int, context: int, count_tokens: Callable[[Conversation], int]
 ) -> tuple[Conversation, ...]:
-    """Return `count` conversations of a workload, each lengthened to about `context` tokens (0: as it is).
+    """Return `count` conversations of a workload, each lengthened to about `context` tokens (0: as
+    it is).
 
     `count_tokens` returns the tokens of a rendered conversation.
     """
@@ -100,9 +107,15 @@ def demo_workload(
     if workload == "edited":
         starts = _edits(count)
     else:
-        chosen = [pairs[index * len(pairs) // min(count, len(pairs))] for index in range(min(count, len(pairs)))]
+        chosen = [
+            pairs[index * len(pairs) // min(count, len(pairs))]
+            for index in range(min(count, len(pairs)))
+        ]
         starts = [_start(workload, entry) for entry in chosen]
-    return tuple(_lengthened(start, pairs, number, context, count_tokens) for number, start in enumerate(starts))
+    return tuple(
+        _lengthened(start, pairs, number, context, count_tokens)
+        for number, start in enumerate(starts)
+    )
 
 
 def _start(workload: Workload, pair: _Pair) -> tuple[list[_Pair], str]:
@@ -115,7 +128,8 @@ def _start(workload: Workload, pair: _Pair) -> tuple[list[_Pair], str]:
 
 
 def _edits(count: int) -> list[tuple[list[_Pair], str]]:
-    """Return questions whose answer differs by a few words from one given before: names of different classes."""
+    """Return questions whose answer differs by a few words from one given before: names of
+    different classes."""
     from specrun.train.family.conversations import canonical_question
     from specrun.train.family.corpus import Entry, build_corpus
 
@@ -125,9 +139,17 @@ def _edits(count: int) -> list[tuple[list[_Pair], str]]:
     found: list[tuple[list[_Pair], str]] = []
     for own in by_name.values():
         for before, now in itertools.pairwise(own):
-            alike = difflib.SequenceMatcher(None, before.sentence, now.sentence, autojunk=False).ratio()
-            if before.sentence != now.sentence and len(now.sentence) >= _SHORTEST_EDIT and alike >= _ALIKE:
-                found.append(([_Pair(canonical_question(before), before.sentence)], canonical_question(now)))
+            alike = difflib.SequenceMatcher(
+                None, before.sentence, now.sentence, autojunk=False
+            ).ratio()
+            if (
+                before.sentence != now.sentence
+                and len(now.sentence) >= _SHORTEST_EDIT
+                and alike >= _ALIKE
+            ):
+                found.append(
+                    ([_Pair(canonical_question(before), before.sentence)], canonical_question(now))
+                )
     if not found:
         raise OptionError("this Python's documentation has no two sentences that are nearly alike")
     n = min(count, len(found))
@@ -141,7 +163,8 @@ def _lengthened(
     context: int,
     count_tokens: Callable[[Conversation], int],
 ) -> Conversation:
-    """Return the conversation with other questions between what belongs to it and its last question."""
+    """Return the conversation with other questions between what belongs to it and its last
+    question."""
     before, question = start
     others = [pair for pair in pairs if pair not in before and pair.question != question]
     others = others[17 * number % len(others) :] + others[: 17 * number % len(others)]
@@ -161,7 +184,10 @@ def _messages(pairs: Sequence[_Pair]) -> list[Mapping[str, str]]:
     return [
         message
         for pair in pairs
-        for message in ({"role": "user", "content": pair.question}, {"role": "assistant", "content": pair.answer})
+        for message in (
+            {"role": "user", "content": pair.question},
+            {"role": "assistant", "content": pair.answer},
+        )
     ]
 
 

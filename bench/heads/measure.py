@@ -1,10 +1,12 @@
-"""Times evaluations of random heads beside copies of memory, in turn, so that both see the same machine.
+"""Times evaluations of random heads beside copies of memory, in turn, so that both see the same
+machine.
 
 How fast this machine copies memory: the measure that evaluations of heads are held against.
 
 One thing to time: an evaluation of a head, and the bytes that it has to read.
 
-Evaluations of Hydra's first head, for each number of paths, and of Hydra++'s prefix layer for one position.
+Evaluations of Hydra's first head, for each number of paths, and of Hydra++'s prefix layer for one
+position.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ _BYTES = 1 << 28  # far more than any cache
 class CopyProbe:
     """Copies one large array into another with numpy, each of `n_threads` threads its own part.
 
-    The bandwidth counts the bytes that are copied, each once. As every byte read is also written, memory that is only
-    read, like a head's weights, can be faster than that.
+    The bandwidth counts the bytes that are copied, each once. As every byte read is also written,
+    memory that is only read, like a head's weights, can be faster than that.
     """
 
     def __init__(self, n_threads: int, n_bytes: int = _BYTES) -> None:
@@ -77,9 +79,17 @@ _FLOAT_BYTES = 4
 
 
 def hydra_evaluations(
-    path: Path, model: Model, n_threads: int, widths: Sequence[int], opened: ExitStack, *, ranks: int, cached: int
+    path: Path,
+    model: Model,
+    n_threads: int,
+    widths: Sequence[int],
+    opened: ExitStack,
+    *,
+    ranks: int,
+    cached: int,
 ) -> list[Evaluation]:
-    """Return the evaluations of a file with one head and a prefix layer, which has seen `cached` positions before."""
+    """Return the evaluations of a file with one head and a prefix layer, which has seen `cached`
+    positions before."""
     n_cells = cached + 1
     head = opened.enter_context(closing(HydraHead(path, model, ranks=[ranks], n_threads=n_threads)))
     layer = opened.enter_context(closing(head.cells(n_cells))).prefix
@@ -88,7 +98,9 @@ def hydra_evaluations(
     layer.evaluate(states[:cached], 0, 0)
     sizes = {info.name: info.n_bytes for info in read_header(path).tensors}
     in_layer = sum(n_bytes for name, n_bytes in sizes.items() if name.startswith("hydra.prefix."))
-    embedding = next(tensor for tensor in model.header.tensors if tensor.name == "token_embd.weight")
+    embedding = next(
+        tensor for tensor in model.header.tensors if tensor.name == "token_embd.weight"
+    )
     row = embedding.n_bytes // embedding.shape[1]
 
     def evaluation(width: int) -> Evaluation:
@@ -123,11 +135,12 @@ _WARM_UP = 2
 
 @dataclass(frozen=True, slots=True)
 class HeadsOptions:
-    """What to measure: heads of each hidden size, Hydra's for each number of paths and EAGLE's of pairs
-    that are evaluated at once.
+    """What to measure: heads of each hidden size, Hydra's for each number of paths and EAGLE's of
+    pairs that are evaluated at once.
 
-    The heads, and the target whose tokens they predict, are stored as `type_name`. `copy_bytes` is the size of the
-    array that is copied to measure bandwidth. Files are in `folder` meanwhile (None: where temporary files go).
+    The heads, and the target whose tokens they predict, are stored as `type_name`. `copy_bytes` is
+    the size of the array that is copied to measure bandwidth. Files are in `folder` meanwhile
+    (None: where temporary files go).
     """
 
     hidden: tuple[int, ...] = (512, 4096)
@@ -142,7 +155,9 @@ class HeadsOptions:
     def __post_init__(self) -> None:
         for size in self.hidden:
             if size < 64 or size % 64:
-                raise OptionError(f"a hidden size of {size}: give multiples of 64, which blocks and heads divide")
+                raise OptionError(
+                    f"a hidden size of {size}: give multiples of 64, which blocks and heads divide"
+                )
         if not self.hidden or not self.widths or min(self.widths) < 1 or self.repetitions < 1:
             raise OptionError("hidden sizes, widths and repetitions are 1 or more")
         if not 16 <= self.vocab_size <= 1_000_000:
@@ -153,10 +168,12 @@ class HeadsOptions:
 
 @dataclass(frozen=True, slots=True)
 class HeadResult:
-    """One head: `width` states, paths or pairs in one evaluation of `time_us`, everything in Python included.
+    """One head: `width` states, paths or pairs in one evaluation of `time_us`, everything in Python
+    included.
 
-    `n_bytes` is what it must read: each weight once, the rows of its tokens, the keys and values it attends to.
-    `copy_bytes_per_s` is the bandwidth measured in between, `floor_us` what reading the bytes takes at that rate.
+    `n_bytes` is what it must read: each weight once, the rows of its tokens, the keys and values it
+    attends to. `copy_bytes_per_s` is the bandwidth measured in between, `floor_us` what reading the
+    bytes takes at that rate.
     """
 
     head: str
@@ -173,11 +190,17 @@ class HeadResult:
     over_floor: Ratio
 
 
-def measure_heads(options: HeadsOptions, *, progress: Callable[[str], None] = lambda _: None) -> Iterator[HeadResult]:
-    """Yield a result for each head, hidden size and width. Everything that is written is gone afterwards."""
+def measure_heads(
+    options: HeadsOptions, *, progress: Callable[[str], None] = lambda _: None
+) -> Iterator[HeadResult]:
+    """Yield a result for each head, hidden size and width. Everything that is written is gone
+    afterwards."""
     n_threads = options.n_threads or available_cores()
     for hidden in options.hidden:
-        with tempfile.TemporaryDirectory(prefix="specrun-heads-", dir=options.folder) as folder, ExitStack() as opened:
+        with (
+            tempfile.TemporaryDirectory(prefix="specrun-heads-", dir=options.folder) as folder,
+            ExitStack() as opened,
+        ):
             names = ("target", "medusa", "hydra", "eagle")
             target, medusa, hydra, eagle = (Path(folder) / f"{name}.gguf" for name in names)
             progress(f"writing random heads of hidden size {hidden:,}")
@@ -188,7 +211,9 @@ def measure_heads(options: HeadsOptions, *, progress: Callable[[str], None] = la
             model = opened.enter_context(Model(target))
             evaluations = [
                 *_medusa(medusa, model, n_threads, opened),
-                *hydra_evaluations(hydra, model, n_threads, options.widths, opened, ranks=_RANKS, cached=_PAIRS),
+                *hydra_evaluations(
+                    hydra, model, n_threads, options.widths, opened, ranks=_RANKS, cached=_PAIRS
+                ),
                 *_eagle(eagle, model, n_threads, options.widths, opened),
             ]
             probe = opened.enter_context(closing(CopyProbe(n_threads, options.copy_bytes)))
@@ -197,20 +222,31 @@ def measure_heads(options: HeadsOptions, *, progress: Callable[[str], None] = la
 
 
 def _medusa(path: Path, model: Model, n_threads: int, opened: ExitStack) -> list[Evaluation]:
-    head = opened.enter_context(closing(MedusaHead(path, model, n_threads=n_threads, ranks=[_RANKS])))
+    head = opened.enter_context(
+        closing(MedusaHead(path, model, n_threads=n_threads, ranks=[_RANKS]))
+    )
     features = np.random.default_rng(0).standard_normal(model.n_embd, dtype=np.float32)
     n_bytes = sum(info.n_bytes for info in read_header(path).tensors)
-    return [Evaluation("medusa", 1, n_bytes, lambda: head.best_tokens(features), lambda: head.native_seconds)]
+    return [
+        Evaluation(
+            "medusa", 1, n_bytes, lambda: head.best_tokens(features), lambda: head.native_seconds
+        )
+    ]
 
 
-def _eagle(path: Path, model: Model, n_threads: int, widths: Sequence[int], opened: ExitStack) -> list[Evaluation]:
-    """Return evaluations of pairs that stand side by side below `_PAIRS` cached ones, as children of one node do."""
+def _eagle(
+    path: Path, model: Model, n_threads: int, widths: Sequence[int], opened: ExitStack
+) -> list[Evaluation]:
+    """Return evaluations of pairs that stand side by side below `_PAIRS` cached ones, as children
+    of one node do."""
     head = opened.enter_context(closing(EagleHead(path, model, ranks=_RANKS, n_threads=n_threads)))
     pairs = opened.enter_context(closing(head.cells(_PAIRS + max(widths))))
     random = np.random.default_rng(0)
     states = random.standard_normal((max(_PAIRS, *widths), model.n_embd), dtype=np.float32)
     cells = np.arange(_PAIRS, dtype=np.int64)
-    pairs.evaluate([0] * _PAIRS, states[:_PAIRS], cells.astype(np.int32), cells, np.tri(_PAIRS, dtype=np.bool_))
+    pairs.evaluate(
+        [0] * _PAIRS, states[:_PAIRS], cells.astype(np.int32), cells, np.tri(_PAIRS, dtype=np.bool_)
+    )
     own = sum(info.n_bytes for info in read_header(path).tensors)
     of_target = {tensor.name: tensor for tensor in model.header.tensors}
     embedding = of_target["token_embd.weight"]
@@ -221,7 +257,10 @@ def _eagle(path: Path, model: Model, n_threads: int, widths: Sequence[int], open
         sees = np.zeros((width, _PAIRS + width), np.bool_)
         sees[:, :_PAIRS] = True
         sees[:, _PAIRS:] = np.eye(width, dtype=np.bool_)
-        positions, places = np.full(width, _PAIRS, np.int32), np.arange(_PAIRS, _PAIRS + width, dtype=np.int64)
+        positions, places = (
+            np.full(width, _PAIRS, np.int32),
+            np.arange(_PAIRS, _PAIRS + width, dtype=np.int64),
+        )
         tokens = list(range(width))
         n_bytes = own + of_target["output.weight"].n_bytes + width * row + cached
         return Evaluation(
@@ -236,7 +275,11 @@ def _eagle(path: Path, model: Model, n_threads: int, widths: Sequence[int], open
 
 
 def _measure(
-    evaluations: Sequence[Evaluation], probe: CopyProbe, hidden: int, n_threads: int, options: HeadsOptions
+    evaluations: Sequence[Evaluation],
+    probe: CopyProbe,
+    hidden: int,
+    n_threads: int,
+    options: HeadsOptions,
 ) -> Iterator[HeadResult]:
     for evaluation in evaluations:
         for _ in range(_WARM_UP):
@@ -244,7 +287,8 @@ def _measure(
     probe.measure()
     taken: list[list[tuple[float, float, float]]] = [[] for _ in evaluations]
     for _, arm in interleaved(len(evaluations), options.repetitions):
-        # The copy also leaves no weights in the caches, as the target's evaluation does between two drafts.
+        # The copy also leaves no weights in the caches, as the target's evaluation does between two
+        # drafts.
         taken[arm].append((probe.measure(), *_timed(evaluations[arm])))
     for evaluation, found in zip(evaluations, taken, strict=True):
         copies, wall, native = (list(column) for column in zip(*found, strict=True))

@@ -6,22 +6,40 @@ from pathlib import Path
 from typing import Literal
 
 from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
-from specrun.convert.random_model import RandomLlama, random_matrix, random_vector, write_random_llama
+from specrun.convert.random_model import (
+    RandomLlama,
+    random_matrix,
+    random_vector,
+    write_random_llama,
+)
 
 LAYER_FEED_FORWARD = 2.6875
-"""The width between, over the hidden size, of the Llama layers of published EAGLE and Hydra heads (11008 / 4096)."""
+"""The width between, over the hidden size, of the Llama layers of published EAGLE and Hydra heads
+(11008 / 4096)."""
 
 
-def write_target(path: Path, hidden: int, vocab_size: int, type_name: Literal["F32", "F16", "Q8_0"]) -> None:
-    """Write a target of one small layer with its own output matrix: heads only read its embedding and output."""
+def write_target(
+    path: Path, hidden: int, vocab_size: int, type_name: Literal["F32", "F16", "Q8_0"]
+) -> None:
+    """Write a target of one small layer with its own output matrix: heads only read its embedding
+    and output."""
     heads = _n_heads(hidden)
     spec = RandomLlama(
-        vocab_size=vocab_size, width=hidden, layers=1, heads=heads, kv_heads=1, ffn=32, context=512, file_type=type_name
+        vocab_size=vocab_size,
+        width=hidden,
+        layers=1,
+        heads=heads,
+        kv_heads=1,
+        ffn=32,
+        context=512,
+        file_type=type_name,
     )
     write_random_llama(path, spec)
 
 
-def write_medusa(path: Path, hidden: int, vocab_size: int, type_name: str, *, heads: int = 1) -> None:
+def write_medusa(
+    path: Path, hidden: int, vocab_size: int, type_name: str, *, heads: int = 1
+) -> None:
     """Write Medusa heads of one residual block, each with its own output matrix."""
     metadata = _sizes("medusa", hidden, vocab_size)
     metadata.count("medusa.head_count", heads)
@@ -33,13 +51,18 @@ def write_medusa(path: Path, hidden: int, vocab_size: int, type_name: str, *, he
         tensors += [
             random_matrix(block, (hidden, hidden), type_name, seed=0, spread=spread),
             random_vector(block, hidden, seed=1, mean=0.0, spread=spread, part="bias"),
-            random_matrix(f"medusa.{head}.output", (vocab_size, hidden), type_name, seed=0, spread=spread),
+            random_matrix(
+                f"medusa.{head}.output", (vocab_size, hidden), type_name, seed=0, spread=spread
+            ),
         ]
     write_gguf(path, "medusa", metadata, tensors)
 
 
-def write_hydra(path: Path, hidden: int, vocab_size: int, type_name: str, *, heads: int = 1) -> None:
-    """Write Hydra heads of one residual block, each with its own output matrix, and a prefix layer (Hydra++)."""
+def write_hydra(
+    path: Path, hidden: int, vocab_size: int, type_name: str, *, heads: int = 1
+) -> None:
+    """Write Hydra heads of one residual block, each with its own output matrix, and a prefix layer
+    (Hydra++)."""
     metadata = _sizes("hydra", hidden, vocab_size)
     metadata.count("hydra.head_count", heads)
     metadata.count("hydra.block_count", 1)
@@ -49,16 +72,21 @@ def write_hydra(path: Path, hidden: int, vocab_size: int, type_name: str, *, hea
     for head in range(heads):
         for name in (f"hydra.{head}.res.0", f"hydra.{head}.skip"):
             tensors.append(_matrix(name, (hidden, (head + 2) * hidden), type_name))
-            tensors.append(random_vector(name, hidden, seed=1, mean=0.0, spread=hidden**-0.5, part="bias"))
+            tensors.append(
+                random_vector(name, hidden, seed=1, mean=0.0, spread=hidden**-0.5, part="bias")
+            )
         tensors.append(_matrix(f"hydra.{head}.output", (vocab_size, hidden), type_name))
     for name, shape in _layer_shapes(hidden).items():
         tensors.append(_matrix(f"hydra.prefix.{name}", shape, type_name))
-    tensors += [_norm(f"hydra.prefix.{name}", hidden) for name in ("attn_norm", "ffn_norm", "output_norm")]
+    tensors += [
+        _norm(f"hydra.prefix.{name}", hidden) for name in ("attn_norm", "ffn_norm", "output_norm")
+    ]
     write_gguf(path, "hydra", metadata, tensors)
 
 
 def write_eagle(path: Path, hidden: int, vocab_size: int, type_name: str) -> None:
-    """Write an EAGLE head: fc and one layer without shared keys, as EAGLE-1 and EAGLE-2 have for LLaMA-2-7B."""
+    """Write an EAGLE head: fc and one layer without shared keys, as EAGLE-1 and EAGLE-2 have for
+    LLaMA-2-7B."""
     metadata = _sizes("eagle", hidden, vocab_size)
     _describe_layer("eagle", hidden, metadata)
     shapes = {"fc": (hidden, 2 * hidden), **_layer_shapes(hidden)}
@@ -78,7 +106,12 @@ def _describe_layer(kind: str, hidden: int, metadata: Metadata) -> None:
 def _layer_shapes(hidden: int) -> dict[str, tuple[int, int]]:
     wide = _wide(hidden)
     attention = {f"attn_{name}": (hidden, hidden) for name in ("q", "k", "v", "output")}
-    return {**attention, "ffn_gate": (wide, hidden), "ffn_up": (wide, hidden), "ffn_down": (hidden, wide)}
+    return {
+        **attention,
+        "ffn_gate": (wide, hidden),
+        "ffn_up": (wide, hidden),
+        "ffn_down": (hidden, wide),
+    }
 
 
 def _wide(hidden: int) -> int:

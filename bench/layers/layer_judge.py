@@ -40,10 +40,11 @@ _TARGETS_SHARE = 0.75  # of the time for measuring costs
 
 @dataclass(frozen=True, slots=True)
 class LayerTrial:
-    """A set of layers with what is expected of it: `predicted` tokens a second with drafts of `n_draft` tokens.
+    """A set of layers with what is expected of it: `predicted` tokens a second with drafts of
+    `n_draft` tokens.
 
-    `acceptance` is the share of its tokens that would be accepted with `sampling`, "with" or "argmax";
-    `speed_up` is over plain decoding.
+    `acceptance` is the share of its tokens that would be accepted with `sampling`, "with" or
+    "argmax"; `speed_up` is over plain decoding.
     """
 
     kept: tuple[int, ...]
@@ -59,7 +60,8 @@ class LayerTrial:
 
 
 class CutJudge:
-    """Judges sets of layers on texts that the target wrote, by laws and costs that were measured once."""
+    """Judges sets of layers on texts that the target wrote, by laws and costs that were measured
+    once."""
 
     def __init__(
         self,
@@ -74,8 +76,12 @@ class CutJudge:
         self._folder = folder
         self._texts = texts
         # More tokens never cost less: where they seem to, something else ran meanwhile.
-        self._curve = CostCurve.flat(list(accumulate(map(curve.seconds, range(1, options.max_draft + 2)), max)))
-        self._cheapest: tuple[int, float] | None = None  # layers and seconds a token of the cut that was measured
+        self._curve = CostCurve.flat(
+            list(accumulate(map(curve.seconds, range(1, options.max_draft + 2)), max))
+        )
+        self._cheapest: tuple[int, float] | None = (
+            None  # layers and seconds a token of the cut that was measured
+        )
 
     @property
     def plain_speed(self) -> float:
@@ -96,11 +102,16 @@ class CutJudge:
             tokens = expected_tokens(acceptance, n_draft)
             return predicted_tokens_per_second(tokens, n_draft, self._curve.seconds, n_draft * step)
 
-        best = max(range(1, self._options.max_draft + 1), key=lambda n_draft: (speed(n_draft), -n_draft))
-        return LayerTrial(kept, sampling, acceptance, best, speed(best), speed(best) / self.plain_speed)
+        best = max(
+            range(1, self._options.max_draft + 1), key=lambda n_draft: (speed(n_draft), -n_draft)
+        )
+        return LayerTrial(
+            kept, sampling, acceptance, best, speed(best), speed(best) / self.plain_speed
+        )
 
     def _acceptance(self, path: Path, kept: tuple[int, ...]) -> tuple[float, TreeSampling]:
-        """Return the greatest share of accepted tokens, over the ways to draft; the first cut's cost is measured."""
+        """Return the greatest share of accepted tokens, over the ways to draft; the first cut's
+        cost is measured."""
         params = self._options.params
         ranking = ranking_params(params, RANKED_TOKENS)
         pairs: list[LawPair] = []
@@ -113,13 +124,17 @@ class CutJudge:
                 pairs += (LawPair(law, *both) for law, both in zip(laws, drafted, strict=True))
             if self._cheapest is None:
                 seconds = (1 - _TARGETS_SHARE) * self._options.seconds
-                self._cheapest = len(kept), measure_cost_curve(context, seconds=seconds, sizes=(1,)).seconds(1)
+                self._cheapest = (
+                    len(kept),
+                    measure_cost_curve(context, seconds=seconds, sizes=(1,)).seconds(1),
+                )
         ways: tuple[TreeSampling, ...] = ("argmax",) if params.is_greedy else ("with", "argmax")
         shares = [(min(1.0, float(acceptance_by_rank(pairs, way, 1)[0])), way) for way in ways]
         return max(shares, key=lambda share: share[0])
 
     def _step_seconds(self, count: int) -> float:
-        """Return what one token of a cut costs: on the line through the whole model and the cut that was measured."""
+        """Return what one token of a cut costs: on the line through the whole model and the cut
+        that was measured."""
         whole, all_layers = self._curve.seconds(1), self._layered.n_layers
         measured, seconds = self._cheapest or (all_layers, whole)
         if measured == all_layers:
@@ -145,7 +160,9 @@ def prepare_judge(
         progress("writing a text", 0.0)
         texts = _written(model, size, prompts, options)
         with Context(model, size) as context:
-            laws = [[law for (law,) in laws_along(context, text, (options.params,))] for text in texts]
+            laws = [
+                [law for (law,) in laws_along(context, text, (options.params,))] for text in texts
+            ]
             curve = measure_cost_curve(
                 context,
                 seconds=_TARGETS_SHARE * options.seconds,
@@ -173,7 +190,8 @@ def _checked(prompts: Sequence[Sequence[int]], n_tokens: int, n_ctx: int) -> lis
     longest = max(map(len, prompts))
     if longest + n_tokens > n_ctx:
         raise ContextFullError(
-            f"a prompt of {longest} tokens and {n_tokens} more do not fit a context of {n_ctx}: shorten the prompt or "
+            f"a prompt of {longest} tokens and {n_tokens} more do not fit a context of {n_ctx}: "
+            "shorten the prompt or "
             "raise the context size (-c)"
         )
     return [list(prompt) for prompt in prompts]
@@ -186,7 +204,10 @@ def _written(
     params: SamplingParams = options.params
     most = max(8, options.n_tokens // len(prompts))
     with Session.open(model, NoDrafter(), size, ExactRule()) as session:
-        answers = [session.stream(prompt, params, seed=options.seed, max_tokens=most).drain() for prompt in prompts]
+        answers = [
+            session.stream(prompt, params, seed=options.seed, max_tokens=most).drain()
+            for prompt in prompts
+        ]
     texts = [
         CalibrationText((*prompt, *answer.token_ids), len(prompt))
         for prompt, answer in zip(prompts, answers, strict=True)
@@ -195,6 +216,7 @@ def _written(
     written = sum(len(text.tokens) - text.n_prompt for text in texts)
     if written < _FEWEST_TOKENS:
         raise OptionError(
-            f"the target answered with {written} tokens, which say too little about acceptance: give other prompts"
+            f"the target answered with {written} tokens, which say too little about acceptance: "
+            "give other prompts"
         )
     return texts

@@ -1,10 +1,12 @@
-"""Searches which layers a self-draft should skip: Bayesian optimisation of predicted tokens a second.
+"""Searches which layers a self-draft should skip: Bayesian optimisation of predicted tokens a
+second.
 
-Draft & Verify (Zhang et al. 2023, section 3.3) does so with runs of the whole method; here each set of layers is judged
-by what decides a run's speed. The target writes a text once; a cut model's laws on that text give the share of its
-tokens that would be accepted; the target's measured cost curve and the cut's cost, a line in its number of layers, give
-the tokens a second of the best draft length (`planning.theory`). Sets are proposed by a tree-structured Parzen
-estimator (Bergstra et al. 2011; optuna), after a few of the shapes that the literature found good.
+Draft & Verify (Zhang et al. 2023, section 3.3) does so with runs of the whole method; here each set
+of layers is judged by what decides a run's speed. The target writes a text once; a cut model's laws
+on that text give the share of its tokens that would be accepted; the target's measured cost curve
+and the cut's cost, a line in its number of layers, give the tokens a second of the best draft
+length (`planning.theory`). Sets are proposed by a tree-structured Parzen estimator (Bergstra et al.
+2011; optuna), after a few of the shapes that the literature found good.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class LayerSearchOptions:
-    """What to search with: at most `evaluations` sets of layers, on `n_tokens` that the target writes.
+    """What to search with: at most `evaluations` sets of layers, on `n_tokens` that the target
+    writes.
 
-    `seconds` are spent on cost curves, `max_draft` is the longest draft considered; `seed` fixes the proposals.
+    `seconds` are spent on cost curves, `max_draft` is the longest draft considered; `seed` fixes
+    the proposals.
     """
 
     target: Path
@@ -57,7 +61,8 @@ class LayerSearchOptions:
 
 @dataclass(frozen=True, slots=True)
 class LayerSearchResult:
-    """Every set that was judged, in order; `interrupted` if the search was stopped before its end."""
+    """Every set that was judged, in order; `interrupted` if the search was stopped before its
+    end."""
 
     n_layers: int
     plain_speed: float
@@ -90,8 +95,9 @@ def search_layers(
 ) -> LayerSearchResult:
     """Search. `prompts_of` makes the prompts, as tokens, once the target is loaded.
 
-    Ctrl-C ends the search and keeps what was found; before the first set it passes through. Raises SpecrunError
-    if optuna is not installed, UnsupportedModelError for models that cannot be cut or draft.
+    Ctrl-C ends the search and keeps what was found; before the first set it passes through. Raises
+    SpecrunError if optuna is not installed, UnsupportedModelError for models that cannot be cut or
+    draft.
     """
     started = time.perf_counter()
     _optuna()
@@ -107,7 +113,13 @@ def search_layers(
                 trials.append(trial)
                 best = max(trial.predicted for trial in trials) / judge.plain_speed
                 share = 0.3 + 0.7 * len(trials) / options.evaluations
-                progress(f"{len(trials)} of {options.evaluations} sets of layers, best {best:.2f} times plain", share)
+                progress(
+                    (
+                        f"{len(trials)} of {options.evaluations} sets of layers, best {best:.2f} "
+                        "times plain"
+                    ),
+                    share,
+                )
         except KeyboardInterrupt:
             if not trials:
                 raise
@@ -115,11 +127,17 @@ def search_layers(
     if not trials:
         raise OptionError(f"{options.target} has no layers that can be skipped")
     return LayerSearchResult(
-        layered.n_layers, judge.plain_speed, tuple(trials), time.perf_counter() - started, interrupted
+        layered.n_layers,
+        judge.plain_speed,
+        tuple(trials),
+        time.perf_counter() - started,
+        interrupted,
     )
 
 
-def _trials(layered: LayeredModel, judge: CutJudge, options: LayerSearchOptions) -> Iterator[LayerTrial]:
+def _trials(
+    layered: LayeredModel, judge: CutJudge, options: LayerSearchOptions
+) -> Iterator[LayerTrial]:
     """Yield up to `evaluations` different sets, judged."""
     optuna = _optuna()
     names = [f"layer {layer}" for layer in range(layered.n_layers)]
@@ -127,7 +145,9 @@ def _trials(layered: LayeredModel, judge: CutJudge, options: LayerSearchOptions)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         startup = min(10, max(4, options.evaluations // 3))
-        sampler = optuna.samplers.TPESampler(seed=options.seed, multivariate=True, n_startup_trials=startup)
+        sampler = optuna.samplers.TPESampler(
+            seed=options.seed, multivariate=True, n_startup_trials=startup
+        )
     study = optuna.create_study(direction="maximize", sampler=sampler)
     for first in _first_sets(layered.n_layers):
         study.enqueue_trial({name: layer in first for layer, name in enumerate(names)})
@@ -148,7 +168,8 @@ def _trials(layered: LayeredModel, judge: CutJudge, options: LayerSearchOptions)
 
 
 def _first_sets(n_layers: int) -> list[set[int]]:
-    """Return early exits, and the same numbers of layers with the skipped ones spread between first and last."""
+    """Return early exits, and the same numbers of layers with the skipped ones spread between first
+    and last."""
     sets: list[set[int]] = []
     for share in (0.5, 0.75, 0.25):
         count = min(n_layers - 1, max(1, round(share * n_layers)))

@@ -17,8 +17,9 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class RowDivergence:
-    """One number a row: the negative log-likelihood of the token that came, in both models (nats), KL(P || Q) of
-    the original's law P from the other's Q (nats), and whether both find the same token most likely.
+    """One number a row: the negative log-likelihood of the token that came, in both models (nats),
+    KL(P || Q) of the original's law P from the other's Q (nats), and whether both find the same
+    token most likely.
     """
 
     original_nll: Floats
@@ -29,7 +30,8 @@ class RowDivergence:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """exp of the mean negative log-likelihood, with its standard error (of a mean over rows taken as independent)."""
+    """exp of the mean negative log-likelihood, with its standard error (of a mean over rows taken
+    as independent)."""
 
     value: float
     error: float
@@ -37,7 +39,8 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceSummary:
-    """What is said of all rows; KL in nats, `same_top` a share, `top_error` and `kl_error` standard errors."""
+    """What is said of all rows; KL in nats, `same_top` a share, `top_error` and `kl_error` standard
+    errors."""
 
     n_tokens: int
     original: Perplexity
@@ -51,7 +54,9 @@ class DivergenceSummary:
     top_error: float
 
 
-def row_divergence(original: npt.NDArray[Any], other: npt.NDArray[Any], tokens: Sequence[int]) -> RowDivergence:
+def row_divergence(
+    original: npt.NDArray[Any], other: npt.NDArray[Any], tokens: Sequence[int]
+) -> RowDivergence:
     """Compare logits of shape [rows, vocab]; `tokens` came after each row."""
     log_p, log_q = _log_laws(original), _log_laws(other)
     rows, came = np.arange(len(tokens)), np.asarray(tokens)

@@ -1,4 +1,5 @@
-"""Two models of one vocabulary on one text: how much of what the first says the second still says."""
+"""Two models of one vocabulary on one text: how much of what the first says the second still
+says."""
 
 from __future__ import annotations
 
@@ -7,7 +8,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bench.models.divergence import DivergenceSummary, RowDivergence, row_divergence, summarise_rows
+from specrun.bench.models.divergence import (
+    DivergenceSummary,
+    RowDivergence,
+    row_divergence,
+    summarise_rows,
+)
 from specrun.bench.models.scored_text import ROWS_AT_ONCE, Chunk, cut_into_chunks, scored_logits
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
@@ -19,8 +25,9 @@ from specrun.runtime.pairing import check_same_vocabulary
 
 @dataclass(frozen=True, slots=True)
 class ComparisonOptions:
-    """How the text is evaluated: chunks of `n_ctx` tokens (fewer where a model was trained for less), at most
-    `n_chunks` of them (0: all), with `n_threads` (0: one a core) and layers on the GPU.
+    """How the text is evaluated: chunks of `n_ctx` tokens (fewer where a model was trained for
+    less), at most `n_chunks` of them (0: all), with `n_threads` (0: one a core) and layers on the
+    GPU.
     """
 
     n_ctx: int = 512
@@ -51,15 +58,18 @@ def compare_models(
     options: ComparisonOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ModelComparison:
-    """Evaluate `text` with both models and compare their laws; `progress` gets chunks done and in all.
+    """Evaluate `text` with both models and compare their laws; `progress` gets chunks done and in
+    all.
 
-    Raises PairError unless both have the same vocabulary, OptionError if the text is too short, and as Model
-    and Context do.
+    Raises PairError unless both have the same vocabulary, OptionError if the text is too short, and
+    as Model and Context do.
     """
     options = options or ComparisonOptions()
     with ExitStack() as stack:
         models = [
-            stack.enter_context(Model(path, n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, path)))
+            stack.enter_context(
+                Model(path, n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, path))
+            )
             for path in (original, other)
         ]
         check_same_vocabulary(*models)
@@ -70,7 +80,10 @@ def compare_models(
         chunks = chunks[: options.n_chunks or None]
         length = len(chunks[0].tokens)
         settings = ContextOptions(
-            n_ctx=length, n_batch=min(512, length), n_outputs=min(ROWS_AT_ONCE, length), n_threads=options.n_threads
+            n_ctx=length,
+            n_batch=min(512, length),
+            n_outputs=min(ROWS_AT_ONCE, length),
+            n_threads=options.n_threads,
         )
         contexts = [stack.enter_context(Context(model, settings)) for model in models]
         parts: list[RowDivergence] = []

@@ -1,8 +1,10 @@
-"""A text evaluated in chunks as llama.cpp's perplexity tool does it: each chunk alone, its second half scored.
+"""A text evaluated in chunks as llama.cpp's perplexity tool does it: each chunk alone, its second
+half scored.
 
-The text is cut into chunks of n_ctx tokens; what is left over is not used. The first token of each chunk is
-replaced by the model's beginning-of-sequence token where the model adds one. Logits after tokens n_ctx/2 to
-n_ctx - 2 are scored with the token that follows, so that each scored token has at least n_ctx/2 before it.
+The text is cut into chunks of n_ctx tokens; what is left over is not used. The first token of each
+chunk is replaced by the model's beginning-of-sequence token where the model adds one. Logits after
+tokens n_ctx/2 to n_ctx - 2 are scored with the token that follows, so that each scored token has at
+least n_ctx/2 before it.
 """
 
 from __future__ import annotations
@@ -37,11 +39,15 @@ class Chunk:
 def cut_into_chunks(tokens: Sequence[int], n_ctx: int, bos: int | None) -> list[Chunk]:
     """Return the chunks of a text; one shorter than `n_ctx` is a chunk by itself.
 
-    `bos` is the token that begins each chunk, None for none. Raises OptionError for a text of under 8 tokens.
+    `bos` is the token that begins each chunk, None for none. Raises OptionError for a text of under
+    8 tokens.
     """
     length = min(n_ctx, len(tokens))
     if length < 8:
-        raise OptionError(f"the text has {len(tokens)} tokens and a chunk {length}: at least 8 are needed to compare")
+        raise OptionError(
+            f"the text has {len(tokens)} tokens and a chunk {length}: at least 8 are needed to "
+            "compare"
+        )
     chunks = []
     for start in range(0, len(tokens) - length + 1, length):
         piece = list(tokens[start : start + length])
@@ -54,8 +60,8 @@ def cut_into_chunks(tokens: Sequence[int], n_ctx: int, bos: int | None) -> list[
 def scored_logits(context: Context, chunk: Chunk) -> Iterator[npt.NDArray[np.float32]]:
     """Yield the scored logits of a chunk in blocks of at most ROWS_AT_ONCE rows, as views.
 
-    A view holds until the next block is asked for. The context must have been made for chunks of this length
-    and ROWS_AT_ONCE outputs.
+    A view holds until the next block is asked for. The context must have been made for chunks of
+    this length and ROWS_AT_ONCE outputs.
     """
     context.memory.clear()
     batch = Batch(max(context.n_batch, ROWS_AT_ONCE), 1)

@@ -1,4 +1,5 @@
-"""How far the tensors of one GGUF file are from those of another, one tensor at a time, one piece at a time."""
+"""How far the tensors of one GGUF file are from those of another, one tensor at a time, one piece
+at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _WHOLE = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F64": "<f8"}
 
 @dataclass(frozen=True, slots=True)
 class TensorError:
-    """How far one tensor is off: root mean square of the differences over that of the original's numbers.
+    """How far one tensor is off: root mean square of the differences over that of the original's
+    numbers.
 
     `relative_rms` is None where the two cannot be compared; `note` then says why.
     """
@@ -38,9 +40,11 @@ class TensorError:
 def tensor_errors(
     original: Path, other: Path, progress: Callable[[int, int], None] | None = None
 ) -> Iterator[TensorError]:
-    """Yield the error of each tensor, in the original's order, then the tensors that only the other has.
+    """Yield the error of each tensor, in the original's order, then the tensors that only the other
+    has.
 
-    `progress` gets the numbers compared so far and in all. Raises as `read_header` and `read_array` do.
+    `progress` gets the numbers compared so far and in all. Raises as `read_header` and `read_array`
+    do.
     """
     ours = {tensor.name: tensor for tensor in read_header(original).tensors}
     theirs = {tensor.name: tensor for tensor in read_header(other).tensors}
@@ -54,13 +58,19 @@ def tensor_errors(
             progress(done, total)
     for name, tensor in theirs.items():
         if name not in ours:
-            yield TensorError(name, None, tensor.type_name, tensor.n_elements, None, "only in the second file")
+            yield TensorError(
+                name, None, tensor.type_name, tensor.n_elements, None, "only in the second file"
+            )
 
 
-def _compare(original: Path, tensor: TensorInfo, other: Path, two: TensorInfo | None) -> TensorError:
+def _compare(
+    original: Path, tensor: TensorInfo, other: Path, two: TensorInfo | None
+) -> TensorError:
     def result(relative_rms: float | None, note: str = "") -> TensorError:
         kind = two.type_name if two is not None else None
-        return TensorError(tensor.name, tensor.type_name, kind, tensor.n_elements, relative_rms, note)
+        return TensorError(
+            tensor.name, tensor.type_name, kind, tensor.n_elements, relative_rms, note
+        )
 
     if two is None:
         return result(None, "only in the first file")

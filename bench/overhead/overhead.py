@@ -1,8 +1,9 @@
 """What a round costs in Python, part by part, beside the time in native evaluation.
 
-The models have random weights and almost no width, so that nearly all that is left is specrun's own work. The
-drafter is the target quantized to four bits: some of its drafts are accepted and some are not. Heads are random, so
-that theirs are nearly all rejected: what they propose and observe costs the same.
+The models have random weights and almost no width, so that nearly all that is left is specrun's own
+work. The drafter is the target quantized to four bits: some of its drafts are accepted and some are
+not. Heads are random, so that theirs are nearly all rejected: what they propose and observe costs
+the same.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bench.overhead.probes import RoundTimes, Stopwatch, TimedDrafter, TimedRule, TimedTarget
+from specrun.bench.overhead.probes import (
+    RoundTimes,
+    Stopwatch,
+    TimedDrafter,
+    TimedRule,
+    TimedTarget,
+)
 from specrun.bench.timing import Spread, spread_of
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
@@ -38,9 +45,11 @@ _MOST_ROUNDS_PER_WANTED = 20
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A drafter and a temperature to measure; `budget_us` is what a round may cost at a vocabulary of 32k tokens.
+    """A drafter and a temperature to measure; `budget_us` is what a round may cost at a vocabulary
+    of 32k tokens.
 
-    `drafter` is an expression in which FILE stands for the draft model, MEDUSA, HYDRA and EAGLE for heads.
+    `drafter` is an expression in which FILE stands for the draft model, MEDUSA, HYDRA and EAGLE for
+    heads.
     """
 
     name: str
@@ -69,7 +78,9 @@ SETTINGS = (
     Setting("hydra++ tree of 16, greedy", "hydra(HYDRA, tree=4x3)", _GREEDY),
     Setting("eagle chain of 5, greedy", "eagle(EAGLE, n=5)", _GREEDY, 250.0),
     Setting("eagle dynamic tree of 16, greedy", "eagle(EAGLE, depth=4, topk=4, nodes=16)", _GREEDY),
-    Setting("eagle tree of 16, temp 0.8", "eagle(EAGLE, tree=4x3, sampling=without)", _SAMPLED, 600.0),
+    Setting(
+        "eagle tree of 16, temp 0.8", "eagle(EAGLE, tree=4x3, sampling=without)", _SAMPLED, 600.0
+    ),
 )
 """What is measured, in this order."""
 
@@ -92,18 +103,21 @@ class OverheadOptions:
                 raise OptionError(f"{name} is {getattr(self, name)}: give at least 1")
         if self.n_ctx < 2 * _PROMPT_LENGTH:
             raise OptionError(
-                f"a context of {self.n_ctx} is too short to measure in: give {2 * _PROMPT_LENGTH} or more"
+                f"a context of {self.n_ctx} is too short to measure in: give "
+                f"{2 * _PROMPT_LENGTH} or more"
             )
         if not self.vocab_sizes or min(self.vocab_sizes) < 2 * _PROMPT_LENGTH:
-            raise OptionError(f"vocabularies of {2 * _PROMPT_LENGTH} tokens or more can be measured")
+            raise OptionError(
+                f"vocabularies of {2 * _PROMPT_LENGTH} tokens or more can be measured"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class OverheadResult:
     """One setting at one vocabulary size; all times are microseconds per round.
 
-    `parts` are those of `RoundTimes` outside native evaluation; medians of parts need not add up to the
-    median of `overhead`, their sum.
+    `parts` are those of `RoundTimes` outside native evaluation; medians of parts need not add up to
+    the median of `overhead`, their sum.
     """
 
     setting: str
@@ -130,7 +144,8 @@ def measure_overhead(
     settings: Sequence[Setting] = SETTINGS,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[OverheadResult]:
-    """Yield one result for every vocabulary size and setting. Models live in a temporary folder meanwhile.
+    """Yield one result for every vocabulary size and setting. Models live in a temporary folder
+    meanwhile.
 
     `progress` is told what is about to be measured.
     """
@@ -146,13 +161,15 @@ def measure_overhead(
 
 
 def _write_models(folder: Path, vocab_size: int, options: OverheadOptions) -> dict[str, Path]:
-    """Write target, draft model and heads; return their files by the names that stand for them in expressions."""
+    """Write target, draft model and heads; return their files by the names that stand for them in
+    expressions."""
     from specrun.bench.heads.random_heads import write_eagle, write_hydra, write_medusa
     from specrun.convert.quantize import quantize_model
     from specrun.convert.random_model import RandomLlama, write_random_llama
 
     target, drafter = folder / "target.gguf", folder / "drafter.gguf"
-    # A scale of 2 leaves some thirty tokens after the default truncations, as a text in progress does.
+    # A scale of 2 leaves some thirty tokens after the default truncations, as a text in progress
+    # does.
     spec = RandomLlama(
         vocab_size=vocab_size,
         width=options.width,
@@ -171,7 +188,9 @@ def _write_models(folder: Path, vocab_size: int, options: OverheadOptions) -> di
 
 
 @contextmanager
-def _open(files: Mapping[str, Path], setting: Setting, options: OverheadOptions) -> Iterator[tuple[Session, Stopwatch]]:
+def _open(
+    files: Mapping[str, Path], setting: Setting, options: OverheadOptions
+) -> Iterator[tuple[Session, Stopwatch]]:
     """Open a session as `Runtime` does, with every part behind a timing proxy."""
     context_options = ContextOptions(
         n_ctx=options.n_ctx, n_threads=options.n_threads, n_threads_batch=options.n_threads
@@ -188,10 +207,15 @@ def _open(files: Mapping[str, Path], setting: Setting, options: OverheadOptions)
         ):
             watch = Stopwatch(lambda: context.native_seconds, lambda: drafter.native_seconds)
             target, timed = TimedTarget(context, watch), TimedDrafter(drafter, watch)
-            yield Session(target, timed, TimedRule(build_rule("exact"), watch), model.vocabulary), watch
+            yield (
+                Session(target, timed, TimedRule(build_rule("exact"), watch), model.vocabulary),
+                watch,
+            )
 
 
-def _collect(session: Session, watch: Stopwatch, params: SamplingParams, options: OverheadOptions) -> list[RoundTimes]:
+def _collect(
+    session: Session, watch: Stopwatch, params: SamplingParams, options: OverheadOptions
+) -> list[RoundTimes]:
     """Answer prompts until enough rounds were timed; the last round of an answer is never counted.
 
     Where a drafter found nothing to draft, the round was plain decoding and is left out.
@@ -212,13 +236,22 @@ def _collect(session: Session, watch: Stopwatch, params: SamplingParams, options
         seed += 1
         watch.rounds.clear()
     if len(kept) <= options.warm_up:
-        raise SpecrunError(f"{session.drafter.name} drafted nothing for the random model: take more rounds")
+        raise SpecrunError(
+            f"{session.drafter.name} drafted nothing for the random model: take more rounds"
+        )
     return kept[options.warm_up : wanted]
 
 
-def _summary(setting: Setting, vocab_size: int, options: OverheadOptions, rounds: list[RoundTimes]) -> OverheadResult:
-    times = [entry.name for entry in dataclasses.fields(RoundTimes) if not entry.name.startswith("n_")]
-    spreads = {name: spread_of([1e6 * getattr(this_round, name) for this_round in rounds]) for name in (*times, "overhead")}
+def _summary(
+    setting: Setting, vocab_size: int, options: OverheadOptions, rounds: list[RoundTimes]
+) -> OverheadResult:
+    times = [
+        entry.name for entry in dataclasses.fields(RoundTimes) if not entry.name.startswith("n_")
+    ]
+    spreads = {
+        name: spread_of([1e6 * getattr(this_round, name) for this_round in rounds])
+        for name in (*times, "overhead")
+    }
     return OverheadResult(
         setting=setting.name,
         vocab_size=vocab_size,

@@ -1,4 +1,5 @@
-"""Timing proxies around the parts of the decoding loop, so that the shipped loop is measured as it is."""
+"""Timing proxies around the parts of the decoding loop, so that the shipped loop is measured as it
+is."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from specrun.runtime.tree import DraftTree
 class RoundTimes:
     """Seconds of one round: the parts outside native evaluation, and native evaluation itself.
 
-    `draft` is propose and observe, `batch` filling and reading the target's evaluation, `law` turning
-    logits into laws, `acceptance` the rest of the rule, `commit` keeping the accepted path, `text` all that
-    lies between: the loop, text, events, statistics.
+    `draft` is propose and observe, `batch` filling and reading the target's evaluation, `law`
+    turning logits into laws, `acceptance` the rest of the rule, `commit` keeping the accepted path,
+    `text` all that lies between: the loop, text, events, statistics.
     """
 
     draft: float
@@ -42,7 +43,8 @@ class RoundTimes:
 
 
 class Stopwatch:
-    """Collects what the proxies time. A round lasts from one call of `Drafter.propose` to the next."""
+    """Collects what the proxies time. A round lasts from one call of `Drafter.propose` to the
+    next."""
 
     def __init__(self, target: Callable[[], float], drafter: Callable[[], float]) -> None:
         self.rounds: list[RoundTimes] = []
@@ -79,7 +81,9 @@ class Stopwatch:
 
     def _finish(self, wall: float, native: tuple[float, float]) -> None:
         parts = self._parts
-        target, drafter = (now - before for now, before in zip(native, self._native_before, strict=True))
+        target, drafter = (
+            now - before for now, before in zip(native, self._native_before, strict=True)
+        )
         timed = parts["draft"] + parts["evaluate"] + parts["rule"] + parts["commit"]
         self.rounds.append(
             RoundTimes(
@@ -172,7 +176,9 @@ class TimedRule:
         self.name = inner.name
         self.exact = inner.exact
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         """Time the whole walk."""
 
         def timed_law(node: int) -> Law:

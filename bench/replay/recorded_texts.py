@@ -1,6 +1,7 @@
 """Texts to replay: a target's own answers, recorded once, and files that keep them.
 
-A file is JSON, one text a line: {"name": ..., "prompt": [token ids], "answer": [token ids], "end_tokens": [ids]}.
+A file is JSON, one text a line: {"name": ..., "prompt": [token ids], "answer": [token ids],
+"end_tokens": [ids]}.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def record_answers(
 ) -> list[ReplayText]:
     """Return what plain decoding answers to each prompt, each from an empty cache.
 
-    `as_chat` None renders prompts by the model's chat template if it has one. `progress` is told how many there are.
+    `as_chat` None renders prompts by the model's chat template if it has one. `progress` is told
+    how many there are.
     """
     chat = runtime.model.chat_template is not None if as_chat is None else as_chat
     texts: list[ReplayText] = []
@@ -40,7 +42,9 @@ def record_answers(
         tokens = prompt_ids(runtime, prompt, chat)
         runtime.session.forget()
         answer = runtime.generate(tokens, params, max_tokens=max_tokens).token_ids
-        texts.append(ReplayText(name, tuple(tokens), tuple(answer), runtime.vocabulary.end_of_generation))
+        texts.append(
+            ReplayText(name, tuple(tokens), tuple(answer), runtime.vocabulary.end_of_generation)
+        )
     return texts
 
 
@@ -62,12 +66,17 @@ def write_texts(texts: Sequence[ReplayText], path: Path, *, force: bool = False)
 
 
 def read_texts(path: Path) -> list[ReplayText]:
-    """Return the texts of a file; raises `FileMissingError`, or `ModelError` naming the line that is none."""
+    """Return the texts of a file; raises `FileMissingError`, or `ModelError` naming the line that
+    is none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise FileMissingError(f"{path} cannot be read: {error}") from None
-    texts = [_text_of(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    texts = [
+        _text_of(line, f"{path}, line {number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
     if not texts:
         raise OptionError(f"{path} holds no texts: specrun bench replay --keep FILE writes them")
     return texts
@@ -77,8 +86,14 @@ def _text_of(line: str, where: str) -> ReplayText:
     try:
         value: Any = json.loads(line)
         ids = [tuple(value.get(key, ())) for key in ("prompt", "answer", "end_tokens")]
-        if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for part in ids for token in part):
+        if not all(
+            isinstance(token, int) and not isinstance(token, bool) and token >= 0
+            for part in ids
+            for token in part
+        ):
             raise TypeError
         return ReplayText(str(value.get("name", "text")), ids[0], ids[1], frozenset(ids[2]))
     except (ValueError, AttributeError, TypeError, RecursionError):
-        raise ModelError(f'{where} is no recorded text: give {{"prompt": [ids], "answer": [ids]}}') from None
+        raise ModelError(
+            f'{where} is no recorded text: give {{"prompt": [ids], "answer": [ids]}}'
+        ) from None

@@ -1,10 +1,12 @@
-"""Decoding replayed against a known text: what a drafter would have gained, exactly, without the target.
+"""Decoding replayed against a known text: what a drafter would have gained, exactly, without the
+target.
 
-Drafts that are point masses are accepted exactly where they are what the text says next, so how a drafter fares along
-a text is a function of the text. With a cost curve T(n), the time of an evaluation of n tokens, it says what a drafter
-gains: every round of n drafted nodes takes T(1 + n), plain decoding T(1) for every token. Nothing is timed, so the
-figures are the same on any machine and in any company, and `auto`, which measures, is given a clock that these costs
-move. A text may be anything; those that a target wrote at temperature 0 show what would happen on its answers.
+Drafts that are point masses are accepted exactly where they are what the text says next, so how a
+drafter fares along a text is a function of the text. With a cost curve T(n), the time of an
+evaluation of n tokens, it says what a drafter gains: every round of n drafted nodes takes T(1 + n),
+plain decoding T(1) for every token. Nothing is timed, so the figures are the same on any machine
+and in any company, and `auto`, which measures, is given a clock that these costs move. A text may
+be anything; those that a target wrote at temperature 0 show what would happen on its answers.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ class ReplayText:
 
     def __post_init__(self) -> None:
         if not self.prompt or not self.answer:
-            raise OptionError(f"{self.name}: a text to replay has a prompt and an answer of at least one token each")
+            raise OptionError(
+                f"{self.name}: a text to replay has a prompt and an answer of at least one token "
+                "each"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +60,11 @@ class ReplayRound:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """One drafter over the texts of one name. Speed-ups are over plain decoding on the same cost curve.
+    """One drafter over the texts of one name. Speed-ups are over plain decoding on the same cost
+    curve.
 
-    `late_speed_up` counts what comes after the first 64 tokens of answers, None where no answer was that long;
-    `worst_speed_up` is that of the text on which the drafter did worst.
+    `late_speed_up` counts what comes after the first 64 tokens of answers, None where no answer was
+    that long; `worst_speed_up` is that of the text on which the drafter did worst.
     """
 
     name: str
@@ -95,12 +101,15 @@ def replay(
 ) -> list[ReplayRound]:
     """Return the rounds of decoding a text with a drafter that goes on from what it knows.
 
-    `draft_seconds` is what every depth of a draft costs in rounds for which the drafter evaluated models of its own.
-    Raises `OptionError` for drafters that read the target's rows, which no text has.
+    `draft_seconds` is what every depth of a draft costs in rounds for which the drafter evaluated
+    models of its own. Raises `OptionError` for drafters that read the target's rows, which no text
+    has.
     """
     clock = clock or ReplayClock()
     if drafter.reads_target:
-        raise OptionError(f"{drafter.name} reads the target's states: a text alone cannot replay it")
+        raise OptionError(
+            f"{drafter.name} reads the target's states: a text alone cannot replay it"
+        )
     whole = (*text.prompt, *text.answer)
     tokens = list(text.prompt)
     params, noise = SamplingParams(temperature=0.0), SeededNoise(0)
@@ -110,7 +119,9 @@ def replay(
         start, evaluated = len(tokens), drafter.native_seconds
         left = _LONGEST_ANSWER - start
         tree = drafter.propose(
-            DraftRequest(tokens, params, noise.for_drafting(start), left, drafter.max_nodes, text.end_tokens)
+            DraftRequest(
+                tokens, params, noise.for_drafting(start), left, drafter.max_nodes, text.end_tokens
+            )
         )
         seconds = curve.seconds(1 + len(tree))
         if drafter.native_seconds > evaluated:
@@ -134,7 +145,8 @@ def replay_all(
     draft_seconds: float = 0.0,
     keeps_state: bool = False,
 ) -> ReplayResult:
-    """Return how a drafter fares over texts, each from scratch, or with `keeps_state` one after the other.
+    """Return how a drafter fares over texts, each from scratch, or with `keeps_state` one after the
+    other.
 
     `clock` is the one that the drafter reads, if it reads any.
     """
@@ -151,7 +163,9 @@ def replay_all(
 def written_path(tree: DraftTree, text: Sequence[int], position: int) -> tuple[int, ...]:
     """Return the path of the tree that `text` takes from `position` on."""
     children = {
-        (parent, tree.tokens[node]): node for node, parent in enumerate(tree.parents) if tree.is_candidate[node]
+        (parent, tree.tokens[node]): node
+        for node, parent in enumerate(tree.parents)
+        if tree.is_candidate[node]
     }
     path: list[int] = []
     node = ROOT
@@ -164,7 +178,9 @@ def written_path(tree: DraftTree, text: Sequence[int], position: int) -> tuple[i
     return tuple(path)
 
 
-def _result(drafter: str, name: str, answers: Sequence[Sequence[ReplayRound]], plain: float) -> ReplayResult:
+def _result(
+    drafter: str, name: str, answers: Sequence[Sequence[ReplayRound]], plain: float
+) -> ReplayResult:
     rounds = [this_round for answer in answers for this_round in answer]
     late = [this_round for answer in answers for this_round in _late(answer)]
     tokens = sum(this_round.tokens for this_round in rounds)
@@ -204,7 +220,10 @@ class _NoRows:
         self._drafter = drafter
 
     def _refuse(self, _row: int) -> NoReturn:
-        raise OptionError(f"{self._drafter} reads the target's answers at every node: a text alone cannot replay it")
+        raise OptionError(
+            f"{self._drafter} reads the target's answers at every node: a text alone cannot "
+            "replay it"
+        )
 
     logits = hidden_state = _refuse
 

@@ -26,8 +26,9 @@ _TYPICAL = {"cpu": TYPICAL_CPU, "gpu": TYPICAL_GPU}
 class ReplayOptions:
     """What to replay: `drafters` (expressions with their files) over `texts`, on a cost curve.
 
-    `draft_cost` is what an evaluation of a draft model costs, in those of one token by the target; None: as much as
-    its parameters are of the target's. With `keeps_state` the texts of one name are one session.
+    `draft_cost` is what an evaluation of a draft model costs, in those of one token by the target;
+    None: as much as its parameters are of the target's. With `keeps_state` the texts of one name
+    are one session.
     """
 
     drafters: tuple[str, ...]
@@ -41,11 +42,15 @@ class ReplayOptions:
         if not self.drafters or not self.texts:
             raise OptionError("there is nothing to replay: give drafters and texts")
         if self.draft_cost is not None and not 0.0 <= self.draft_cost < float("inf"):
-            raise OptionError(f"draft cost is {self.draft_cost}: give a share of the target's evaluation, such as 0.1")
+            raise OptionError(
+                f"draft cost is {self.draft_cost}: give a share of the target's evaluation, such "
+                "as 0.1"
+            )
 
 
 def curve_of(text: str, target: Path, context: ContextOptions, n_gpu_layers: int) -> CostCurve:
-    """Return the curve that a word names: "known" (measured here, or typical), "cpu", "gpu", or its points.
+    """Return the curve that a word names: "known" (measured here, or typical), "cpu", "gpu", or its
+    points.
 
     Points are "1:1,2:1.38,4:1.98": tokens of an evaluation, and its time in any unit.
     """
@@ -71,11 +76,20 @@ def replay_drafters(options: ReplayOptions, target: Model) -> Iterator[ReplayRes
             yield _replayed(expression, group, options, target)
 
 
-def _replayed(expression: str, texts: Sequence[ReplayText], options: ReplayOptions, target: Model) -> ReplayResult:
+def _replayed(
+    expression: str, texts: Sequence[ReplayText], options: ReplayOptions, target: Model
+) -> ReplayResult:
     clock = ReplayClock()
-    environment = DraftEnvironment(target, options.context, n_gpu_layers=0, costs=options.curve, clock=clock)
-    with closing(build_drafter(expression, environment)) as weights, closing(weights.start()) as drafter:
-        share = drafter.n_params / target.n_params if options.draft_cost is None else options.draft_cost
+    environment = DraftEnvironment(
+        target, options.context, n_gpu_layers=0, costs=options.curve, clock=clock
+    )
+    with (
+        closing(build_drafter(expression, environment)) as weights,
+        closing(weights.start()) as drafter,
+    ):
+        share = (
+            drafter.n_params / target.n_params if options.draft_cost is None else options.draft_cost
+        )
         result = replay_all(
             drafter,
             texts,

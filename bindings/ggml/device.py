@@ -14,8 +14,8 @@ _CPU, _GPU, _INTEGRATED_GPU = 0, 1, 2
 class ComputeDevice:
     """Owns ggml backends. Close graphs and weights on it first; `close()` may be called again.
 
-    With `gpu`, the first GPU computes what it can and the CPU the rest, as in llama.cpp; raises SpecrunError where
-    there is none. `n_threads` 0 means as many as cores.
+    With `gpu`, the first GPU computes what it can and the CPU the rest, as in llama.cpp; raises
+    SpecrunError where there is none. `n_threads` 0 means as many as cores.
     """
 
     def __init__(self, *, gpu: bool = False, n_threads: int = 0) -> None:
@@ -23,9 +23,14 @@ class ComputeDevice:
         """The time that its graphs have taken so far."""
         self._backends: list[int] = []
         if gpu:
-            device = call("ggml_backend_dev_by_type")(_GPU) or call("ggml_backend_dev_by_type")(_INTEGRATED_GPU)
+            device = call("ggml_backend_dev_by_type")(_GPU) or call("ggml_backend_dev_by_type")(
+                _INTEGRATED_GPU
+            )
             if not device:
-                raise SpecrunError("there is no GPU that ggml can compute on: run `specrun doctor` to see the devices")
+                raise SpecrunError(
+                    "there is no GPU that ggml can compute on: run `specrun doctor` to see the "
+                    "devices"
+                )
             self._backends.append(_started(device))
         try:
             cpu = _started(call("ggml_backend_dev_by_type")(_CPU))
@@ -51,15 +56,19 @@ class ComputeDevice:
     def new_scheduler(self, graph_size: int) -> int:
         """Return a native scheduler for graphs of up to so many nodes; the caller frees it."""
         handles = (ctypes.c_void_p * len(self.backends))(*self.backends)
-        scheduler: int | None = call("ggml_backend_sched_new")(handles, None, len(handles), graph_size, False, False)
+        scheduler: int | None = call("ggml_backend_sched_new")(
+            handles, None, len(handles), graph_size, False, False
+        )
         if not scheduler:
             raise SpecrunError("ggml cannot make a scheduler for a graph")
         return scheduler
 
     def supports(self, operation: int, *, writes_weights: bool = False) -> bool:
-        """Return whether one of the backends can compute a node (a tensor's native handle) where its sources lie.
+        """Return whether one of the backends can compute a node (a tensor's native handle) where
+        its sources lie.
 
-        What `writes_weights` writes into the memory of `buffer_type`, and only the first backend reaches that.
+        What `writes_weights` writes into the memory of `buffer_type`, and only the first backend
+        reaches that.
         """
         backends = self.backends[:1] if writes_weights else self.backends
         return any(call("ggml_backend_supports_op")(backend, operation) for backend in backends)
@@ -73,6 +82,8 @@ class ComputeDevice:
 def _started(device: int | None) -> int:
     backend: int | None = call("ggml_backend_dev_init")(device, None) if device else None
     if not backend:
-        name = call("ggml_backend_dev_name")(device).decode("utf-8", "replace") if device else "a CPU"
+        name = (
+            call("ggml_backend_dev_name")(device).decode("utf-8", "replace") if device else "a CPU"
+        )
         raise SpecrunError(f"ggml cannot start its backend for {name}")
     return backend

@@ -107,7 +107,9 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 def call(name: str) -> Any:  # noqa: ANN401 - a ctypes function
     """Return a function of ggml, ready to be called."""
     if name in _OPERATIONS:
-        return native_function(name, _POINTER, _POINTER, *(_LETTERS[letter] for letter in _OPERATIONS[name]))
+        return native_function(
+            name, _POINTER, _POINTER, *(_LETTERS[letter] for letter in _OPERATIONS[name])
+        )
     return native_function(name, *_FUNCTIONS[name])
 
 

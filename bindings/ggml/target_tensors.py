@@ -1,8 +1,9 @@
 """The target's own embedding and output matrices, for heads that read or predict its tokens.
 
-They are shared where ggml can reach them: the tensor itself is named in the head's graph, wherever llama.cpp put it and
-however it repacked it. Where llama.cpp's build hides them, or keeps them in a form that the operation cannot read
-(rows of a repacked matrix), they are loaded from the target's GGUF once more.
+They are shared where ggml can reach them: the tensor itself is named in the head's graph, wherever
+llama.cpp put it and however it repacked it. Where llama.cpp's build hides them, or keeps them in a
+form that the operation cannot read (rows of a repacked matrix), they are loaded from the target's
+GGUF once more.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 
 class TargetTensors:
-    """The matrices of an open model as far as they are asked for. Close it before the model and the device."""
+    """The matrices of an open model as far as they are asked for. Close it before the model and the
+    device."""
 
     def __init__(self, model: Model, device: ComputeDevice) -> None:
         self._model = model
@@ -39,7 +41,8 @@ class TargetTensors:
         return self._reachable(_EMBEDDING, rows=True)
 
     def output(self) -> Tensor:
-        """Return the output matrix, (hidden, vocabulary); the embedding where the model ties them."""
+        """Return the output matrix, (hidden, vocabulary); the embedding where the model ties
+        them."""
         return self._reachable(self._output_name, rows=False)
 
     def close(self) -> None:
@@ -73,10 +76,13 @@ class TargetTensors:
 
 
 def _tensor_of(model: Model, name: str) -> Tensor | None:
-    """Return a tensor of an open model by its name, None where this build of llama.cpp does not show them."""
+    """Return a tensor of an open model by its name, None where this build of llama.cpp does not
+    show them."""
     try:
         # llama_model::get_tensor(const char *) const: not part of the C interface, but exported.
-        find = native_function("_ZNK11llama_model10get_tensorEPKc", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+        find = native_function(
+            "_ZNK11llama_model10get_tensorEPKc", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p
+        )
     except AttributeError:
         return None
     handle: int | None = find(model.handle, name.encode())

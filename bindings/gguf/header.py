@@ -1,7 +1,7 @@
 """Reads and checks the header of a GGUF file, before any native code sees the file.
 
-What is checked: the kind of file, its version, every count, length, type, name, shape and offset, and that
-all tensor data is there and does not overlap. Reading itself is bounded by `gguf_reader`.
+What is checked: the kind of file, its version, every count, length, type, name, shape and offset,
+and that all tensor data is there and does not overlap. Reading itself is bounded by `gguf_reader`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from specrun.bindings.gguf.types import (
     MetadataValue,
 )
 
-# Far above any real model (about 100 keys, 20,000 tensors), and checked in a second or so where reached.
+# Far above any real model (about 100 keys, 20,000 tensors), and checked in a second or so where
+# reached.
 _MAX_KEYS = 1 << 16
 _MAX_TENSORS = 1 << 18
 _MAX_ALIGNMENT = 1 << 20
@@ -46,7 +47,8 @@ _GUESSED_FILE_TYPE = 1024  # a flag: the quantizer did not state the type, llama
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of the file: `shape` in ggml's order (row length first), `offset` from the file's start."""
+    """One tensor of the file: `shape` in ggml's order (row length first), `offset` from the file's
+    start."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,7 +64,8 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """All that a GGUF file says about itself, checked; of a split model only what this one file holds."""
+    """All that a GGUF file says about itself, checked; of a split model only what this one file
+    holds."""
 
     version: int
     file_size: int
@@ -87,7 +90,8 @@ class GGUFHeader:
 
     @property
     def file_type_name(self) -> str | None:
-        """The quantization the file was made with, such as "Q4_K_M"; None where the file does not say."""
+        """The quantization the file was made with, such as "Q4_K_M"; None where the file does not
+        say."""
         value = self.metadata.get("general.file_type")
         if not isinstance(value, int) or isinstance(value, bool):
             return None
@@ -102,20 +106,24 @@ class GGUFHeader:
 def read_header(path: str | os.PathLike[str]) -> GGUFHeader:
     """Read and check the header of the GGUF model at `path`.
 
-    Raises FileMissingError if there is no such file or it cannot be read, MalformedFileError otherwise.
+    Raises FileMissingError if there is no such file or it cannot be read, MalformedFileError
+    otherwise.
     """
     return _read_checked(path, _read_model)
 
 
 def read_any_header(path: str | os.PathLike[str]) -> GGUFHeader:
-    """Read and check the header of a GGUF file that need not name an architecture: an importance matrix.
+    """Read and check the header of a GGUF file that need not name an architecture: an importance
+    matrix.
 
     Raises as `read_header`; `architecture` of the result raises KeyError where the file has none.
     """
     return _read_checked(path, _read)
 
 
-def _read_checked(path: str | os.PathLike[str], read: Callable[[HeaderReader], GGUFHeader]) -> GGUFHeader:
+def _read_checked(
+    path: str | os.PathLike[str], read: Callable[[HeaderReader], GGUFHeader]
+) -> GGUFHeader:
     shown = os.fsdecode(path)
     # A path may hold line breaks or control codes, which must not reach the terminal.
     shown = shown if shown.isprintable() else repr(shown)
@@ -133,7 +141,9 @@ def _read_checked(path: str | os.PathLike[str], read: Callable[[HeaderReader], G
         raise FileMissingError(f"{shown} is a directory; name the GGUF file in it") from error
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise FileMissingError(f"{shown} cannot be read ({reason}); check its permissions") from error
+        raise FileMissingError(
+            f"{shown} cannot be read ({reason}); check its permissions"
+        ) from error
 
 
 def _open(path: str | os.PathLike[str], shown: str) -> FileIO:
@@ -158,7 +168,9 @@ def _read_model(reader: HeaderReader) -> GGUFHeader:
 
 def _read(
     reader: HeaderReader,
-    check: Callable[[HeaderReader, Mapping[str, tuple[int, MetadataValue]]], None] = lambda *_: None,
+    check: Callable[[HeaderReader, Mapping[str, tuple[int, MetadataValue]]], None] = lambda *_: (
+        None
+    ),
 ) -> GGUFHeader:
     version, n_tensors, n_keys = _read_preamble(reader)
     metadata = _read_metadata(reader, n_keys)
@@ -175,9 +187,13 @@ def _read_preamble(reader: HeaderReader) -> tuple[int, int, int]:
     reader.position = 4
     version = reader.u32("its version")
     if version and not version & 0xFFFF:
-        reader.fail("is a big-endian GGUF file, which cannot be read here", "get the little-endian file")
+        reader.fail(
+            "is a big-endian GGUF file, which cannot be read here", "get the little-endian file"
+        )
     if version == 1:
-        reader.fail("is a GGUF file of version 1, which llama.cpp no longer reads", "get a newer conversion")
+        reader.fail(
+            "is a GGUF file of version 1, which llama.cpp no longer reads", "get a newer conversion"
+        )
     if version not in (2, 3):
         reader.fail(f"has the unknown GGUF version {version:,}", "update specrun, or " + AGAIN)
     n_tensors = reader.u64("its number of tensors")
@@ -190,9 +206,13 @@ def _read_preamble(reader: HeaderReader) -> tuple[int, int, int]:
 def _check_count(reader: HeaderReader, count: int, most: int, least_bytes: int, kind: str) -> None:
     left = reader.size - reader.position
     if count * least_bytes > left:
-        reader.fail(f"is truncated or damaged: it announces {count:,} {kind} with {left:,} bytes left")
+        reader.fail(
+            f"is truncated or damaged: it announces {count:,} {kind} with {left:,} bytes left"
+        )
     if count > most:
-        reader.damaged(f"it announces {count:,} {kind}, more than the {most:,} that any model could need")
+        reader.damaged(
+            f"it announces {count:,} {kind}, more than the {most:,} that any model could need"
+        )
 
 
 def _read_metadata(reader: HeaderReader, n_keys: int) -> dict[str, tuple[int, MetadataValue]]:
@@ -205,7 +225,10 @@ def _read_metadata(reader: HeaderReader, n_keys: int) -> dict[str, tuple[int, Me
         if key in metadata:
             reader.damaged(f"the metadata key {_quoted(key)} is there twice")
         code = reader.u32(f"the type of the metadata key {_quoted(key)}")
-        metadata[key] = code, _read_value(reader, code, f"the value of the metadata key {_quoted(key)}")
+        metadata[key] = (
+            code,
+            _read_value(reader, code, f"the value of the metadata key {_quoted(key)}"),
+        )
     return metadata
 
 
@@ -239,10 +262,14 @@ def _read_array(reader: HeaderReader, what: str) -> ArrayValue:
     return ArrayValue(kind.name, reader.take(least, what))
 
 
-def _check_architecture(reader: HeaderReader, metadata: Mapping[str, tuple[int, MetadataValue]]) -> None:
+def _check_architecture(
+    reader: HeaderReader, metadata: Mapping[str, tuple[int, MetadataValue]]
+) -> None:
     _, name = metadata.get("general.architecture", (None, None))
     if name is None:
-        reader.fail("does not name its architecture (general.architecture)", "convert the model again")
+        reader.fail(
+            "does not name its architecture (general.architecture)", "convert the model again"
+        )
     if not isinstance(name, str):
         reader.damaged(f"general.architecture is {name!r} instead of a name")
     if not name or len(name) > 64 or not name.isprintable():
@@ -254,7 +281,9 @@ def _read_alignment(reader: HeaderReader, metadata: Mapping[str, tuple[int, Meta
     if code != UINT32_CODE or not isinstance(value, int):
         reader.damaged(f"general.alignment is {_quoted(str(value))}, which is not of type uint32")
     if not 0 < value <= _MAX_ALIGNMENT or value & (value - 1):
-        reader.damaged(f"general.alignment is {value:,}, not a power of two up to {_MAX_ALIGNMENT:,}")
+        reader.damaged(
+            f"general.alignment is {value:,}, not a power of two up to {_MAX_ALIGNMENT:,}"
+        )
     return value
 
 
@@ -269,7 +298,10 @@ def _read_tensors(reader: HeaderReader, n_tensors: int, alignment: int) -> tuple
             reader.damaged(f"the tensor {_quoted(tensor.name)} is at {place}")
         tensors[tensor.name] = tensor
     data_start = -(-reader.position // alignment) * alignment
-    return tuple(TensorInfo(t.name, t.shape, t.type_name, t.n_bytes, data_start + t.offset) for t in tensors.values())
+    return tuple(
+        TensorInfo(t.name, t.shape, t.type_name, t.n_bytes, data_start + t.offset)
+        for t in tensors.values()
+    )
 
 
 def _read_tensor(reader: HeaderReader, what: str) -> TensorInfo:

@@ -1,8 +1,9 @@
 """Bounded reading of the first bytes of a GGUF file.
 
-The file is hostile until proven otherwise. Every length is held against the size of the file and against a
-fixed limit before anything is read or allocated for it, so time and memory are bounded whatever the file
-says. The file is read, not mapped: a mapped file that shrinks meanwhile would kill the process.
+The file is hostile until proven otherwise. Every length is held against the size of the file and
+against a fixed limit before anything is read or allocated for it, so time and memory are bounded
+whatever the file says. The file is read, not mapped: a mapped file that shrinks meanwhile would
+kill the process.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import NoReturn
 from specrun.bindings.errors import MalformedFileError
 from specrun.bindings.gguf.types import ArrayValue
 
-# Far above any real model (about 40 MB and 1 M strings), and small enough that a file built to reach them
-# costs a second or two.
+# Far above any real model (about 40 MB and 1 M strings), and small enough that a file built to
+# reach them costs a second or two.
 MAX_HEADER_BYTES = 256 << 20
 MAX_STRINGS = 4 << 20
 
@@ -31,7 +32,11 @@ _ARCHIVE = ("a compressed archive", "unpack it first")
 
 # What people pass by mistake: how it begins, what it is, what to do.
 _SIGNATURES: tuple[tuple[bytes, str, str], ...] = (
-    (b"version https://git-lfs", "a git-lfs pointer, not the file it stands for", "run `git lfs pull`"),
+    (
+        b"version https://git-lfs",
+        "a git-lfs pointer, not the file it stands for",
+        "run `git lfs pull`",
+    ),
     (b"PK\x03\x04", "a zip archive, as PyTorch checkpoints are", _CONVERT),
     (b"\x80\x02", "a Python pickle, as old PyTorch checkpoints are", _CONVERT),
     (b"\x80\x03", "a Python pickle", _CONVERT),
@@ -50,7 +55,8 @@ _MARKUP = (b"<!doctype", b"<html", b"<head", b"<?xml")
 
 
 class HeaderReader:
-    """The beginning of the file, read as far as it is asked for and never further than its limits."""
+    """The beginning of the file, read as far as it is asked for and never further than its
+    limits."""
 
     def __init__(self, file: FileIO, size: int, shown: str) -> None:
         self.size = size
@@ -69,10 +75,13 @@ class HeaderReader:
         self.fail(f"is damaged: {problem}")
 
     def require(self, end: int, what: str) -> int:
-        """Have the bytes up to `end` in memory, for reading `what`; return how many bytes are there now."""
+        """Have the bytes up to `end` in memory, for reading `what`; return how many bytes are there
+        now."""
         if end > self.size:
             needed, left = end - self.position, self.size - self.position
-            self.fail(f"is truncated or damaged: {what} needs {needed:,} bytes where {left:,} are left")
+            self.fail(
+                f"is truncated or damaged: {what} needs {needed:,} bytes where {left:,} are left"
+            )
         if end > MAX_HEADER_BYTES:
             self.damaged(f"its header is larger than {MAX_HEADER_BYTES:,} bytes at {what}")
         while len(self._data) < end:
@@ -119,7 +128,8 @@ class HeaderReader:
         return self.take(self.u64(f"the length of {what}"), what)
 
     def identifier(self, longest: int, what: str) -> str:
-        """Return a key or a name of at most `longest` bytes, which must be UTF-8 without zero bytes."""
+        """Return a key or a name of at most `longest` bytes, which must be UTF-8 without zero
+        bytes."""
         length = self.u64(f"the length of {what}")
         if length > longest:
             self.damaged(f"{what} has {length:,} bytes, more than {longest:,}")
@@ -133,7 +143,8 @@ class HeaderReader:
             self.damaged(f"{what} is not UTF-8")
 
     def string_array(self, count: int, what: str) -> ArrayValue:
-        """Walk over `count` strings, keeping their bytes and where each ends, and move behind them."""
+        """Walk over `count` strings, keeping their bytes and where each ends, and move behind
+        them."""
         self.strings_left -= count
         if self.strings_left < 0:
             self.damaged(f"{what} brings the file above {MAX_STRINGS:,} strings")
@@ -178,4 +189,7 @@ def _resemblance(head: bytes, size: int) -> tuple[str, str]:
         return "it seems to be a web page or a server's error message", "download the file itself"
     if text.startswith(b"{"):
         return "it seems to be JSON text", "name the .gguf file"
-    return f"it starts with the bytes {head[:4].hex(' ')} instead of 'GGUF'", "check the path or " + AGAIN
+    return (
+        f"it starts with the bytes {head[:4].hex(' ')} instead of 'GGUF'",
+        "check the path or " + AGAIN,
+    )

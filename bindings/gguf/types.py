@@ -1,4 +1,5 @@
-"""What GGUF files are made of, as plain tables: value types of the metadata, ggml types of the tensors."""
+"""What GGUF files are made of, as plain tables: value types of the metadata, ggml types of the
+tensors."""
 
 from __future__ import annotations
 
@@ -99,11 +100,14 @@ TENSOR_TYPES: Mapping[int, TensorType] = MappingProxyType(
 )
 
 _BY_NAME = {kind.name: kind for kind in TENSOR_TYPES.values()}
-BLOCK_SIZES: Mapping[str, int] = MappingProxyType({name: kind.block_size for name, kind in _BY_NAME.items()})
+BLOCK_SIZES: Mapping[str, int] = MappingProxyType(
+    {name: kind.block_size for name, kind in _BY_NAME.items()}
+)
 
 
 def stored_bytes(shape: Sequence[int], type_name: str) -> int:
-    """Return the bytes of a tensor in a type whose blocks divide its rows; the order of `shape` is no matter."""
+    """Return the bytes of a tensor in a type whose blocks divide its rows; the order of `shape` is
+    no matter."""
     kind = _BY_NAME[type_name]
     return prod(shape) // kind.block_size * kind.block_bytes
 
@@ -166,7 +170,8 @@ FILE_TYPE_NAMES: Mapping[int, str] = MappingProxyType(
 
 
 class ArrayValue(Sequence[Scalar]):
-    """An array of the metadata, decoded only where it is asked for; equal when type and bytes are equal."""
+    """An array of the metadata, decoded only where it is asked for; equal when type and bytes are
+    equal."""
 
     __slots__ = ("_ends", "element_type", "raw")
 

@@ -7,8 +7,8 @@ from specrun.bindings.quantizer.types import (
     COPY,
     FILE_TYPE_ALIASES,
     FILE_TYPES,
-    TOKEN_MATRICES,
     TENSOR_NUMBERS,
+    TOKEN_MATRICES,
     needs_importance,
 )
 
@@ -16,8 +16,8 @@ __all__ = [
     "COPY",
     "FILE_TYPES",
     "FILE_TYPE_ALIASES",
-    "TOKEN_MATRICES",
     "TENSOR_NUMBERS",
+    "TOKEN_MATRICES",
     "QuantizeOptions",
     "QuantizerProcess",
     "dequantize_rows",

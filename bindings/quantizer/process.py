@@ -1,7 +1,7 @@
 """Runs llama.cpp's quantizer in a process of its own.
 
-The native call cannot be interrupted, and a failed assertion in it ends the process it runs in. In another
-process both are harmless: Ctrl-C ends that one at once, and a crash becomes an error.
+The native call cannot be interrupted, and a failed assertion in it ends the process it runs in. In
+another process both are harmless: Ctrl-C ends that one at once, and a crash becomes an error.
 """
 
 from __future__ import annotations
@@ -27,16 +27,22 @@ logger = logging.getLogger("specrun.llama")
 
 
 class QuantizerProcess:
-    """One quantization: `plan()` first, then `write()`; a context manager that leaves no process behind.
+    """One quantization: `plan()` first, then `write()`; a context manager that leaves no process
+    behind.
 
-    Both yield llama.cpp's log line by line as it comes. Should this process be killed before `close()`, the
-    other one removes what it wrote; so a file should get its final name before. Raises ModelError if llama.cpp
-    fails or crashes, OutOfMemoryError if the other process was killed for its memory.
+    Both yield llama.cpp's log line by line as it comes. Should this process be killed before
+    `close()`, the other one removes what it wrote; so a file should get its final name before.
+    Raises ModelError if llama.cpp fails or crashes, OutOfMemoryError if the other process was
+    killed for its memory.
     """
 
     def __init__(self, source: str | os.PathLike[str], options: QuantizeOptions) -> None:
         self._source, self._options = os.fspath(source), options
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "GGML_NO_BACKTRACE": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "GGML_NO_BACKTRACE": "1",
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "specrun.bindings.quantizer.worker"],
             stdin=subprocess.PIPE,
@@ -49,7 +55,10 @@ class QuantizerProcess:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -65,7 +74,10 @@ class QuantizerProcess:
 
     def plan(self) -> Iterator[str]:
         """Let llama.cpp say what it would do, line by line; nothing is written."""
-        values = {entry.name: getattr(self._options, entry.name) for entry in dataclasses.fields(self._options)}
+        values = {
+            entry.name: getattr(self._options, entry.name)
+            for entry in dataclasses.fields(self._options)
+        }
         importance = values.pop("importance")
         values["metadata"] = dict(values["metadata"])
         sizes = [(name, int(np.size(numbers))) for name, numbers in importance.items()]
@@ -86,7 +98,11 @@ class QuantizerProcess:
         assert stream is not None
         try:
             for part in parts:
-                stream.write(part if isinstance(part, bytes) else np.ascontiguousarray(part, np.float32).tobytes())
+                stream.write(
+                    part
+                    if isinstance(part, bytes)
+                    else np.ascontiguousarray(part, np.float32).tobytes()
+                )
             stream.flush()
         except BrokenPipeError:
             pass  # it ended: its last words say why
@@ -109,5 +125,7 @@ class QuantizerProcess:
     def _ended(self) -> Exception:
         code = self._process.wait()
         if code == -getattr(signal, "SIGKILL", 9):
-            return OutOfMemoryError(f"the process that quantizes {self._source} was killed, perhaps for its memory")
+            return OutOfMemoryError(
+                f"the process that quantizes {self._source} was killed, perhaps for its memory"
+            )
         return ModelError(f"llama.cpp crashed while quantizing {self._source} (exit code {code})")

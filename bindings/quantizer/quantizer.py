@@ -27,14 +27,15 @@ FloatArray = npt.NDArray[np.float32]
 class QuantizeOptions:
     """What llama.cpp's quantizer is asked for; names of types are upper-case, as in FILE_TYPES.
 
-    `file_type` is one of FILE_TYPES, or COPY. `pure` gives every matrix its base type instead of llama.cpp's
-    mix. `output_tensor_type` and `token_embedding_type` are tensor types for the token embedding and output matrices;
-    `leave_output_tensor` keeps `output.weight` as it is. `tensor_types` are pairs of a regular expression
-    (ECMAScript, searched in names, the first that matches decides) and a tensor type. `importance` has the
-    mean square of every input of a matrix, by the matrix's name: float32 of shape [row length], or
-    [experts * row length]. `metadata` is written into the new file: texts of up to 127 bytes, whole numbers.
-    `buffer_bytes` is about how much memory rows may take while they are converted; 0: llama.cpp's own 8 GiB,
-    which is to say a whole tensor. What is written does not depend on it.
+    `file_type` is one of FILE_TYPES, or COPY. `pure` gives every matrix its base type instead of
+    llama.cpp's mix. `output_tensor_type` and `token_embedding_type` are tensor types for the token
+    embedding and output matrices; `leave_output_tensor` keeps `output.weight` as it is.
+    `tensor_types` are pairs of a regular expression (ECMAScript, searched in names, the first that
+    matches decides) and a tensor type. `importance` has the mean square of every input of a matrix,
+    by the matrix's name: float32 of shape [row length], or [experts * row length]. `metadata` is
+    written into the new file: texts of up to 127 bytes, whole numbers. `buffer_bytes` is about how
+    much memory rows may take while they are converted; 0: llama.cpp's own 8 GiB, which is to say a
+    whole tensor. What is written does not depend on it.
     """
 
     file_type: str
@@ -51,24 +52,41 @@ class QuantizeOptions:
 
     def __post_init__(self) -> None:
         if self.file_type not in FILE_TYPES and self.file_type != COPY:
-            raise OptionError(f"the file type is {self.file_type!r}: use one of {', '.join(FILE_TYPES)}, {COPY}")
+            raise OptionError(
+                f"the file type is {self.file_type!r}: use one of {', '.join(FILE_TYPES)}, {COPY}"
+            )
         if not 0 <= self.n_threads <= MAX_THREADS:
-            raise OptionError(f"n_threads is {self.n_threads}: give 0 (as many as cores) to {MAX_THREADS}")
-        for kind in (self.output_tensor_type, self.token_embedding_type, *(kind for _, kind in self.tensor_types)):
+            raise OptionError(
+                f"n_threads is {self.n_threads}: give 0 (as many as cores) to {MAX_THREADS}"
+            )
+        for kind in (
+            self.output_tensor_type,
+            self.token_embedding_type,
+            *(kind for _, kind in self.tensor_types),
+        ):
             if kind is not None and kind not in TENSOR_NUMBERS:
-                raise OptionError(f"the tensor type is {kind!r}: use one of {', '.join(TENSOR_NUMBERS)}")
+                raise OptionError(
+                    f"the tensor type is {kind!r}: use one of {', '.join(TENSOR_NUMBERS)}"
+                )
         if not 0 <= self.buffer_bytes < 2**63:
-            raise OptionError(f"buffer_bytes is {self.buffer_bytes}: give 0 (llama.cpp's own) or more")
+            raise OptionError(
+                f"buffer_bytes is {self.buffer_bytes}: give 0 (llama.cpp's own) or more"
+            )
         if any(not pattern or "\0" in pattern for pattern, _ in self.tensor_types):
-            raise OptionError("the name in a tensor type is empty: give NAME=TYPE, such as attn_v=Q8_0")
+            raise OptionError(
+                "the name in a tensor type is empty: give NAME=TYPE, such as attn_v=Q8_0"
+            )
 
 
-def quantize_file(source: str | os.PathLike[str], output: str | os.PathLike[str], options: QuantizeOptions) -> None:
+def quantize_file(
+    source: str | os.PathLike[str], output: str | os.PathLike[str], options: QuantizeOptions
+) -> None:
     """Write the GGUF file `source` as `options` say to `output`, over what is there.
 
-    The source's header must have been checked (`read_header`): native code reads the file, and an assertion
-    that fails in it ends the process (`QuantizerProcess` runs this in another). llama.cpp's log has a line for
-    each tensor. Raises ModelError with llama.cpp's reason if it fails, which leaves a partial `output`.
+    The source's header must have been checked (`read_header`): native code reads the file, and an
+    assertion that fails in it ends the process (`QuantizerProcess` runs this in another).
+    llama.cpp's log has a line for each tensor. Raises ModelError with llama.cpp's reason if it
+    fails, which leaves a partial `output`.
     """
     _run(source, output, options, dry=False)
 
@@ -76,31 +94,40 @@ def quantize_file(source: str | os.PathLike[str], output: str | os.PathLike[str]
 def plan_quantization(source: str | os.PathLike[str], options: QuantizeOptions) -> None:
     """Let llama.cpp log what `quantize_file` would do, without reading weights or writing anything.
 
-    Raises ModelError with llama.cpp's reason if it would fail; a missing importance matrix is only logged.
+    Raises ModelError with llama.cpp's reason if it would fail; a missing importance matrix is only
+    logged.
     """
     _run(source, os.devnull, options, dry=True)
 
 
 def _run(
-    source: str | os.PathLike[str], output: str | os.PathLike[str], options: QuantizeOptions, *, dry: bool
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    options: QuantizeOptions,
+    *,
+    dry: bool,
 ) -> None:
     native = llama()
     params, kept = _native_params(options)
     params.dry_run = dry
     last_native_errors()
-    code = native.llama_model_quantize(os.fsencode(source), os.fsencode(output), ctypes.byref(params))
+    code = native.llama_model_quantize(
+        os.fsencode(source), os.fsencode(output), ctypes.byref(params)
+    )
     del kept  # lived as long as native code could read it
     if code != 0:
         reason = last_native_errors() or f"llama_model_quantize returned {code}"
         reason = reason.removeprefix("llama_model_quantize: failed to quantize: ")
-        raise ModelError(f"llama.cpp cannot quantize {os.fspath(source)} to {options.file_type}: {reason}")
+        raise ModelError(
+            f"llama.cpp cannot quantize {os.fspath(source)} to {options.file_type}: {reason}"
+        )
 
 
 def _native_params(options: QuantizeOptions) -> tuple[Any, list[object]]:
     """Return llama_model_quantize_params, and the objects whose memory it points to.
 
-    In llama.cpp 0.5 the lists are plain C arrays, each ended by an empty entry (before, they were pointers to
-    C++ containers); the version is pinned, and `test_library.py` holds the layout.
+    In llama.cpp 0.5 the lists are plain C arrays, each ended by an empty entry (before, they were
+    pointers to C++ containers); the version is pinned, and `test_library.py` holds the layout.
     """
     native = llama()
     params = native.llama_model_quantize_default_params()
@@ -136,7 +163,11 @@ def _tensor_overrides(native: Any, pairs: tuple[tuple[str, str], ...], kept: lis
     return ctypes.cast(entries, ctypes.POINTER(native.llama_model_tensor_override))
 
 
-def _importance_entries(native: Any, importance: Mapping[str, FloatArray], kept: list[object]) -> Any:  # noqa: ANN401
+def _importance_entries(
+    native: Any,  # noqa: ANN401
+    importance: Mapping[str, FloatArray],
+    kept: list[object],
+) -> Any:  # noqa: ANN401
     entries = (native.llama_model_imatrix_data * (len(importance) + 1))()
     for entry, (name, values) in zip(entries, importance.items(), strict=False):
         flat = np.ascontiguousarray(values, np.float32).reshape(-1)

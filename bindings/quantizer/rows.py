@@ -1,4 +1,5 @@
-"""ggml's own conversion of rows of numbers to a quantized type and back, for files that are no models.
+"""ggml's own conversion of rows of numbers to a quantized type and back, for files that are no
+models.
 
 ggml's vectorised conversion of bfloat16 to float16, several times as fast as numpy's arithmetic.
 """
@@ -20,7 +21,11 @@ from specrun.bindings.library import native_function
 from specrun.bindings.quantizer.types import TENSOR_NUMBERS
 
 _CHUNK = 1 << 18  # numbers that one call quantizes
-_ONLY_WITH_IMPORTANCE = {"IQ1_S", "IQ2_XXS", "IQ2_XS"}  # ggml_quantize_requires_imatrix: an assertion
+_ONLY_WITH_IMPORTANCE = {
+    "IQ1_S",
+    "IQ2_XXS",
+    "IQ2_XS",
+}  # ggml_quantize_requires_imatrix: an assertion
 
 
 class _TypeTraits(ctypes.Structure):
@@ -45,9 +50,9 @@ def quantize_rows(
 ) -> npt.NDArray[np.uint8]:
     """Return float32 rows [n, width] in a quantized type, as bytes [n, bytes of a row].
 
-    `importance`, float32 [width], weighs the errors of columns. Raises OptionError for a type that weights are
-    not stored in, a width its blocks do not divide, or one that needs importance; MalformedFileError if the
-    numbers cannot be stored (they are not finite, or too large).
+    `importance`, float32 [width], weighs the errors of columns. Raises OptionError for a type that
+    weights are not stored in, a width its blocks do not divide, or one that needs importance;
+    MalformedFileError if the numbers cannot be stored (they are not finite, or too large).
     """
     n, width = rows.shape
     if type_name not in TENSOR_NUMBERS or width % BLOCK_SIZES[type_name]:
@@ -66,14 +71,21 @@ def quantize_rows(
     with ThreadPoolExecutor(n_threads or available_cores()) as pool:
         sound = all(pool.map(convert, range(0, n, step)))
     if not sound:
-        raise MalformedFileError(f"the numbers cannot be stored as {type_name}: they are not finite, or too large")
+        raise MalformedFileError(
+            f"the numbers cannot be stored as {type_name}: they are not finite, or too large"
+        )
     return output
 
 
-def dequantize_rows(blocks: npt.NDArray[np.uint8], type_name: str, width: int) -> npt.NDArray[np.float32]:
-    """Return the float32 rows [n, width] that the bytes [n, bytes of a row] of a quantized type stand for."""
+def dequantize_rows(
+    blocks: npt.NDArray[np.uint8], type_name: str, width: int
+) -> npt.NDArray[np.float32]:
+    """Return the float32 rows [n, width] that the bytes [n, bytes of a row] of a quantized type
+    stand for."""
     if type_name not in TENSOR_NUMBERS or blocks.shape[1:] != (stored_bytes((width,), type_name),):
-        raise OptionError(f"blocks of shape {blocks.shape} are no rows of {width} numbers as {type_name}")
+        raise OptionError(
+            f"blocks of shape {blocks.shape} are no rows of {width} numbers as {type_name}"
+        )
     traits = native_function("ggml_get_type_traits", ctypes.POINTER(_TypeTraits), ctypes.c_int)
     source = np.ascontiguousarray(blocks)
     output = np.empty((len(source), width), np.float32)
@@ -85,13 +97,26 @@ def dequantize_rows(blocks: npt.NDArray[np.uint8], type_name: str, width: int) -
 
 
 def _quantize(
-    rows: npt.NDArray[np.float32], output: npt.NDArray[np.uint8], number: int, weights: npt.NDArray[np.float32] | None
+    rows: npt.NDArray[np.float32],
+    output: npt.NDArray[np.uint8],
+    number: int,
+    weights: npt.NDArray[np.float32] | None,
 ) -> bool:
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     convert = native_function(
-        "ggml_quantize_chunk", ctypes.c_size_t, ctypes.c_int, pointer, pointer, count, count, count, pointer
+        "ggml_quantize_chunk",
+        ctypes.c_size_t,
+        ctypes.c_int,
+        pointer,
+        pointer,
+        count,
+        count,
+        count,
+        pointer,
     )
-    validate = native_function("ggml_validate_row_data", ctypes.c_bool, ctypes.c_int, pointer, ctypes.c_size_t)
+    validate = native_function(
+        "ggml_validate_row_data", ctypes.c_bool, ctypes.c_int, pointer, ctypes.c_size_t
+    )
     address = None if weights is None else weights.ctypes.data
     convert(number, rows.ctypes.data, output.ctypes.data, 0, rows.shape[0], rows.shape[1], address)
     return bool(validate(number, output.ctypes.data, output.nbytes))

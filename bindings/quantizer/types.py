@@ -1,4 +1,5 @@
-"""The file types that llama.cpp's quantizer makes: their numbers, their sizes, and what they need."""
+"""The file types that llama.cpp's quantizer makes: their numbers, their sizes, and what they
+need."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ from specrun.bindings.gguf import FILE_TYPE_NAMES, TENSOR_TYPES
 
 
 class FileType(NamedTuple):
-    """A file type: llama.cpp's number (llama_ftype), the tensor type most matrices get, and its size.
+    """A file type: llama.cpp's number (llama_ftype), the tensor type most matrices get, and its
+    size.
 
-    `bits_per_weight` is what a Llama of 8 billion parameters takes (the shapes of Llama-3.1-8B), as the
-    quantizer's own dry run counts it with an importance matrix. `needs_importance` says that such a model
-    cannot be made without one.
+    `bits_per_weight` is what a Llama of 8 billion parameters takes (the shapes of Llama-3.1-8B), as
+    the quantizer's own dry run counts it with an importance matrix. `needs_importance` says that
+    such a model cannot be made without one.
     """
 
     number: int
@@ -29,7 +31,9 @@ COPY = "COPY"
 _NUMBERS = {name: number for number, name in FILE_TYPE_NAMES.items()}
 
 
-def _file_type(name: str, base: str, bits: float, needs_importance: bool = False) -> tuple[str, FileType]:
+def _file_type(
+    name: str, base: str, bits: float, needs_importance: bool = False
+) -> tuple[str, FileType]:
     return name, FileType(_NUMBERS[name], base, bits, needs_importance)
 
 
@@ -76,26 +80,34 @@ FILE_TYPES: Mapping[str, FileType] = MappingProxyType(
 )
 """Every file type the quantizer offers, from large to small within a kind."""
 
-FILE_TYPE_ALIASES: Mapping[str, str] = MappingProxyType({"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"})
+FILE_TYPE_ALIASES: Mapping[str, str] = MappingProxyType(
+    {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+)
 """Other names that llama.cpp's quantizer takes."""
 
 # What ggml_quantize_chunk makes: it aborts for any other, such as the types of activations.
 _NOT_FOR_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
 TENSOR_NUMBERS: Mapping[str, int] = MappingProxyType(
-    {kind.name: number for number, kind in TENSOR_TYPES.items() if kind.name not in _NOT_FOR_WEIGHTS}
+    {
+        kind.name: number
+        for number, kind in TENSOR_TYPES.items()
+        if kind.name not in _NOT_FOR_WEIGHTS
+    }
 )
 """The tensor types that weights can be stored in, with ggml's number of each."""
 
-# Too few bits to be chosen well without statistics: llama.cpp refuses them for all but the token matrices,
-# where some of them fail an assertion of ggml's (ggml_quantize_requires_imatrix).
+# Too few bits to be chosen well without statistics: llama.cpp refuses them for all but the token
+# matrices, where some of them fail an assertion of ggml's (ggml_quantize_requires_imatrix).
 _SMALLEST = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"}
 _SMALLEST_OF_ALL = {"IQ1_S", "IQ2_XXS", "IQ2_XS"}
 TOKEN_MATRICES = frozenset(("token_embd.weight", "per_layer_token_embd.weight", "output.weight"))
-"""The token embedding and output matrices, which importance matrices have no entries for by default."""
+"""The token embedding and output matrices, which importance matrices have no entries for by
+default."""
 
 
 def needs_importance(tensor: str, type_name: str, file_type: str) -> bool:
-    """Return whether llama.cpp stores this tensor in this type only with an importance matrix for it."""
+    """Return whether llama.cpp stores this tensor in this type only with an importance matrix for
+    it."""
     if tensor in TOKEN_MATRICES:
         return type_name in _SMALLEST_OF_ALL
     return type_name in _SMALLEST or (type_name == "Q2_K" and file_type == "Q2_K_S")

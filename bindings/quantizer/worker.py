@@ -1,9 +1,9 @@
 """The process in which llama.cpp quantizes: started by `QuantizerProcess`, one job, then it ends.
 
-It reads a line of JSON and the importance matrices' numbers from its input, plans, and reports; the next line
-is the path to write. Every line of its output is one JSON object: a line of llama.cpp's log, or the end of a
-step. Then it stays until it is ended: when its input ends, whoever started it is gone, killed before the file
-had its name, and the file is removed.
+It reads a line of JSON and the importance matrices' numbers from its input, plans, and reports; the
+next line is the path to write. Every line of its output is one JSON object: a line of llama.cpp's
+log, or the end of a step. Then it stays until it is ended: when its input ends, whoever started it
+is gone, killed before the file had its name, and the file is removed.
 """
 
 from __future__ import annotations

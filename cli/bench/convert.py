@@ -23,7 +23,7 @@ speed of llama.cpp's own call, within 1.2 of its memory.
 
 \b
 --only: checkpoint (to F16), quantize (F16 to Q4_K_M), imatrix (summing over plain evaluation).
-"""
+"""  # noqa: E501 - as it is shown
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)

@@ -1,4 +1,5 @@
-"""`specrun bench drafters`: drafters against plain decoding on one target, interleaved in one process."""
+"""`specrun bench drafters`: drafters against plain decoding on one target, interleaved in one
+process."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ Plain decoding is always measured too, with the same settings in the same proces
 drafters is reversed in every other repetition, and each answer starts from an empty cache. tok/s
 counts generated tokens over the time after the prompt. Unlike llama-bench's figures it includes
 sampling, verification and text, because drafting is not free of them. Do not use the machine meanwhile.
-"""
+"""  # noqa: E501 - as it is shown
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
@@ -79,7 +80,9 @@ def drafters(
             chosen, about_store = with_documentation(chosen, target, source.docs_store, stack, say)
             settings = _settings(target, load, chosen, source, sampling, measuring)
             workload = "; ".join(filter(None, (settings.workload, about_store)))
-            path = stack.enter_context(padded_target(target, measuring.pad_to, keep=measuring.keep, progress=say))
+            path = stack.enter_context(
+                padded_target(target, measuring.pad_to, keep=measuring.keep, progress=say)
+            )
             results = _run(dataclasses.replace(settings, target=path, workload=workload), terminal)
     finally:
         terminal.passing("")
@@ -118,7 +121,11 @@ def _settings(
         prompts=prompts,
         workload=workload,
         params=sampling_grid(
-            sampling.temp, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, seed=sampling.seed
+            sampling.temp,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
         ),
         rules=chosen.accept or ("exact",),
         max_tokens=measuring.predict,
@@ -129,7 +136,8 @@ def _settings(
 
 
 def _n_ctx(load: LoadSettings, source: PromptChoice, measuring: Measuring) -> int:
-    """Return the context to make: -c, or more where --context needs it (the target's own length still limits it)."""
+    """Return the context to make: -c, or more where --context needs it (the target's own length
+    still limits it)."""
     n_ctx = load.context.n_ctx
     if n_ctx == 0 or not source.context:
         return n_ctx
@@ -137,7 +145,8 @@ def _n_ctx(load: LoadSettings, source: PromptChoice, measuring: Measuring) -> in
 
 
 def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
-    """Return the drafters to compare; without any choice, those that need nothing more than is given."""
+    """Return the drafters to compare; without any choice, those that need nothing more than is
+    given."""
     from specrun.bench.drafters.comparison import with_files
     from specrun.runtime.demo import demo_drafters
     from specrun.runtime.language import parse_expression, quoted
@@ -147,10 +156,16 @@ def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
     if not files and demo and not chosen.drafter:
         files = [("draft", "")]
     if not files and chosen.spec_draft_n_max:
-        raise click.UsageError("--spec-draft-n-max needs a draft model: -md FILE (or put n into the --drafter)")
+        raise click.UsageError(
+            "--spec-draft-n-max needs a draft model: -md FILE (or put n into the --drafter)"
+        )
     if chosen.planned and not chosen.spec_draft_n_max:
         files = []  # the plans say what to draft
-    names = [f"{kind}({', '.join(filter(None, (file, length)))})" for kind, file in files for length in lengths]
+    names = [
+        f"{kind}({', '.join(filter(None, (file, length)))})"
+        for kind, file in files
+        for length in lengths
+    ]
     names += chosen.drafter
     if not chosen.drafter and not chosen.planned:
         names.append("prompt-lookup")
@@ -161,7 +176,9 @@ def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
     return expressions
 
 
-def _planned(target: Path, load: LoadSettings, chosen: DrafterChoice, sampling: SamplingGrid) -> list[str]:
+def _planned(
+    target: Path, load: LoadSettings, chosen: DrafterChoice, sampling: SamplingGrid
+) -> list[str]:
     """Return what was planned for each temperature and draft model."""
     if not chosen.planned:
         return []
@@ -178,7 +195,10 @@ def _planned(target: Path, load: LoadSettings, chosen: DrafterChoice, sampling: 
         plans = load_plans(target, draft, settings, warn=reasons.append)
         if not plans:
             why = f" ({reasons[0]})" if reasons else ""
-            raise OptionError(f"nothing is planned for {target.name} with {draft.name}{why}: run specrun tune first")
+            raise OptionError(
+                f"nothing is planned for {target.name} with {draft.name}{why}: run specrun tune "
+                "first"
+            )
         for params in sampling_grid(sampling.temp, top_k=0, top_p=1.0, min_p=0.0):
             nearest = min(plans, key=lambda plan: abs(plan.temperature - params.temperature))
             names += nearest.every_expression(draft)
@@ -189,7 +209,8 @@ def _check_options(chosen: DrafterChoice, measuring: Measuring) -> None:
     """Refuse what could not be done before time is spent on measuring."""
     if chosen.planned and measuring.pad_to is not None:
         raise click.UsageError(
-            "--planned and --pad-to exclude each other: plans belong to a file; pad it first (--pad-to N --keep FILE), "
+            "--planned and --pad-to exclude each other: plans belong to a file; pad it first "
+            "(--pad-to N --keep FILE), "
             "then tune and measure FILE"
         )
     if measuring.keep is not None:

@@ -94,7 +94,10 @@ drafter_choice_options = option_group(
         "--planned",
         section=_DRAFTERS,
         is_flag=True,
-        help="All that `specrun tune` planned for the target and -md: the best chain and trees of each scheme.",
+        help=(
+            "All that `specrun tune` planned for the target and -md: the best chain and trees "
+            "of each scheme."
+        ),
     ),
     option(
         "--accept",
@@ -109,8 +112,17 @@ drafter_choice_options = option_group(
 prompt_choice_options = option_group(
     "source",
     PromptChoice,
-    option("-p", "--prompt", section=_PROMPTS, multiple=True, metavar="TEXT", help="A prompt; repeatable."),
-    option("-f", "--file", section=_PROMPTS, type=ExistingFile(), help="A file that is one prompt."),
+    option(
+        "-p",
+        "--prompt",
+        section=_PROMPTS,
+        multiple=True,
+        metavar="TEXT",
+        help="A prompt; repeatable.",
+    ),
+    option(
+        "-f", "--file", section=_PROMPTS, type=ExistingFile(), help="A file that is one prompt."
+    ),
     option(
         "--prompts",
         section=_PROMPTS,
@@ -130,7 +142,8 @@ prompt_choice_options = option_group(
         section=_PROMPTS,
         type=click.Choice(["questions", "repeated", "edited", "quoted"]),
         show_default="questions, with --demo",
-        help="Ask the demo's questions; repeated: answered before; edited: an answer nearly like an earlier one; "
+        help="Ask the demo's questions; repeated: answered before; edited: an answer nearly like "
+        "an earlier one; "
         "quoted: a text to repeat (too hard for the demo).",
     ),
     option(
@@ -140,7 +153,10 @@ prompt_choice_options = option_group(
         default=0,
         show_default=True,
         metavar="N",
-        help="Lengthen the conversations of a workload to about N tokens by earlier questions and answers.",
+        help=(
+            "Lengthen the conversations of a workload to about N tokens by earlier questions "
+            "and answers."
+        ),
     ),
     option(
         "--docs-store",
@@ -148,7 +164,8 @@ prompt_choice_options = option_group(
         type=click.Choice(["all", "disjoint"]),
         default="disjoint",
         show_default=True,
-        help="What a `rest` without a file retrieves from: the documentation the questions are about (it holds the "
+        help="What a `rest` without a file retrieves from: the documentation the questions are "
+        "about (it holds the "
         "answers), or only that without the answers.",
     ),
     no_template_option(_PROMPTS),
@@ -193,7 +210,9 @@ measuring_options = option_group(
         section=_MEASURING,
         type=ParametersType(),
         metavar="N",
-        help="Let the target cost as much as one of N parameters (400M, 1B), with the same outputs.",
+        help=(
+            "Let the target cost as much as one of N parameters (400M, 1B), with the same outputs."
+        ),
     ),
     option(
         "--keep",

@@ -31,22 +31,28 @@ def chosen_prompts(
 ) -> tuple[tuple[Prompt, ...], str]:
     """Return the prompts and what they are; without any choice, the demo's questions.
 
-    `rope` says whether positions are stretched, so that a workload may be longer than the target was trained for.
+    `rope` says whether positions are stretched, so that a workload may be longer than the target
+    was trained for.
     """
     from specrun.bench.drafters.prompts import read_prompts
 
     prompts: list[Prompt] = [*source.prompt]
     if source.file is not None:
-        # As in generate and in llama.cpp, one newline at the end of a file is not part of its prompt.
+        # As in generate and in llama.cpp, one newline at the end of a file is not part of its
+        # prompt.
         prompts.append(read_text(source.file).removesuffix("\n").removesuffix("\r"))
     if source.prompts is not None:
         prompts += read_prompts(source.prompts)
     if prompts and (source.workload or source.context):
-        raise click.UsageError("--workload and --context make their own prompts: leave out -p, -f and --prompts")
+        raise click.UsageError(
+            "--workload and --context make their own prompts: leave out -p, -f and --prompts"
+        )
     if prompts:
         return tuple(prompts), ""
     if not demo and source.workload is None:
-        raise click.UsageError("no prompt is given: use -p TEXT, -f FILE, --prompts FILE or --workload")
+        raise click.UsageError(
+            "no prompt is given: use -p TEXT, -f FILE, --prompts FILE or --workload"
+        )
     if source.workload is None and not source.context:
         from specrun.bench.drafters.prompts import demo_prompts
 
@@ -55,9 +61,14 @@ def chosen_prompts(
 
 
 def with_documentation(
-    chosen: DrafterChoice, target: Path, kind: DocumentationKind, stack: ExitStack, say: Callable[[str], None]
+    chosen: DrafterChoice,
+    target: Path,
+    kind: DocumentationKind,
+    stack: ExitStack,
+    say: Callable[[str], None],
 ) -> tuple[DrafterChoice, str]:
-    """Return the drafters with a store of the documentation for each `rest` that names none, and what it holds."""
+    """Return the drafters with a store of the documentation for each `rest` that names none, and
+    what it holds."""
     if not any(_lacks_store(parse_expression(text)) for text in chosen.drafter):
         return chosen, ""
     from specrun.bench.drafters.comparison import with_files
@@ -74,7 +85,9 @@ def _lacks_store(expression: Expression) -> bool:
     return any(map(_lacks_store, expression.arguments))
 
 
-def _workload(source: PromptChoice, target: Path, rope: RopeScaling) -> tuple[tuple[Prompt, ...], str]:
+def _workload(
+    source: PromptChoice, target: Path, rope: RopeScaling
+) -> tuple[tuple[Prompt, ...], str]:
     from specrun.bench.drafters.prompts import as_text, demo_workload
     from specrun.bindings.model import Model
 
@@ -87,17 +100,23 @@ def _workload(source: PromptChoice, target: Path, rope: RopeScaling) -> tuple[tu
         if source.context > most and not rope.stretches:
             raise OptionError(
                 f"a context of {source.context:,} tokens does not fit: the target was trained for "
-                f"{trained:,}, which leaves {most:,} beside the answer. For longer ones stretch its positions "
-                "(--rope-scaling yarn --rope-scale 2), take another target, or measure the retrieval alone with "
+                f"{trained:,}, which leaves {most:,} beside the answer. For longer ones stretch "
+                "its positions "
+                "(--rope-scaling yarn --rope-scale 2), take another target, or measure the "
+                "retrieval alone with "
                 "specrun bench lookup"
             )
 
         def count_tokens(conversation: Conversation) -> int:
             # Two control tokens around every message, as most templates have.
-            return len(model.vocabulary.tokenize(as_text(conversation), add_special=False)) + 2 * len(conversation)
+            return len(
+                model.vocabulary.tokenize(as_text(conversation), add_special=False)
+            ) + 2 * len(conversation)
 
         prompts = demo_workload(workload, source.questions, source.context, count_tokens)
     about = f"workload {workload}"
     if source.context > most:
-        about += f", beyond the {trained:,} tokens of context that the target was trained for ({rope})"
+        about += (
+            f", beyond the {trained:,} tokens of context that the target was trained for ({rope})"
+        )
     return prompts, about

@@ -1,4 +1,5 @@
-"""`specrun bench heads`: time of a head's evaluation beside the time of copying what it has to read."""
+"""`specrun bench heads`: time of a head's evaluation beside the time of copying what it has to
+read."""
 
 from __future__ import annotations
 
@@ -28,7 +29,14 @@ that measures the bandwidth, and leaves no weights in the caches.
     show_default=True,
     help="Hidden sizes: a,b or repeated.",
 )
-@option("--vocab", section=_SECTION, type=click.IntRange(16, 10**6), default=32_000, show_default=True, help="The size of the vocabulary, in tokens.")
+@option(
+    "--vocab",
+    section=_SECTION,
+    type=click.IntRange(16, 10**6),
+    default=32_000,
+    show_default=True,
+    help="The size of the vocabulary, in tokens.",
+)
 @option(
     "--type",
     "type_name",
@@ -90,7 +98,9 @@ def heads(
         n_threads=threads,
     )
     try:
-        results = list(measure_heads(options, progress=lambda what: terminal.passing(f"{what} ...")))
+        results = list(
+            measure_heads(options, progress=lambda what: terminal.passing(f"{what} ..."))
+        )
     finally:
         terminal.passing("")
     print_results("heads", results, form, lambda: heads_table(results), terminal)

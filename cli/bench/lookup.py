@@ -1,4 +1,5 @@
-"""`specrun bench lookup`: microseconds of a round of prompt lookup and REST, by the length of the context."""
+"""`specrun bench lookup`: microseconds of a round of prompt lookup and REST, by the length of the
+context."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _EPILOG = """\b
 No model is evaluated: the drafters propose and observe over a text whose passages come back with some tokens
 changed. Their time does not depend on the length of the context, only indexing a prompt does, once.
 With --store, rest retrieves from your datastore, asked with passages of it.
-"""
+"""  # noqa: E501 - as it is shown
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
@@ -30,12 +31,23 @@ With --store, rest retrieves from your datastore, asked with passages of it.
     show_default=True,
     help="Tokens of context: a,b or repeated.",
 )
-@option("--rounds", section=_SECTION, type=click.IntRange(1, 10**6), default=500, show_default=True, help="Rounds.")
+@option(
+    "--rounds",
+    section=_SECTION,
+    type=click.IntRange(1, 10**6),
+    default=500,
+    show_default=True,
+    help="Rounds.",
+)
 @option("--store", section=_SECTION, type=ExistingFile(), help="A datastore to retrieve from.")
 @format_options
 @terminal_options
 def lookup(
-    context: tuple[tuple[int, ...], ...], rounds: int, store: Path | None, form: OutputForm, terminal: Terminal
+    context: tuple[tuple[int, ...], ...],
+    rounds: int,
+    store: Path | None,
+    form: OutputForm,
+    terminal: Terminal,
 ) -> None:
     """Show what retrieving drafts costs a round."""
     from specrun.bench.lookup import LookupOptions, measure_lookup
@@ -44,7 +56,9 @@ def lookup(
     sizes = tuple(dict.fromkeys(size for sizes in context for size in sizes))
     options = LookupOptions(contexts=sizes, rounds=rounds, store=store)
     try:
-        results = list(measure_lookup(options, progress=lambda what: terminal.passing(f"{what} ...")))
+        results = list(
+            measure_lookup(options, progress=lambda what: terminal.passing(f"{what} ..."))
+        )
     finally:
         terminal.passing("")
     print_results("lookup", results, form, lambda: lookup_table(results), terminal)

@@ -1,4 +1,5 @@
-"""How the commands of `specrun bench` print their results: a table, Markdown, CSV or JSON, on stdout."""
+"""How the commands of `specrun bench` print their results: a table, Markdown, CSV or JSON, on
+stdout."""
 
 from __future__ import annotations
 
@@ -70,8 +71,12 @@ def _print_table(table: Table, terminal: Terminal) -> None:
 
     console = Console(file=sys.stdout, no_color=not terminal.color_answers, highlight=False)
     if table.constants:
-        console.print(Text(" · ".join(f"{name} {value}" for name, value in table.constants), "bold"))
-    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
+        console.print(
+            Text(" · ".join(f"{name} {value}" for name, value in table.constants), "bold")
+        )
+    shown = RichTable(
+        box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold"
+    )
     for name in table.columns:
         shown.add_column(Text(name), no_wrap=True)
     for row in table.rows:

@@ -1,4 +1,5 @@
-"""`specrun bench overhead`: Python time per round by component, beside the time in native evaluation."""
+"""`specrun bench overhead`: Python time per round by component, beside the time in native
+evaluation."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ left of a round is specrun's own work. The parts are timed from outside the ship
 runs as it always does, garbage collection included. The budgets are those of specrun's design:
 250 us for a greedy chain of 5 and 600 us for a sampled tree of 16 nodes, with a vocabulary of up to 32,768 tokens
 and a context of up to 4,096 tokens; twice that for up to 131,072.
-"""
+"""  # noqa: E501 - as it is shown
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
@@ -60,7 +61,12 @@ and a context of up to 4,096 tokens; twice that for up to 131,072.
 @format_options
 @terminal_options
 def overhead(
-    vocab: tuple[tuple[int, ...], ...], ctx: int, rounds: int, threads: int, form: OutputForm, terminal: Terminal
+    vocab: tuple[tuple[int, ...], ...],
+    ctx: int,
+    rounds: int,
+    threads: int,
+    form: OutputForm,
+    terminal: Terminal,
 ) -> None:
     """Show what a round costs in Python, part by part, beside native evaluation."""
     from specrun.bench.overhead.overhead import OverheadOptions, measure_overhead
@@ -71,7 +77,9 @@ def overhead(
         vocab_sizes=sizes, n_ctx=ctx, rounds=rounds, warm_up=max(1, rounds // 10), n_threads=threads
     )
     try:
-        results = list(measure_overhead(options, progress=lambda what: terminal.passing(f"{what} ...")))
+        results = list(
+            measure_overhead(options, progress=lambda what: terminal.passing(f"{what} ..."))
+        )
     finally:
         terminal.passing("")
     print_results("overhead", results, form, lambda: overhead_table(results), terminal)

@@ -1,4 +1,5 @@
-"""`specrun bench replay`: drafters along known texts, by a cost curve: the same figures on any machine."""
+"""`specrun bench replay`: drafters along known texts, by a cost curve: the same figures on any
+machine."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ Examples:
 Plain decoding's answers at temperature 0 are recorded, or read from --texts. Along them every drafter that proposes
 point masses accepts exactly what it would have accepted, so nothing is timed: a round of n drafted nodes costs T(1 + n)
 by the curve. Drafters that read the target's rows (heads, a lookahead window, Ouroboros) cannot be replayed.
-"""
+"""  # noqa: E501 - as it is shown
 _DEFAULT_DRAFTERS = ("prompt-lookup", "lookahead")
 
 
@@ -63,7 +64,12 @@ _replay_options = option_group(
         show_default="prompt-lookup and lookahead",
         help="A drafter; repeatable.",
     ),
-    option("--texts", section=_SECTION, type=ExistingFile(), help="Texts that --keep wrote, instead of new answers."),
+    option(
+        "--texts",
+        section=_SECTION,
+        type=ExistingFile(),
+        help="Texts that --keep wrote, instead of new answers.",
+    ),
     option(
         "--keep",
         section=_SECTION,
@@ -86,7 +92,10 @@ _replay_options = option_group(
         metavar="CURVE",
         default="known",
         show_default=True,
-        help="What evaluations cost: known (measured by specrun tune, or typical), cpu, gpu, or points as 1:1,2:1.4.",
+        help=(
+            "What evaluations cost: known (measured by specrun tune, or typical), cpu, gpu, or "
+            "points as 1:1,2:1.4."
+        ),
     ),
     option(
         "--draft-cost",
@@ -112,7 +121,11 @@ _replay_options = option_group(
 @format_options
 @terminal_options
 def replay(
-    load: LoadSettings, replaying: _Replaying, source: PromptChoice, form: OutputForm, terminal: Terminal
+    load: LoadSettings,
+    replaying: _Replaying,
+    source: PromptChoice,
+    form: OutputForm,
+    terminal: Terminal,
 ) -> None:
     """Show what drafters would have gained along known texts."""
     from specrun.bench.replay.recorded_texts import read_texts, write_texts
@@ -123,17 +136,27 @@ def replay(
 
     target = named_target(load)
     _check(replaying, source)
-    chosen = DrafterChoice((), _with_demo_files(replaying.drafter or _DEFAULT_DRAFTERS, demo=load.demo), (), False, ())
+    chosen = DrafterChoice(
+        (), _with_demo_files(replaying.drafter or _DEFAULT_DRAFTERS, demo=load.demo), (), False, ()
+    )
     try:
-        texts = _recorded(target, load, replaying, source, terminal) if replaying.texts is None else None
+        texts = (
+            _recorded(target, load, replaying, source, terminal)
+            if replaying.texts is None
+            else None
+        )
         if texts is not None and replaying.keep is not None:
             write_texts(texts, replaying.keep, force=replaying.force)
         with ExitStack() as stack, Model(target, n_gpu_layers=0, use_mmap=load.mmap) as model:
             say = lambda what: terminal.passing(f"{what} ...")  # noqa: E731
             chosen, _ = with_documentation(chosen, target, source.docs_store, stack, say)
-            known = tuple(read_texts(replaying.texts) if texts is None and replaying.texts else texts or ())
+            known = tuple(
+                read_texts(replaying.texts) if texts is None and replaying.texts else texts or ()
+            )
             context = load.context
-            longest = 1 + max((len(record.prompt) + len(record.answer) for record in known), default=0)
+            longest = 1 + max(
+                (len(record.prompt) + len(record.answer) for record in known), default=0
+            )
             layers = resolve_gpu_layers(load.gpu_layers, target)
             options = ReplayOptions(
                 drafters=chosen.drafter,
@@ -153,7 +176,9 @@ def replay(
 def _check(replaying: _Replaying, source: PromptChoice) -> None:
     asked = source.prompt or source.file or source.prompts or source.workload or source.context
     if replaying.texts is not None and (asked or replaying.keep):
-        raise click.UsageError("--texts has its own prompts and answers: leave out prompts, --workload and --keep")
+        raise click.UsageError(
+            "--texts has its own prompts and answers: leave out prompts, --workload and --keep"
+        )
     if replaying.keep is not None:
         check_target(replaying.keep, force=replaying.force)
 
@@ -162,11 +187,19 @@ def _with_demo_files(drafters: tuple[str, ...], *, demo: bool) -> tuple[str, ...
     from specrun.bench.drafters.comparison import with_files
     from specrun.runtime.demo import demo_drafters
 
-    return tuple(with_files(expression, demo_drafters()) for expression in drafters) if demo else drafters
+    return (
+        tuple(with_files(expression, demo_drafters()) for expression in drafters)
+        if demo
+        else drafters
+    )
 
 
 def _recorded(
-    target: Path, load: LoadSettings, replaying: _Replaying, source: PromptChoice, terminal: Terminal
+    target: Path,
+    load: LoadSettings,
+    replaying: _Replaying,
+    source: PromptChoice,
+    terminal: Terminal,
 ) -> list[ReplayText]:
     from specrun.bench.replay.recorded_texts import record_answers
     from specrun.runtime.runtime import Runtime
@@ -184,5 +217,7 @@ def _recorded(
             name=(workload.partition(",")[0].removeprefix("workload ") or "prompts") + about,
             max_tokens=replaying.predict,
             as_chat=False if source.no_chat_template else None,
-            progress=lambda done: terminal.passing(f"recording answer {done + 1} of {len(prompts)} ..."),
+            progress=lambda done: terminal.passing(
+                f"recording answer {done + 1} of {len(prompts)} ..."
+            ),
         )

@@ -67,17 +67,26 @@ def chat(
         _ = runtime.chat_template  # a model without one is refused before the first message
         _print_banner(runtime, answer, terminal, demo=load.demo)
         conversation = Conversation(answer.params, answer.max_tokens, system)
-        exit_code = Chat(runtime, conversation, terminal, display).run(make_line_reader(COMMAND_NAMES), handle_command)
+        exit_code = Chat(runtime, conversation, terminal, display).run(
+            make_line_reader(COMMAND_NAMES), handle_command
+        )
     if not sys.stdin.isatty():
         click.get_current_context().exit(exit_code)
 
 
-def _print_banner(runtime: Runtime, answer: AnswerSettings, terminal: Terminal, *, demo: bool) -> None:
+def _print_banner(
+    runtime: Runtime, answer: AnswerSettings, terminal: Terminal, *, demo: bool
+) -> None:
     model = runtime.model
     name = model.header.metadata.get("general.name") or model.path.name
     about = f"{model.architecture}, {count_text(model.n_params)} parameters"
-    terminal.note(f"specrun {specrun_version()} · {one_line(str(name), 60)} ({one_line(about)})", "bold")
-    drafter = f"drafter {one_line(runtime.drafter)} · {runtime.session.rule.name} · context {runtime.n_ctx:,} tokens"
+    terminal.note(
+        f"specrun {specrun_version()} · {one_line(str(name), 60)} ({one_line(about)})", "bold"
+    )
+    drafter = (
+        f"drafter {one_line(runtime.drafter)} · {runtime.session.rule.name} · context "
+        f"{runtime.n_ctx:,} tokens"
+    )
     terminal.note(drafter)
     terminal.note(f"{describe_sampling(answer.params, answer.max_tokens)} · /help for commands")
     if demo:

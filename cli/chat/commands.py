@@ -10,7 +10,12 @@ from pathlib import Path
 from specrun.bindings.errors import OptionError
 from specrun.cli.chat.conversation import load_conversation, save_conversation
 from specrun.cli.chat.loop import Chat
-from specrun.cli.chat.settings import SETTING_NAMES, change_setting, describe_sampling, setting_lines
+from specrun.cli.chat.settings import (
+    SETTING_NAMES,
+    change_setting,
+    describe_sampling,
+    setting_lines,
+)
 from specrun.cli.terminal.answer import statistics_line
 from specrun.cli.terminal.terminal import one_line
 
@@ -56,7 +61,9 @@ def _set(chat: Chat, argument: str) -> None:
         return
     if not value.strip():
         raise OptionError(f"give a value: /set {name} VALUE")
-    changed = change_setting(chat.conversation, name, value.strip(), vocab_size=chat.runtime.vocabulary.size)
+    changed = change_setting(
+        chat.conversation, name, value.strip(), vocab_size=chat.runtime.vocabulary.size
+    )
     line = next(line for line in setting_lines(chat.conversation) if line.split()[0] == changed)
     chat.terminal.say(f"  {line}")
 
@@ -64,7 +71,11 @@ def _set(chat: Chat, argument: str) -> None:
 def _show(chat: Chat, _argument: str) -> None:
     runtime, conversation = chat.runtime, chat.conversation
     system = "none" if conversation.system is None else one_line(conversation.system)
-    used = f", {chat.last.usage.prompt_tokens + chat.last.usage.completion_tokens:,} used" if chat.last else ""
+    used = (
+        f", {chat.last.usage.prompt_tokens + chat.last.usage.completion_tokens:,} used"
+        if chat.last
+        else ""
+    )
     facts = {
         "model": one_line(str(runtime.model.path)),
         "drafter": one_line(runtime.drafter),
@@ -91,9 +102,11 @@ def _stats(chat: Chat, _argument: str) -> None:
         f"time      target {stats.target_s:.3f} s | drafter {stats.drafter_s:.3f} s | "
         f"overhead {stats.overhead_s:.3f} s | all {stats.wall_s:.3f} s",
         f"accepted  {positions} (by position in the draft)",
-        f"chat      {totals.answers} answers, {totals.completion_tokens:,} tokens in {totals.rounds:,} rounds, "
+        f"chat      {totals.answers} answers, {totals.completion_tokens:,} tokens in "
+        f"{totals.rounds:,} rounds, "
         f"drafts {totals.accepted:,}/{totals.drafted:,} accepted, "
-        f"prompts {totals.prompt_tokens:,} tokens ({totals.cached_tokens:,} cached), {totals.wall_s:.2f} s",
+        f"prompts {totals.prompt_tokens:,} tokens ({totals.cached_tokens:,} cached), "
+        f"{totals.wall_s:.2f} s",
     ]
     for line in lines:
         chat.terminal.say(f"  {line}")
@@ -106,7 +119,9 @@ def _clear(chat: Chat, _argument: str) -> None:
 
 def _system(chat: Chat, argument: str) -> None:
     chat.conversation.system = argument or None
-    chat.terminal.say("  The system prompt is set." if argument else "  There is no system prompt now.")
+    chat.terminal.say(
+        "  The system prompt is set." if argument else "  There is no system prompt now."
+    )
 
 
 def _regen(chat: Chat, _argument: str) -> None:
@@ -118,7 +133,9 @@ def _regen(chat: Chat, _argument: str) -> None:
     if params.seed is not None and chat.last_seed is not None:
         params = params.replace(seed=chat.last_seed + 1)
     if params.is_greedy:
-        chat.terminal.note("temperature 0 gives the same answer with every seed; /set temperature 0.8 does not")
+        chat.terminal.note(
+            "temperature 0 gives the same answer with every seed; /set temperature 0.8 does not"
+        )
     conversation.messages.pop()
     done = False
     try:
@@ -164,7 +181,9 @@ def _leave(_chat: Chat, _argument: str) -> None:
 
 _COMMANDS = {
     "/help": _Command("/help", "this list", _help),
-    "/set": _Command("/set NAME VALUE", "change a setting, such as temperature; alone: list them", _set),
+    "/set": _Command(
+        "/set NAME VALUE", "change a setting, such as temperature; alone: list them", _set
+    ),
     "/show": _Command("/show", "the models and all settings", _show),
     "/stats": _Command("/stats", "what the last answer and the chat took", _stats),
     "/clear": _Command("/clear", "forget the conversation, keep the settings", _clear),

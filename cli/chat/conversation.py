@@ -80,9 +80,12 @@ _KEYS = {"format", "version", "system", "messages", "sampling", "max_tokens"}
 
 
 def save_conversation(conversation: Conversation, path: Path, *, force: bool = False) -> None:
-    """Write a conversation with its settings; raises OptionError if the file exists, unless `force`."""
+    """Write a conversation with its settings; raises OptionError if the file exists, unless
+    `force`."""
     sampling = conversation.params.to_dict()
-    sampling["logit_bias"] = [format_logit_bias(*bias) for bias in conversation.params.logit_bias.items()]
+    sampling["logit_bias"] = [
+        format_logit_bias(*bias) for bias in conversation.params.logit_bias.items()
+    ]
     values = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -105,10 +108,18 @@ def load_conversation(path: Path) -> Conversation:
         raise _wrong(path, "it was not written by /save")
     if values.get("version") != _VERSION:
         raise _wrong(
-            path, f"it has version {values.get('version')!r} and this specrun reads {_VERSION}: update specrun"
+            path,
+            (
+                f"it has version {values.get('version')!r} and this specrun reads {_VERSION}: "
+                "update "
+                "specrun"
+            ),
         )
     if values.keys() != _KEYS:
-        raise _wrong(path, f"its entries are {', '.join(sorted(values))} instead of {', '.join(sorted(_KEYS))}")
+        raise _wrong(
+            path,
+            f"its entries are {', '.join(sorted(values))} instead of {', '.join(sorted(_KEYS))}",
+        )
     return Conversation(
         params=_params(values["sampling"], path),
         max_tokens=_max_tokens(values["max_tokens"], path),

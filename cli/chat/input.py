@@ -1,4 +1,5 @@
-"""Reads what the user types: with line editing and history on a terminal, plain lines from a pipe."""
+"""Reads what the user types: with line editing and history on a terminal, plain lines from a
+pipe."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ LineReader = Callable[[str], str]
 
 
 def read_message(read_line: LineReader) -> str:
-    """Return the next message: a line, or all between two `\"\"\"`; raises EOFError at the end of the input.
+    """Return the next message: a line, or all between two `\"\"\"`; raises EOFError at the end of
+    the input.
 
     An input that ends inside the quotes ends the message.
     """

@@ -1,4 +1,5 @@
-"""The chat: reads messages and commands, answers, and survives Ctrl-C and errors with the conversation whole."""
+"""The chat: reads messages and commands, answers, and survives Ctrl-C and errors with the
+conversation whole."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ from specrun.bindings.errors import ContextFullError, SpecrunError
 from specrun.cli.chat.conversation import Conversation, Totals
 from specrun.cli.chat.input import LineReader, read_message
 from specrun.cli.options.output import AnswerDisplay
-from specrun.cli.terminal.answer import Answer, AnswerWriter, context_full, run_stream, statistics_line
+from specrun.cli.terminal.answer import (
+    Answer,
+    AnswerWriter,
+    context_full,
+    run_stream,
+    statistics_line,
+)
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import GenerationResult, Runtime, SamplingParams
 
@@ -21,7 +28,11 @@ class Chat:
     """One conversation with one runtime, over a terminal."""
 
     def __init__(
-        self, runtime: Runtime, conversation: Conversation, terminal: Terminal, display: AnswerDisplay
+        self,
+        runtime: Runtime,
+        conversation: Conversation,
+        terminal: Terminal,
+        display: AnswerDisplay,
     ) -> None:
         self.runtime = runtime
         self.conversation = conversation
@@ -71,14 +82,17 @@ class Chat:
         return True
 
     def answer(self, params: SamplingParams) -> bool:
-        """Answer the conversation's last message; take it back, and return False, if nothing was said."""
+        """Answer the conversation's last message; take it back, and return False, if nothing was
+        said."""
         conversation = self.conversation
         try:
             answer = self._stream(params)
         except BaseException as error:
             conversation.messages.pop()
             if isinstance(error, ContextFullError):
-                hint = "The message was taken back: /clear starts over (/save FILE keeps a copy first)"
+                hint = (
+                    "The message was taken back: /clear starts over (/save FILE keeps a copy first)"
+                )
                 raise ContextFullError(f"{error}. {hint}") from error
             raise
         if answer.interrupted and not answer.result.text:
@@ -96,7 +110,9 @@ class Chat:
     def _stream(self, params: SamplingParams) -> Answer:
         self._explain_colors()
         conversation = self.conversation
-        stream = self.runtime.stream_chat(conversation.for_template(), params, max_tokens=conversation.max_tokens)
+        stream = self.runtime.stream_chat(
+            conversation.for_template(), params, max_tokens=conversation.max_tokens
+        )
         self.last_seed = stream.seed
         return run_stream(stream, AnswerWriter(self.terminal, show_draft=self._display.show_draft))
 
@@ -107,7 +123,9 @@ class Chat:
             self.terminal.note("stopped; what was said so far is part of the conversation")
         full = context_full(answer, self.conversation.max_tokens, self.runtime)
         if full:
-            self.terminal.say(f"{full} /clear starts over (/save FILE keeps a copy first).", "yellow")
+            self.terminal.say(
+                f"{full} /clear starts over (/save FILE keeps a copy first).", "yellow"
+            )
 
     def _explain_colors(self) -> None:
         if self._display.show_draft and self.terminal.color_answers and not self._told_colors:

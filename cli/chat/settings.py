@@ -76,8 +76,8 @@ SETTING_NAMES = tuple(_READERS)
 def change_setting(conversation: Conversation, name: str, text: str, *, vocab_size: int) -> str:
     """Change a setting to the value that `text` means; return the setting's name.
 
-    llama.cpp's names are understood too (temp, top-k, predict). Raises OptionError and changes nothing if
-    the name or the value makes no sense.
+    llama.cpp's names are understood too (temp, top-k, predict). Raises OptionError and changes
+    nothing if the name or the value makes no sense.
     """
     name = name.lstrip("-").replace("-", "_").lower()
     name = _ALIASES.get(name, name)
@@ -85,7 +85,9 @@ def change_setting(conversation: Conversation, name: str, text: str, *, vocab_si
         raise unknown_option(name, list(_READERS), "/set")
     value = _READERS[name](text)
     if name == "logit_bias" and (beyond := [token for token in value if token >= vocab_size]):
-        raise OptionError(f"token {beyond[0]} does not exist: the model has {vocab_size} tokens, numbered from 0")
+        raise OptionError(
+            f"token {beyond[0]} does not exist: the model has {vocab_size} tokens, numbered from 0"
+        )
     if name == MAX_TOKENS:
         conversation.max_tokens = value
     else:

@@ -1,6 +1,8 @@
-"""`specrun convert`: a Hugging Face checkpoint folder, of a model or of drafting heads, to one GGUF file.
+"""`specrun convert`: a Hugging Face checkpoint folder, of a model or of drafting heads, to one GGUF
+file.
 
-What `specrun convert` prints: the facts of a conversion, or the map of tensors that a dry run shows.
+What `specrun convert` prints: the facts of a conversion, or the map of tensors that a dry run
+shows.
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ if TYPE_CHECKING:
 
 
 def print_report(
-    report: ConversionReport, terminal: Terminal, *, as_json: bool, target: Mapping[str, Any] | None = None
+    report: ConversionReport,
+    terminal: Terminal,
+    *,
+    as_json: bool,
+    target: Mapping[str, Any] | None = None,
 ) -> None:
     """Print what was written, and the `target` it was written for, by name, where it is a head."""
     if as_json:
@@ -66,7 +72,9 @@ def _facts(report: ConversionReport) -> dict[str, str]:
         "names, shapes, types": "as planned, read again from the file",
     }
     if report.logits is not None:
-        facts["logits"] = _logits(report.logits, quantized=report.type_name.lower() not in ("f32", "f16", "bf16"))
+        facts["logits"] = _logits(
+            report.logits, quantized=report.type_name.lower() not in ("f32", "f16", "bf16")
+        )
     return facts
 
 
@@ -75,7 +83,8 @@ def _logits(found: LogitCheck, *, quantized: bool) -> str:
         return f"not compared: {found.reason}"
     before = "; before quantizing" if quantized else ""
     return (
-        f"transformers' own, off by {found.relative_error:.1e} of the largest ({found.largest_allowed:g} allowed), "
+        f"transformers' own, off by {found.relative_error:.1e} of the largest "
+        f"({found.largest_allowed:g} allowed), "
         f"the same first token at {100 * found.same_top:.0f} % of {found.n_tokens} tokens{before}"
     )
 
@@ -103,21 +112,35 @@ def print_plan(plan: ConversionPlan, output: Path, terminal: Terminal, *, as_jso
             " x ".join(map(str, planned.shape)),
             planned.type_name,
             bytes_text(planned.n_bytes),
-            " + ".join(f"{source.name} ({source.type_name})" for source in planned.sources) or "computed",
+            " + ".join(f"{source.name} ({source.type_name})" for source in planned.sources)
+            or "computed",
         )
         for planned in plan.tensors
     ]
     print_table(terminal, "tensor map", ("tensor", "shape", "type", "size", "from"), rows)
     then = f", then quantized to {plan.file_type}" if plan.is_quantized else ""
-    terminal.answer(f"{len(rows):,} tensors, {bytes_text(plan.n_bytes)}{then}; would write {output}\n")
+    terminal.answer(
+        f"{len(rows):,} tensors, {bytes_text(plan.n_bytes)}{then}; would write {output}\n"
+    )
 
 
 def _record(mapped: MappedTensor) -> dict[str, Any]:
     sources = [
-        {"name": source.name, "type": source.type_name, "shape": source.shape, "file": source.path.name}
+        {
+            "name": source.name,
+            "type": source.type_name,
+            "shape": source.shape,
+            "file": source.path.name,
+        }
         for source in mapped.sources
     ]
-    return {"name": mapped.name, "shape": mapped.shape, "type": mapped.type_name, "bytes": mapped.n_bytes, "sources": sources}
+    return {
+        "name": mapped.name,
+        "shape": mapped.shape,
+        "type": mapped.type_name,
+        "bytes": mapped.n_bytes,
+        "sources": sources,
+    }
 
 
 _EPILOG = """\b
@@ -134,7 +157,7 @@ DIR holds config.json, tokenizer.json and the weights as safetensors, in one fil
 index. The file appears whole or not at all. A number too large for f16 ends the conversion with the
 tensor's name, where others would write infinity: convert such a model to bf16. Heads are recognised, need
 neither tokenizer nor the target's weights, and fit one target only: say which.
-"""
+"""  # noqa: E501 - as it is shown
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
@@ -178,11 +201,15 @@ def _convert_model(
     from specrun.convert import convert_checkpoint, plan_conversion
 
     if head.drafts_for is not None:
-        raise OptionError(f"a target is what heads draft for: leave it out to convert the model in {folder}")
+        raise OptionError(
+            f"a target is what heads draft for: leave it out to convert the model in {folder}"
+        )
     outtype = target.outtype or "f16"
     output = None if target.output is None else target.output.expanduser()
     if target.dry_run:
-        plan = plan_conversion(folder, outtype=outtype, allow_pickle=source.allow_pickle, pre=source.pre)
+        plan = plan_conversion(
+            folder, outtype=outtype, allow_pickle=source.allow_pickle, pre=source.pre
+        )
         print_plan(plan, plan.output_in(output), terminal, as_json=as_json)
         return
     with byte_progress(terminal, "converting") as progress:
@@ -216,8 +243,10 @@ def _convert_head(
     drafts_for = head.drafts_for
     if drafts_for is None:
         raise OptionError(
-            f"{folder} holds {kind} heads, which fit one model only: name it with --target FILE.gguf or "
-            f"--target-model-dir DIR (a model that lies beside its heads is converted with --kind {MODEL})"
+            f"{folder} holds {kind} heads, which fit one model only: name it with --target "
+            "FILE.gguf or "
+            "--target-model-dir DIR (a model that lies beside its heads is converted with "
+            f"--kind {MODEL})"
         )
     if target.verify:
         raise OptionError("--verify compares the logits of whole models: leave it out for heads")
@@ -225,7 +254,9 @@ def _convert_head(
     outtype = target.outtype or HEAD_TYPE.lower()
     output = None if target.output is None else target.output.expanduser()
     if target.dry_run:
-        plan = plan_head(folder, target=facts, kind=kind, outtype=outtype, allow_pickle=source.allow_pickle)
+        plan = plan_head(
+            folder, target=facts, kind=kind, outtype=outtype, allow_pickle=source.allow_pickle
+        )
         print_plan(plan, plan.output_in(output), terminal, as_json=as_json)
         return
     with byte_progress(terminal, "converting") as progress:

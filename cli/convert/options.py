@@ -1,4 +1,5 @@
-"""Options of `specrun convert`: what is read, what a head drafts for, what is written, and how it is checked."""
+"""Options of `specrun convert`: what is read, what a head drafts for, what is written, and how it
+is checked."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class SourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class HeadSettings:
-    """What kind of thing the checkpoint is, None to recognise it, and the model that a head drafts for."""
+    """What kind of thing the checkpoint is, None to recognise it, and the model that a head drafts
+    for."""
 
     kind: str | None
     target: Path | None
@@ -39,10 +41,15 @@ class HeadSettings:
 
     @property
     def drafts_for(self) -> Path | None:
-        """The file or folder of the target, None where none is named; raises OptionError where two are."""
+        """The file or folder of the target, None where none is named; raises OptionError where two
+        are."""
         if self.target is not None and self.target_model_dir is not None:
-            raise OptionError("--target and --target-model-dir both name the target: give one of them")
-        return self.target or (None if self.target_model_dir is None else self.target_model_dir.expanduser())
+            raise OptionError(
+                "--target and --target-model-dir both name the target: give one of them"
+            )
+        return self.target or (
+            None if self.target_model_dir is None else self.target_model_dir.expanduser()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,10 @@ source_options = option_group(
         "--allow-pickle",
         section=_SOURCE,
         is_flag=True,
-        help="Open .bin and .pt weights where there are no safetensors, as tensors only: code in them does not run.",
+        help=(
+            "Open .bin and .pt weights where there are no safetensors, as tensors only: code in "
+            "them does not run."
+        ),
     ),
     option(
         "--pre",
@@ -121,16 +131,23 @@ target_options = option_group(
         default=None,
         show_default="f16, heads q8_0",
         metavar="TYPE",
-        help="f32, f16, bf16, auto (what the checkpoint has), or any quantization: q8_0, q4_k_m, ...",
+        help=(
+            "f32, f16, bf16, auto (what the checkpoint has), or any quantization: q8_0, q4_k_m, ..."
+        ),
     ),
     option("--force", section=_RESULT, is_flag=True, help="Overwrite the file if it is there."),
-    option("--dry-run", section=_RESULT, is_flag=True, help="Only print which tensor becomes which."),
+    option(
+        "--dry-run", section=_RESULT, is_flag=True, help="Only print which tensor becomes which."
+    ),
     option(
         "--verify/--no-verify",
         section=_RESULT,
         default=None,
         show_default="up to 300M parameters",
-        help="Compare logits with transformers, where it is installed; the file appears only if they agree.",
+        help=(
+            "Compare logits with transformers, where it is installed; the file appears only if "
+            "they agree."
+        ),
     ),
     option(
         "-t",

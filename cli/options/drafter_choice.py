@@ -1,4 +1,5 @@
-"""From -md, --spec-type and their companions to one drafter expression: there is one parser for all."""
+"""From -md, --spec-type and their companions to one drafter expression: there is one parser for
+all."""
 
 from __future__ import annotations
 
@@ -20,11 +21,14 @@ _SPEC_TYPES = {name: method.name for method in METHODS.values() for name in meth
 
 
 def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
-    """Return the drafter expression that the options ask for; with the demo, drafting is the default."""
+    """Return the drafter expression that the options ask for; with the demo, drafting is the
+    default."""
     if settings.drafter is not None:
         if is_bare_auto(settings.drafter) and settings.model_draft is not None:
             _refuse_beside_drafter(dataclasses.replace(settings, model_draft=None))
-            member = _call(draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo))
+            member = _call(
+                draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo)
+            )
             return auto_expression(member)
         _refuse_beside_drafter(settings)
         return settings.drafter
@@ -34,17 +38,22 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
     if name is None:
         name = "draft" if demo or settings.model_draft else "none"
     if name == "draft":
-        return _call(draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo))
+        return _call(
+            draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo)
+        )
     file = METHODS[name].file
     if file is not None and (file.needed or settings.model_draft is not None):
         return _call(name, settings, _file_argument(settings, demo=False))
     if settings.model_draft is not None and name != "none":
-        raise click.UsageError(f"--spec-type {settings.spec_type} drafts without a model: leave out -md")
+        raise click.UsageError(
+            f"--spec-type {settings.spec_type} drafts without a model: leave out -md"
+        )
     return _call(name, settings, [])
 
 
 def draft_kind(draft: Path | None) -> str:
-    """Return what drafts with a file: a model, a kind of heads, or NextN blocks without their model."""
+    """Return what drafts with a file: a model, a kind of heads, or NextN blocks without their
+    model."""
     if draft is None or not draft.is_file():
         return "draft"  # what is missing is reported where it is opened
     from specrun.bindings.gguf import read_header
@@ -58,7 +67,8 @@ def draft_kind(draft: Path | None) -> str:
 
 
 def is_bare_auto(drafter: str) -> bool:
-    """Whether a drafter expression leaves it to us what to choose from; then -md may stand beside it."""
+    """Whether a drafter expression leaves it to us what to choose from; then -md may stand beside
+    it."""
     expression = parse_expression(drafter)
     return expression.atom == "auto" and not (expression.is_call or expression.count)
 
@@ -68,7 +78,11 @@ def require_draft_files(expression: Expression) -> None:
     method = METHODS.get(expression.atom)
     takes_file = method is not None and method.file is not None
     files = [given for given in expression.arguments if takes_file or given.atom.endswith(".gguf")]
-    files += [value for name, value in expression.options if value.atom.endswith(".gguf") or name == "reference"]
+    files += [
+        value
+        for name, value in expression.options
+        if value.atom.endswith(".gguf") or name == "reference"
+    ]
     for file in files:
         if not file.is_call:
             require_file(Path(file.atom).expanduser())
@@ -85,7 +99,9 @@ def _refuse_beside_drafter(settings: DraftSettings) -> None:
     }
     for name, value in given.items():
         if value is not None:
-            raise click.UsageError(f"{name} and --drafter say the same thing: put it into the expression")
+            raise click.UsageError(
+                f"{name} and --drafter say the same thing: put it into the expression"
+            )
     require_draft_files(parse_expression(settings.drafter or ""))
 
 
@@ -94,7 +110,9 @@ def _method(spec_type: str | None) -> str | None:
         return None
     name = spec_type.strip()
     if "," in name:
-        raise click.UsageError(f"--spec-type {name}: give one method, or combine drafters with --drafter")
+        raise click.UsageError(
+            f"--spec-type {name}: give one method, or combine drafters with --drafter"
+        )
     if name not in _SPEC_TYPES:
         near = difflib.get_close_matches(name, _SPEC_TYPES, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_SPEC_TYPES)}"
@@ -115,16 +133,22 @@ def _call(name: str, settings: DraftSettings, arguments: list[str]) -> str:
     if settings.spec_draft_n_max is not None:
         _require_drafts(name, "--spec-draft-n-max")
         if not METHODS[name].takes("n"):
-            raise click.UsageError(f"--spec-draft-n-max is not known to {name}: put nodes= or tree= into --drafter")
+            raise click.UsageError(
+                f"--spec-draft-n-max is not known to {name}: put nodes= or tree= into --drafter"
+            )
         arguments.append(f"n={settings.spec_draft_n_max}")
     if settings.spec_draft_p_min is not None:
         _require_drafts(name, "--spec-draft-p-min")
         if not METHODS[name].takes("p_min"):
-            raise click.UsageError(f"--spec-draft-p-min is about draft models and EAGLE heads, not {name}")
+            raise click.UsageError(
+                f"--spec-draft-p-min is about draft models and EAGLE heads, not {name}"
+            )
         arguments.append(f"p_min={settings.spec_draft_p_min}")
     return f"{name}({', '.join(arguments)})" if arguments else name
 
 
 def _require_drafts(name: str, option: str) -> None:
     if name == "none":
-        raise click.UsageError(f"{option} says nothing without a drafter: give -md, --drafter or --spec-type")
+        raise click.UsageError(
+            f"{option} says nothing without a drafter: give -md, --drafter or --spec-type"
+        )

@@ -1,4 +1,5 @@
-"""Options that several commands share: declared once as a group, handed to the command as one object."""
+"""Options that several commands share: declared once as a group, handed to the command as one
+object."""
 
 from __future__ import annotations
 
@@ -12,7 +13,16 @@ from click.core import ParameterSource
 from click.types import OptionHelpExtra
 
 ENVIRONMENT_PREFIX = "SPECRUN"
-_SECTIONS = ("Model", "Prompt", "Drafting", "Sampling", "Chat template", "Context and devices", "Output", "Other")
+_SECTIONS = (
+    "Model",
+    "Prompt",
+    "Drafting",
+    "Sampling",
+    "Chat template",
+    "Context and devices",
+    "Output",
+    "Other",
+)
 CommandFunction: TypeAlias = Callable[..., None]
 Decorator: TypeAlias = Callable[[CommandFunction], CommandFunction]
 
@@ -20,8 +30,9 @@ Decorator: TypeAlias = Callable[[CommandFunction], CommandFunction]
 class SectionedOption(click.Option):
     """An option that stands under a heading in the help, and may come from SPECRUN_<NAME> as well.
 
-    The environment of one command (SPECRUN_CHAT_MODEL) goes before that of all (SPECRUN_MODEL). `old_names` are earlier
-    spellings: they still work, and neither the help nor a message shows them.
+    The environment of one command (SPECRUN_CHAT_MODEL) goes before that of all (SPECRUN_MODEL).
+    `old_names` are earlier spellings: they still work, and neither the help nor a message shows
+    them.
     """
 
     def __init__(
@@ -38,7 +49,9 @@ class SectionedOption(click.Option):
         """Let the parser know the old spellings, too."""
         super().add_to_parser(parser, ctx)
         for name in self.old_names:
-            parser.add_option(obj=self, opts=[name], dest=self.name, action="store", nargs=self.nargs)
+            parser.add_option(
+                obj=self, opts=[name], dest=self.name, action="store", nargs=self.nargs
+            )
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """Return the value of the first environment variable that is set."""
@@ -51,7 +64,8 @@ class SectionedOption(click.Option):
         return next((os.environ[name] for name in known if os.environ.get(name)), None)
 
     def get_help_extra(self, ctx: click.Context) -> OptionHelpExtra:
-        """Return what stands in brackets: the default. What is out of range says so when it is given."""
+        """Return what stands in brackets: the default. What is out of range says so when it is
+        given."""
         extra = super().get_help_extra(ctx)
         extra.pop("range", None)
         return extra
@@ -80,7 +94,8 @@ def option(*names: str, section: str, **attributes: Any) -> Decorator:  # noqa: 
 
 
 def option_group(keyword: str, build: Callable[..., object], *options: Decorator) -> Decorator:
-    """Return a decorator that adds options and passes `build(**their values)` to the command as `keyword`."""
+    """Return a decorator that adds options and passes `build(**their values)` to the command as
+    `keyword`."""
 
     def decorate(command: CommandFunction) -> CommandFunction:
         names = _names_of(options)
@@ -99,7 +114,8 @@ def option_group(keyword: str, build: Callable[..., object], *options: Decorator
 
 
 def outvoted(losers: Collection[str], *, by: Collection[str]) -> set[str]:
-    """Return the `losers` that come from the environment where one of `by` is given on the command line."""
+    """Return the `losers` that come from the environment where one of `by` is given on the command
+    line."""
     context = click.get_current_context()
 
     def came_from(name: str, source: ParameterSource) -> bool:
@@ -111,7 +127,8 @@ def outvoted(losers: Collection[str], *, by: Collection[str]) -> set[str]:
 
 
 def _names_of(options: tuple[Decorator, ...]) -> list[str]:
-    """Return the parameter names that options pass on, by declaring them on a function of no use."""
+    """Return the parameter names that options pass on, by declaring them on a function of no
+    use."""
 
     def probe() -> None: ...
 

@@ -74,7 +74,9 @@ def _removed(name: str, advice: str) -> Decorator:
 
     def refuse(context: click.Context, _option: click.Parameter, value: str | None) -> None:
         if value is not None:
-            raise click.UsageError(f"{name} was removed, here as in llama.cpp: use {advice}", context)
+            raise click.UsageError(
+                f"{name} was removed, here as in llama.cpp: use {advice}", context
+            )
 
     return option(
         name,
@@ -120,7 +122,12 @@ load_options = option_group(
     "load",
     _load_settings,
     option("-m", "--model", section=_MODEL, type=ExistingFile(), help="The target: a GGUF file."),
-    option("--demo", section=_MODEL, is_flag=True, help="The embedded target and drafter, instead of -m."),
+    option(
+        "--demo",
+        section=_MODEL,
+        is_flag=True,
+        help="The embedded target and drafter, instead of -m.",
+    ),
     option(
         "-c",
         "--ctx-size",
@@ -129,7 +136,8 @@ load_options = option_group(
         metavar="N",
         default=_DEFAULTS.context.n_ctx,
         show_default=True,
-        help="Context size in tokens; 0: what the model was trained with, which is also the most unless positions are "
+        help="Context size in tokens; 0: what the model was trained with, which is also the most "
+        "unless positions are "
         "stretched (--rope-scale).",
     ),
     *ROPE_OPTIONS,
@@ -227,13 +235,20 @@ load_options = option_group(
         show_default=True,
         help="Map model files into memory instead of reading them.",
     ),
-    option("--mlock", section=_EVALUATION, is_flag=True, help="Keep the target in RAM (not with --no-mmap)."),
+    option(
+        "--mlock",
+        section=_EVALUATION,
+        is_flag=True,
+        help="Keep the target in RAM (not with --no-mmap).",
+    ),
 )
 
 
 def _rules() -> str:
     """Return the names of all rules, those marked that change what the target would say."""
-    return ", ".join(name if build_rule(name).exact else f"{name} (not exact)" for name in rule_names())
+    return ", ".join(
+        name if build_rule(name).exact else f"{name} (not exact)" for name in rule_names()
+    )
 
 
 draft_options = option_group(
@@ -245,21 +260,24 @@ draft_options = option_group(
         "--draft-model",
         section=_DRAFTING,
         type=ExistingFile(),
-        help="What drafts: a draft model, heads (Medusa, Hydra, EAGLE) or NextN blocks; short for --drafter "
+        help="What drafts: a draft model, heads (Medusa, Hydra, EAGLE) or NextN blocks; short "
+        "for --drafter "
         'KIND("FILE").',
     ),
     option(
         "--drafter",
         section=_DRAFTING,
         metavar="EXPR",
-        help=f"{', '.join(METHODS)}, with arguments as in draft(small.gguf, n=5).  "  # each is a row
+        # each is a row
+        help=f"{', '.join(METHODS)}, with arguments as in draft(small.gguf, n=5).  "
         "[default: none; with --demo: draft]",
     ),
     option(
         "--spec-type",
         section=_DRAFTING,
         metavar="TYPE",
-        help="llama.cpp's name of a method: none, draft-simple, draft-eagle3, draft-mtp, ngram-simple; "
+        help="llama.cpp's name of a method: none, draft-simple, draft-eagle3, draft-mtp, "
+        "ngram-simple; "
         "or prompt-lookup.",
     ),
     option(
@@ -283,12 +301,17 @@ draft_options = option_group(
         "--reference",
         section=_DRAFTING,
         type=ExistingFile(),
-        help="A text that answers may quote, read by prompt-lookup (which it implies) beside the conversation.",
+        help=(
+            "A text that answers may quote, read by prompt-lookup (which it implies) beside the "
+            "conversation."
+        ),
     ),
     _removed("--draft", "--spec-draft-n-max"),
     _removed("--draft-n", "--spec-draft-n-max"),
     _removed("--draft-max", "--spec-draft-n-max"),
-    _removed("--draft-min", "--spec-draft-n-max for the length, --spec-draft-p-min to end drafts early"),
+    _removed(
+        "--draft-min", "--spec-draft-n-max for the length, --spec-draft-p-min to end drafts early"
+    ),
     option(
         "--accept",
         section=_DRAFTING,
@@ -303,7 +326,12 @@ template_options = option_group(
     "template",
     TemplateSettings,
     option("--chat-template", section=_CHAT, metavar="JINJA", help="The text of a chat template."),
-    option("--chat-template-file", section=_CHAT, type=ExistingFile(), help="A file with a chat template."),
+    option(
+        "--chat-template-file",
+        section=_CHAT,
+        type=ExistingFile(),
+        help="A file with a chat template.",
+    ),
     option(
         "--no-chat-template",
         section=_CHAT,

@@ -24,12 +24,24 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{{ '\n' }}{%
 
 @contextmanager
 def open_runtime(
-    load: LoadSettings, draft: DraftSettings, template: TemplateSettings, params: SamplingParams, terminal: Terminal
+    load: LoadSettings,
+    draft: DraftSettings,
+    template: TemplateSettings,
+    params: SamplingParams,
+    terminal: Terminal,
 ) -> Iterator[Runtime]:
-    """Load the models that the options name, and close them at the end; `params` choose among tuned plans."""
+    """Load the models that the options name, and close them at the end; `params` choose among tuned
+    plans."""
     check_named(load)
-    drafter = _tuned_expression(load, draft, params, terminal) or drafter_expression(draft, demo=load.demo)
-    options = {**load.runtime_options(), "accept": draft.accept, "chat_template": template_text(template), "seed": None}
+    drafter = _tuned_expression(load, draft, params, terminal) or drafter_expression(
+        draft, demo=load.demo
+    )
+    options = {
+        **load.runtime_options(),
+        "accept": draft.accept,
+        "chat_template": template_text(template),
+        "seed": None,
+    }
     options["reference"] = draft.reference
     terminal.passing(f"loading {load.model or 'the embedded models'} ...")
     try:
@@ -49,10 +61,15 @@ def open_runtime(
 def _tuned_expression(
     load: LoadSettings, draft: DraftSettings, params: SamplingParams, terminal: Terminal
 ) -> str | None:
-    """Return what `specrun tune` found for this pair on this machine, if -md alone says how to draft."""
+    """Return what `specrun tune` found for this pair on this machine, if -md alone says how to
+    draft."""
     explicit = (draft.spec_type, draft.spec_draft_n_max, draft.spec_draft_p_min, draft.reference)
     choosing = draft.drafter is not None and is_bare_auto(draft.drafter)
-    if load.model is None or draft.model_draft is None or any(option is not None for option in explicit):
+    if (
+        load.model is None
+        or draft.model_draft is None
+        or any(option is not None for option in explicit)
+    ):
         return None
     if draft.drafter is not None and not choosing:
         return None
@@ -67,25 +84,35 @@ def _tuned_expression(
         n_gpu_layers_draft=load.gpu_layers_draft,
         warn=terminal.warn,
     )
-    if choosing:  # auto measures again, so a plan that found plain decoding faster only leaves the default shape
+    # auto measures again, so a plan that found plain decoding faster only leaves the default shape
+    if choosing:
         return None if expression in (None, "none") else auto_expression(expression)
     if expression == "none":
-        terminal.note("specrun tune found that drafting does not pay for this pair here: decoding plainly")
+        terminal.note(
+            "specrun tune found that drafting does not pay for this pair here: decoding plainly"
+        )
     return expression
 
 
 def template_text(template: TemplateSettings) -> str | None:
     """Return the text of the chat template that was asked for; None: the model's own."""
-    given = (template.chat_template is not None, template.chat_template_file is not None, template.no_chat_template)
+    given = (
+        template.chat_template is not None,
+        template.chat_template_file is not None,
+        template.no_chat_template,
+    )
     if sum(given) > 1:
-        raise click.UsageError("give one of --chat-template, --chat-template-file and --no-chat-template")
+        raise click.UsageError(
+            "give one of --chat-template, --chat-template-file and --no-chat-template"
+        )
     if template.no_chat_template:
         return PLAIN_TEMPLATE
     if template.chat_template_file is not None:
         return read_text(template.chat_template_file)
     if template.chat_template is not None and "{" not in template.chat_template:
         raise click.UsageError(
-            f"--chat-template {template.chat_template!r} is not Jinja text: there are no built-in templates by name; "
+            f"--chat-template {template.chat_template!r} is not Jinja text: there are no "
+            "built-in templates by name; "
             "for a file use --chat-template-file"
         )
     return template.chat_template
@@ -96,14 +123,19 @@ def check_sampling(params: SamplingParams, runtime: Runtime) -> None:
     size = runtime.vocabulary.size
     for token in params.logit_bias:
         if token >= size:
-            raise OptionError(f"--logit-bias names token {token}: the model has {size} tokens, numbered from 0")
+            raise OptionError(
+                f"--logit-bias names token {token}: the model has {size} tokens, numbered from 0"
+            )
 
 
 def _require_demo_files() -> None:
-    missing: list[Path] = [path for path in (demo_target(), *demo_drafters().values()) if not path.is_file()]
+    missing: list[Path] = [
+        path for path in (demo_target(), *demo_drafters().values()) if not path.is_file()
+    ]
     if missing:
         raise FileMissingError(
-            f"the embedded models are not part of this installation ({missing[0].name} is missing): "
+            f"the embedded models are not part of this installation ({missing[0].name} is "
+            "missing): "
             "install specrun again, or name a model with -m"
         )
 
@@ -120,4 +152,6 @@ def _warn_of_large_drafter(runtime: Runtime, terminal: Terminal) -> None:
 def _warn_of_lossy_rule(runtime: Runtime, terminal: Terminal) -> None:
     rule = runtime.session.rule
     if not rule.exact:
-        terminal.warn(f"--accept {rule.name} is not exact: the text does not have the target's distribution")
+        terminal.warn(
+            f"--accept {rule.name} is not exact: the text does not have the target's distribution"
+        )

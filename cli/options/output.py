@@ -31,8 +31,8 @@ class _SafeFormatter(logging.Formatter):
 def start_logging(verbosity: int, log_file: Path | None) -> Callable[[], None]:
     """Log as -v and --log-file ask; return what ends it.
 
-    -v shows specrun's own messages and llama.cpp's warnings, -vv everything. The file gets at least all
-    messages of level INFO.
+    -v shows specrun's own messages and llama.cpp's warnings, -vv everything. The file gets at least
+    all messages of level INFO.
     """
     root = logging.getLogger("specrun")
     handlers: list[logging.Handler] = []
@@ -67,7 +67,9 @@ def _file_handler(path: Path) -> logging.Handler:
     try:
         return logging.FileHandler(path.expanduser(), encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        raise OptionError(f"the log file {path} cannot be written ({error.strerror}); choose another") from error
+        raise OptionError(
+            f"the log file {path} cannot be written ({error.strerror}); choose another"
+        ) from error
 
 
 _SECTION = "Output"
@@ -81,7 +83,9 @@ class AnswerDisplay:
     show_draft: bool
 
 
-def _open_terminal(color: ColorChoice, verbose: int, quiet: bool, log_file: Path | None) -> Terminal:
+def _open_terminal(
+    color: ColorChoice, verbose: int, quiet: bool, log_file: Path | None
+) -> Terminal:
     set_verbosity(verbose)
     stop = start_logging(verbose, log_file)
     click.get_current_context().call_on_close(stop)
@@ -107,7 +111,9 @@ terminal_options = option_group(
         count=True,
         help="Log to stderr; -vv logs llama.cpp too, and shows tracebacks.",
     ),
-    option("-q", "--quiet", section=_SECTION, is_flag=True, help="Only answers, warnings and errors."),
+    option(
+        "-q", "--quiet", section=_SECTION, is_flag=True, help="Only answers, warnings and errors."
+    ),
     option(
         "--log-file",
         section=_SECTION,

@@ -30,8 +30,12 @@ class PromptSettings:
 prompt_options = option_group(
     "prompt",
     PromptSettings,
-    option("-p", "--prompt", section=_PROMPT, metavar="TEXT", help="The prompt; -: read it from stdin."),
-    option("-f", "--file", section=_PROMPT, type=ExistingFile(), help="Read the prompt from a file."),
+    option(
+        "-p", "--prompt", section=_PROMPT, metavar="TEXT", help="The prompt; -: read it from stdin."
+    ),
+    option(
+        "-f", "--file", section=_PROMPT, type=ExistingFile(), help="Read the prompt from a file."
+    ),
 )
 
 
@@ -56,8 +60,20 @@ def _read_system_prompt(system_prompt: str | None, system_prompt_file: Path | No
 system_prompt_options = option_group(
     "system",
     _read_system_prompt,
-    option("-sys", "--system-prompt", section=_CHAT, metavar="TEXT", help="What the model is told first."),
-    option("-sysf", "--system-prompt-file", section=_CHAT, type=ExistingFile(), help="The same, from a file."),
+    option(
+        "-sys",
+        "--system-prompt",
+        section=_CHAT,
+        metavar="TEXT",
+        help="What the model is told first.",
+    ),
+    option(
+        "-sysf",
+        "--system-prompt-file",
+        section=_CHAT,
+        type=ExistingFile(),
+        help="The same, from a file.",
+    ),
 )
 
 
@@ -79,15 +95,20 @@ def _without_last_newline(text: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def named_target(load: LoadSettings, *, ask: str = "give -m FILE, or --demo for the embedded models") -> Path:
-    """Return the file of -m, or the embedded target's where --demo is given; `ask` is said where neither is."""
+def named_target(
+    load: LoadSettings, *, ask: str = "give -m FILE, or --demo for the embedded models"
+) -> Path:
+    """Return the file of -m, or the embedded target's where --demo is given; `ask` is said where
+    neither is."""
     from specrun.runtime.demo import demo_target
 
     check_named(load, ask=ask)
     return require_file(load.model or demo_target())
 
 
-def check_named(load: LoadSettings, *, ask: str = "give -m FILE, or --demo for the embedded models") -> None:
+def check_named(
+    load: LoadSettings, *, ask: str = "give -m FILE, or --demo for the embedded models"
+) -> None:
     """Raise UsageError unless exactly one of -m and --demo is given."""
     if load.demo == (load.model is not None):
         problem = "--demo and -m exclude each other" if load.demo else "no model is given"

@@ -1,4 +1,5 @@
-"""Options that stretch positions beyond the context that a model was trained for, named as in llama.cpp."""
+"""Options that stretch positions beyond the context that a model was trained for, named as in
+llama.cpp."""
 
 from __future__ import annotations
 
@@ -11,11 +12,25 @@ from specrun.bindings.rope_scaling import RopeScaling
 from specrun.cli.options.group import Decorator, option
 
 _SECTION = "Context and devices"
-_FIELDS = ("yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast")
+_FIELDS = (
+    "yarn_orig_ctx",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_slow",
+    "yarn_beta_fast",
+)
 
 
 def _yarn_number(name: str, what: str) -> Decorator:
-    return option(name, section=_SECTION, type=float, metavar="X", default=-1.0, show_default="the model's", help=what)
+    return option(
+        name,
+        section=_SECTION,
+        type=float,
+        metavar="X",
+        default=-1.0,
+        show_default="the model's",
+        help=what,
+    )
 
 
 ROPE_OPTIONS: tuple[Decorator, ...] = (
@@ -24,7 +39,9 @@ ROPE_OPTIONS: tuple[Decorator, ...] = (
         section=_SECTION,
         type=click.Choice(["none", "linear", "yarn"]),
         show_default="the model's",
-        help="How rotary positions are stretched for contexts longer than the model was trained for.",
+        help=(
+            "How rotary positions are stretched for contexts longer than the model was trained for."
+        ),
     ),
     option(
         "--rope-scale",
@@ -32,7 +49,10 @@ ROPE_OPTIONS: tuple[Decorator, ...] = (
         type=float,
         metavar="X",
         show_default="the model's",
-        help="How many times longer the context becomes; -c may then exceed what the model was trained for.",
+        help=(
+            "How many times longer the context becomes; -c may then exceed what the model was "
+            "trained for."
+        ),
     ),
     option(
         "--rope-freq-base",
@@ -44,7 +64,11 @@ ROPE_OPTIONS: tuple[Decorator, ...] = (
         help="Base of the rotary frequencies; a larger one stretches positions too.",
     ),
     option(
-        "--rope-freq-scale", section=_SECTION, type=float, metavar="X", help="Short for --rope-scale of 1/X, as 0.5."
+        "--rope-freq-scale",
+        section=_SECTION,
+        type=float,
+        metavar="X",
+        help="Short for --rope-scale of 1/X, as 0.5.",
     ),
     option(
         "--yarn-orig-ctx",
@@ -68,10 +92,15 @@ def rope_scaling(values: dict[str, Any]) -> RopeScaling:
     base, freq_scale = values.pop("rope_freq_base"), values.pop("rope_freq_scale")
     others = {name: values.pop(name) for name in _FIELDS}
     if scale is not None and freq_scale is not None:
-        raise click.UsageError("--rope-scale and --rope-freq-scale say the same thing: give one of them")
+        raise click.UsageError(
+            "--rope-scale and --rope-freq-scale say the same thing: give one of them"
+        )
     if freq_scale is not None:
         if not 0.0 < freq_scale <= 1.0:
-            raise OptionError(f"--rope-freq-scale is {freq_scale:g}: give a number above 0 and up to 1, such as 0.5")
+            raise OptionError(
+                f"--rope-freq-scale is {freq_scale:g}: give a number above 0 and up to 1, such "
+                "as 0.5"
+            )
         scale = 1.0 / freq_scale
     if scale is not None and not scale >= 1.0:
         raise OptionError(f"--rope-scale is {scale:g}: give 1 (not stretched) or more, such as 2")

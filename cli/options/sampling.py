@@ -219,10 +219,18 @@ def temperatures_option(default: str, purpose: str) -> Decorator:
 
 
 def sampling_grid(
-    temperatures: Sequence[Sequence[float]], *, top_k: int, top_p: float, min_p: float, seed: int | None = None
+    temperatures: Sequence[Sequence[float]],
+    *,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed: int | None = None,
 ) -> tuple[SamplingParams, ...]:
     """Return the settings of each temperature, in order, none twice."""
     from specrun.runtime.sampling import SamplingParams
 
     flat = dict.fromkeys(temperature for several in temperatures for temperature in several)
-    return tuple(SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed) for temperature in flat)
+    return tuple(
+        SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+        for temperature in flat
+    )

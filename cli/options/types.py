@@ -30,7 +30,9 @@ class ExistingFile(click.ParamType[Path]):
         """Return the path of an existing file."""
         return require_file(Path(value).expanduser())
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
         """Let the shell complete file names."""
         return [CompletionItem(incomplete, type="file")]
 
@@ -40,7 +42,12 @@ class LayerCountType(click.ParamType["LayerCount"]):
 
     name = "N|auto|all"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> LayerCount:  # noqa: ANN401
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> LayerCount:
         """Return the count, or the word."""
         from specrun.runtime.offload import parse_layer_count
 
@@ -58,7 +65,12 @@ class LogitBiasType(click.ParamType[tuple[int, float]]):
 
     name = "ID(+/-)BIAS"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:  # noqa: ANN401
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[int, float]:
         """Return the token id and the bias."""
         try:
             return parse_logit_bias(str(value))
@@ -70,7 +82,9 @@ def parse_logit_bias(text: str) -> tuple[int, float]:
     """Return (token id, bias) of "15043+1", "15043-0.5" or "15043-inf"."""
     match = _LOGIT_BIAS.fullmatch(text.strip())
     if match is None:
-        raise OptionError(f"{text!r} is not a token id with a bias, such as 15043+1, 15043-0.5 or 15043-inf")
+        raise OptionError(
+            f"{text!r} is not a token id with a bias, such as 15043+1, 15043-0.5 or 15043-inf"
+        )
     bias = float(match[2] + match[3])
     if bias == float("inf"):
         raise OptionError(f"{text!r}: an infinite bias can only forbid a token (15043-inf)")
@@ -88,7 +102,12 @@ class CountListType(click.ParamType[tuple[int, ...]]):
 
     name = "N,N"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:  # noqa: ANN401
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[int, ...]:
         """Return the numbers."""
         if isinstance(value, tuple):
             return value
@@ -106,7 +125,12 @@ class NumberListType(click.ParamType[tuple[float, ...]]):
 
     name = "X,X"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:  # noqa: ANN401
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[float, ...]:
         """Return the numbers."""
         if isinstance(value, tuple):
             return value

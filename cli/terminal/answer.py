@@ -73,15 +73,19 @@ def context_full(answer: Answer, max_tokens: int | None, runtime: Runtime) -> st
     if runtime.n_ctx < runtime.model.n_ctx_train or runtime.options.context.rope.stretches:
         advice = "a larger -c gives more room"
     else:
-        advice = "the model was trained for no more (--rope-scaling yarn --rope-scale 2 stretches it)"
+        advice = (
+            "the model was trained for no more (--rope-scaling yarn --rope-scale 2 stretches it)"
+        )
     return f"The context of {runtime.n_ctx:,} tokens is full, so the answer ends here; {advice}."
 
 
 def statistics_line(result: GenerationResult, trained: int | None = None) -> str:
-    """Return prompt, generation and drafting of one answer in one line; "-" where nothing was counted.
+    """Return prompt, generation and drafting of one answer in one line; "-" where nothing was
+    counted.
 
-    The prompt's rate counts the tokens that were evaluated (not the cached ones), the generation's leaves
-    out the time of the prompt. `trained` is the context that the model was trained for: more of it is said.
+    The prompt's rate counts the tokens that were evaluated (not the cached ones), the generation's
+    leaves out the time of the prompt. `trained` is the context that the model was trained for: more
+    of it is said.
     """
     usage, stats = result.usage, result.stats
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
@@ -91,8 +95,12 @@ def statistics_line(result: GenerationResult, trained: int | None = None) -> str
         f"draft {stats.accepted}/{stats.drafted} accepted {stats.acceptance_rate:.1%}"
         if stats.acceptance_rate is not None
         else "draft -",
-        "- tok/round" if stats.mean_accepted_length is None else f"{stats.mean_accepted_length:.2f} tok/round",
-        "TTFT -" if stats.time_to_first_token_s is None else f"TTFT {stats.time_to_first_token_s:.2f} s",
+        "- tok/round"
+        if stats.mean_accepted_length is None
+        else f"{stats.mean_accepted_length:.2f} tok/round",
+        "TTFT -"
+        if stats.time_to_first_token_s is None
+        else f"TTFT {stats.time_to_first_token_s:.2f} s",
     ]
     if "choices" in stats.drafting:
         parts.append(_choices(stats.drafting))
@@ -109,6 +117,10 @@ def _rate(value: float | None) -> str:
 
 def _choices(drafting: Mapping[str, Any]) -> str:
     """Return how the rounds were shared out by `auto`, the most used drafter first."""
-    arms = sorted((arm for arm in drafting["arms"] if arm["rounds"]), key=lambda arm: -int(arm["rounds"]))
+    arms = sorted(
+        (arm for arm in drafting["arms"] if arm["rounds"]), key=lambda arm: -int(arm["rounds"])
+    )
     total = sum(arm["rounds"] for arm in arms)
-    return "auto " + (", ".join(f"{arm['drafter']} {arm['rounds'] / total:.0%}" for arm in arms) or "-")
+    return "auto " + (
+        ", ".join(f"{arm['drafter']} {arm['rounds'] / total:.0%}" for arm in arms) or "-"
+    )

@@ -1,7 +1,7 @@
 """The one place where errors become a sentence on stderr and an exit code.
 
-0 ok · 1 failure · 2 usage · 3 bad model or file · 4 pair that does not fit · 5 out of memory, or a prompt
-larger than the context · 130 interrupted. A closed stdout (`| head`) ends quietly with 0.
+0 ok · 1 failure · 2 usage · 3 bad model or file · 4 pair that does not fit · 5 out of memory, or a
+prompt larger than the context · 130 interrupted. A closed stdout (`| head`) ends quietly with 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _VERBOSITY_KEY = "specrun.verbosity"
 
 
 class ReportedError(click.ClickException):
-    """An error as the user sees it; messages may quote files, so control characters are taken out."""
+    """An error as the user sees it; messages may quote files, so control characters are taken
+    out."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(printable(message))
@@ -31,7 +32,8 @@ class ReportedError(click.ClickException):
 
 
 def set_verbosity(verbosity: int) -> None:
-    """Remember for the running command whether unexpected errors show their traceback (2 or more)."""
+    """Remember for the running command whether unexpected errors show their traceback (2 or
+    more)."""
     click.get_current_context().meta[_VERBOSITY_KEY] = verbosity
 
 
@@ -60,7 +62,9 @@ def reported_errors(context: click.Context) -> Iterator[None]:
             hint = "this is a mistake in specrun"
         else:
             hint = "this is a mistake in specrun; run with -vv for the traceback"
-        raise ReportedError(_noted(f"{type(error).__name__}: {error} ({hint})", error), 1) from error
+        raise ReportedError(
+            _noted(f"{type(error).__name__}: {error} ({hint})", error), 1
+        ) from error
 
 
 def _sentence(error: OSError) -> str:
@@ -74,7 +78,8 @@ def _noted(message: str, error: BaseException) -> str:
 
 
 def _forget_streams() -> None:
-    """Point stdout and stderr at nothing: Python's flush at exit would complain about the closed pipe."""
+    """Point stdout and stderr at nothing: Python's flush at exit would complain about the closed
+    pipe."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:

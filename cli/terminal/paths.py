@@ -12,12 +12,15 @@ MAX_TEXT_BYTES = 64 * 1024 * 1024
 
 
 def require_file(path: Path) -> Path:
-    """Return `path` if it is there; raises FileMissingError with near names of the same folder otherwise."""
+    """Return `path` if it is there; raises FileMissingError with near names of the same folder
+    otherwise."""
     if path.is_dir():
         raise FileMissingError(f"{_shown(path)} is a folder{_files_in(path)}")
     if not path.exists():
         if not path.parent.is_dir():
-            raise FileMissingError(f"there is no folder {_shown(path.parent)} to hold {one_line(path.name)}")
+            raise FileMissingError(
+                f"there is no folder {_shown(path.parent)} to hold {one_line(path.name)}"
+            )
         raise FileMissingError(f"there is no file {_shown(path)}{_near(path)}")
     return path
 
@@ -29,18 +32,25 @@ def read_text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_TEXT_BYTES + 1)
     except OSError as error:
-        raise FileMissingError(f"{_shown(path)} cannot be read ({error.strerror}); check its permissions") from error
+        raise FileMissingError(
+            f"{_shown(path)} cannot be read ({error.strerror}); check its permissions"
+        ) from error
     return decode_text(data, _shown(path))
 
 
 def decode_text(data: bytes, source: str) -> str:
-    """Return UTF-8 bytes as text; raises ModelError naming `source` if they are not, or too many."""
+    """Return UTF-8 bytes as text; raises ModelError naming `source` if they are not, or too
+    many."""
     if len(data) > MAX_TEXT_BYTES:
-        raise ModelError(f"{source} holds more than {MAX_TEXT_BYTES // 2**20} MiB of text, more than any context")
+        raise ModelError(
+            f"{source} holds more than {MAX_TEXT_BYTES // 2**20} MiB of text, more than any context"
+        )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ModelError(f"{source} is not UTF-8 text (byte {error.start + 1}); convert it first") from error
+        raise ModelError(
+            f"{source} is not UTF-8 text (byte {error.start + 1}); convert it first"
+        ) from error
 
 
 def _near(path: Path) -> str:

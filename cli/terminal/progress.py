@@ -56,7 +56,9 @@ class ProgressLine:
         full = round(_WIDTH * share)
         left = (time.monotonic() - self._started) * (1 - share) / share if share > 0 else 0.0
         bar = "=" * full + " " * (_WIDTH - full)
-        self._terminal.passing(f"{self._what} [{bar}] {100 * share:.0f} %, {duration_text(left)} left")
+        self._terminal.passing(
+            f"{self._what} [{bar}] {100 * share:.0f} %, {duration_text(left)} left"
+        )
 
     def close(self) -> None:
         """Take the line away."""
@@ -65,7 +67,8 @@ class ProgressLine:
 
 @contextmanager
 def byte_progress(terminal: Terminal, what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield what shows the bytes done and the bytes in all; nothing is shown where nobody would see it."""
+    """Yield what shows the bytes done and the bytes in all; nothing is shown where nobody would see
+    it."""
     if terminal.quiet or not terminal.notes_on_screen:
         yield lambda _done, _total: None
         return

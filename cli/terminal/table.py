@@ -15,7 +15,9 @@ def print_facts(terminal: Terminal, title: str, facts: Mapping[str, str]) -> Non
     print_table(terminal, title, ("", ""), list(facts.items()))
 
 
-def print_table(terminal: Terminal, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(
+    terminal: Terminal, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
     """Print rows below a title; an empty `head` is left out."""
     safe = [[one_line(cell, 2000) for cell in row] for row in rows]
     if terminal.answers_on_screen:
@@ -24,20 +26,33 @@ def print_table(terminal: Terminal, title: str, head: Sequence[str], rows: Seque
         _print_plain(terminal, title, head, safe)
 
 
-def _print_plain(terminal: Terminal, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print_plain(
+    terminal: Terminal, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
     shown = [list(head), *rows] if any(head) else list(rows)
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in shown
+    ]
     terminal.answer("\n".join([f"{title}:", *(f"  {line}" for line in lines)]) + "\n")
 
 
-def _print_framed(terminal: Terminal, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print_framed(
+    terminal: Terminal, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=box.ROUNDED, show_header=any(head), title_style="bold")
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=box.ROUNDED,
+        show_header=any(head),
+        title_style="bold",
+    )
     for index, name in enumerate(head):
         table.add_column(Text(name), style="cyan" if index == 0 else "", overflow="fold")
     for row in rows:

@@ -41,11 +41,13 @@ _RESET = "\x1b[0m"
 class Terminal:
     """The two output streams of a command.
 
-    `color` "auto" colours terminals only, unless NO_COLOR or FORCE_COLOR says otherwise. `quiet` leaves out
-    notes (banner, statistics), never answers, warnings or errors.
+    `color` "auto" colours terminals only, unless NO_COLOR or FORCE_COLOR says otherwise. `quiet`
+    leaves out notes (banner, statistics), never answers, warnings or errors.
     """
 
-    def __init__(self, color: ColorChoice = "auto", *, quiet: bool = False, verbosity: int = 0) -> None:
+    def __init__(
+        self, color: ColorChoice = "auto", *, quiet: bool = False, verbosity: int = 0
+    ) -> None:
         self.quiet = quiet
         self.verbosity = verbosity
         self.answers_on_screen = sys.stdout.isatty()
@@ -53,16 +55,17 @@ class Terminal:
         self.color_answers = _wants_color(color, self.answers_on_screen)
         self.color_notes = _wants_color(color, self.notes_on_screen)
 
-    # -- stdout ------------------------------------------------------------------------------------------
+    # -- stdout ------------------------------------------------------------------------------------
 
     def answer(self, text: str, style: Style = "plain") -> None:
-        """Write a piece of model text or JSON to stdout at once: raw into a pipe, harmless on a screen."""
+        """Write a piece of model text or JSON to stdout at once: raw into a pipe, harmless on a
+        screen."""
         if self.answers_on_screen:
             text = printable(text)
         if text:
             _write(sys.stdout, self._styled(text, style, self.color_answers))
 
-    # -- stderr ------------------------------------------------------------------------------------------
+    # -- stderr ------------------------------------------------------------------------------------
 
     def say(self, text: str, style: Style = "plain") -> None:
         """Write a line to stderr that the user asked for."""

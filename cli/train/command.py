@@ -7,11 +7,21 @@ import click
 from specrun.cli.lazy_group import LazyCommand, LazyGroup
 
 _COMMANDS = {
-    "medusa": LazyCommand("specrun.cli.train.medusa", "medusa", "Heads that guess the next tokens at once."),
-    "hydra": LazyCommand("specrun.cli.train.hydra", "hydra", "Medusa's heads that see each other's tokens."),
-    "eagle": LazyCommand("specrun.cli.train.eagle", "eagle", "A layer that predicts hidden states."),
-    "eagle3": LazyCommand("specrun.cli.train.eagle", "eagle3", "A layer that reads three of the target's."),
-    "drafter": LazyCommand("specrun.cli.train.drafter", "drafter", "A small model, taught by the target."),
+    "medusa": LazyCommand(
+        "specrun.cli.train.medusa", "medusa", "Heads that guess the next tokens at once."
+    ),
+    "hydra": LazyCommand(
+        "specrun.cli.train.hydra", "hydra", "Medusa's heads that see each other's tokens."
+    ),
+    "eagle": LazyCommand(
+        "specrun.cli.train.eagle", "eagle", "A layer that predicts hidden states."
+    ),
+    "eagle3": LazyCommand(
+        "specrun.cli.train.eagle", "eagle3", "A layer that reads three of the target's."
+    ),
+    "drafter": LazyCommand(
+        "specrun.cli.train.drafter", "drafter", "A small model, taught by the target."
+    ),
 }
 
 _EPILOG = """\b
@@ -24,7 +34,7 @@ Examples:
 \b
 Data are a text, or JSON Lines: {"text"}, {"prompt", "answer"} or {"messages": [{"role", "content"}]}. Of
 prompts and chats only the answers are learnt. Ctrl-C keeps a checkpoint, and --resume goes on from it.
-"""
+"""  # noqa: E501 - as it is shown
 
 
 @click.group(cls=LazyGroup, lazy=_COMMANDS, epilog=_EPILOG)

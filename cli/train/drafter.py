@@ -45,7 +45,7 @@ DistillSpec: the drafter learns the target's law at every token of an answer. An
 those the target samples first (--answers target), or, for a share of the texts (--on-policy), those the drafter
 samples as it learns; with --on-policy 1 or --answers target, prompts without answers will do. What counts is
 alpha, the share of drafted tokens that the target accepts: it is measured on held-out texts before and after.
-"""
+"""  # noqa: E501 - as it is shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,10 @@ _distillation_options = option_group(
         type=click.Choice(["forward-kl", "reverse-kl", "jensen-shannon", "total-variation"]),
         default="forward-kl",
         show_default=True,
-        help="Of the drafter's law from the target's; total-variation is 1 - alpha itself, and slow to start.",
+        help=(
+            "Of the drafter's law from the target's; total-variation is 1 - alpha itself, and "
+            "slow to start."
+        ),
     ),
     option(
         "--answers",
@@ -124,7 +127,10 @@ _distillation_options = option_group(
         section=_BOOSTING,
         type=ExistingFile(),
         multiple=True,
-        help="A drafter (GGUF) beside which this one will draft: learn what it gets wrong (SpecInfer); repeatable.",
+        help=(
+            "A drafter (GGUF) beside which this one will draft: learn what it gets wrong "
+            "(SpecInfer); repeatable."
+        ),
     ),
     option(
         "--covered-weight",
@@ -162,7 +168,11 @@ _distillation_options = option_group(
 @train_result_options
 @terminal_options
 def drafter(
-    source: TrainSource, distillation: Distillation, run: TrainRun, result: TrainResult, terminal: Terminal
+    source: TrainSource,
+    distillation: Distillation,
+    run: TrainRun,
+    result: TrainResult,
+    terminal: Terminal,
 ) -> None:
     """Train a small model to draft for a target."""
     from specrun.convert import plan_conversion
@@ -173,7 +183,9 @@ def drafter(
     plot = plot_file(result)
     check_gguf(result)
     if result.gguf is not None:
-        plan_conversion(distillation.draft.expanduser(), outtype=result.outtype)  # what is trained has its layout
+        plan_conversion(
+            distillation.draft.expanduser(), outtype=result.outtype
+        )  # what is trained has its layout
     wanted = DrafterRun(
         **run_settings(source, run, result),
         draft=distillation.draft.expanduser(),
@@ -194,7 +206,11 @@ def drafter(
     if plot is not None:
         from specrun.bench.plots import plot_training
 
-        plot_training(report.result.curves, plot, f"{wanted.draft.resolve().name} for {wanted.target.resolve().name}")
+        plot_training(
+            report.result.curves,
+            plot,
+            f"{wanted.draft.resolve().name} for {wanted.target.resolve().name}",
+        )
     gguf = None if result.gguf is None else _convert(wanted.output, result.gguf, result)
     _report(report, wanted.not_covered_by, plot, gguf, result, terminal)
 
@@ -224,23 +240,32 @@ def _report(
         shown = {
             "folder": str(report.output),
             "parameters": f"{report.n_trained:,}",
-            "trained": f"{len(curves.losses):,} steps, {report.result.tokens:,} tokens, {report.result.seconds:,.0f} s",
+            "trained": (
+                f"{len(curves.losses):,} steps, {report.result.tokens:,} tokens, "
+                f"{report.result.seconds:,.0f} s"
+            ),
             "on": f"{report.device}, {report.precision}",
             "loss": f"{curves.losses[0]:.3f} to {curves.losses[-1]:.3f}",
             "alpha": f"{_stated(gain.before)} before, {_stated(gain.after)} after",
             "gain of alpha": f"{gain.gain:+.4f} +- {gain.error:.4f}",
-            "same first token": f"{report.before.same_top:.4f} before, {report.after.same_top:.4f} after",
+            "same first token": (
+                f"{report.before.same_top:.4f} before, {report.after.same_top:.4f} after"
+            ),
         }
         if others:
             known = f"{report.after.covered:.4f} without it"
-            shown["first tokens known together"] = f"{known}, {report.after.covered_together:.4f} with it"
+            shown["first tokens known together"] = (
+                f"{known}, {report.after.covered_together:.4f} with it"
+            )
         if plot is not None:
             shown["curves"] = str(plot)
         if gguf is not None:
             shown["GGUF"] = str(gguf)
         print_facts(terminal, "drafter trained", shown)
     if report.measured_on_training:
-        terminal.warn("there were too few texts to hold any out: alpha is that of the texts it learnt")
+        terminal.warn(
+            "there were too few texts to hold any out: alpha is that of the texts it learnt"
+        )
     if gain.gain < 0:
         terminal.warn("alpha fell: use more data, a lower --learning-rate, or --answers target")
 
@@ -255,7 +280,12 @@ def _record(report: DrafterReport, plot: Path | None, gguf: Path | None) -> dict
 
     def measured(found: MeasuredAcceptance) -> dict[str, Any]:
         error = found.error if found.n_texts > 1 else None
-        return {"rate": found.rate, "error": error, "positions": found.n_positions, "texts": found.n_texts}
+        return {
+            "rate": found.rate,
+            "error": error,
+            "positions": found.n_positions,
+            "texts": found.n_texts,
+        }
 
     gain = report.acceptance
     return {

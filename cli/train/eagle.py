@@ -31,7 +31,7 @@ Examples:
 The head learns the target's next hidden state (smooth L1), and with --token-weight the law that follows from
 it, while uniform noise shakes the states it reads. --unroll trains on its own predictions too, as HASS does:
 each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's trees.
-"""
+"""  # noqa: E501 - as it is shown
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
@@ -94,7 +94,7 @@ Examples:
 Training-time test: chains of --unroll steps below every position, each reading the head's own states and
 attending to its own earlier steps. The draft vocabulary is the tokens said most often in the answers of the
 data; other tokens are never drafted, which costs speed and never changes what the target says.
-"""
+"""  # noqa: E501 - as it is shown
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG_3)

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 from specrun.bindings.errors import SpecrunError
 from specrun.cli.terminal.table import print_facts
 from specrun.cli.terminal.terminal import Terminal
-from specrun.cli.train.options import TrainFeatures, TrainResult, TrainRun, TrainSource, run_settings
+from specrun.cli.train.options import (
+    TrainFeatures,
+    TrainResult,
+    TrainRun,
+    TrainSource,
+    run_settings,
+)
 from specrun.cli.train.progress import ShownRun, measures_text, shown_run
 
 if TYPE_CHECKING:
@@ -47,7 +53,8 @@ def train_and_report(
     result: TrainResult,
     terminal: Terminal,
 ) -> None:
-    """Run `train`, draw its curves, convert the head for the target `drafts_for`, and say what it can do."""
+    """Run `train`, draw its curves, convert the head for the target `drafts_for`, and say what it
+    can do."""
     from specrun.train.heads.run import HeadRun
 
     plot = plot_file(result)
@@ -80,7 +87,8 @@ def _own_answers(states: TrainFeatures, seed: int) -> AnswerSettings | None:
 
 
 def plot_file(result: TrainResult) -> Path | None:
-    """Return where the curves are drawn; None where nothing was asked for and matplotlib is not there."""
+    """Return where the curves are drawn; None where nothing was asked for and matplotlib is not
+    there."""
     from specrun.bench.plots import check_plot_file
 
     if result.plot is not None:
@@ -94,7 +102,8 @@ def plot_file(result: TrainResult) -> Path | None:
 
 
 def check_gguf(result: TrainResult) -> None:
-    """Raise before the training what converting would raise after it of the file's place and type."""
+    """Raise before the training what converting would raise after it of the file's place and
+    type."""
     from specrun.bindings.atomic import check_target
     from specrun.convert.conversion import known_type
     from specrun.convert.quantize import HEAD_TYPE as _  # noqa: F401 - the extra that converting needs
@@ -105,7 +114,8 @@ def check_gguf(result: TrainResult) -> None:
 
 
 def _check_drafted_for(target: Path) -> None:
-    """Raise before the training what converting a head would raise after it of the model it drafts for."""
+    """Raise before the training what converting a head would raise after it of the model it drafts
+    for."""
     from specrun.convert.heads.target_facts import target_facts
 
     target_facts(target)
@@ -115,7 +125,14 @@ def _convert(folder: Path, kind: str, result: TrainResult, target: Path) -> Path
     from specrun.convert.heads.head_conversion import convert_head
 
     try:
-        report = convert_head(folder, result.gguf, target=target, kind=kind, outtype=result.outtype, force=result.force)
+        report = convert_head(
+            folder,
+            result.gguf,
+            target=target,
+            kind=kind,
+            outtype=result.outtype,
+            force=result.force,
+        )
     except SpecrunError as error:
         error.add_note("the trained head is whole: convert it with specrun convert")
         raise
@@ -123,7 +140,12 @@ def _convert(folder: Path, kind: str, result: TrainResult, target: Path) -> Path
 
 
 def _report(
-    kind: str, report: HeadReport, plot: Path | None, gguf: Path | None, result: TrainResult, terminal: Terminal
+    kind: str,
+    report: HeadReport,
+    plot: Path | None,
+    gguf: Path | None,
+    result: TrainResult,
+    terminal: Terminal,
 ) -> None:
     curves = report.result.curves
     measures = curves.measures[-1][1] if curves.measures else {}
@@ -149,7 +171,10 @@ def _report(
     shown = {
         "folder": str(report.output),
         "parameters": f"{report.n_trained:,}",
-        "trained": f"{len(curves.losses):,} steps, {report.result.tokens:,} tokens, {report.result.seconds:,.0f} s",
+        "trained": (
+            f"{len(curves.losses):,} steps, {report.result.tokens:,} tokens, "
+            f"{report.result.seconds:,.0f} s"
+        ),
         "on": f"{report.device}, {report.precision}",
         "loss": f"{curves.losses[0]:.3f} to {curves.losses[-1]:.3f}" if curves.losses else "-",
         "agrees with the target": measures_text(measures),

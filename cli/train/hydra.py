@@ -27,13 +27,19 @@ Examples:
 \b
 Head k guesses the token k + 1 places ahead and knows the tokens in between. --plus is Hydra++: 4 blocks a
 head, a layer over the states in front, and the target's own law as what is learnt.
-"""
+"""  # noqa: E501 - as it is shown
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @train_source_options
 @option(
-    "--heads", section="Heads", type=click.IntRange(1, 32), default=4, show_default=True, metavar="N", help="How many."
+    "--heads",
+    section="Heads",
+    type=click.IntRange(1, 32),
+    default=4,
+    show_default=True,
+    metavar="N",
+    help="How many.",
 )
 @option(
     "--layers",

@@ -43,13 +43,19 @@ self-distillation: the target answers the prompts of the data itself, and heads 
 With --joint (Medusa-2) the folder is a new model with its heads: convert it twice, with --kind model and
 with --kind medusa --target. It says what the new model says, not what the old one said; --from-law keeps
 the two close.
-"""
+"""  # noqa: E501 - as it is shown
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @train_source_options
 @option(
-    "--heads", section="Heads", type=click.IntRange(1, 32), default=5, show_default=True, metavar="N", help="How many."
+    "--heads",
+    section="Heads",
+    type=click.IntRange(1, 32),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="How many.",
 )
 @option(
     "--layers",
@@ -69,14 +75,24 @@ the two close.
     metavar="X",
     help="The loss of head k weighs this to the power of k.",
 )
-@option("--shared-output", section="Heads", is_flag=True, help="Use the target's output matrix for all heads.")
+@option(
+    "--shared-output",
+    section="Heads",
+    is_flag=True,
+    help="Use the target's output matrix for all heads.",
+)
 @option(
     "--from-law",
     section="Heads",
     is_flag=True,
     help="Learn the target's law (KL divergence) instead of the tokens of the text.",
 )
-@option("--joint", section=_JOINT, is_flag=True, help="Medusa-2: train a copy of the target together with its heads.")
+@option(
+    "--joint",
+    section=_JOINT,
+    is_flag=True,
+    help="Medusa-2: train a copy of the target together with its heads.",
+)
 @option(
     "--head-weight",
     section=_JOINT,
@@ -127,16 +143,22 @@ def medusa(
     """Train Medusa heads for a target."""
     from specrun.train.heads.medusa import MedusaRecipe
 
-    recipe = MedusaRecipe(heads=heads, layers=layers, decay=decay, own_output=not shared_output, from_law=from_law)
+    recipe = MedusaRecipe(
+        heads=heads, layers=layers, decay=decay, own_output=not shared_output, from_law=from_law
+    )
     if not joint:
         run_head_training(recipe, source, states, run, result, terminal)
         return
     from specrun.train.heads.medusa2 import Medusa2Recipe, train_medusa2
 
-    both = Medusa2Recipe(recipe, head_weight=head_weight, model_rate=model_rate, heads_alone=heads_alone)
+    both = Medusa2Recipe(
+        recipe, head_weight=head_weight, model_rate=model_rate, heads_alone=heads_alone
+    )
 
     def train(wanted: HeadRun, shown: ShownRun) -> HeadReport:
         return train_medusa2(both, wanted, shown)
 
     # Joint heads draft for the model that was trained with them.
-    train_and_report("medusa", train, result.output.expanduser(), source, states, run, result, terminal)
+    train_and_report(
+        "medusa", train, result.output.expanduser(), source, states, run, result, terminal
+    )

@@ -78,7 +78,10 @@ train_source_options = option_group(
         type=ExistingFile(),
         multiple=True,
         required=True,
-        help="A text, or JSON Lines or an array of texts, prompts with answers, or chats; repeatable.",
+        help=(
+            "A text, or JSON Lines or an array of texts, prompts with answers, or chats; "
+            "repeatable."
+        ),
     ),
     option(
         "--max-length",
@@ -87,7 +90,9 @@ train_source_options = option_group(
         default=2048,
         show_default=True,
         metavar="N",
-        help="Tokens of a sequence: texts are cut into pieces, of chats what is beyond is left out.",
+        help=(
+            "Tokens of a sequence: texts are cut into pieces, of chats what is beyond is left out."
+        ),
     ),
     option(
         "--held-out",
@@ -104,9 +109,11 @@ train_run_options = option_group(
     "run",
     TrainRun,
     option(
-        "--epochs", section=_RUN, type=_COUNT, default=2, show_default=True, metavar="N", help="How often to read all."
+        "--epochs", section=_RUN, type=_COUNT, default=2, show_default=True, metavar="N",
+        help="How often to read all."
     ),
-    option("--steps", section=_RUN, type=_COUNT, metavar="N", help="Stop after so many steps, whatever --epochs says."),
+    option("--steps", section=_RUN, type=_COUNT, metavar="N", help=("Stop after so many steps, "
+                                                                   "whatever --epochs says.")),
     option(
         "--batch-tokens",
         section=_RUN,
@@ -142,9 +149,11 @@ train_run_options = option_group(
         metavar="N",
         help="How often the held-out texts are measured.",
     ),
-    option("-s", "--seed", section=_RUN, type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, metavar="N",
+    option("-s", "--seed", section=_RUN, type=click.IntRange(0, 2**31 - 1), default=0,
+    show_default=True, metavar="N",
            help="Of the order of texts, of noise, and of what is held out."),
-    option("--resume", section=_RUN, is_flag=True, help="Go on from the folder's checkpoint, exactly."),
+    option("--resume", section=_RUN, is_flag=True, help=("Go on from the folder's checkpoint, "
+                                                        "exactly.")),
     option(
         "--save-every",
         section=_RUN,
@@ -155,7 +164,8 @@ train_run_options = option_group(
         help="Time between checkpoints.",
     ),
     option(
-        "--device", section=_DEVICE, default="auto", show_default=True, metavar="NAME", help="auto, cpu, cuda, cuda:1."
+        "--device", section=_DEVICE, default="auto", show_default=True, metavar="NAME",
+        help="auto, cpu, cuda, cuda:1."
     ),
     option(
         "--precision",
@@ -194,7 +204,14 @@ train_result_options = option_group(
         metavar="FILE",
         help="Also convert what was trained to GGUF.",
     ),
-    option("--outtype", section=_OUTPUT, default="q8_0", show_default=True, metavar="TYPE", help="The type of --gguf."),
+    option(
+        "--outtype",
+        section=_OUTPUT,
+        default="q8_0",
+        show_default=True,
+        metavar="TYPE",
+        help="The type of --gguf.",
+    ),
     option(
         "--plot",
         section=_OUTPUT,
@@ -237,7 +254,8 @@ _SECTION, _ANSWERS = "Target's states", "Self-distillation"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainFeatures:
-    """Where the target's hidden states come from, where they are kept, and whose answers they belong to."""
+    """Where the target's hidden states come from, where they are kept, and whose answers they
+    belong to."""
 
     teacher: Path | None
     cache: Cache
@@ -254,7 +272,10 @@ train_features_options = option_group(
         "--teacher",
         section=_SECTION,
         type=ExistingFile(),
-        help="The target as GGUF: llama.cpp computes its states, so that a large one may be quantized.",
+        help=(
+            "The target as GGUF: llama.cpp computes its states, so that a large one may be "
+            "quantized."
+        ),
     ),
     option(
         "--cache",

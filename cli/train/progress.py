@@ -1,4 +1,5 @@
-"""How a training run is shown: a bar with loss, measures, speed and time left; lines where nobody watches."""
+"""How a training run is shown: a bar with loss, measures, speed and time left; lines where nobody
+watches."""
 
 from __future__ import annotations
 
@@ -41,11 +42,17 @@ class ShownRun:
         """Show how far the training is; new measures get a line that stays."""
         if status.measures is not self._measured and status.measures:
             self._measured = status.measures
-            self.note(f"step {status.step:,}: loss {status.loss:.3f}, {measures_text(status.measures)}")
+            self.note(
+                f"step {status.step:,}: loss {status.loss:.3f}, {measures_text(status.measures)}"
+            )
         if self._bar is not None and self._task is not None:
-            speed = f"{status.tokens_per_second:,.0f} tok/s, {duration_text(status.seconds_left)} left"
+            speed = (
+                f"{status.tokens_per_second:,.0f} tok/s, {duration_text(status.seconds_left)} left"
+            )
             text = f"step {status.step:,}/{status.steps:,} loss {status.loss:.3f}, {speed}"
-            self._bar.update(self._task, description=text, completed=status.step, total=status.steps)
+            self._bar.update(
+                self._task, description=text, completed=status.step, total=status.steps
+            )
 
 
 @contextmanager
@@ -57,7 +64,11 @@ def shown_run(terminal: Terminal) -> Iterator[ShownRun]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-    columns = (BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.description}", markup=False))
+    columns = (
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
     console = Console(stderr=True, no_color=not terminal.color_notes, highlight=False)
     with Progress(*columns, console=console, transient=True) as bar:
         yield ShownRun(terminal, bar)

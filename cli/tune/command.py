@@ -1,4 +1,5 @@
-"""`specrun tune`: measures a pair of models on this machine, plans what to draft, and keeps the plan.
+"""`specrun tune`: measures a pair of models on this machine, plans what to draft, and keeps the
+plan.
 
 How `specrun tune` prints what it found: the cost curves, the acceptance by rank, and the plans.
 """
@@ -36,7 +37,11 @@ from specrun.cli.tune.options import (
 if TYPE_CHECKING:
     from specrun.runtime.costs import Candidate, TunedSetting, TuneOptions, TuneResult
 
-_SCHEMES = {"argmax": "most likely tokens", "without": "drawn without replacement", "with": "drawn with replacement"}
+_SCHEMES = {
+    "argmax": "most likely tokens",
+    "without": "drawn without replacement",
+    "with": "drawn with replacement",
+}
 
 
 def print_tuning(draft: Path, result: TuneResult, terminal: Terminal) -> None:
@@ -69,7 +74,9 @@ def _print_acceptance(setting: TunedSetting, terminal: Terminal) -> None:
     ranks = max(map(len, setting.acceptance.values()), default=0)
     rows = [(_SCHEMES[name], *_shares(shares)) for name, shares in setting.acceptance.items()]
     head = ("drafts", *(f"{rank + 1}." for rank in range(ranks)))
-    print_table(terminal, f"Accepted by rank, temperature {setting.params.temperature:g}", head, rows)
+    print_table(
+        terminal, f"Accepted by rank, temperature {setting.params.temperature:g}", head, rows
+    )
 
 
 def _shares(values: Sequence[float]) -> list[str]:
@@ -82,7 +89,9 @@ def _print_plans(setting: TunedSetting, terminal: Terminal) -> None:
             candidate.options or "no drafting",
             str(candidate.n_nodes),
             f"{candidate.expected_tokens:.2f}",
-            "" if candidate.mean_accepted_length is None else f"{candidate.mean_accepted_length:.2f}",
+            ""
+            if candidate.mean_accepted_length is None
+            else f"{candidate.mean_accepted_length:.2f}",
             f"{candidate.predicted:.1f}",
             "" if candidate.measured is None else f"{candidate.measured:.1f}",
             _gain(candidate, setting),
@@ -97,8 +106,15 @@ def _print_theory(result: TuneResult, terminal: Terminal) -> None:
     rows = []
     for setting in result.settings:
         theory = setting.theory
-        chains = [candidate for candidate in setting.candidates if candidate.kind == "chain" and candidate.measured]
-        measured = max(((candidate.measured or 0.0) / setting.plain.speed for candidate in chains), default=None)
+        chains = [
+            candidate
+            for candidate in setting.candidates
+            if candidate.kind == "chain" and candidate.measured
+        ]
+        measured = max(
+            ((candidate.measured or 0.0) / setting.plain.speed for candidate in chains),
+            default=None,
+        )
         rows.append(
             (
                 f"{setting.params.temperature:g}",
@@ -111,8 +127,22 @@ def _print_theory(result: TuneResult, terminal: Terminal) -> None:
                 "" if measured is None else f"{measured:.2f}",
             )
         )
-    head = ("temp", "alpha", "c", "free width", "measured T(n)", "tokens/round", "operations", "measured")
-    print_table(terminal, "Theory of chains (Leviathan et al. 2023): times the speed of plain decoding", head, rows)
+    head = (
+        "temp",
+        "alpha",
+        "c",
+        "free width",
+        "measured T(n)",
+        "tokens/round",
+        "operations",
+        "measured",
+    )
+    print_table(
+        terminal,
+        "Theory of chains (Leviathan et al. 2023): times the speed of plain decoding",
+        head,
+        rows,
+    )
 
 
 def _gain(candidate: Candidate, setting: TunedSetting) -> str:
@@ -127,7 +157,10 @@ def _verdict(setting: TunedSetting, draft: Path) -> str:
     if not best.options:
         return f"{temperature}: plain decoding is fastest; --drafter none"
     gain = best.speed / setting.plain.speed
-    return f"{temperature}: draft({draft.name}, {best.options}) gives {gain:.2f} times the speed of plain decoding"
+    return (
+        f"{temperature}: draft({draft.name}, {best.options}) gives {gain:.2f} times the speed "
+        "of plain decoding"
+    )
 
 
 _EPILOG = """\b
@@ -150,7 +183,7 @@ much as pays with them.
 \b
 --layer-skip needs no draft model: it searches which layers of the target a draft made of the others
 should skip (Draft & Verify), for the most predicted tokens a second. Ctrl-C keeps the best so far.
-"""
+"""  # noqa: E501 - as it is shown
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
@@ -193,12 +226,16 @@ def tune(
         check_plot_file(output.plot)
     prompts = prompt_texts(text, demo=load.demo)
     with progress_bar(terminal, "loading the models") as progress:
-        result = tuning.tune(options, lambda model: prompt_tokens(model, prompts, text.no_chat_template), progress)
+        result = tuning.tune(
+            options, lambda model: prompt_tokens(model, prompts, text.no_chat_template), progress
+        )
     _show(options, result, output, terminal)
     if output.save:
         terminal.note(f"kept in {save_plans(options, result)}")
         layers = resolve_gpu_layers(options.n_gpu_layers, options.target)
-        save_curve(result.target, options.target, options.context, layers)  # drafters without a model plan with it
+        save_curve(
+            result.target, options.target, options.context, layers
+        )  # drafters without a model plan with it
     if output.plot is not None:
         from specrun.bench.plots import plot_tuning
 
@@ -213,7 +250,9 @@ def _options(load: LoadSettings, text: TuneText, sampling: TuneSampling) -> Tune
     return TuneOptions(
         target=target,
         draft=draft,
-        params=sampling_grid(sampling.temp, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p),
+        params=sampling_grid(
+            sampling.temp, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
+        ),
         n_tokens=text.predict,
         seconds=text.seconds,
         context=load.context,
@@ -226,7 +265,9 @@ def _options(load: LoadSettings, text: TuneText, sampling: TuneSampling) -> Tune
 def _files(load: LoadSettings, text: TuneText) -> tuple[Path, Path]:
     from specrun.runtime.demo import demo_drafters
 
-    target = named_target(load, ask="give -m FILE (and -md FILE), or --demo for the embedded models")
+    target = named_target(
+        load, ask="give -m FILE (and -md FILE), or --demo for the embedded models"
+    )
     draft = text.model_draft or (demo_drafters().get("draft") if load.demo else None)
     if draft is None:
         raise click.UsageError("the embedded draft model is missing: name one with -md FILE")
@@ -240,7 +281,9 @@ def _refuse_heads(draft: Path) -> None:
 
     kind = read_header(draft).architecture
     if method_of_head(kind) is not None:
-        raise click.UsageError(f"{draft.name} holds {kind} heads, not a model: specrun calibrate measures those")
+        raise click.UsageError(
+            f"{draft.name} holds {kind} heads, not a model: specrun calibrate measures those"
+        )
 
 
 def _show(options: TuneOptions, result: TuneResult, output: TuneOutput, terminal: Terminal) -> None:

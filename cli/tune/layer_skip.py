@@ -45,9 +45,13 @@ def run_layer_skip(
         check_target(skip.output, force=skip.force)
     prompts = prompt_texts(text, demo=load.demo)
     with progress_bar(terminal, "loading the model") as progress:
-        result = search_layers(options, lambda model: prompt_tokens(model, prompts, text.no_chat_template), progress)
+        result = search_layers(
+            options, lambda model: prompt_tokens(model, prompts, text.no_chat_template), progress
+        )
     if result.interrupted:
-        terminal.warn(f"interrupted after {len(result.trials)} of {options.evaluations} sets of layers")
+        terminal.warn(
+            f"interrupted after {len(result.trials)} of {options.evaluations} sets of layers"
+        )
     _show(options, result, output, terminal)
     if output.plot is not None:
         from specrun.bench.plots import plot_layer_search
@@ -63,16 +67,24 @@ def run_layer_skip(
         click.get_current_context().exit(INTERRUPTED)
 
 
-def _options(load: LoadSettings, text: TuneText, skip: LayerSkip, sampling: TuneSampling) -> LayerSearchOptions:
+def _options(
+    load: LoadSettings, text: TuneText, skip: LayerSkip, sampling: TuneSampling
+) -> LayerSearchOptions:
     from specrun.bench.layers.layer_search import LayerSearchOptions
 
     if text.model_draft is not None:
-        raise click.UsageError("--layer-skip makes the draft model of the target's own layers: leave out -md")
+        raise click.UsageError(
+            "--layer-skip makes the draft model of the target's own layers: leave out -md"
+        )
     target = named_target(load, ask="give -m FILE, or --demo for the embedded model")
-    grid = sampling_grid(sampling.temp, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
+    grid = sampling_grid(
+        sampling.temp, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
+    )
     chosen = click.get_current_context().get_parameter_source("temp") is not ParameterSource.DEFAULT
     if chosen and len(grid) > 1:
-        raise click.UsageError(f"--layer-skip searches for one temperature: give one of the {len(grid)}")
+        raise click.UsageError(
+            f"--layer-skip searches for one temperature: give one of the {len(grid)}"
+        )
     return LayerSearchOptions(
         target=target,
         params=grid[0],
@@ -86,7 +98,9 @@ def _options(load: LoadSettings, text: TuneText, skip: LayerSkip, sampling: Tune
     )
 
 
-def _show(options: LayerSearchOptions, result: LayerSearchResult, output: TuneOutput, terminal: Terminal) -> None:
+def _show(
+    options: LayerSearchOptions, result: LayerSearchResult, output: TuneOutput, terminal: Terminal
+) -> None:
     from specrun.convert.cut import range_text
 
     temperature = options.params.temperature
@@ -115,6 +129,7 @@ def _show(options: LayerSearchOptions, result: LayerSearchResult, output: TuneOu
         terminal.answer(f"plain decoding should stay fastest; the best cut skips {skipped}\n")
         return
     terminal.answer(
-        f"--skip-layers {skipped} with draft(CUT, n={best.n_draft}, sampling={best.sampling}) should give "
+        f"--skip-layers {skipped} with draft(CUT, n={best.n_draft}, sampling={best.sampling}) "
+        "should give "
         f"{best.speed_up:.2f} times the speed of plain decoding\n"
     )

@@ -70,7 +70,14 @@ tune_text_options = option_group(
         type=ExistingFile(),
         help="The draft model: a GGUF file.",
     ),
-    option("-p", "--prompt", section=_TEXTS, multiple=True, metavar="TEXT", help="A prompt; repeatable."),
+    option(
+        "-p",
+        "--prompt",
+        section=_TEXTS,
+        multiple=True,
+        metavar="TEXT",
+        help="A prompt; repeatable.",
+    ),
     option("-f", "--file", section=_TEXTS, type=ExistingFile(), help="A file that is one prompt."),
     no_template_option(_TEXTS),
     option(
@@ -132,7 +139,13 @@ tune_sampling_options = option_group(
 tune_output_options = option_group(
     "output",
     TuneOutput,
-    option("--json", "as_json", section=_OUTPUT, is_flag=True, help="Print everything that was measured as JSON."),
+    option(
+        "--json",
+        "as_json",
+        section=_OUTPUT,
+        is_flag=True,
+        help="Print everything that was measured as JSON.",
+    ),
     option(
         "--plot",
         section=_OUTPUT,

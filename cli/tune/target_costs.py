@@ -1,4 +1,5 @@
-"""`specrun tune -m TARGET` alone: what evaluations of the target cost, which drafters without a model plan with."""
+"""`specrun tune -m TARGET` alone: what evaluations of the target cost, which drafters without a
+model plan with."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from specrun.runtime.costs import CostCurve
 
 
-def run_target_costs(load: LoadSettings, target: Path, text: TuneText, output: TuneOutput, terminal: Terminal) -> None:
+def run_target_costs(
+    load: LoadSettings, target: Path, text: TuneText, output: TuneOutput, terminal: Terminal
+) -> None:
     """Measure the target's cost curve, print it and keep it."""
     from specrun.runtime.costs import measure_target_costs, save_curve
     from specrun.runtime.offload import resolve_gpu_layers
@@ -45,15 +48,23 @@ def run_target_costs(load: LoadSettings, target: Path, text: TuneText, output: T
     if output.save:
         path = save_curve(curve, target, context, resolve_gpu_layers(load.gpu_layers, target))
         terminal.note(
-            f"kept in {path}: prompt-lookup, lookahead and rest plan with it; -md FILE plans for a draft model"
+            f"kept in {path}: prompt-lookup, lookahead and rest plan with it; -md FILE plans for "
+            "a draft model"
         )
 
 
 def _show(curve: CostCurve, terminal: Terminal) -> None:
     single = curve.seconds(1)
     rows = [
-        (str(size), f"{1e3 * seconds:.2f}", f"{seconds / single:.2f}", f"{size * single / seconds:.2f}")
+        (
+            str(size),
+            f"{1e3 * seconds:.2f}",
+            f"{seconds / single:.2f}",
+            f"{size * single / seconds:.2f}",
+        )
         for size in curve.sizes
         for seconds in (curve.seconds(size),)
     ]
-    print_table(terminal, "What an evaluation costs", ("tokens", "ms", "times one", "most gain"), rows)
+    print_table(
+        terminal, "What an evaluation costs", ("tokens", "ms", "times one", "most gain"), rows
+    )

@@ -5,7 +5,13 @@ from specrun.convert.checkpoint.json_file import JsonObject, read_json_object
 from specrun.convert.checkpoint.number_types import bfloat16_bits, raw_stored_as, stored_as, widened
 from specrun.convert.checkpoint.pickled_file import PICKLE_ENDINGS, read_pickle
 from specrun.convert.checkpoint.safetensors_file import read_array, read_safetensors
-from specrun.convert.checkpoint.source_tensor import NUMBER_TYPES, PIECE_BYTES, SOURCE_KEY, SourceDigest, SourceTensor
+from specrun.convert.checkpoint.source_tensor import (
+    NUMBER_TYPES,
+    PIECE_BYTES,
+    SOURCE_KEY,
+    SourceDigest,
+    SourceTensor,
+)
 
 __all__ = [
     "NUMBER_TYPES",

@@ -37,28 +37,39 @@ class Checkpoint:
         """Return a tensor; raises MalformedFileError if it is missing or has another shape."""
         stored = self.tensors.get(name)
         if stored is None:
-            raise MalformedFileError(f"{self.folder} has no tensor {name}: the checkpoint is incomplete")
+            raise MalformedFileError(
+                f"{self.folder} has no tensor {name}: the checkpoint is incomplete"
+            )
         if stored.shape != shape:
-            raise MalformedFileError(f"{stored.path} has {name} of shape {stored.shape}, where {shape} is needed")
+            raise MalformedFileError(
+                f"{stored.path} has {name} of shape {stored.shape}, where {shape} is needed"
+            )
         return stored
 
 
-def open_checkpoint(folder: Path, *, allow_pickle: bool = False, also_named: Collection[str] = ()) -> Checkpoint:
+def open_checkpoint(
+    folder: Path, *, allow_pickle: bool = False, also_named: Collection[str] = ()
+) -> Checkpoint:
     """Open a folder with config.json and weights, in one file or in several with an index.
 
-    Weights are read from safetensors; where there are none and `allow_pickle` is given, from torch's pickles. A file
-    with one of the names `also_named` (without ending) comes before those of the usual names.
-    Raises FileMissingError, MalformedFileError, or UnsupportedModelError for pickles that are not allowed.
+    Weights are read from safetensors; where there are none and `allow_pickle` is given, from
+    torch's pickles. A file with one of the names `also_named` (without ending) comes before those
+    of the usual names. Raises FileMissingError, MalformedFileError, or UnsupportedModelError for
+    pickles that are not allowed.
     """
     if not folder.is_dir():
         if folder.exists():
-            raise FileMissingError(f"{folder} is a file; name the checkpoint's folder, which has a config.json")
+            raise FileMissingError(
+                f"{folder} is a file; name the checkpoint's folder, which has a config.json"
+            )
         raise FileMissingError(f"there is no folder {folder}; check the path")
     config = read_json_object(folder / "config.json")
     return Checkpoint(folder, config, _find_tensors(folder, also_named, allow_pickle=allow_pickle))
 
 
-def _find_tensors(folder: Path, also_named: Collection[str], *, allow_pickle: bool) -> Mapping[str, SourceTensor]:
+def _find_tensors(
+    folder: Path, also_named: Collection[str], *, allow_pickle: bool
+) -> Mapping[str, SourceTensor]:
     for name in also_named:
         if (folder / f"{name}.safetensors").exists():
             return read_safetensors(folder / f"{name}.safetensors")
@@ -70,18 +81,26 @@ def _find_tensors(folder: Path, also_named: Collection[str], *, allow_pickle: bo
         return read_safetensors(folder / _WEIGHTS)
     if pickles and not allow_pickle:
         raise UnsupportedModelError(
-            f"{folder} has its weights in {(own or pickles)[0]}, a pickle, which can run code when it is opened: "
-            "get the checkpoint as safetensors, or open it with --allow-pickle, which lets it build tensors only"
+            f"{folder} has its weights in {(own or pickles)[0]}, a pickle, which can run code "
+            "when it is opened: "
+            "get the checkpoint as safetensors, or open it with --allow-pickle, which lets it "
+            "build tensors only"
         )
     if own:
         return read_pickle(folder / own[0])
     if (folder / _PICKLED_INDEX).exists():
         return _read_shards(folder / _PICKLED_INDEX, PICKLE_ENDINGS, read_pickle)
     if len(pickles) == 1 or _PICKLED_WEIGHTS in pickles:
-        return read_pickle(folder / (_PICKLED_WEIGHTS if _PICKLED_WEIGHTS in pickles else pickles[0]))
+        return read_pickle(
+            folder / (_PICKLED_WEIGHTS if _PICKLED_WEIGHTS in pickles else pickles[0])
+        )
     if pickles:
-        raise UnsupportedModelError(f"{folder} has several pickles ({', '.join(pickles[:4])}) and no {_PICKLED_INDEX}")
-    raise FileMissingError(f"there is neither {_WEIGHTS} nor {_INDEX} in {folder}; is the checkpoint complete?")
+        raise UnsupportedModelError(
+            f"{folder} has several pickles ({', '.join(pickles[:4])}) and no {_PICKLED_INDEX}"
+        )
+    raise FileMissingError(
+        f"there is neither {_WEIGHTS} nor {_INDEX} in {folder}; is the checkpoint complete?"
+    )
 
 
 def _pickles(folder: Path) -> list[str]:
@@ -99,12 +118,20 @@ def _read_shards(
     for name in names.values:
         file_name = names.text(name)
         # A name from the index must not lead out of the folder.
-        if not file_name.endswith(endings) or Path(file_name).name != file_name or "\\" in file_name:
-            raise MalformedFileError(f"{index.shown} puts {name} into {file_name!r}, not a file of the folder")
+        if (
+            not file_name.endswith(endings)
+            or Path(file_name).name != file_name
+            or "\\" in file_name
+        ):
+            raise MalformedFileError(
+                f"{index.shown} puts {name} into {file_name!r}, not a file of the folder"
+            )
         if file_name not in shards:
             shards[file_name] = read(folder / file_name)
         if name not in shards[file_name]:
-            raise MalformedFileError(f"{folder / file_name} lacks the tensor {name} that {index_file.name} puts there")
+            raise MalformedFileError(
+                f"{folder / file_name} lacks the tensor {name} that {index_file.name} puts there"
+            )
         tensors[name] = shards[file_name][name]
     if not tensors:
         raise MalformedFileError(f"{index.shown} names no tensors")

@@ -1,4 +1,5 @@
-"""JSON files of a checkpoint, read with named errors: an object whose values are asked for by kind."""
+"""JSON files of a checkpoint, read with named errors: an object whose values are asked for by
+kind."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ _LARGEST = 200 << 20  # the largest tokenizer.json in use has about 35 MB
 class JsonObject:
     """A JSON object and where it came from. A `null` counts as absent.
 
-    Each method returns the value of a key, or `default` where it is absent, and raises MalformedFileError
-    if it is of another kind, or absent without a default.
+    Each method returns the value of a key, or `default` where it is absent, and raises
+    MalformedFileError if it is of another kind, or absent without a default.
     """
 
     def __init__(self, values: Mapping[str, Any], shown: str) -> None:
@@ -32,7 +33,11 @@ class JsonObject:
 
     def count(self, key: str, default: int | None = None) -> int:
         """Return a whole number of at least 1 that fits 32 bits."""
-        return int(self._get(key, default, lambda v: type(v) is int and 0 < v < 2**32, "a positive whole number"))
+        return int(
+            self._get(
+                key, default, lambda v: type(v) is int and 0 < v < 2**32, "a positive whole number"
+            )
+        )
 
     def token(self, key: str) -> int | None:
         """Return a token id, or None where it is absent."""
@@ -42,7 +47,14 @@ class JsonObject:
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0."""
-        return float(self._get(key, default, lambda v: type(v) in (int, float) and 0 < v < 1e30, "a positive number"))
+        return float(
+            self._get(
+                key,
+                default,
+                lambda v: type(v) in (int, float) and 0 < v < 1e30,
+                "a positive number",
+            )
+        )
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """Return true or false."""
@@ -77,25 +89,37 @@ class JsonObject:
 def read_json_object(path: Path) -> JsonObject:
     """Read a JSON file whose outermost value is an object.
 
-    Raises FileMissingError if it is not there or cannot be read, MalformedFileError if it is something else.
+    Raises FileMissingError if it is not there or cannot be read, MalformedFileError if it is
+    something else.
     """
     try:
         if path.stat().st_size > _LARGEST:
-            raise MalformedFileError(f"{path} has more than {_LARGEST >> 20} MB, too much for such a file")
+            raise MalformedFileError(
+                f"{path} has more than {_LARGEST >> 20} MB, too much for such a file"
+            )
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise FileMissingError(f"there is no {path.name} in {path.parent}; is the checkpoint complete?") from error
+        raise FileMissingError(
+            f"there is no {path.name} in {path.parent}; is the checkpoint complete?"
+        ) from error
     except OSError as error:
-        raise FileMissingError(f"{path} cannot be read ({error.strerror}); check its permissions") from error
+        raise FileMissingError(
+            f"{path} cannot be read ({error.strerror}); check its permissions"
+        ) from error
     return parse_json_object(data, str(path))
 
 
 def parse_json_object(data: bytes, shown: str) -> JsonObject:
-    """Return the JSON object in `data`; raises MalformedFileError, naming it `shown`, if it is not one."""
+    """Return the JSON object in `data`; raises MalformedFileError, naming it `shown`, if it is not
+    one."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise MalformedFileError(f"{shown} is not JSON ({str(error)[:100]}); get it again") from error
+        raise MalformedFileError(
+            f"{shown} is not JSON ({str(error)[:100]}); get it again"
+        ) from error
     if not isinstance(value, dict):
-        raise MalformedFileError(f"{shown} holds a JSON {type(value).__name__} instead of an object")
+        raise MalformedFileError(
+            f"{shown} holds a JSON {type(value).__name__} instead of an object"
+        )
     return JsonObject(value, shown)

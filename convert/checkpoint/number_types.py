@@ -36,17 +36,22 @@ _BLOCK = 1 << 16  # numbers at a time, so that what lies between the steps stays
 
 
 def stored_as(array: npt.NDArray[Any], type_name: str, shown: str) -> npt.NDArray[Any]:
-    """Return floating-point numbers as F32, F16 or BF16 (its 16 bits as uint16), rounded to nearest; whole ones as I64.
+    """Return floating-point numbers as F32, F16 or BF16 (its 16 bits as uint16), rounded to
+    nearest; whole ones as I64.
 
-    Raises MalformedFileError if a number is not finite, UnsupportedModelError if one is too large for
-    the type; `shown` names the tensor.
+    Raises MalformedFileError if a number is not finite, UnsupportedModelError if one is too large
+    for the type; `shown` names the tensor.
     """
     if type_name == "I64":
         if not np.issubdtype(array.dtype, np.signedinteger):
-            raise UnsupportedModelError(f"{shown} holds {array.dtype} numbers, where whole ones are needed")
+            raise UnsupportedModelError(
+                f"{shown} holds {array.dtype} numbers, where whole ones are needed"
+            )
         return array.astype(np.int64, copy=False)
     if not np.issubdtype(array.dtype, np.floating):
-        raise UnsupportedModelError(f"{shown} holds {array.dtype} numbers, where floating-point ones are needed")
+        raise UnsupportedModelError(
+            f"{shown} holds {array.dtype} numbers, where floating-point ones are needed"
+        )
     largest = max(float(np.max(array)), -float(np.min(array))) if array.size else 0.0
     _check_largest(largest, type_name, shown)
     if type_name == "F16":
@@ -55,10 +60,13 @@ def stored_as(array: npt.NDArray[Any], type_name: str, shown: str) -> npt.NDArra
     return wide if type_name == "F32" else bfloat16_bits(wide)
 
 
-def raw_stored_as(raw: npt.NDArray[Any], source_type: str, type_name: str, shown: str) -> npt.NDArray[Any]:
+def raw_stored_as(
+    raw: npt.NDArray[Any], source_type: str, type_name: str, shown: str
+) -> npt.NDArray[Any]:
     """Return the numbers of a checkpoint, in the numpy type of `source_type`, as `stored_as` would.
 
-    Bfloat16 comes as its 16 bits and is never widened where it need not be. Raises as `stored_as` does.
+    Bfloat16 comes as its 16 bits and is never widened where it need not be. Raises as `stored_as`
+    does.
     """
     if source_type != "BF16" or type_name == "F32":
         return stored_as(widened(raw) if source_type == "BF16" else raw, type_name, shown)
@@ -74,13 +82,19 @@ def _largest_magnitude(bits: npt.NDArray[np.uint16]) -> int:
     largest = 0
     for start in range(0, bits.size, _BLOCK):
         block = bits[start : start + _BLOCK]
-        largest = max(largest, int(np.bitwise_and(block, _MAGNITUDE, out=magnitudes[: block.size]).max()))
+        largest = max(
+            largest, int(np.bitwise_and(block, _MAGNITUDE, out=magnitudes[: block.size]).max())
+        )
     return largest
 
 
 def _check_largest(largest: float, type_name: str, shown: str) -> None:
     if not np.isfinite(largest):
-        raise MalformedFileError(f"{shown} holds numbers that are not finite: the checkpoint is damaged")
+        raise MalformedFileError(
+            f"{shown} holds numbers that are not finite: the checkpoint is damaged"
+        )
     if largest > _LARGEST[type_name]:
         kind = type_name.lower()
-        raise UnsupportedModelError(f"{shown} holds {largest:g}, too large for {kind}: convert to bf16 or f32")
+        raise UnsupportedModelError(
+            f"{shown} holds {largest:g}, too large for {kind}: convert to bf16 or f32"
+        )

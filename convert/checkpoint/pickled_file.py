@@ -1,7 +1,8 @@
-"""Pickled checkpoints (.bin, .pt, .pth), opened by torch with `weights_only=True` and in no other way.
+"""Pickled checkpoints (.bin, .pt, .pth), opened by torch with `weights_only=True` and in no other
+way.
 
-A pickle is a program. `weights_only` lets it build tensors and plain containers and nothing else; where it
-refuses a file, the file is refused: there is no second try.
+A pickle is a program. `weights_only` lets it build tensors and plain containers and nothing else;
+where it refuses a file, the file is refused: there is no second try.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ from specrun.convert.checkpoint.source_tensor import NUMBER_TYPES, SourceTensor
 PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
 # Before 2.6 a file could get around weights_only (CVE-2025-32434).
 _SAFE_TORCH = (2, 6)
-_TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32"}
+_TYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+}
 _TYPES["bool"] = "BOOL"
 
 
@@ -52,8 +60,9 @@ class PickledTensor(SourceTensor):
 def read_pickle(path: Path) -> dict[str, PickledTensor]:
     """Open a pickled state dict and return its tensors by name; their numbers stay in the file.
 
-    Raises FileMissingError, MalformedFileError, UnsupportedModelError for what is not a mapping of names to
-    tensors or asks for more than tensors, SpecrunError where torch is missing or too old to open it safely.
+    Raises FileMissingError, MalformedFileError, UnsupportedModelError for what is not a mapping of
+    names to tensors or asks for more than tensors, SpecrunError where torch is missing or too old
+    to open it safely.
     """
     content = _load(path)
     for inner in ("state_dict", "model"):  # as training programs wrap it
@@ -71,7 +80,9 @@ def _load(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
         raise MissingPackageError(f"opening {path}", "torch", "train") from error
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < _SAFE_TORCH:
-        raise SpecrunError(f"torch {torch.__version__} cannot open {path} safely: install torch 2.6 or later")
+        raise SpecrunError(
+            f"torch {torch.__version__} cannot open {path} safely: install torch 2.6 or later"
+        )
     try:
         if path.stat().st_size and not zipfile.is_zipfile(path):
             raise UnsupportedModelError(
@@ -86,16 +97,29 @@ def _load(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
         ) from error
     except FileNotFoundError as error:
         raise FileMissingError(f"there is no file {path}; is the checkpoint complete?") from error
-    except (RuntimeError, ValueError, EOFError, OSError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except (
+        RuntimeError,
+        ValueError,
+        EOFError,
+        OSError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+    ) as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise MalformedFileError(f"{path} is damaged, torch cannot open it ({reason}); download it again") from error
+        raise MalformedFileError(
+            f"{path} is damaged, torch cannot open it ({reason}); download it again"
+        ) from error
 
 
 def _pickled(path: Path, name: str, tensor: Any) -> PickledTensor:  # noqa: ANN401 - whatever the file holds
     kind = str(getattr(tensor, "dtype", type(tensor).__name__)).removeprefix("torch.")
     if kind not in _TYPES or tensor.layout != _strided():
         known = ", ".join(_TYPES)
-        raise UnsupportedModelError(f"{path} stores {name} as {kind}: only dense tensors of {known} can be read")
+        raise UnsupportedModelError(
+            f"{path} stores {name} as {kind}: only dense tensors of {known} can be read"
+        )
     if tensor.numel() == 0:
         raise MalformedFileError(f"{path} is damaged: {name} is empty; download it again")
     return PickledTensor(path, name, _TYPES[kind], tuple(tensor.shape), tensor.detach())

@@ -1,9 +1,11 @@
 """Safetensors files: the header checked, the numbers read one tensor at a time.
 
-The format: a length of 8 bytes (little-endian), a JSON object of that length with type, shape and extent of
-each tensor, and the data. Read here because numpy has no bfloat16, which the safetensors package needs.
+The format: a length of 8 bytes (little-endian), a JSON object of that length with type, shape and
+extent of each tensor, and the data. Read here because numpy has no bfloat16, which the safetensors
+package needs.
 
-Reads an array out of a file, at once: not mapped, because a mapped file that shrinks ends the process.
+Reads an array out of a file, at once: not mapped, because a mapped file that shrinks ends the
+process.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from specrun.convert.checkpoint.json_file import JsonObject, parse_json_object
 from specrun.convert.checkpoint.source_tensor import NUMBER_TYPES, SourceTensor
 
 
-def read_array(path: Path, kind: npt.DTypeLike, shape: tuple[int, ...], offset: int) -> npt.NDArray[Any]:
+def read_array(
+    path: Path, kind: npt.DTypeLike, shape: tuple[int, ...], offset: int
+) -> npt.NDArray[Any]:
     """Return the array of `shape` whose numbers begin `offset` bytes into the file.
 
     Raises MalformedFileError if the file ends before, FileMissingError if it cannot be read.
@@ -54,36 +58,52 @@ class StoredTensor(SourceTensor):
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     """Read and check the header of a safetensors file and return its tensors by name.
 
-    Raises FileMissingError if it cannot be read, MalformedFileError if it is truncated or contradicts
-    itself, UnsupportedModelError if it has numbers of an unknown type.
+    Raises FileMissingError if it cannot be read, MalformedFileError if it is truncated or
+    contradicts itself, UnsupportedModelError if it has numbers of an unknown type.
     """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or not 2 <= length <= min(_LARGEST_HEADER, size - 8):
-                raise MalformedFileError(f"{path} is truncated, or not a safetensors file; {_AGAIN}")
+                raise MalformedFileError(
+                    f"{path} is truncated, or not a safetensors file; {_AGAIN}"
+                )
             header = parse_json_object(file.read(length), f"the header of {path}")
     except FileNotFoundError as error:
         raise FileMissingError(f"there is no file {path}; is the checkpoint complete?") from error
     except OSError as error:
-        raise FileMissingError(f"{path} cannot be read ({error.strerror}); check its permissions") from error
+        raise FileMissingError(
+            f"{path} cannot be read ({error.strerror}); check its permissions"
+        ) from error
     names = [name for name in header.values if name != "__metadata__"]
     return {name: _stored(path, header, name, 8 + length, size) for name in names}
 
 
 def _stored(path: Path, header: JsonObject, name: str, start: int, size: int) -> StoredTensor:
     entry = header.object(name)
-    type_name, shape, extent = entry.text("dtype"), entry.items("shape"), entry.items("data_offsets")
+    type_name, shape, extent = (
+        entry.text("dtype"),
+        entry.items("shape"),
+        entry.items("data_offsets"),
+    )
     if type_name not in NUMBER_TYPES:
-        raise UnsupportedModelError(f"{path} stores {name} as {type_name}: only {', '.join(NUMBER_TYPES)} can be read")
+        raise UnsupportedModelError(
+            f"{path} stores {name} as {type_name}: only {', '.join(NUMBER_TYPES)} can be read"
+        )
     if not all(type(n) is int and 0 <= n < 2**48 for n in (*shape, *extent)) or len(extent) != 2:
-        raise MalformedFileError(f"{path} is damaged: the place of the tensor {name} makes no sense; {_AGAIN}")
+        raise MalformedFileError(
+            f"{path} is damaged: the place of the tensor {name} makes no sense; {_AGAIN}"
+        )
     begin, end = extent
     n_bytes = prod(shape) * np.dtype(NUMBER_TYPES[type_name]).itemsize
     if end - begin != n_bytes or n_bytes == 0:
-        problem = f"{name} of shape {tuple(shape)} takes {end - begin:,} bytes instead of {n_bytes:,}"
+        problem = (
+            f"{name} of shape {tuple(shape)} takes {end - begin:,} bytes instead of {n_bytes:,}"
+        )
         raise MalformedFileError(f"{path} is damaged: {problem}; {_AGAIN}")
     if start + end > size:
-        raise MalformedFileError(f"{path} is truncated: {name} ends {start + end - size:,} bytes behind it; {_AGAIN}")
+        raise MalformedFileError(
+            f"{path} is truncated: {name} ends {start + end - size:,} bytes behind it; {_AGAIN}"
+        )
     return StoredTensor(path, name, type_name, tuple(shape), start + begin)

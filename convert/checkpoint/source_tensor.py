@@ -2,9 +2,10 @@
 
 What a file was converted from, as one number: the SHA-256 that a converted file carries.
 
-It covers the files that say how to read the checkpoint and the tensors that were converted, each by name, type,
-shape and numbers, and nothing of how they are spread over shards. Numbers are hashed in pieces of
-`PIECE_BYTES`, so that pieces can be hashed beside each other, and then the hashes of the pieces.
+It covers the files that say how to read the checkpoint and the tensors that were converted, each by
+name, type, shape and numbers, and nothing of how they are spread over shards. Numbers are hashed in
+pieces of `PIECE_BYTES`, so that pieces can be hashed beside each other, and then the hashes of the
+pieces.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ NUMBER_TYPES: dict[str, npt.DTypeLike] = {
     "I32": "<i4",
     "BOOL": "|b1",
 }
-"""The number types of checkpoints that can be read, with the numpy type that holds them; BF16 as its 16 bits."""
+"""The number types of checkpoints that can be read, with the numpy type that holds them; BF16 as
+its 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor(ABC):
-    """What is known of a tensor before it is read: `type_name` is one of NUMBER_TYPES, `shape` rows first."""
+    """What is known of a tensor before it is read: `type_name` is one of NUMBER_TYPES, `shape` rows
+    first."""
 
     path: Path
     name: str
@@ -57,8 +60,8 @@ class SourceTensor(ABC):
     def raw(self, start: int, count: int) -> npt.NDArray[Any]:
         """Return `count` numbers from number `start` on, flat, in the numpy type of `type_name`.
 
-        May be called from several threads. Raises MalformedFileError if the file has become shorter,
-        FileMissingError if it is gone.
+        May be called from several threads. Raises MalformedFileError if the file has become
+        shorter, FileMissingError if it is gone.
         """
 
     def read(self) -> npt.NDArray[Any]:

@@ -1,6 +1,13 @@
 """Models with fewer layers or wider ones, made of their own weights."""
 
-from specrun.convert.cut.cut import CUT_LAYERS, CUT_SOURCE, CUT_SOURCE_LAYERS, CutReport, LayeredModel, cut_layers
+from specrun.convert.cut.cut import (
+    CUT_LAYERS,
+    CUT_SOURCE,
+    CUT_SOURCE_LAYERS,
+    CutReport,
+    LayeredModel,
+    cut_layers,
+)
 from specrun.convert.cut.layer_rules import RULES
 from specrun.convert.cut.layer_selection import parse_layers, range_text
 from specrun.convert.cut.pad import PADDED_FROM, PADDED_PARAMETERS, PadReport, pad_ffn

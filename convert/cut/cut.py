@@ -1,8 +1,9 @@
 """Writes a model with fewer layers: a drafter made of its own target.
 
-Leaving out the last layers is early exit (LayerSkip, Elhoushi et al. 2024); leaving out some in between is what Draft &
-Verify (Zhang et al. 2023) drafts with. Both are files like any other here, so that any drafter can be made of them. The
-weights that are kept are copied bit by bit, whatever their type.
+Leaving out the last layers is early exit (LayerSkip, Elhoushi et al. 2024); leaving out some in
+between is what Draft & Verify (Zhang et al. 2023) drafts with. Both are files like any other here,
+so that any drafter can be made of them. The weights that are kept are copied bit by bit, whatever
+their type.
 """
 
 from __future__ import annotations
@@ -53,11 +54,13 @@ def cut_layers(
     force: bool = False,
     progress: Progress | None = None,
 ) -> CutReport:
-    """Write the model `source` to `output` with the layers `layers` only, or all but `skip` ("0-3,8,10-").
+    """Write the model `source` to `output` with the layers `layers` only, or all but `skip`
+    ("0-3,8,10-").
 
-    Raises OptionError for layers the model has not, for a cut that leaves none, and if `output` exists without
-    `force`; UnsupportedModelError for a model that would not be what it should with these layers, and for one
-    part of a split model; FileMissingError, MalformedFileError. Nothing is left behind on failure.
+    Raises OptionError for layers the model has not, for a cut that leaves none, and if `output`
+    exists without `force`; UnsupportedModelError for a model that would not be what it should with
+    these layers, and for one part of a split model; FileMissingError, MalformedFileError. Nothing
+    is left behind on failure.
     """
     check_target(Path(output), force=force)
     model = LayeredModel(source)
@@ -68,7 +71,8 @@ def cut_layers(
 class LayeredModel:
     """A model to be cut: read once, written as often as wanted.
 
-    `n_layers` does not count the layers at the end that predict further tokens (NextN); cuts leave them out.
+    `n_layers` does not count the layers at the end that predict further tokens (NextN); cuts leave
+    them out.
     """
 
     def __init__(self, source: str | os.PathLike[str]) -> None:
@@ -79,7 +83,8 @@ class LayeredModel:
         rules = RULES.get(architecture)
         if rules is None:
             raise UnsupportedModelError(
-                f"{self.path} is a {architecture}: whether its layers depend on their numbers is not known, so it "
+                f"{self.path} is a {architecture}: whether its layers depend on their numbers is "
+                "not known, so it "
                 "cannot be cut"
             )
         self._rules = rules
@@ -91,38 +96,48 @@ class LayeredModel:
         self._metadata: Metadata | None = None
 
     def check(self, kept: Sequence[int]) -> None:
-        """Raise unless a model of these layers, ascending, is what its layers make of it; see `cut_layers`."""
+        """Raise unless a model of these layers, ascending, is what its layers make of it; see
+        `cut_layers`."""
         if not kept:
-            raise OptionError(f"{self.path} would have no layer left: keep at least one of its {self.n_layers}")
+            raise OptionError(
+                f"{self.path} would have no layer left: keep at least one of its {self.n_layers}"
+            )
         if list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < self.n_layers:
-            raise OptionError(f"{self.path} has layers 0 to {self.n_layers - 1}: name each once, in their order")
+            raise OptionError(
+                f"{self.path} has layers 0 to {self.n_layers - 1}: name each once, in their order"
+            )
         name, rules, count = self._facts.architecture, self._rules, len(kept)
         if rules.exit_only and tuple(kept) != tuple(range(count)):
             early = range_text(range(count))
             raise UnsupportedModelError(
-                f"{self.path} is a {name}, and {rules.exit_only}: only its last layers can go, as in --layers {early}"
+                f"{self.path} is a {name}, and {rules.exit_only}: only its last layers can go, "
+                f"as in --layers {early}"
             )
         if rules.kind_of(self.n_layers) != rules.kind_of(count):
             raise UnsupportedModelError(
-                f"{self.path} cannot have {count} layers: llama.cpp takes a {name} of {self.n_layers} layers for "
+                f"{self.path} cannot have {count} layers: llama.cpp takes a {name} of "
+                f"{self.n_layers} layers for "
                 f"another kind of model than one of {count}"
             )
         kind = missing_kind(self._facts, rules, kept)
         if kind:
             raise UnsupportedModelError(
-                f"{self.path} is a {name}: one of its layers with {kind} must stay, and {range_text(kept)} has none"
+                f"{self.path} is a {name}: one of its layers with {kind} must stay, and "
+                f"{range_text(kept)} has none"
             )
         moved = self._first_out_of_place(kept)
         if moved is not None:
             possible = self.nearest(kept)
             hint = f"; --layers {range_text(possible)} can be kept" if possible else ""
             raise UnsupportedModelError(
-                f"{self.path} is a {name}, where a layer's number decides about rope or experts: layer {kept[moved]} "
+                f"{self.path} is a {name}, where a layer's number decides about rope or experts: "
+                f"layer {kept[moved]} "
                 f"cannot become layer {moved}{hint}"
             )
 
     def nearest(self, wanted: Collection[int]) -> tuple[int, ...]:
-        """Return layers that can be kept, of the wanted ones where that is possible; () where none can."""
+        """Return layers that can be kept, of the wanted ones where that is possible; () where none
+        can."""
         if self._rules.exit_only:
             kept = list(range(len(wanted)))
         else:
@@ -131,7 +146,11 @@ class LayeredModel:
                 if layer in wanted and self._in_place([*kept, layer], len(kept)):
                     kept.append(layer)
         same_kind = self._rules.kind_of(self.n_layers) == self._rules.kind_of(len(kept))
-        return tuple(kept) if kept and same_kind and not missing_kind(self._facts, self._rules, kept) else ()
+        return (
+            tuple(kept)
+            if kept and same_kind and not missing_kind(self._facts, self._rules, kept)
+            else ()
+        )
 
     def write(
         self,
@@ -150,37 +169,50 @@ class LayeredModel:
         cut_metadata(metadata, self._facts, self._rules, kept)
         self._sign(metadata, kept)
         tensors = list(self._plan(kept))
-        n_bytes = write_gguf(target, self._facts.architecture, metadata, tensors, force=force, progress=progress)
+        n_bytes = write_gguf(
+            target, self._facts.architecture, metadata, tensors, force=force, progress=progress
+        )
         n_parameters = sum(prod(tensor.shape) for tensor in tensors)
         return CutReport(target, tuple(kept), self.n_layers, n_parameters, n_bytes)
 
-    # -- what may be kept --------------------------------------------------------------------------------
+    # -- what may be kept --------------------------------------------------------------------------
 
     def _check_model(self) -> None:
         metadata = self._source.header.metadata
         parts = metadata.get("split.count")
         if isinstance(parts, int) and parts > 1:
-            raise UnsupportedModelError(f"{self.path} is one part of a split model: merge the parts first")
+            raise UnsupportedModelError(
+                f"{self.path} is one part of a split model: merge the parts first"
+            )
         reason = self._rules.refuse(self._facts)
         if reason:
-            raise UnsupportedModelError(f"{self.path} is a {self._facts.architecture} and cannot be cut: {reason}")
+            raise UnsupportedModelError(
+                f"{self.path} is a {self._facts.architecture} and cannot be cut: {reason}"
+            )
         if "general.tensor_extra.name" in metadata:
-            raise UnsupportedModelError(f"{self.path} has settings for single tensors, which a cut would lose")
-        found = {int(match[1]) for name in self._source.tensors if (match := _BLOCK.fullmatch(name))}
+            raise UnsupportedModelError(
+                f"{self.path} has settings for single tensors, which a cut would lose"
+            )
+        found = {
+            int(match[1]) for name in self._source.tensors if (match := _BLOCK.fullmatch(name))
+        }
         missing = next((layer for layer in range(self.n_layers) if layer not in found), None)
         if self.n_layers < 1 or missing is not None:
             which = "no layers" if missing is None else f"no tensors of layer {missing}"
-            raise MalformedFileError(f"{self.path} has {which}: get the file again, or convert the model again")
+            raise MalformedFileError(
+                f"{self.path} has {which}: get the file again, or convert the model again"
+            )
 
     def _first_out_of_place(self, kept: Sequence[int]) -> int | None:
         return next((index for index in range(len(kept)) if not self._in_place(kept, index)), None)
 
     def _in_place(self, kept: Sequence[int], index: int) -> bool:
-        """Return whether layer `kept[index]` plays the same part as layer `index` of the cut model."""
+        """Return whether layer `kept[index]` plays the same part as layer `index` of the cut
+        model."""
         before = self._rules.roles_of(self._facts, kept[index])
         return before == self._rules.roles_of(lowered_facts(self._facts, kept), index)
 
-    # -- what is written ---------------------------------------------------------------------------------
+    # -- what is written ---------------------------------------------------------------------------
 
     def _plan(self, kept: Sequence[int]) -> Iterator[PlannedTensor]:
         numbers = {layer: index for index, layer in enumerate(kept)}
@@ -192,7 +224,8 @@ class LayeredModel:
                 yield self._source.unchanged(tensor, f"blk.{numbers[int(match[1])]}.{match[2]}")
 
     def _sign(self, metadata: Metadata, kept: Sequence[int]) -> None:
-        """Write down what was cut, in the numbers of the whole model if this one was cut already."""
+        """Write down what was cut, in the numbers of the whole model if this one was cut
+        already."""
         header = self._source.header.metadata
         earlier = header.get(CUT_LAYERS)
         layers = list(kept)
@@ -204,7 +237,9 @@ class LayeredModel:
         metadata.integers(CUT_LAYERS, layers)
         name = header.get("general.name")
         if isinstance(name, str) and name:
-            metadata.text("general.name", f"{name.split(', layers ')[0]}, layers {range_text(layers)}")
+            metadata.text(
+                "general.name", f"{name.split(', layers ')[0]}, layers {range_text(layers)}"
+            )
         metadata.remove("general.size_label")  # it would now be wrong
         padded = header.get(PADDED_PARAMETERS)
         if isinstance(padded, int):

@@ -23,10 +23,16 @@ _PER_LAYER_ANYWHERE = ("xielu.alpha_n", "xielu.alpha_p", "xielu.beta", "xielu.ep
 # Arrays of anything else.
 _NOT_PER_LAYER = (
     *("rope.dimension_sections", "adapters.token_ids_activate", "adapters.token_ids_substitute"),
-    *("classifier.output_labels", "ple.layer_multipliers", "ple.head_offsets", "ple.head_vocab_sizes"),
+    *(
+        "classifier.output_labels",
+        "ple.layer_multipliers",
+        "ple.head_offsets",
+        "ple.head_vocab_sizes",
+    ),
 )
 _LAYER_NUMBERS = ("ple.layers",)
-"""Arrays of layer numbers; only models that can do nothing but exit early have them, so the numbers stay."""
+"""Arrays of layer numbers; only models that can do nothing but exit early have them, so the numbers
+stay."""
 _LEADING = ("leading_dense_block_count", "hash_layer_count")
 """How many of the first layers are of another kind."""
 
@@ -42,9 +48,11 @@ def lowered_facts(facts: LayerFacts, kept: Sequence[int]) -> LayerFacts:
 
 
 def missing_kind(facts: LayerFacts, rules: LayerRules, kept: Sequence[int]) -> str:
-    """Return which kind of layer is needed and not kept, "" for none: llama.cpp makes a cache for each kind.
+    """Return which kind of layer is needed and not kept, "" for none: llama.cpp makes a cache for
+    each kind.
 
-    It ends the process where a model with sliding windows has no layer with one, or a hybrid only one kind.
+    It ends the process where a model with sliding windows has no layer with one, or a hybrid only
+    one kind.
     """
     values = {pattern.key: pattern.values(facts) for pattern in rules.patterns}
 
@@ -56,14 +64,20 @@ def missing_kind(facts: LayerFacts, rules: LayerRules, kept: Sequence[int]) -> s
         return "a sliding window"
     if lost("attention.recurrent_layers", True) or lost("attention.head_count_kv", False):
         return "a recurrent state"
-    return "attention" if lost("attention.recurrent_layers", False) or lost("attention.head_count_kv", True) else ""
+    return (
+        "attention"
+        if lost("attention.recurrent_layers", False) or lost("attention.head_count_kv", True)
+        else ""
+    )
 
 
-def cut_metadata(metadata: Metadata, facts: LayerFacts, rules: LayerRules, kept: Sequence[int]) -> None:
+def cut_metadata(
+    metadata: Metadata, facts: LayerFacts, rules: LayerRules, kept: Sequence[int]
+) -> None:
     """Change `metadata`, a copy of the model's own, to that of the layers `kept`.
 
-    Raises MalformedFileError for arrays that are too short, UnsupportedModelError for arrays whose meaning is
-    not known, and for layers that are needed and not kept.
+    Raises MalformedFileError for arrays that are too short, UnsupportedModelError for arrays whose
+    meaning is not known, and for layers that are needed and not kept.
     """
     own = f"{facts.architecture}."
     for name, value in facts.metadata.items():
@@ -75,7 +89,9 @@ def cut_metadata(metadata: Metadata, facts: LayerFacts, rules: LayerRules, kept:
         elif name.startswith(own) and key in _LAYER_NUMBERS:
             _require_kept(name, value, kept)
         elif name.startswith(own) and key not in _NOT_PER_LAYER and len(value) >= facts.n_layers:
-            raise UnsupportedModelError(f"{name} holds {len(value)} values: whether they belong to layers is not known")
+            raise UnsupportedModelError(
+                f"{name} holds {len(value)} values: whether they belong to layers is not known"
+            )
     _state_head_width(metadata, facts, kept)
     _write_patterns(metadata, facts, rules, kept)
     for key in _LEADING:
@@ -93,7 +109,9 @@ def _leading(facts: LayerFacts, key: str, kept: Sequence[int]) -> int:
 
 def _cut_array(metadata: Metadata, name: str, value: ArrayValue, kept: Sequence[int]) -> None:
     if len(value) <= kept[-1]:
-        raise MalformedFileError(f"{name} holds only {len(value)} values, none for layer {kept[-1]}")
+        raise MalformedFileError(
+            f"{name} holds only {len(value)} values, none for layer {kept[-1]}"
+        )
     element = GGUFValueType[value.element_type.upper()]
     metadata.raw(name, [value[layer] for layer in kept], GGUFValueType.ARRAY, element)
 
@@ -110,15 +128,20 @@ def _state_head_width(metadata: Metadata, facts: LayerFacts, kept: Sequence[int]
     if heads is None or heads[kept[0]] == heads[0]:
         return
     if 0 in (heads[0], heads[kept[0]]):
-        raise UnsupportedModelError(f"layer {kept[0]} cannot come first: it has {heads[kept[0]]} heads, not {heads[0]}")
+        raise UnsupportedModelError(
+            f"layer {kept[0]} cannot come first: it has {heads[kept[0]]} heads, not {heads[0]}"
+        )
     width = facts.number("embedding_length") // heads[0]
     for key in ("attention.key_length", "attention.value_length"):
         if f"{facts.architecture}.{key}" not in facts.metadata:
             metadata.count(f"{facts.architecture}.{key}", width)
 
 
-def _write_patterns(metadata: Metadata, facts: LayerFacts, rules: LayerRules, kept: Sequence[int]) -> None:
-    """Write out the patterns by layer number that the cut breaks; arrays that the file has are cut already."""
+def _write_patterns(
+    metadata: Metadata, facts: LayerFacts, rules: LayerRules, kept: Sequence[int]
+) -> None:
+    """Write out the patterns by layer number that the cut breaks; arrays that the file has are cut
+    already."""
     lowered = lowered_facts(facts, kept)
     for pattern in rules.patterns:
         before = pattern.values(facts)
@@ -126,4 +149,9 @@ def _write_patterns(metadata: Metadata, facts: LayerFacts, rules: LayerRules, ke
             continue
         wanted = [before[layer] for layer in kept]
         if wanted != pattern.values(lowered):
-            metadata.raw(f"{facts.architecture}.{pattern.key}", wanted, GGUFValueType.ARRAY, GGUFValueType.BOOL)
+            metadata.raw(
+                f"{facts.architecture}.{pattern.key}",
+                wanted,
+                GGUFValueType.ARRAY,
+                GGUFValueType.BOOL,
+            )

@@ -1,13 +1,14 @@
 """What llama.cpp derives from the numbers of layers, architecture by architecture.
 
-Most architectures treat all layers alike, and state what differs one by one in the file: those can be cut anywhere.
-Some derive it from a layer's number (every fourth layer without rope), or from how many layers there are (Gemma 3 of
-62 layers scales its attention otherwise). A cut moves layers to other numbers, so it is right exactly if every layer
-kept plays the part it played; where the part can be written into the file instead, it is.
+Most architectures treat all layers alike, and state what differs one by one in the file: those can
+be cut anywhere. Some derive it from a layer's number (every fourth layer without rope), or from how
+many layers there are (Gemma 3 of 62 layers scales its attention otherwise). A cut moves layers to
+other numbers, so it is right exactly if every layer kept plays the part it played; where the part
+can be written into the file instead, it is.
 
-The facts are those of the llama.cpp that llama-cpp-python 0.3.36 builds: `load_arch_hparams` and the graphs in
-src/models/*.cpp, `load_swa_pattern` and the cache's reuse of layers in src/llama-model.cpp. An architecture that is
-not here is not known, and its models are not cut.
+The facts are those of the llama.cpp that llama-cpp-python 0.3.36 builds: `load_arch_hparams` and
+the graphs in src/models/*.cpp, `load_swa_pattern` and the cache's reuse of layers in
+src/llama-model.cpp. An architecture that is not here is not known, and its models are not cut.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from specrun.bindings.gguf import ArrayValue, MetadataValue
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """The metadata of a model as rules read it; `n_layers` without those that predict further tokens (NextN)."""
+    """The metadata of a model as rules read it; `n_layers` without those that predict further
+    tokens (NextN)."""
 
     architecture: str
     metadata: Mapping[str, MetadataValue]
     n_layers: int
 
     def number(self, key: str, default: int = 0) -> int:
-        """Return a whole number of the architecture's own keys, `default` where the file has none."""
+        """Return a whole number of the architecture's own keys, `default` where the file has
+        none."""
         value = self.metadata.get(f"{self.architecture}.{key}")
         return value if isinstance(value, int) else default
 
@@ -41,9 +44,9 @@ class LayerFacts:
 class Period:
     """A pattern by layer number that the file may replace by an array with one value a layer.
 
-    `key` holds the array; `period_key` may hold another length than `every`. One layer of each period is the
-    exception: the last, or the first where `exception_first`. `needs` is a key without which, or with 0, there
-    is no pattern at all.
+    `key` holds the array; `period_key` may hold another length than `every`. One layer of each
+    period is the exception: the last, or the first where `exception_first`. `needs` is a key
+    without which, or with 0, there is no pattern at all.
     """
 
     key: str
@@ -53,7 +56,8 @@ class Period:
     needs: str = ""
 
     def values(self, facts: LayerFacts) -> list[bool] | None:
-        """Return the pattern without the exceptions' layers, [n_layers]; None where the model has none."""
+        """Return the pattern without the exceptions' layers, [n_layers]; None where the model has
+        none."""
         if self.needs and not facts.number(self.needs):
             return None
         stated = facts.array(self.key)
@@ -72,8 +76,9 @@ Role = Callable[[LayerFacts, int], Hashable]
 class LayerRules:
     """How the layers of an architecture depend on their numbers.
 
-    `patterns` can be written as arrays, `roles` cannot. `counts` are sets of layer counts that llama.cpp treats
-    as models of another kind. `exit_only` says why only layers at the end may go, `refuse` why none may.
+    `patterns` can be written as arrays, `roles` cannot. `counts` are sets of layer counts that
+    llama.cpp treats as models of another kind. `exit_only` says why only layers at the end may go,
+    `refuse` why none may.
     """
 
     patterns: tuple[Period, ...] = ()
@@ -91,7 +96,7 @@ class LayerRules:
         return tuple(role(facts, layer) for role in self.roles)
 
 
-# -- patterns and roles ------------------------------------------------------------------------------------
+# -- patterns and roles ----------------------------------------------------------------------------
 
 _WINDOW, _RECURRENT = "attention.sliding_window_pattern", "attention.recurrent_layers"
 
@@ -119,14 +124,16 @@ def _windowed_without_rope(facts: LayerFacts, layer: int) -> Hashable:
 
 def _experts_in_steps(facts: LayerFacts, layer: int) -> Hashable:
     step = facts.number("interleave_moe_layer_step")
-    return step > 0 and layer >= facts.number("leading_dense_block_count") and (layer + 1) % step == 0
+    return (
+        step > 0 and layer >= facts.number("leading_dense_block_count") and (layer + 1) % step == 0
+    )
 
 
 def _first(_facts: LayerFacts, layer: int) -> Hashable:
     return layer == 0
 
 
-# -- refusals ----------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 def _always(reason: str) -> LayerRules:
@@ -136,7 +143,11 @@ def _always(reason: str) -> LayerRules:
 def _shares_between_layers(facts: LayerFacts) -> str:
     if facts.number("embedding_length_per_layer_input"):
         return "one table holds the embeddings of all its layers together"
-    return "its last layers read the keys of earlier ones" if facts.number("attention.shared_kv_layers") else ""
+    return (
+        "its last layers read the keys of earlier ones"
+        if facts.number("attention.shared_kv_layers")
+        else ""
+    )
 
 
 def _sees_pictures(facts: LayerFacts) -> str:
@@ -147,9 +158,11 @@ def _sees_pictures(facts: LayerFacts) -> str:
 _ENCODER = _always("it is an encoder, which writes no text")
 _SPEECH = _always("it makes sounds, not text")
 _HEAD = _always("it is a drafter made for one target")
-_SHARED_INDEX = LayerRules(exit_only="some of its layers use the selection of the layer before them")
+_SHARED_INDEX = LayerRules(
+    exit_only="some of its layers use the selection of the layer before them"
+)
 
-# -- the table ---------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 _ALIKE = """
     llama llama-embed deci falcon grok gpt2 gptneox mpt starcoder refact bloom stablelm qwen qwen2 qwen2moe qwen2vl
@@ -159,7 +172,7 @@ _ALIKE = """
     granitehybrid chameleon plm bailingmoe bailingmoe2 bailingmoe3 dots1 arcee ernie4_5 paddleocr hunyuan-moe
     hunyuan-dense hunyuan_vl hy_v3 lfm2 lfm2moe dream llada llada-moe seed_oss grovemoe apertus minimax-m2 minimax-m3
     cogvlm rnd1 pangu-embedded mistral3 mimo2 step35 spark2_5 maincoder kimi-linear talkie nanbeige
-"""
+"""  # noqa: E501 - as it is shown
 
 RULES: Mapping[str, LayerRules] = {
     **dict.fromkeys(_ALIKE.split(), LayerRules()),
@@ -180,13 +193,17 @@ RULES: Mapping[str, LayerRules] = {
     "afmoe": LayerRules(_windows(4).patterns, (_no_rope_every_fourth,)),
     "smallthinker": LayerRules(_windows(4, full_first=True).patterns, (_windowed_without_rope,)),
     "smollm3": LayerRules(roles=(_no_rope_every_fourth,)),
-    "llama4": LayerRules(_windows(4, always=True).patterns, (_chunked_without_rope, _experts_in_steps)),
+    "llama4": LayerRules(
+        _windows(4, always=True).patterns, (_chunked_without_rope, _experts_in_steps)
+    ),
     "ernie4_5-moe": LayerRules(roles=(_experts_in_steps,)),
     # Linear attention but for one layer in so many.
     "qwen3next": _LINEAR_ATTENTION,
     "qwen35": _LINEAR_ATTENTION,
     "qwen35moe": _LINEAR_ATTENTION,
-    "qwen4exp": LayerRules(_LINEAR_ATTENTION.patterns, exit_only="one of its layers reads a table of its own"),
+    "qwen4exp": LayerRules(
+        _LINEAR_ATTENTION.patterns, exit_only="one of its layers reads a table of its own"
+    ),
     # The number of layers says which model it is.
     "baichuan": LayerRules(counts=(frozenset({32}), frozenset({40}))),
     "command-r": LayerRules(counts=(frozenset(range(64, 513)),)),
@@ -211,8 +228,12 @@ RULES: Mapping[str, LayerRules] = {
     "hrm_text": _always("it runs the same layers several times over"),
     "minimax-01": _always("its attention fades by the layer's number"),
     "t5": _always("it has an encoder and a decoder"),
-    **dict.fromkeys(("bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert"), _ENCODER),
-    **dict.fromkeys(("jina-bert-v2", "jina-bert-v3", "t5encoder", "gemma-embedding", "clip"), _ENCODER),
+    **dict.fromkeys(
+        ("bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert"), _ENCODER
+    ),
+    **dict.fromkeys(
+        ("jina-bert-v2", "jina-bert-v3", "t5encoder", "gemma-embedding", "clip"), _ENCODER
+    ),
     **dict.fromkeys(("wavtokenizer-dec", "qwen3tts", "pockettts"), _SPEECH),
     **dict.fromkeys(("eagle3", "dflash", "gemma4-assistant"), _HEAD),
 }

@@ -1,8 +1,9 @@
 """Makes a model cost as much as a larger one without changing what it says.
 
-The feed-forward layers get more inner units whose outputs are multiplied by zero: every evaluation reads and
-multiplies the added weights, and the result stays. Layers, attention, KV memory and hidden states are as
-before, so a small trained model can stand in for a large one where speed is measured.
+The feed-forward layers get more inner units whose outputs are multiplied by zero: every evaluation
+reads and multiplies the added weights, and the result stays. Layers, attention, KV memory and
+hidden states are as before, so a small trained model can stand in for a large one where speed is
+measured.
 """
 
 from __future__ import annotations
@@ -31,8 +32,20 @@ PADDED_FROM = "specrun.padded_from"
 """The metadata key with the file name of the model as it was before padding."""
 
 _STEP = 256  # widths stay multiples of this, so that the file can be quantized to any type
-# Of gate, up and down matrices alone, without norms or experts in between: zeros in the last are zeros at the end.
-_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral3", "olmo2", "granite", "smollm3")
+# Of gate, up and down matrices alone, without norms or experts in between: zeros in the last are
+# zeros at the end.
+_ARCHITECTURES = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "mistral3",
+    "olmo2",
+    "granite",
+    "smollm3",
+)
 _SPREAD = 0.02  # of the added weights: ordinary numbers, neither denormal nor large
 _CHUNK = 1 << 22  # how many numbers are drawn at a time
 _FFN = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.weight")
@@ -62,16 +75,17 @@ def pad_ffn(
     force: bool = False,
     progress: Progress | None = None,
 ) -> PadReport:
-    """Write `source` to `output`, widened until it has about `parameters` parameters; its outputs stay.
+    """Write `source` to `output`, widened until it has about `parameters` parameters; its outputs
+    stay.
 
-    `source` is a GGUF model of an architecture with plain feed-forward layers (Llama, Qwen 2 and 3, Gemma 1 to 3,
-    ...) in F32, F16 or BF16; Q8_0 is read too and written as F16. The feed-forward width becomes a multiple of 256.
-    The added input weights are random from a fixed seed, the added output weights zero; the file's metadata says so
-    (PADDED_PARAMETERS, PADDED_FROM).
+    `source` is a GGUF model of an architecture with plain feed-forward layers (Llama, Qwen 2 and 3,
+    Gemma 1 to 3, ...) in F32, F16 or BF16; Q8_0 is read too and written as F16. The feed-forward
+    width becomes a multiple of 256. The added input weights are random from a fixed seed, the added
+    output weights zero; the file's metadata says so (PADDED_PARAMETERS, PADDED_FROM).
 
-    Raises OptionError if `parameters` is not above the source's count, or `output` exists without `force`;
-    UnsupportedModelError for other architectures and types, and for experts; FileMissingError,
-    MalformedFileError. Nothing is left behind on failure.
+    Raises OptionError if `parameters` is not above the source's count, or `output` exists without
+    `force`; UnsupportedModelError for other architectures and types, and for experts;
+    FileMissingError, MalformedFileError. Nothing is left behind on failure.
     """
     target = Path(output)
     check_target(target, force=force)
@@ -83,29 +97,39 @@ def pad_ffn(
     total = sum(prod(tensor.shape) for tensor in tensors)
     added = total - model.header.n_parameters
     metadata = _metadata(model, new, added)
-    n_bytes = write_gguf(target, model.header.architecture, metadata, tensors, force=force, progress=progress)
+    n_bytes = write_gguf(
+        target, model.header.architecture, metadata, tensors, force=force, progress=progress
+    )
     return PadReport(target, total, added, old, new, n_bytes)
 
 
 def _check(model: GGUFSource) -> None:
     if model.header.architecture not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
-        raise UnsupportedModelError(f"{model.path} is a {model.header.architecture}: only {known} can be padded")
+        raise UnsupportedModelError(
+            f"{model.path} is a {model.header.architecture}: only {known} can be padded"
+        )
     for name in model.tensors:
         if _FFN_OTHER.match(name) and not _FFN.fullmatch(name):
-            raise UnsupportedModelError(f"{model.path} has {name}: only plain feed-forward layers can be padded")
+            raise UnsupportedModelError(
+                f"{model.path} has {name}: only plain feed-forward layers can be padded"
+            )
 
 
 def _new_width(model: GGUFSource, old: int, parameters: int) -> int:
     now = model.header.n_parameters
     if not now < parameters <= _MOST_PARAMETERS:
-        raise OptionError(f"{model.path} has {now:,} parameters: pad to more than that, not to {parameters:,}")
+        raise OptionError(
+            f"{model.path} has {now:,} parameters: pad to more than that, not to {parameters:,}"
+        )
     name = model.header.architecture
     per_unit = 3 * model.count(f"{name}.embedding_length") * model.count(f"{name}.block_count")
     new = round((old + (parameters - now) / per_unit) / _STEP) * _STEP
     if new <= old:
         least = now + ((old // _STEP + 1) * _STEP - old) * per_unit
-        raise OptionError(f"{model.path} can be padded to {least:,} parameters or more, not to {parameters:,}")
+        raise OptionError(
+            f"{model.path} can be padded to {least:,} parameters or more, not to {parameters:,}"
+        )
     return new
 
 
@@ -132,14 +156,18 @@ def _plan(model: GGUFSource, old: int, new: int) -> Iterator[PlannedTensor]:
             found += 1
             down = match[1] == "down"
             if shape != ((width, old) if down else (old, width)):
-                raise UnsupportedModelError(f"{model.path} has {tensor.name} of the unexpected shape {shape}")
+                raise UnsupportedModelError(
+                    f"{model.path} has {tensor.name} of the unexpected shape {shape}"
+                )
             change = _with_zero_columns if down else _with_random_rows
             load = functools.partial(change, load, kind, tensor.name, new)
             shape = (width, new) if down else (new, width)
         yield PlannedTensor(tensor.name, shape, kind, load)
     expected = 3 * model.count(f"{model.header.architecture}.block_count")
     if found != expected:
-        raise UnsupportedModelError(f"{model.path} has {found} feed-forward matrices instead of {expected}")
+        raise UnsupportedModelError(
+            f"{model.path} has {found} feed-forward matrices instead of {expected}"
+        )
 
 
 def _with_zero_columns(load: Load, _kind: str, _name: str, new: int) -> npt.NDArray[Any]:

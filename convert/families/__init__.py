@@ -1,4 +1,5 @@
-"""The model families that can be converted, one file each, found by the architecture in config.json."""
+"""The model families that can be converted, one file each, found by the architecture in
+config.json."""
 
 from __future__ import annotations
 
@@ -34,12 +35,15 @@ def family_of(config: JsonObject) -> Family:
     """
     names = config.items("architectures")
     if not names or not isinstance(names[0], str):
-        raise MalformedFileError(f"{config.shown} does not name the model's class in 'architectures'")
+        raise MalformedFileError(
+            f"{config.shown} does not name the model's class in 'architectures'"
+        )
     family = _BY_ARCHITECTURE.get(names[0])
     if family is None:
         known = ", ".join(known_architectures())
         raise UnsupportedModelError(
-            f"{config.shown} is a {names[0][:80]!r}, and these can be converted: {known}; for another, "
+            f"{config.shown} is a {names[0][:80]!r}, and these can be converted: {known}; for "
+            "another, "
             "make the GGUF file with llama.cpp's convert_hf_to_gguf.py"
         )
     return family

@@ -21,13 +21,15 @@ def unchanged(array: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class TensorRule:
-    """How one tensor of the GGUF file is made: from which `sources`, of which `shape` each, and how.
+    """How one tensor of the GGUF file is made: from which `sources`, of which `shape` each, and
+    how.
 
-    Shapes are numpy's (rows first). `change` gets the sources' arrays, in their own number type, and returns
-    an array of `result_shape`, which is `shape` unless given. `keep_f32` is for tensors that llama.cpp reads
-    as float32 whatever the rest is stored as; those of one dimension always are. `moves_only` says that
-    `change` puts numbers elsewhere and leaves each as it is: it then gets bfloat16 as its bits, unwidened.
-    `token_ids` are whole numbers, stored as int64 in every file. A rule without sources computes its tensor.
+    Shapes are numpy's (rows first). `change` gets the sources' arrays, in their own number type,
+    and returns an array of `result_shape`, which is `shape` unless given. `keep_f32` is for tensors
+    that llama.cpp reads as float32 whatever the rest is stored as; those of one dimension always
+    are. `moves_only` says that `change` puts numbers elsewhere and leaves each as it is: it then
+    gets bfloat16 as its bits, unwidened. `token_ids` are whole numbers, stored as int64 in every
+    file. A rule without sources computes its tensor.
     """
 
     name: str
@@ -56,8 +58,9 @@ class TensorRule:
 class Family:
     """One family: the `architectures` of config.json it serves, and llama.cpp's name for it.
 
-    `describe` writes the architecture's keys from the config, `rules` yields its tensors in the file's order;
-    both raise UnsupportedModelError for what llama.cpp could not run as the checkpoint means it.
+    `describe` writes the architecture's keys from the config, `rules` yields its tensors in the
+    file's order; both raise UnsupportedModelError for what llama.cpp could not run as the
+    checkpoint means it.
     """
 
     architectures: tuple[str, ...]

@@ -1,4 +1,5 @@
-"""Gemma 2 and 3 (text): norms around each half of a layer, sliding windows in most layers, soft caps."""
+"""Gemma 2 and 3 (text): norms around each half of a layer, sliding windows in most layers, soft
+caps."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def _describe_gemma2(config: JsonObject, metadata: Metadata) -> None:
     _describe_common(config, metadata, "gemma2", 46)
     for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
         if cap not in config:
-            raise UnsupportedModelError(f"{config.shown} has no {cap}, which llama.cpp always does for this family")
+            raise UnsupportedModelError(
+                f"{config.shown} has no {cap}, which llama.cpp always does for this family"
+            )
         metadata.number(f"gemma2.{cap}", config.number(cap))
     describe_rope(config, metadata, "gemma2", scalings=())
     _describe_window(config, metadata, "gemma2", 2)
@@ -48,7 +51,9 @@ def _describe_gemma3(config: JsonObject, metadata: Metadata) -> None:
     _describe_window(config, metadata, "gemma3", config.count("sliding_window_pattern", 6))
 
 
-def _describe_common(config: JsonObject, metadata: Metadata, prefix: str, layers_of_27b: int) -> None:
+def _describe_common(
+    config: JsonObject, metadata: Metadata, prefix: str, layers_of_27b: int
+) -> None:
     require(config, "hidden_activation", "gelu_pytorch_tanh")
     require(config, "attention_bias", False)
     require(config, "use_bidirectional_attention", False)
@@ -60,7 +65,8 @@ def _describe_common(config: JsonObject, metadata: Metadata, prefix: str, layers
         scalar = config.count("hidden_size") // config.count("num_attention_heads")
     if config.number("query_pre_attn_scalar", 256) != scalar:
         raise UnsupportedModelError(
-            f"{config.shown} has query_pre_attn_scalar = {config.number('query_pre_attn_scalar', 256):g}: "
+            f"{config.shown} has query_pre_attn_scalar = "
+            f"{config.number('query_pre_attn_scalar', 256):g}: "
             f"llama.cpp takes {scalar:g} for a model of this shape"
         )
 
@@ -68,7 +74,9 @@ def _describe_common(config: JsonObject, metadata: Metadata, prefix: str, layers
 def _describe_gemma3_rope(config: JsonObject, metadata: Metadata) -> None:
     rope, kind = rope_settings(config, "full_attention")
     if kind not in ("default", "linear"):
-        raise UnsupportedModelError(f"{rope.shown} is {kind!r}: only default and linear can be converted for gemma3")
+        raise UnsupportedModelError(
+            f"{rope.shown} is {kind!r}: only default and linear can be converted for gemma3"
+        )
     metadata.count("gemma3.rope.dimension_count", head_width(config))
     metadata.number("gemma3.rope.freq_base", rope_base(config, rope, 1_000_000.0))
     if kind == "linear":
@@ -83,13 +91,16 @@ def _describe_gemma3_rope(config: JsonObject, metadata: Metadata) -> None:
 
 
 def _describe_window(config: JsonObject, metadata: Metadata, prefix: str, pattern: int) -> None:
-    """Write the window of the sliding layers, and which layers these are where it is not llama.cpp's own idea."""
+    """Write the window of the sliding layers, and which layers these are where it is not
+    llama.cpp's own idea."""
     count = config.count("num_hidden_layers")
     slides = [(layer + 1) % pattern != 0 for layer in range(count)]
     if "layer_types" in config:
         slides = [kind == "sliding_attention" for kind in config.items("layer_types")]
         if len(slides) != count:
-            raise MalformedFileError(f"{config.shown} has layer_types for {len(slides)} of {count} layers")
+            raise MalformedFileError(
+                f"{config.shown} has layer_types for {len(slides)} of {count} layers"
+            )
     metadata.count(f"{prefix}.attention.sliding_window", config.count("sliding_window", 4096))
     usual = 2 if prefix == "gemma2" else 6
     if slides != [(layer + 1) % usual != 0 for layer in range(count)]:

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from specrun.convert.checkpoint import JsonObject
 from specrun.convert.families.family import Family, TensorRule
 from specrun.convert.families.rope import describe_rope, llama3_factors
-from specrun.convert.families.steps import attention, describe_decoder, embeddings, gated_feed_forward, norms, require
+from specrun.convert.families.steps import (
+    attention,
+    describe_decoder,
+    embeddings,
+    gated_feed_forward,
+    norms,
+    require,
+)
 from specrun.convert.gguf import Metadata
 
 _NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}

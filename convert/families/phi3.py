@@ -29,7 +29,9 @@ def _rotated(config: JsonObject) -> int:
     part = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     rotated = int(head_width(config) * part)
     if not 2 <= rotated <= head_width(config) or rotated % 2:
-        raise UnsupportedModelError(f"{config.shown} rotates {rotated} of {head_width(config)} dimensions of a head")
+        raise UnsupportedModelError(
+            f"{config.shown} rotates {rotated} of {head_width(config)} dimensions of a head"
+        )
     return rotated
 
 
@@ -44,17 +46,29 @@ def _describe(config: JsonObject, metadata: Metadata) -> None:
 
 
 def _rules(config: JsonObject) -> Iterator[TensorRule]:
-    width, ffn, head = config.count("hidden_size"), config.count("intermediate_size"), head_width(config)
+    width, ffn, head = (
+        config.count("hidden_size"),
+        config.count("intermediate_size"),
+        head_width(config),
+    )
     fused = (config.count("num_attention_heads") + 2 * kv_heads(config)) * head
     yield from embeddings(config)
     yield from longrope_factors(config, _rotated(config))
     for layer in range(config.count("num_hidden_layers")):
         block, source = f"blk.{layer}", f"model.layers.{layer}"
-        yield from with_bias(f"{block}.attn_qkv", f"{source}.self_attn.qkv_proj", (fused, width), bias=False)
-        yield from with_bias(f"{block}.attn_output", f"{source}.self_attn.o_proj", (width, width), bias=False)
+        yield from with_bias(
+            f"{block}.attn_qkv", f"{source}.self_attn.qkv_proj", (fused, width), bias=False
+        )
+        yield from with_bias(
+            f"{block}.attn_output", f"{source}.self_attn.o_proj", (width, width), bias=False
+        )
         # Gate first, then up, in both.
-        yield from with_bias(f"{block}.ffn_up", f"{source}.mlp.gate_up_proj", (2 * ffn, width), bias=False)
-        yield from with_bias(f"{block}.ffn_down", f"{source}.mlp.down_proj", (width, ffn), bias=False)
+        yield from with_bias(
+            f"{block}.ffn_up", f"{source}.mlp.gate_up_proj", (2 * ffn, width), bias=False
+        )
+        yield from with_bias(
+            f"{block}.ffn_down", f"{source}.mlp.down_proj", (width, ffn), bias=False
+        )
         yield from norms(config, layer, _NORMS)
 
 

@@ -1,4 +1,5 @@
-"""Qwen 2 and 2.5 (biases on queries, keys and values) and Qwen 3 (norms on queries and keys instead)."""
+"""Qwen 2 and 2.5 (biases on queries, keys and values) and Qwen 3 (norms on queries and keys
+instead)."""
 
 from __future__ import annotations
 

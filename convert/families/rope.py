@@ -1,4 +1,5 @@
-"""Rotary embeddings: how far and how fast positions turn, in config.json's words and in llama.cpp's."""
+"""Rotary embeddings: how far and how fast positions turn, in config.json's words and in
+llama.cpp's."""
 
 from __future__ import annotations
 
@@ -35,11 +36,16 @@ def rope_base(config: JsonObject, rope: JsonObject, default: float = _BASE) -> f
 
 
 def describe_rope(
-    config: JsonObject, metadata: Metadata, prefix: str, *, scalings: Sequence[str] = ("linear", "yarn")
+    config: JsonObject,
+    metadata: Metadata,
+    prefix: str,
+    *,
+    scalings: Sequence[str] = ("linear", "yarn"),
 ) -> None:
     """Write the keys of a rotary embedding over whole heads.
 
-    `scalings` are the kinds that llama.cpp has for the architecture; raises UnsupportedModelError for another.
+    `scalings` are the kinds that llama.cpp has for the architecture; raises UnsupportedModelError
+    for another.
     """
     rope, kind = rope_settings(config)
     require(rope, "partial_rotary_factor", 1.0)
@@ -48,7 +54,9 @@ def describe_rope(
     metadata.number(f"{prefix}.rope.freq_base", rope_base(config, rope))
     if kind not in ("default", *scalings):
         known = ", ".join(("default", *scalings))
-        raise UnsupportedModelError(f"{rope.shown} is {kind!r}: only {known} can be converted for {prefix}")
+        raise UnsupportedModelError(
+            f"{rope.shown} is {kind!r}: only {known} can be converted for {prefix}"
+        )
     if kind == "linear":
         metadata.text(f"{prefix}.rope.scaling.type", "linear")
         metadata.number(f"{prefix}.rope.scaling.factor", rope.number("factor"))
@@ -57,7 +65,8 @@ def describe_rope(
 
 
 def _describe_yarn(rope: JsonObject, metadata: Metadata, prefix: str) -> None:
-    """YaRN (Peng et al., arXiv 2309.00071): frequencies between two wave lengths are interpolated in part."""
+    """YaRN (Peng et al., arXiv 2309.00071): frequencies between two wave lengths are interpolated
+    in part."""
     # llama.cpp reads these for other architectures only.
     require(rope, "beta_fast", 32)
     require(rope, "beta_slow", 1)
@@ -67,14 +76,16 @@ def _describe_yarn(rope: JsonObject, metadata: Metadata, prefix: str) -> None:
     metadata.number(f"{prefix}.rope.scaling.factor", factor)
     trained = rope.count("original_max_position_embeddings")
     metadata.count(f"{prefix}.rope.scaling.original_context_length", trained)
-    # llama.cpp multiplies rotated vectors by 0.1 ln(factor) + 1 by itself; what the config wants instead is
-    # stated as a ratio to that.
+    # llama.cpp multiplies rotated vectors by 0.1 ln(factor) + 1 by itself; what the config wants
+    # instead is stated as a ratio to that.
     usual = _yarn_magnitude(factor, 1.0)
     wanted = usual
     if "attention_factor" in rope:
         wanted = rope.number("attention_factor")
     elif "mscale" in rope and "mscale_all_dim" in rope:
-        wanted = _yarn_magnitude(factor, rope.number("mscale")) / _yarn_magnitude(factor, rope.number("mscale_all_dim"))
+        wanted = _yarn_magnitude(factor, rope.number("mscale")) / _yarn_magnitude(
+            factor, rope.number("mscale_all_dim")
+        )
     if abs(wanted / usual - 1.0) > 1e-7:
         metadata.number(f"{prefix}.rope.scaling.attn_factor", wanted / usual)
 
@@ -84,16 +95,23 @@ def _yarn_magnitude(factor: float, scale: float) -> float:
 
 
 def llama3_factors(config: JsonObject) -> Iterator[TensorRule]:
-    """Yield the tensor that divides each rope frequency, where the config asks for llama3's scaling."""
+    """Yield the tensor that divides each rope frequency, where the config asks for llama3's
+    scaling."""
     rope, kind = rope_settings(config)
     if kind != "llama3":
         return
     width = head_width(config)
     base = rope_base(config, rope)
-    factor, low, high = rope.number("factor"), rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    factor, low, high = (
+        rope.number("factor"),
+        rope.number("low_freq_factor"),
+        rope.number("high_freq_factor"),
+    )
     trained = rope.count("original_max_position_embeddings")
     if high <= low:
-        raise MalformedFileError(f"{rope.shown} has high_freq_factor {high:g}, not above low_freq_factor {low:g}")
+        raise MalformedFileError(
+            f"{rope.shown} has high_freq_factor {high:g}, not above low_freq_factor {low:g}"
+        )
 
     def compute() -> Array:
         wavelength = 2 * pi * base ** (np.arange(0, width, 2, dtype=np.float64) / width)
@@ -105,10 +123,12 @@ def llama3_factors(config: JsonObject) -> Iterator[TensorRule]:
 
 
 def describe_longrope(config: JsonObject, metadata: Metadata, prefix: str, dimensions: int) -> None:
-    """Write the keys of a rotary embedding over `dimensions` of each head, plain or scaled by LongRoPE.
+    """Write the keys of a rotary embedding over `dimensions` of each head, plain or scaled by
+    LongRoPE.
 
-    LongRoPE (Ding et al., arXiv 2402.13753) divides each frequency by a searched factor, of one list for
-    texts within the trained context and another beyond. llama.cpp chooses by the size of the context.
+    LongRoPE (Ding et al., arXiv 2402.13753) divides each frequency by a searched factor, of one
+    list for texts within the trained context and another beyond. llama.cpp chooses by the size of
+    the context.
     """
     rope, kind = rope_settings(config)
     if kind not in ("default", "longrope"):
@@ -123,7 +143,9 @@ def describe_longrope(config: JsonObject, metadata: Metadata, prefix: str, dimen
     if kind == "longrope":
         factor = rope.number("factor", longest / trained)
         usual = sqrt(1 + log(factor) / log(trained)) if factor > 1 and trained > 1 else 1.0
-        metadata.number(f"{prefix}.rope.scaling.attn_factor", rope.number("attention_factor", usual))
+        metadata.number(
+            f"{prefix}.rope.scaling.attn_factor", rope.number("attention_factor", usual)
+        )
 
 
 def longrope_factors(config: JsonObject, dimensions: int) -> Iterator[TensorRule]:
@@ -133,8 +155,12 @@ def longrope_factors(config: JsonObject, dimensions: int) -> Iterator[TensorRule
         return
     for name in ("long", "short"):
         factors = rope.items(f"{name}_factor")
-        if len(factors) != dimensions // 2 or not all(type(n) in (int, float) and 0 < n < 1e30 for n in factors):
-            raise MalformedFileError(f"{rope.shown} has a {name}_factor that is not {dimensions // 2} positive numbers")
+        if len(factors) != dimensions // 2 or not all(
+            type(n) in (int, float) and 0 < n < 1e30 for n in factors
+        ):
+            raise MalformedFileError(
+                f"{rope.shown} has a {name}_factor that is not {dimensions // 2} positive numbers"
+            )
         numbers = np.array(factors, dtype=np.float32)
         yield TensorRule(f"rope_factors_{name}.weight", (), numbers.shape, numbers.copy)
 

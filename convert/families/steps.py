@@ -1,4 +1,5 @@
-"""Steps that families share: the keys of a decoder-only transformer, sliding windows, tensor rules."""
+"""Steps that families share: the keys of a decoder-only transformer, sliding windows, tensor
+rules."""
 
 from __future__ import annotations
 
@@ -22,9 +23,13 @@ def head_width(config: JsonObject) -> int:
     """Return the width of one attention head."""
     width, heads = config.count("hidden_size"), config.count("num_attention_heads")
     if "head_dim" not in config and width % heads:
-        raise MalformedFileError(f"{config.shown} has hidden_size {width}, which is not divisible by {heads} heads")
+        raise MalformedFileError(
+            f"{config.shown} has hidden_size {width}, which is not divisible by {heads} heads"
+        )
     if heads % kv_heads(config):
-        raise MalformedFileError(f"{config.shown} has {heads} heads over {kv_heads(config)} key-value heads")
+        raise MalformedFileError(
+            f"{config.shown} has {heads} heads over {kv_heads(config)} key-value heads"
+        )
     wide = config.count("head_dim", max(1, width // heads))
     if wide % 2:
         raise MalformedFileError(f"{config.shown} has heads of width {wide}, which must be even")
@@ -32,16 +37,21 @@ def head_width(config: JsonObject) -> int:
 
 
 def require(config: JsonObject, key: str, wanted: object) -> None:
-    """Raise UnsupportedModelError unless `key` is absent or has the one value llama.cpp knows here."""
+    """Raise UnsupportedModelError unless `key` is absent or has the one value llama.cpp knows
+    here."""
     if key in config and config.any(key) != wanted:
         raise UnsupportedModelError(
-            f"{config.shown} has {key} = {config.any(key)!r}: llama.cpp has only {wanted!r} for this family"
+            f"{config.shown} has {key} = {config.any(key)!r}: llama.cpp has only {wanted!r} for "
+            "this family"
         )
 
 
 def require_square_attention(config: JsonObject) -> None:
     """Raise UnsupportedModelError unless the heads together are as wide as the hidden states."""
-    inner, width = config.count("num_attention_heads") * head_width(config), config.count("hidden_size")
+    inner, width = (
+        config.count("num_attention_heads") * head_width(config),
+        config.count("hidden_size"),
+    )
     if inner != width:
         raise UnsupportedModelError(
             f"{config.shown} has heads of {inner} numbers together and hidden states of {width}: "
@@ -57,10 +67,12 @@ def describe_decoder(
     window: int | None = None,
     key_length: bool = False,
 ) -> None:
-    """Write the keys every decoder with RMS norms has; `prefix` is llama.cpp's name of the architecture.
+    """Write the keys every decoder with RMS norms has; `prefix` is llama.cpp's name of the
+    architecture.
 
-    `window` is a sliding window that llama.cpp does not have for the architecture: within it the numbers are
-    the same, so it becomes the context length. `key_length` writes the width of heads even where it follows.
+    `window` is a sliding window that llama.cpp does not have for the architecture: within it the
+    numbers are the same, so it becomes the context length. `key_length` writes the width of heads
+    even where it follows.
     """
     heads, width = config.count("num_attention_heads"), head_width(config)
     context = config.count("max_position_embeddings")
@@ -94,7 +106,8 @@ def plus_one(array: Array) -> Array:
 def with_bias(
     name: str, source: str, shape: tuple[int, int], *, bias: bool, rope_heads: int = 0
 ) -> Iterator[TensorRule]:
-    """Yield the rule of a matrix, and of its bias; `rope_heads` > 0 reorders rows for llama.cpp's rope."""
+    """Yield the rule of a matrix, and of its bias; `rope_heads` > 0 reorders rows for llama.cpp's
+    rope."""
     change = functools.partial(interleave_halves, heads=rope_heads) if rope_heads else unchanged
     yield TensorRule(f"{name}.weight", (f"{source}.weight",), shape, change, moves_only=True)
     if bias:
@@ -106,7 +119,8 @@ def embeddings(
 ) -> Iterator[TensorRule]:
     """Yield the rules of the embeddings, the output head and the last norm.
 
-    `tied` is what the family takes an absent tie_word_embeddings for, `change` what happens to the norm.
+    `tied` is what the family takes an absent tie_word_embeddings for, `change` what happens to the
+    norm.
     """
     vocab, width = config.count("vocab_size"), config.count("hidden_size")
     yield TensorRule("token_embd.weight", ("model.embed_tokens.weight",), (vocab, width))
@@ -116,25 +130,42 @@ def embeddings(
 
 
 def attention(
-    config: JsonObject, layer: int, *, bias: bool = False, output_bias: bool | None = None, interleaved: bool = False
+    config: JsonObject,
+    layer: int,
+    *,
+    bias: bool = False,
+    output_bias: bool | None = None,
+    interleaved: bool = False,
 ) -> Iterator[TensorRule]:
     """Yield the rules of a layer's four projections.
 
     `bias` is of queries, keys and values, and of the output unless `output_bias` says otherwise;
     `interleaved` where llama.cpp rotates neighbours instead of halves.
     """
-    width, heads, shared = config.count("hidden_size"), config.count("num_attention_heads"), kv_heads(config)
+    width, heads, shared = (
+        config.count("hidden_size"),
+        config.count("num_attention_heads"),
+        kv_heads(config),
+    )
     inner, kv_inner = heads * head_width(config), shared * head_width(config)
     block, source = f"blk.{layer}", f"model.layers.{layer}.self_attn"
     queries, keys = (heads, shared) if interleaved else (0, 0)
-    yield from with_bias(f"{block}.attn_q", f"{source}.q_proj", (inner, width), bias=bias, rope_heads=queries)
-    yield from with_bias(f"{block}.attn_k", f"{source}.k_proj", (kv_inner, width), bias=bias, rope_heads=keys)
+    yield from with_bias(
+        f"{block}.attn_q", f"{source}.q_proj", (inner, width), bias=bias, rope_heads=queries
+    )
+    yield from with_bias(
+        f"{block}.attn_k", f"{source}.k_proj", (kv_inner, width), bias=bias, rope_heads=keys
+    )
     yield from with_bias(f"{block}.attn_v", f"{source}.v_proj", (kv_inner, width), bias=bias)
     output_bias = bias if output_bias is None else output_bias
-    yield from with_bias(f"{block}.attn_output", f"{source}.o_proj", (width, inner), bias=output_bias)
+    yield from with_bias(
+        f"{block}.attn_output", f"{source}.o_proj", (width, inner), bias=output_bias
+    )
 
 
-def gated_feed_forward(config: JsonObject, layer: int, *, bias: bool = False) -> Iterator[TensorRule]:
+def gated_feed_forward(
+    config: JsonObject, layer: int, *, bias: bool = False
+) -> Iterator[TensorRule]:
     """Yield the rules of a layer's gate, up and down projections."""
     width, ffn = config.count("hidden_size"), config.count("intermediate_size")
     block, source = f"blk.{layer}", f"model.layers.{layer}.mlp"
@@ -144,16 +175,29 @@ def gated_feed_forward(config: JsonObject, layer: int, *, bias: bool = False) ->
 
 
 def norms(
-    config: JsonObject, layer: int, names: Mapping[str, str], change: Callable[[Array], Array] = unchanged
+    config: JsonObject,
+    layer: int,
+    names: Mapping[str, str],
+    change: Callable[[Array], Array] = unchanged,
 ) -> Iterator[TensorRule]:
-    """Yield the rules of a layer's norms over the hidden states; `names` are llama.cpp's and the checkpoint's."""
+    """Yield the rules of a layer's norms over the hidden states; `names` are llama.cpp's and the
+    checkpoint's."""
     width = config.count("hidden_size")
     for ours, theirs in names.items():
-        yield TensorRule(f"blk.{layer}.{ours}.weight", (f"model.layers.{layer}.{theirs}.weight",), (width,), change)
+        yield TensorRule(
+            f"blk.{layer}.{ours}.weight",
+            (f"model.layers.{layer}.{theirs}.weight",),
+            (width,),
+            change,
+        )
 
 
-def head_norms(config: JsonObject, layer: int, change: Callable[[Array], Array] = unchanged) -> Iterator[TensorRule]:
+def head_norms(
+    config: JsonObject, layer: int, change: Callable[[Array], Array] = unchanged
+) -> Iterator[TensorRule]:
     """Yield the rules of the norms over each head's queries and keys."""
     for part in ("q", "k"):
         source = f"model.layers.{layer}.self_attn.{part}_norm.weight"
-        yield TensorRule(f"blk.{layer}.attn_{part}_norm.weight", (source,), (head_width(config),), change)
+        yield TensorRule(
+            f"blk.{layer}.attn_{part}_norm.weight", (source,), (head_width(config),), change
+        )

@@ -2,8 +2,21 @@
 
 from specrun.convert.gguf.gguf_source import GGUFSource
 from specrun.convert.gguf.metadata import Metadata
-from specrun.convert.gguf.model_name import ModelName, file_name, loadable_name, name_of, safe_file_name
-from specrun.convert.gguf.writer import STORED_TYPES, EarlySync, PlannedTensor, Progress, replace_text, write_gguf
+from specrun.convert.gguf.model_name import (
+    ModelName,
+    file_name,
+    loadable_name,
+    name_of,
+    safe_file_name,
+)
+from specrun.convert.gguf.writer import (
+    STORED_TYPES,
+    EarlySync,
+    PlannedTensor,
+    Progress,
+    replace_text,
+    write_gguf,
+)
 
 __all__ = [
     "STORED_TYPES",

@@ -34,10 +34,13 @@ class GGUFSource:
         self.path = Path(path)
         # First the check that cannot be made to hang or to run out of memory.
         self.header: GGUFHeader = read_header(self.path)
-        self.tensors: dict[str, TensorInfo] = {tensor.name: tensor for tensor in self.header.tensors}
+        self.tensors: dict[str, TensorInfo] = {
+            tensor.name: tensor for tensor in self.header.tensors
+        }
 
     def metadata(self) -> Metadata:
-        """Return a copy of the metadata to change and write; architecture and empty lists are left out."""
+        """Return a copy of the metadata to change and write; architecture and empty lists are left
+        out."""
         copied = Metadata()
         try:
             for field in _MetadataReader(self.path).fields.values():
@@ -46,39 +49,51 @@ class GGUFSource:
                 is_array = field.types[0] is GGUFValueType.ARRAY
                 value = field.contents()
                 if not is_array or len(value):
-                    copied.raw(field.name, value, field.types[0], field.types[-1] if is_array else None)
+                    copied.raw(
+                        field.name, value, field.types[0], field.types[-1] if is_array else None
+                    )
         except (ValueError, IndexError, KeyError) as error:
-            raise MalformedFileError(f"{self.path} has metadata that cannot be copied ({error})") from error
+            raise MalformedFileError(
+                f"{self.path} has metadata that cannot be copied ({error})"
+            ) from error
         return copied
 
     def count(self, key: str) -> int:
-        """Return a positive whole number of the metadata; raises UnsupportedModelError if it is something else."""
+        """Return a positive whole number of the metadata; raises UnsupportedModelError if it is
+        something else."""
         value = self.header.metadata.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise UnsupportedModelError(f"{self.path} has no single number as {key}")
         return value
 
     def unchanged(self, tensor: TensorInfo, name: str) -> PlannedTensor:
-        """Return the tensor as it stands, of any type and bit by bit, to be written under `name`."""
+        """Return the tensor as it stands, of any type and bit by bit, to be written under
+        `name`."""
         shape = tensor.shape[::-1]
         planned = PlannedTensor(name, shape, tensor.type_name, lambda: np.empty(0))
         kind, stored = planned.array_type, planned.array_shape
-        return dataclasses.replace(planned, load=lambda: read_array(self.path, kind, stored, tensor.offset))
+        return dataclasses.replace(
+            planned, load=lambda: read_array(self.path, kind, stored, tensor.offset)
+        )
 
     def loader(self, tensor: TensorInfo) -> tuple[str, Callable[[], npt.NDArray[Any]]]:
-        """Return the type a tensor has once read, and the function that reads it, shape in numpy's order.
+        """Return the type a tensor has once read, and the function that reads it, shape in numpy's
+        order.
 
         Plain types stay; Q8_0 becomes F16. Raises UnsupportedModelError for
         other quantized types.
         """
         shape = tensor.shape[::-1]
         if tensor.type_name in STORED_TYPES:
-            return tensor.type_name, lambda: read_array(self.path, STORED_TYPES[tensor.type_name], shape, tensor.offset)
+            return tensor.type_name, lambda: read_array(
+                self.path, STORED_TYPES[tensor.type_name], shape, tensor.offset
+            )
         if tensor.type_name == "Q8_0":
             rows = (*shape[:-1], shape[-1] // 32 * 34)
             return "F16", lambda: _from_q8_0(read_array(self.path, np.uint8, rows, tensor.offset))
         raise UnsupportedModelError(
-            f"{self.path} stores {tensor.name} as {tensor.type_name}: only F32, F16, BF16 and Q8_0 can be read"
+            f"{self.path} stores {tensor.name} as {tensor.type_name}: only F32, F16, BF16 and "
+            "Q8_0 can be read"
         )
 
     def numbers(self, tensor: TensorInfo) -> npt.NDArray[np.float32]:

@@ -1,4 +1,5 @@
-"""What a model is called: the parts of its name, its model card, and file names by the GGUF convention.
+"""What a model is called: the parts of its name, its model card, and file names by the GGUF
+convention.
 
 The convention (ggml's docs/gguf.md): `<base>-<size>-<fine-tune>-<version>-<encoding>.gguf`.
 
@@ -29,7 +30,8 @@ _NOT_IN_NAMES = re.compile(r"[^\w.+-]+")
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A model's name, its parts where they can be told apart, and the card's `facts` by GGUF key."""
+    """A model's name, its parts where they can be told apart, and the card's `facts` by GGUF
+    key."""
 
     name: str
     basename: str | None
@@ -54,10 +56,13 @@ class ModelName:
 
 
 def name_of(folder: Path, n_parameters: int) -> ModelName:
-    """Return the name of the checkpoint in `folder`: the folder's own name, taken apart, and its README's facts."""
+    """Return the name of the checkpoint in `folder`: the folder's own name, taken apart, and its
+    README's facts."""
     name = _folder_name(folder.resolve())
     _, _, basename, finetune, version, _ = GGUFNames.get_model_id_components(name, n_parameters)
-    return ModelName(name, basename, size_label(n_parameters, 0, 0, 0), finetune, version, _card_facts(folder))
+    return ModelName(
+        name, basename, size_label(n_parameters, 0, 0, 0), finetune, version, _card_facts(folder)
+    )
 
 
 def _folder_name(folder: Path) -> str:
@@ -68,8 +73,11 @@ def _folder_name(folder: Path) -> str:
 
 
 def file_name(name: ModelName, encoding: str) -> str:
-    """Return the file name by the convention; `encoding` is the file type, such as F16 or Q4_K_M."""
-    found = naming_convention(name.name, name.basename, name.finetune, name.version, name.size_label, encoding)
+    """Return the file name by the convention; `encoding` is the file type, such as F16 or
+    Q4_K_M."""
+    found = naming_convention(
+        name.name, name.basename, name.finetune, name.version, name.size_label, encoding
+    )
     return safe_file_name(str(found))
 
 
@@ -82,7 +90,11 @@ def _card_facts(folder: Path) -> dict[str, str | list[str]]:
     """Return what the README's front matter says; a card that cannot be read says nothing."""
     card = _front_matter(folder / "README.md")
     facts: dict[str, str | list[str]] = {}
-    for key, theirs in (("license", "license"), ("license.name", "license_name"), ("license.link", "license_link")):
+    for key, theirs in (
+        ("license", "license"),
+        ("license.name", "license_name"),
+        ("license.link", "license_link"),
+    ):
         value = card.get(theirs)
         if isinstance(value, str):
             facts[f"general.{key}"] = value[:_LONGEST_TEXT]
@@ -111,8 +123,8 @@ def _front_matter(path: Path) -> Mapping[str, Any]:
     return card if isinstance(card, dict) else {}
 
 
-# llama.cpp looks for these in the name. If one is there, control tokens swallow the spaces behind them, as
-# Phi-3's tokenizer wants, and a file without the four tokens cannot be loaded.
+# llama.cpp looks for these in the name. If one is there, control tokens swallow the spaces behind
+# them, as Phi-3's tokenizer wants, and a file without the four tokens cannot be loaded.
 _PHI3 = ("phi-3", "phi3")
 _PHI3_TOKENS = ("</s>", "<unk>", "<s>", "<|endoftext|>")
 
@@ -122,7 +134,11 @@ def loadable_name(name: str, checkpoint: Checkpoint, tokens: Collection[str]) ->
     named = any(mark in name.lower() for mark in _PHI3)
     if named and not all(token in tokens for token in _PHI3_TOKENS):
         return "model"
-    if not named and _swallows_spaces(checkpoint) and all(token in tokens for token in _PHI3_TOKENS):
+    if (
+        not named
+        and _swallows_spaces(checkpoint)
+        and all(token in tokens for token in _PHI3_TOKENS)
+    ):
         return f"{name} (phi-3)"
     return name
 

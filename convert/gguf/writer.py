@@ -1,9 +1,10 @@
-"""Writes GGUF files: the header first, then one tensor at a time or piece by piece, the whole file or nothing.
+"""Writes GGUF files: the header first, then one tensor at a time or piece by piece, the whole file
+or nothing.
 
 Brings a file to the disk while it is still being written.
 
-A system that has room keeps gigabytes of written data in memory until the last fsync, which then takes as long as
-the disk does while nothing else happens, behind a progress bar that says 100 %.
+A system that has room keeps gigabytes of written data in memory until the last fsync, which then
+takes as long as the disk does while nothing else happens, behind a progress bar that says 100 %.
 
 Replaces a text in the header of a GGUF file that is being written, by another of the same length.
 """
@@ -32,7 +33,8 @@ _STRETCH = 128 << 20  # bytes from one sync to the next
 
 
 class EarlySync:
-    """Syncs an open file in a thread of its own, every 128 MiB; a context manager that waits for the last one.
+    """Syncs an open file in a thread of its own, every 128 MiB; a context manager that waits for
+    the last one.
 
     A sync that fails raises its OSError from the next call of `wrote`, or at the end.
     """
@@ -47,7 +49,10 @@ class EarlySync:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._pool.shutdown()
         if error is None and self._running is not None:
@@ -85,11 +90,13 @@ _CODES = {kind.name: code for code, kind in TENSOR_TYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """A tensor that will be written: `shape` in numpy's order (rows first), `type_name` any GGUF tensor type.
+    """A tensor that will be written: `shape` in numpy's order (rows first), `type_name` any GGUF
+    tensor type.
 
-    `load` is called once, when its turn comes, and returns the array in the numpy type of `type_name`, or
-    pieces that make it up in order, of which one at a time is in memory. Of a type that is not in STORED_TYPES
-    it returns blocks: uint8 with the bytes of a row in place of its numbers.
+    `load` is called once, when its turn comes, and returns the array in the numpy type of
+    `type_name`, or pieces that make it up in order, of which one at a time is in memory. Of a type
+    that is not in STORED_TYPES it returns blocks: uint8 with the bytes of a row in place of its
+    numbers.
     """
 
     name: str
@@ -127,9 +134,9 @@ def write_gguf(
 ) -> int:
     """Write a GGUF file and return its size in bytes; only one tensor is in memory at a time.
 
-    `finish` gets the path of the complete file before it becomes `output`: what it raises stops that.
-    Raises OptionError if `output` exists and `force` is not given, SpecrunError if the disk is full; what
-    `PlannedTensor.load` raises passes through. Nothing is left behind on failure.
+    `finish` gets the path of the complete file before it becomes `output`: what it raises stops
+    that. Raises OptionError if `output` exists and `force` is not given, SpecrunError if the disk
+    is full; what `PlannedTensor.load` raises passes through. Nothing is left behind on failure.
     """
     target = Path(output)
     check_target(target, force=force)
@@ -144,7 +151,9 @@ def write_gguf(
         return aside.stat().st_size
 
 
-def _write_header(aside: Path, architecture: str, metadata: Metadata, tensors: Sequence[PlannedTensor]) -> int:
+def _write_header(
+    aside: Path, architecture: str, metadata: Metadata, tensors: Sequence[PlannedTensor]
+) -> int:
     """Write everything before the tensors' numbers; return what their places are a multiple of."""
     writer = GGUFWriter(aside, architecture)
     try:
@@ -153,10 +162,12 @@ def _write_header(aside: Path, architecture: str, metadata: Metadata, tensors: S
             if key == "general.alignment" and kind is GGUFValueType.UINT32:
                 writer.data_alignment = value
         for tensor in tensors:
-            # The type's number, not gguf's name of it: llama.cpp has types that the package does not know. With one
-            # given, any numpy type but uint8 lets the shape stay in numbers.
+            # The type's number, not gguf's name of it: llama.cpp has types that the package does
+            # not know. With one given, any numpy type but uint8 lets the shape stay in numbers.
             code: Any = _CODES[tensor.type_name]
-            writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.n_bytes, code)
+            writer.add_tensor_info(
+                tensor.name, tensor.shape, np.dtype(np.float32), tensor.n_bytes, code
+            )
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -183,7 +194,10 @@ def _write_tensors(
         for piece in [content] if isinstance(content, np.ndarray) else content:
             done += piece.nbytes
             if piece.dtype != tensor.array_type or done > end:
-                raise _mistake(tensor, f"{piece.size} numbers of {piece.dtype}, too many for {tensor.type_name}")
+                raise _mistake(
+                    tensor,
+                    f"{piece.size} numbers of {piece.dtype}, too many for {tensor.type_name}",
+                )
             file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
             synced.wrote(piece.nbytes)
             if progress is not None:
@@ -212,7 +226,11 @@ def replace_text(path: Path, key: str, old: str, new: str) -> None:
         raise SpecrunError(f"the value of {key} must keep its length: this is a mistake in specrun")
     with path.open("r+b") as file:
         head = file.read(_SEARCHED)
-        before = struct.pack("<Q", len(key.encode())) + key.encode() + struct.pack("<IQ", _STRING, len(old.encode()))
+        before = (
+            struct.pack("<Q", len(key.encode()))
+            + key.encode()
+            + struct.pack("<IQ", _STRING, len(old.encode()))
+        )
         place = head.find(before + old.encode())
         if place < 0:
             raise SpecrunError(f"{path} has no {key} to replace: this is a mistake in specrun")

@@ -1,4 +1,5 @@
-"""Which kind of head a checkpoint folder holds, if any: by its files, its config, the names of its tensors."""
+"""Which kind of head a checkpoint folder holds, if any: by its files, its config, the names of its
+tensors."""
 
 from __future__ import annotations
 
@@ -32,24 +33,28 @@ def known_kind(name: str) -> HeadKind:
 
 
 def open_head(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
-    """Open a head's folder, whose weights may lie under names of their own; raises as `open_checkpoint`."""
+    """Open a head's folder, whose weights may lie under names of their own; raises as
+    `open_checkpoint`."""
     return open_checkpoint(folder, allow_pickle=allow_pickle, also_named=_WEIGHTS)
 
 
 def kind_of(checkpoint: Checkpoint) -> HeadKind:
-    """Return the kind of an opened head; raises UnsupportedModelError where it is none that is known."""
+    """Return the kind of an opened head; raises UnsupportedModelError where it is none that is
+    known."""
     found = _by_files_or_config(checkpoint.folder) or _by_tensors(checkpoint)
     if found is None:
         known = ", ".join(kind.name for kind in HEAD_KINDS)
         first = ", ".join(list(checkpoint.tensors)[:3])
         raise UnsupportedModelError(
-            f"{checkpoint.folder} is no head of a known layout ({known}): its tensors are called {first}, ..."
+            f"{checkpoint.folder} is no head of a known layout ({known}): its tensors are called "
+            f"{first}, ..."
         )
     return found
 
 
 def detect_kind(folder: Path, *, allow_pickle: bool = False) -> HeadKind | None:
-    """Return the kind of head in a folder, None for a model or what cannot be opened: never raises for its content."""
+    """Return the kind of head in a folder, None for a model or what cannot be opened: never raises
+    for its content."""
     try:
         found = _by_files_or_config(folder)
         return found or _by_tensors(open_head(folder, allow_pickle=allow_pickle))
@@ -60,7 +65,9 @@ def detect_kind(folder: Path, *, allow_pickle: bool = False) -> HeadKind | None:
 def _by_files_or_config(folder: Path) -> HeadKind | None:
     endings = (".safetensors", *PICKLE_ENDINGS)
     for kind in HEAD_KINDS:
-        if any((folder / f"{name}{ending}").is_file() for name in kind.weights for ending in endings):
+        if any(
+            (folder / f"{name}{ending}").is_file() for name in kind.weights for ending in endings
+        ):
             return kind
     config = read_json_object(folder / "config.json")
     return next((kind for kind in HEAD_KINDS if kind.in_config(config)), None)

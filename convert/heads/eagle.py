@@ -1,9 +1,11 @@
-"""EAGLE-1 (Li et al. 2024, arXiv 2401.15077), EAGLE-2 (arXiv 2406.16858) and HASS (arXiv 2408.15766): one layout.
+"""EAGLE-1 (Li et al. 2024, arXiv 2401.15077), EAGLE-2 (arXiv 2406.16858) and HASS (arXiv
+2408.15766): one layout.
 
-A matrix that joins the embedding of a token and the hidden state before it, `fc.weight` [h, 2h] with or without
-`fc.bias`, then one Llama layer without input norm, `layers.0.*`, and no output matrix: the target's is used.
-`embed_tokens.weight` may be left out, the target's is then used. Layout: SafeAILab/EAGLE, eagle/model/cnets1.py;
-HArmonizedSS/HASS, model/cnets_hass.py. config.json is that of a Llama of one layer, with `bias` for fc.
+A matrix that joins the embedding of a token and the hidden state before it, `fc.weight` [h, 2h]
+with or without `fc.bias`, then one Llama layer without input norm, `layers.0.*`, and no output
+matrix: the target's is used. `embed_tokens.weight` may be left out, the target's is then used.
+Layout: SafeAILab/EAGLE, eagle/model/cnets1.py; HArmonizedSS/HASS, model/cnets_hass.py. config.json
+is that of a Llama of one layer, with `bias` for fc.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     heads, shared = config.count("num_attention_heads"), kv_heads(config)
     if hidden % heads or heads % shared or hidden // heads % 2:
         raise MalformedFileError(
-            f"{config.shown} has {heads} heads and {shared} key-value heads for hidden states of {hidden}"
+            f"{config.shown} has {heads} heads and {shared} key-value heads for hidden states of "
+            f"{hidden}"
         )
     vocab_size = config.count("vocab_size", target.vocab_size)
     if _EMBEDDING in checkpoint.tensors:
@@ -47,13 +50,17 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     metadata.count("eagle.feed_forward_length", wide)
     metadata.count("eagle.attention.head_count", heads)
     metadata.count("eagle.attention.head_count_kv", shared)
-    metadata.number("eagle.attention.layer_norm_rms_epsilon", config.number("rms_norm_eps", _EPSILON))
+    metadata.number(
+        "eagle.attention.layer_norm_rms_epsilon", config.number("rms_norm_eps", _EPSILON)
+    )
     metadata.number("eagle.rope.freq_base", rope_base(config, rope))
     rules = list(_rules(checkpoint, hidden, hidden // heads * shared, wide, vocab_size))
     return HeadPlan(metadata, rules, hidden, vocab_size)
 
 
-def _rules(checkpoint: Checkpoint, hidden: int, kv_size: int, wide: int, vocab_size: int) -> Iterator[TensorRule]:
+def _rules(
+    checkpoint: Checkpoint, hidden: int, kv_size: int, wide: int, vocab_size: int
+) -> Iterator[TensorRule]:
     if _EMBEDDING in checkpoint.tensors:
         yield TensorRule("token_embd.weight", (_EMBEDDING,), (vocab_size, hidden))
     yield TensorRule("eagle.fc.weight", (_JOINS,), (hidden, 2 * hidden))
@@ -71,7 +78,9 @@ def _rules(checkpoint: Checkpoint, hidden: int, kv_size: int, wide: int, vocab_s
     ):
         yield TensorRule(f"eagle.{name}.weight", (f"{_LAYER}{theirs}.weight",), shape)
         bias = f"{_LAYER}{theirs}.bias"
-        if name in _MAY_HAVE_BIAS and (bias in checkpoint.tensors or checkpoint.config.flag("qkv_bias", False)):
+        if name in _MAY_HAVE_BIAS and (
+            bias in checkpoint.tensors or checkpoint.config.flag("qkv_bias", False)
+        ):
             yield TensorRule(f"eagle.{name}.bias", (bias,), shape[:1])
 
 
@@ -79,20 +88,26 @@ def _has_bias(checkpoint: Checkpoint) -> bool:
     """Return whether fc has a bias: what is there counts, and the config must not say otherwise."""
     there = _BIAS in checkpoint.tensors
     if there and not checkpoint.config.flag("bias", True):
-        raise MalformedFileError(f"{checkpoint.folder} has {_BIAS}, and {checkpoint.config.shown} says bias = false")
+        raise MalformedFileError(
+            f"{checkpoint.folder} has {_BIAS}, and {checkpoint.config.shown} says bias = false"
+        )
     return there or checkpoint.config.flag("bias", False)
 
 
 def _require_known(config: JsonObject) -> None:
     if config.text("hidden_act", "silu") != "silu":
-        raise UnsupportedModelError(f"{config.shown} has hidden_act {config.any('hidden_act')!r}: only silu can be run")
+        raise UnsupportedModelError(
+            f"{config.shown} has hidden_act {config.any('hidden_act')!r}: only silu can be run"
+        )
     if config.count("num_hidden_layers", 1) != 1:
         raise UnsupportedModelError(
             f"{config.shown} has {config.count('num_hidden_layers')} layers: an EAGLE head has one"
         )
     rope, kind = rope_settings(config)
     if kind != "default":
-        raise UnsupportedModelError(f"{rope.shown} is {kind!r}: EAGLE heads are run with unscaled positions only")
+        raise UnsupportedModelError(
+            f"{rope.shown} is {kind!r}: EAGLE heads are run with unscaled positions only"
+        )
 
 
 def _hidden_size(checkpoint: Checkpoint) -> int:
@@ -111,7 +126,11 @@ def _in_config(_config: JsonObject) -> bool:
 
 def _in_tensors(names: Collection[str]) -> bool:
     # EAGLE-3 ends with a norm and has tokens of its own.
-    return _JOINS in names and any(name.startswith(_LAYER) for name in names) and not {"norm.weight", "d2t"} & {*names}
+    return (
+        _JOINS in names
+        and any(name.startswith(_LAYER) for name in names)
+        and not {"norm.weight", "d2t"} & {*names}
+    )
 
 
 KIND = HeadKind("eagle", _in_config, _in_tensors, _plan)

@@ -1,17 +1,20 @@
-"""EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and 3.1, to llama.cpp's own layout: what is written loads there, too.
+"""EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and 3.1, to llama.cpp's own layout: what is written
+loads there, too.
 
-`fc.weight` [h, 3 * target's h] makes a state of three layers' inputs; `hidden_norm` and `input_layernorm` norm it and
-the token's embedding before attention, whose matrices read both; `norm.weight` and `lm_head.weight` [draft vocab, h]
-end the head. Token i of the draft vocabulary is token i + `d2t`[i] of the target; `t2d`, the inverse, is left out,
-`embed_tokens.weight` is optional. EAGLE-3.1 adds `input_norm.weight`, which llama.cpp has too, `fc_norm.{i}.weight`
-and `norm_output`, which it has not. References: SafeAILab/EAGLE, eagle/model/cnets.py at 148042c5;
+`fc.weight` [h, 3 * target's h] makes a state of three layers' inputs; `hidden_norm` and
+`input_layernorm` norm it and the token's embedding before attention, whose matrices read both;
+`norm.weight` and `lm_head.weight` [draft vocab, h] end the head. Token i of the draft vocabulary is
+token i + `d2t`[i] of the target; `t2d`, the inverse, is left out, `embed_tokens.weight` is
+optional. EAGLE-3.1 adds `input_norm.weight`, which llama.cpp has too, `fc_norm.{i}.weight` and
+`norm_output`, which it has not. References: SafeAILab/EAGLE, eagle/model/cnets.py at 148042c5;
 vllm-project/speculators, models/eagle3; llama.cpp, conversion/llama.py. Layouts: `eagle3_source`.
 
-What a checkpoint of an EAGLE-3 head says, in any of its layouts: names, layers, settings, draft vocabulary.
+What a checkpoint of an EAGLE-3 head says, in any of its layouts: names, layers, settings, draft
+vocabulary.
 
-SafeAILab's layout has `midlayer.*` and a flat config.json; SpecForge's, of the same names, an `eagle_config` inside;
-that of RedHat's speculators `layers.0.*`, and the sizes in `transformer_layer_config`. Some put `model.` before all
-names.
+SafeAILab's layout has `midlayer.*` and a flat config.json; SpecForge's, of the same names, an
+`eagle_config` inside; that of RedHat's speculators `layers.0.*`, and the sizes in
+`transformer_layer_config`. Some put `model.` before all names.
 """
 
 from __future__ import annotations
@@ -26,7 +29,13 @@ from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedMo
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families.family import Array, TensorRule, unchanged
 from specrun.convert.families.rope import describe_rope, llama3_factors
-from specrun.convert.families.steps import describe_decoder, head_width, interleave_halves, kv_heads, require
+from specrun.convert.families.steps import (
+    describe_decoder,
+    head_width,
+    interleave_halves,
+    kv_heads,
+    require,
+)
 from specrun.convert.gguf import Metadata
 from specrun.convert.heads.head_kind import HeadKind, HeadPlan, matrix_shape
 from specrun.convert.heads.target_facts import TargetFacts
@@ -41,7 +50,8 @@ _VOCABULARY_MAP = "d2t"
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """How names begin in a checkpoint: `prefix` all but the output matrix, `layer` those of the one layer."""
+    """How names begin in a checkpoint: `prefix` all but the output matrix, `layer` those of the one
+    layer."""
 
     prefix: str
     layer: str
@@ -54,13 +64,15 @@ def flat_config(config: JsonObject) -> JsonObject:
 
 
 def tensor_names(checkpoint: Checkpoint) -> TensorNames:
-    """Return how the names begin; raises MalformedFileError where the one tensor that tells is missing."""
+    """Return how the names begin; raises MalformedFileError where the one tensor that tells is
+    missing."""
     for prefix in PREFIXES:
         for layer in LAYERS:
             if f"{prefix}{layer}hidden_norm.weight" in checkpoint.tensors:
                 return TensorNames(prefix, f"{prefix}{layer}")
     raise MalformedFileError(
-        f"{checkpoint.folder} has no tensor midlayer.hidden_norm.weight or layers.0.hidden_norm.weight: it is "
+        f"{checkpoint.folder} has no tensor midlayer.hidden_norm.weight or "
+        "layers.0.hidden_norm.weight: it is "
         "incomplete, or no EAGLE-3 head"
     )
 
@@ -71,10 +83,12 @@ def has_setting(config: JsonObject, name: str) -> bool:
 
 
 def target_layers(config: JsonObject, target: TargetFacts) -> Sequence[int]:
-    """Return the layers whose inputs the head reads; raises PairError for those that the target lacks.
+    """Return the layers whose inputs the head reads; raises PairError for those that the target
+    lacks.
 
-    At the top of a config (speculators, vLLM, llama.cpp) layers are named by their inputs, inside `eagle_config`
-    (SpecForge, SGLang, ModelOpt) by their outputs, one less. Where none are named they are SafeAILab's.
+    At the top of a config (speculators, vLLM, llama.cpp) layers are named by their inputs, inside
+    `eagle_config` (SpecForge, SGLang, ModelOpt) by their outputs, one less. Where none are named
+    they are SafeAILab's.
     """
     nested = config.object(_NESTED)
     n = target.n_layers
@@ -88,7 +102,8 @@ def target_layers(config: JsonObject, target: TargetFacts) -> Sequence[int]:
     outside = next((layer for layer in layers if not 0 <= layer < n), None)
     if outside is not None:
         raise PairError(
-            f"{config.shown} does not fit the target {target.path}: it reads the input of layer {outside}, and the "
+            f"{config.shown} does not fit the target {target.path}: it reads the input of layer "
+            f"{outside}, and the "
             f"target has {n} layers, the first of them layer 0"
         )
     return layers
@@ -106,16 +121,20 @@ def vocabulary_map(checkpoint: Checkpoint) -> str:
 
 
 def target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
-    """Return the target's token of each draft token, None where the draft vocabulary is the target's.
+    """Return the target's token of each draft token, None where the draft vocabulary is the
+    target's.
 
-    Raises PairError for a token that the target lacks, MalformedFileError for one that is there twice.
+    Raises PairError for a token that the target lacks, MalformedFileError for one that is there
+    twice.
     """
     name = vocabulary_map(checkpoint)
     stored = checkpoint.tensors.get(name)
     if stored is None:
         return None
     if len(stored.shape) != 1 or stored.type_name not in ("I64", "I32"):
-        raise MalformedFileError(f"{stored.path} has {name} of {stored.type_name} {stored.shape}, no list of offsets")
+        raise MalformedFileError(
+            f"{stored.path} has {name} of {stored.type_name} {stored.shape}, no list of offsets"
+        )
     offsets = stored.read()
     ids = absolute_ids(offsets)
     if len(ids) == target.vocab_size and not offsets.any():
@@ -123,21 +142,30 @@ def target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
     outside = ids[(ids < 0) | (ids >= target.vocab_size)]
     if len(outside):
         raise PairError(
-            f"{checkpoint.folder} does not fit the target {target.path}: its vocabulary map ({name}) names token "
+            f"{checkpoint.folder} does not fit the target {target.path}: its vocabulary map "
+            f"({name}) names token "
             f"{outside[0]}, and the target has {target.vocab_size}"
         )
     tokens, counts = np.unique(ids, return_counts=True)
     if len(tokens) != len(ids):
-        raise MalformedFileError(f"{stored.path} has token {tokens[counts > 1][0]} twice in its vocabulary map ({name})")
+        raise MalformedFileError(
+            f"{stored.path} has token {tokens[counts > 1][0]} twice in its vocabulary map ({name})"
+        )
     return ids
 
 
 def absolute_ids(offsets: Array) -> Array:
-    """Return the target's tokens for offsets: token i of the draft vocabulary is token i + offset of the target."""
+    """Return the target's tokens for offsets: token i of the draft vocabulary is token i + offset
+    of the target."""
     return offsets.astype(np.int64) + np.arange(len(offsets), dtype=np.int64)
 
 
-_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
+_ARCHITECTURES = (
+    "LlamaForCausalLMEagle3",
+    "Eagle3LlamaForCausalLM",
+    "Eagle3Speculator",
+    "Eagle3DraftModel",
+)
 # The map from the target's tokens to the draft's, and what training compares with.
 _LEFT_OUT = ("t2d", "model.t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 
@@ -149,14 +177,16 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     hidden, joined = matrix_shape(checkpoint, f"{names.prefix}fc.weight")
     if hidden != config.count("hidden_size"):
         raise MalformedFileError(
-            f"{checkpoint.folder} has fc.weight for states of {hidden} numbers, and {config.shown} says hidden_size "
+            f"{checkpoint.folder} has fc.weight for states of {hidden} numbers, and "
+            f"{config.shown} says hidden_size "
             f"{config.count('hidden_size')}"
         )
     layers = target_layers(checkpoint.config, target)
     reads = config.count("target_hidden_size", hidden)
     if joined != len(layers) * reads:
         raise MalformedFileError(
-            f"{checkpoint.folder} has fc.weight for {joined} numbers, and {len(layers)} layers of {reads} are read"
+            f"{checkpoint.folder} has fc.weight for {joined} numbers, and {len(layers)} layers "
+            f"of {reads} are read"
         )
     vocab_size, ids = config.count("vocab_size"), target_ids(checkpoint, target)
     metadata = Metadata()
@@ -165,9 +195,13 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     metadata.integers("eagle3.target_layers", layers)
     metadata.count("eagle3.target_hidden_size", reads)
     metadata.flag("eagle3.norm_before_residual", has_setting(config, "norm_before_residual"))
-    all_normed = f"{names.prefix}input_norm.weight" in checkpoint.tensors or has_setting(config, "norm_before_fc")
+    all_normed = f"{names.prefix}input_norm.weight" in checkpoint.tensors or has_setting(
+        config, "norm_before_fc"
+    )
     metadata.flag("eagle3.norm_before_fc", all_normed)
-    each_normed = f"{names.prefix}fc_norm.0.weight" in checkpoint.tensors or has_setting(config, "fc_norm")
+    each_normed = f"{names.prefix}fc_norm.0.weight" in checkpoint.tensors or has_setting(
+        config, "fc_norm"
+    )
     if each_normed:
         metadata.flag("eagle3.fc_norm", True)
     if has_setting(config, "norm_output"):
@@ -177,7 +211,9 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     rules = [
         *llama3_factors(config),
         *_ends(checkpoint, names, hidden, vocab_size, ids),
-        *_fusion(names, hidden, joined, len(layers), all_normed=all_normed, each_normed=each_normed),
+        *_fusion(
+            names, hidden, joined, len(layers), all_normed=all_normed, each_normed=each_normed
+        ),
         *_layer(config, names),
     ]
     # A map to the same tokens says nothing.
@@ -188,36 +224,59 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
 def _ends(
     checkpoint: Checkpoint, names: TensorNames, hidden: int, vocab_size: int, ids: Array | None
 ) -> Iterator[TensorRule]:
-    """Yield embedding, last norm, output matrix and token map; what is not there is the target's."""
+    """Yield embedding, last norm, output matrix and token map; what is not there is the
+    target's."""
     embedding = f"{names.prefix}embed_tokens.weight"
     if embedding in checkpoint.tensors:
         yield TensorRule("token_embd.weight", (embedding,), (vocab_size, hidden))
     yield TensorRule("output_norm.weight", (f"{names.prefix}norm.weight",), (hidden,))
     if ids is not None or "lm_head.weight" in checkpoint.tensors:
-        yield TensorRule("output.weight", ("lm_head.weight",), (vocab_size if ids is None else len(ids), hidden))
+        yield TensorRule(
+            "output.weight", ("lm_head.weight",), (vocab_size if ids is None else len(ids), hidden)
+        )
     if ids is not None:
-        yield TensorRule("d2t", (vocabulary_map(checkpoint),), ids.shape, absolute_ids, token_ids=True)
+        yield TensorRule(
+            "d2t", (vocabulary_map(checkpoint),), ids.shape, absolute_ids, token_ids=True
+        )
 
 
 def _fusion(
-    names: TensorNames, hidden: int, joined: int, n_layers: int, *, all_normed: bool, each_normed: bool
+    names: TensorNames,
+    hidden: int,
+    joined: int,
+    n_layers: int,
+    *,
+    all_normed: bool,
+    each_normed: bool,
 ) -> Iterator[TensorRule]:
     """Yield what makes a state of the layers' inputs."""
     yield TensorRule("fc.weight", (f"{names.prefix}fc.weight",), (hidden, joined))
     if all_normed:
         yield TensorRule("enc.output_norm.weight", (f"{names.prefix}input_norm.weight",), (joined,))
     for i in range(n_layers if each_normed else 0):
-        yield TensorRule(f"fc_norm.{i}.weight", (f"{names.prefix}fc_norm.{i}.weight",), (joined // n_layers,))
+        yield TensorRule(
+            f"fc_norm.{i}.weight", (f"{names.prefix}fc_norm.{i}.weight",), (joined // n_layers,)
+        )
 
 
 def _layer(config: JsonObject, names: TensorNames) -> Iterator[TensorRule]:
     """Yield the one layer; rows of q and k move, because llama.cpp rotates neighbours."""
-    hidden, wide, width = config.count("hidden_size"), config.count("intermediate_size"), head_width(config)
+    hidden, wide, width = (
+        config.count("hidden_size"),
+        config.count("intermediate_size"),
+        head_width(config),
+    )
     heads, shared = config.count("num_attention_heads"), kv_heads(config)
     for part, count, turns in (("q", heads, True), ("k", shared, True), ("v", shared, False)):
         change = functools.partial(interleave_halves, heads=count) if turns else unchanged
         source = f"{names.layer}self_attn.{part}_proj.weight"
-        yield TensorRule(f"blk.0.attn_{part}.weight", (source,), (count * width, 2 * hidden), change, moves_only=True)
+        yield TensorRule(
+            f"blk.0.attn_{part}.weight",
+            (source,),
+            (count * width, 2 * hidden),
+            change,
+            moves_only=True,
+        )
     for name, theirs, shape in (
         ("attn_output", "self_attn.o_proj", (hidden, heads * width)),
         ("attn_norm", "input_layernorm", (hidden,)),
@@ -236,7 +295,8 @@ def _require_known(config: JsonObject) -> None:
     require(config, "mlp_bias", False)
     if config.count("num_hidden_layers", 1) != 1:
         raise UnsupportedModelError(
-            f"{config.shown} has {config.count('num_hidden_layers')} layers: an EAGLE-3 head has one"
+            f"{config.shown} has {config.count('num_hidden_layers')} layers: an EAGLE-3 head has "
+            "one"
         )
 
 
@@ -244,12 +304,16 @@ def _in_config(config: JsonObject) -> bool:
     if "speculators_model_type" in config:
         return config.text("speculators_model_type") == "eagle3"
     architectures = config.any("architectures")
-    named = isinstance(architectures, list) and any(architecture in _ARCHITECTURES for architecture in architectures)
+    named = isinstance(architectures, list) and any(
+        architecture in _ARCHITECTURES for architecture in architectures
+    )
     return named or ("draft_vocab_size" in config and config.any("num_hidden_layers") == 1)
 
 
 def _in_tensors(names: Collection[str]) -> bool:
-    return any(f"{prefix}{layer}hidden_norm.weight" in names for prefix in PREFIXES for layer in LAYERS)
+    return any(
+        f"{prefix}{layer}hidden_norm.weight" in names for prefix in PREFIXES for layer in LAYERS
+    )
 
 
 KIND = HeadKind("eagle3", _in_config, _in_tensors, _plan)

@@ -15,13 +15,18 @@ from specrun.runtime.heads import DEPTHS_KEY, KEY, Accuracy
 
 
 def store_accuracy(
-    path: str | os.PathLike[str], accuracy: Accuracy, *, n_positions: int, progress: Progress | None = None
+    path: str | os.PathLike[str],
+    accuracy: Accuracy,
+    *,
+    n_positions: int,
+    progress: Progress | None = None,
 ) -> int:
-    """Write accuracies into the metadata of a head's file, over earlier ones; return its size in bytes.
+    """Write accuracies into the metadata of a head's file, over earlier ones; return its size in
+    bytes.
 
-    The file is written anew beside the old one and then takes its place, every tensor bit by bit as it was: whoever
-    reads it meanwhile, or stops this, has the old one. Raises OptionError if there is nothing to keep, and the errors
-    of `write_gguf`.
+    The file is written anew beside the old one and then takes its place, every tensor bit by bit as
+    it was: whoever reads it meanwhile, or stops this, has the old one. Raises OptionError if there
+    is nothing to keep, and the errors of `write_gguf`.
     """
     head = GGUFSource(path)
     ranks = max(map(len, accuracy), default=0)
@@ -39,16 +44,22 @@ def store_accuracy(
 def write_accuracy_csv(
     path: str | os.PathLike[str], accuracy: Accuracy, alone: Accuracy = (), *, force: bool = False
 ) -> None:
-    """Write accuracies as `read_accuracy_csv` reads them, with those of each head alone in a fourth column.
+    """Write accuracies as `read_accuracy_csv` reads them, with those of each head alone in a fourth
+    column.
 
-    Raises OptionError if the file exists and `force` is not given. Nothing is left behind on failure.
+    Raises OptionError if the file exists and `force` is not given. Nothing is left behind on
+    failure.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["head", "rank", "accuracy", "accuracy_alone"])
     for depth, row in enumerate(accuracy):
         for rank, share in enumerate(row):
-            own = f"{alone[depth][rank]:.6f}" if depth < len(alone) and rank < len(alone[depth]) else ""
+            own = (
+                f"{alone[depth][rank]:.6f}"
+                if depth < len(alone) and rank < len(alone[depth])
+                else ""
+            )
             writer.writerow([depth, rank, f"{share:.6f}", own])
     with atomic_path(path, force=force) as aside:
         aside.write_text(text.getvalue(), encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Converts a head's checkpoint folder to one GGUF file for a given target: planned and checked first, then written.
+"""Converts a head's checkpoint folder to one GGUF file for a given target: planned and checked
+first, then written.
 
 What a head and its file are called: the checkpoint's name, with the kind of head in front.
 
@@ -22,7 +23,13 @@ from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import MalformedFileError
 from specrun.bindings.quantizer import FILE_TYPES, quantize_rows
 from specrun.convert.checkpoint import SOURCE_KEY, JsonObject, SourceDigest
-from specrun.convert.conversion import AUTOMATIC_TYPE, ConversionPlan, ConversionReport, conversion_report, known_type
+from specrun.convert.conversion import (
+    AUTOMATIC_TYPE,
+    ConversionPlan,
+    ConversionReport,
+    conversion_report,
+    known_type,
+)
 from specrun.convert.families.family import TensorRule
 from specrun.convert.gguf import (
     STORED_TYPES,
@@ -43,13 +50,16 @@ from specrun.convert.tensor_stream import TensorStream, check_written
 
 
 def head_name(folder: Path, kind: str, n_parameters: int) -> ModelName:
-    """Return the name of the head in `folder`: a size in that is the target's, the label is the head's own."""
+    """Return the name of the head in `folder`: a size in that is the target's, the label is the
+    head's own."""
     found = name_of(folder, 0)
     label = size_label(n_parameters, 0, 0, 0)
     if found.name.lower().startswith(kind):
         return dataclasses.replace(found, size_label=label)
     basename = f"{kind}-{found.basename}" if found.basename else None
-    return dataclasses.replace(found, name=f"{kind}-{found.name}", basename=basename, size_label=label)
+    return dataclasses.replace(
+        found, name=f"{kind}-{found.name}", basename=basename, size_label=label
+    )
 
 
 def head_file_name(name: ModelName, encoding: str) -> str:
@@ -60,7 +70,8 @@ def head_file_name(name: ModelName, encoding: str) -> str:
 def quantized_pieces(
     pieces: Iterable[npt.NDArray[Any]], width: int, type_name: str, *, n_threads: int = 0
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield the blocks of rows of `width` float32 numbers that come flat, in order, and cut anywhere.
+    """Yield the blocks of rows of `width` float32 numbers that come flat, in order, and cut
+    anywhere.
 
     Raises as `quantize_rows`; the numbers must make up whole rows.
     """
@@ -85,12 +96,14 @@ def plan_head(
     outtype: str = _OUTTYPE,
     allow_pickle: bool = False,
 ) -> ConversionPlan:
-    """Read config and the places of all tensors, compare them with the target, and return what would be written.
+    """Read config and the places of all tensors, compare them with the target, and return what
+    would be written.
 
-    `target` is the GGUF file or the checkpoint folder (config and tokenizer) of the model the head drafts for, `kind`
-    one of HEAD_KINDS by name, None to recognise it, `outtype` as in `plan_conversion`: the type of matrices.
-    Raises OptionError for another kind or type, FileMissingError, MalformedFileError, UnsupportedModelError,
-    and PairError, naming both numbers, for a head that does not fit the target.
+    `target` is the GGUF file or the checkpoint folder (config and tokenizer) of the model the head
+    drafts for, `kind` one of HEAD_KINDS by name, None to recognise it, `outtype` as in
+    `plan_conversion`: the type of matrices. Raises OptionError for another kind or type,
+    FileMissingError, MalformedFileError, UnsupportedModelError, and PairError, naming both numbers,
+    for a head that does not fit the target.
     """
     wanted = known_type(outtype)
     chosen = None if kind is None else known_kind(kind)
@@ -100,7 +113,9 @@ def plan_head(
     head = chosen.plan(checkpoint, facts)
     facts.check_fits(checkpoint.folder, hidden_size=head.hidden_size, vocab_size=head.vocab_size)
     file_type = usual_type(checkpoint) if wanted.lower() == AUTOMATIC_TYPE else wanted
-    tensors = map_rules(checkpoint, head.tensors, functools.partial(_type_of, file_type), left_out=head.left_out)
+    tensors = map_rules(
+        checkpoint, head.tensors, functools.partial(_type_of, file_type), left_out=head.left_out
+    )
     name = head_name(checkpoint.folder, chosen.name, sum(tensor.n_parameters for tensor in tensors))
     metadata = _general(name, file_type)
     _describe_base(checkpoint.config, metadata)
@@ -133,12 +148,13 @@ def convert_head(
 ) -> ConversionReport:
     """Convert the head in the folder `source` (config.json, weights) to the file `output`.
 
-    The options are those of `plan_head` and `convert_checkpoint`; vectors stay float32, matrices whose rows do
-    not divide into the blocks of the type get a wider one. Names, shapes and types are compared with the plan
-    before the file appears, whole or not at all.
+    The options are those of `plan_head` and `convert_checkpoint`; vectors stay float32, matrices
+    whose rows do not divide into the blocks of the type get a wider one. Names, shapes and types
+    are compared with the plan before the file appears, whole or not at all.
 
-    Raises OptionError (also where `output` exists and `force` is not given), FileMissingError, MalformedFileError,
-    UnsupportedModelError, PairError; SpecrunError if the disk is full or the folder cannot be written.
+    Raises OptionError (also where `output` exists and `force` is not given), FileMissingError,
+    MalformedFileError, UnsupportedModelError, PairError; SpecrunError if the disk is full or the
+    folder cannot be written.
     """
     plan = plan_head(source, target=target, kind=kind, outtype=outtype, allow_pickle=allow_pickle)
     place = plan.output_in(None if output is None else Path(output))
@@ -151,10 +167,23 @@ def convert_head(
 
     with TensorStream(digest) as stream:
         planned = [
-            PlannedTensor(tensor.name, tensor.shape, tensor.type_name, functools.partial(_pieces, stream, tensor, n_threads))
+            PlannedTensor(
+                tensor.name,
+                tensor.shape,
+                tensor.type_name,
+                functools.partial(_pieces, stream, tensor, n_threads),
+            )
             for tensor in plan.tensors
         ]
-        write_gguf(place, plan.architecture, plan.metadata, planned, force=force, progress=progress, finish=finish)
+        write_gguf(
+            place,
+            plan.architecture,
+            plan.metadata,
+            planned,
+            force=force,
+            progress=progress,
+            finish=finish,
+        )
     return conversion_report(plan, place, digest.value, None)
 
 
@@ -162,7 +191,9 @@ def _type_of(file_type: str, rule: TensorRule) -> str:
     return fitting_type(FILE_TYPES[file_type].base_type, rule.written_shape[-1])
 
 
-def _pieces(stream: TensorStream, tensor: MappedTensor, n_threads: int) -> Iterator[npt.NDArray[Any]]:
+def _pieces(
+    stream: TensorStream, tensor: MappedTensor, n_threads: int
+) -> Iterator[npt.NDArray[Any]]:
     """Yield the tensor in its own type: rows are quantized as they come."""
     if tensor.type_name in STORED_TYPES:
         yield from stream.pieces(tensor)

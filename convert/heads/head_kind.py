@@ -20,11 +20,12 @@ from specrun.runtime.methods import head_kinds
 class HeadPlan:
     """What a head's file will hold; no number of the weights has been read.
 
-    `metadata` has the architecture's own keys (`medusa.head_count`); `general.*` and `specrun.target.*` are
-    added for every kind. `tensors` are in the file's order: matrices get the type that was asked for, vectors and
-    `keep_f32` float32, `token_ids` int64. `hidden_size` is how many numbers of a hidden state of the target the head
-    reads (at one layer), `vocab_size` the tokens of the target it was made for. `left_out` are tensors of the checkpoint
-    that are known and not wanted, by name; a name that ends in a dot stands for all that begin so.
+    `metadata` has the architecture's own keys (`medusa.head_count`); `general.*` and
+    `specrun.target.*` are added for every kind. `tensors` are in the file's order: matrices get the
+    type that was asked for, vectors and `keep_f32` float32, `token_ids` int64. `hidden_size` is how
+    many numbers of a hidden state of the target the head reads (at one layer), `vocab_size` the
+    tokens of the target it was made for. `left_out` are tensors of the checkpoint that are known
+    and not wanted, by name; a name that ends in a dot stands for all that begin so.
     """
 
     metadata: Metadata
@@ -36,13 +37,15 @@ class HeadPlan:
 
 @dataclass(frozen=True, slots=True)
 class HeadKind:
-    """One kind of head: `name` is that of `--kind` and the architecture of the GGUF file, one of `methods.head_kinds`.
+    """One kind of head: `name` is that of `--kind` and the architecture of the GGUF file, one of
+    `methods.head_kinds`.
 
-    `weights` are the names of weight files, without ending, that only this kind has; `in_config` and `in_tensors` say
-    whether a config, or the names of a checkpoint's tensors, are this kind's beyond doubt. `plan` says what becomes
-    of a checkpoint: it raises UnsupportedModelError for a layout or a setting that the runtime could not
-    compute as the checkpoint means it, MalformedFileError for tensors that are missing or contradict each other,
-    PairError for what does not fit the target. Sizes and vocabularies are compared with the target for every kind.
+    `weights` are the names of weight files, without ending, that only this kind has; `in_config`
+    and `in_tensors` say whether a config, or the names of a checkpoint's tensors, are this kind's
+    beyond doubt. `plan` says what becomes of a checkpoint: it raises UnsupportedModelError for a
+    layout or a setting that the runtime could not compute as the checkpoint means it,
+    MalformedFileError for tensors that are missing or contradict each other, PairError for what
+    does not fit the target. Sizes and vocabularies are compared with the target for every kind.
     """
 
     name: str
@@ -57,10 +60,15 @@ class HeadKind:
 
 
 def matrix_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
-    """Return rows and columns of a tensor; raises MalformedFileError where it is missing or no matrix."""
+    """Return rows and columns of a tensor; raises MalformedFileError where it is missing or no
+    matrix."""
     stored = checkpoint.tensors.get(name)
     if stored is None:
-        raise MalformedFileError(f"{checkpoint.folder} has no tensor {name}: it is incomplete, or another kind of head")
+        raise MalformedFileError(
+            f"{checkpoint.folder} has no tensor {name}: it is incomplete, or another kind of head"
+        )
     if len(stored.shape) != 2:
-        raise MalformedFileError(f"{stored.path} has {name} of shape {stored.shape}, which is no matrix")
+        raise MalformedFileError(
+            f"{stored.path} has {name} of shape {stored.shape}, which is no matrix"
+        )
     return stored.shape[0], stored.shape[1]

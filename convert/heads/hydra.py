@@ -1,15 +1,17 @@
-"""Hydra and Hydra++ (Ankner et al. 2024, arXiv 2402.05109): folders with config.json and hydra_lm_head.pt.
+"""Hydra and Hydra++ (Ankner et al. 2024, arXiv 2402.05109): folders with config.json and
+hydra_lm_head.pt.
 
-Tensors of a checkpoint, head i: residual blocks `hydra_mlp.{i}.{j}.linear.weight` and `.bias`, [h, (i + 2) h] in the
-first block of grounded heads, which also has `.res_connection.weight` and `.bias`, [h, h] in the others; an output
-matrix `hydra_lm_head.{i}.weight` [vocab, h] and `.bias`. Where training had dropout, it takes every other place: blocks
-are then j = 1, 3, ... and the output matrix is `hydra_lm_head.{i}.1.weight`. Hydra++ (`hydra_head_arch` "prefix-mlp")
-has a one-layer Llama, `prefix_embeding_layer.*` (so spelt), made from the target's config, which says its heads and
-rotary embedding.
-Layout: zankner/Hydra, hydra/model/hydra_heads/mlp_head.py and prefix_mlp_head.py.
+Tensors of a checkpoint, head i: residual blocks `hydra_mlp.{i}.{j}.linear.weight` and `.bias`,
+[h, (i + 2) h] in the first block of grounded heads, which also has `.res_connection.weight` and
+`.bias`, [h, h] in the others; an output matrix `hydra_lm_head.{i}.weight` [vocab, h] and `.bias`.
+Where training had dropout, it takes every other place: blocks are then j = 1, 3, ... and the output
+matrix is `hydra_lm_head.{i}.1.weight`. Hydra++ (`hydra_head_arch` "prefix-mlp") has a one-layer
+Llama, `prefix_embeding_layer.*` (so spelt), made from the target's config, which says its heads and
+rotary embedding. Layout: zankner/Hydra, hydra/model/hydra_heads/mlp_head.py and prefix_mlp_head.py.
 
-The reference repeats one block after the first, so the later ones share their weights; some files hold them once. The
-target's embeddings, which checkpoints carry along (`input_embed_fn`), are read from the target instead.
+The reference repeats one block after the first, so the later ones share their weights; some files
+hold them once. The target's embeddings, which checkpoints carry along (`input_embed_fn`), are read
+from the target instead.
 """
 
 from __future__ import annotations
@@ -55,7 +57,10 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     _require_known(checkpoint)
     heads = _heads(checkpoint)
     outputs = [_output(checkpoint, head) for head in range(len(heads.places))]
-    vocab_size = next((matrix_shape(checkpoint, f"{name}.weight")[0] for name in outputs if name), target.vocab_size)
+    vocab_size = next(
+        (matrix_shape(checkpoint, f"{name}.weight")[0] for name in outputs if name),
+        target.vocab_size,
+    )
     with_prefix = _has_prefix(checkpoint)
     metadata = Metadata()
     metadata.count("hydra.embedding_length", heads.hidden)
@@ -75,15 +80,19 @@ def _require_known(checkpoint: Checkpoint) -> None:
     kind = config.text("hydra_head_arch", _PREFIXED if _has_prefix(checkpoint) else _PLAIN)
     if kind not in (_PLAIN, _PREFIXED):
         raise UnsupportedModelError(
-            f"{config.shown} has hydra_head_arch {kind!r}: only {_PLAIN} and {_PREFIXED} (Hydra++) can be run"
+            f"{config.shown} has hydra_head_arch {kind!r}: only {_PLAIN} and {_PREFIXED} "
+            "(Hydra++) can be run"
         )
     if (kind == _PREFIXED) != _has_prefix(checkpoint):
         word = "no" if kind == _PREFIXED else "a"
-        raise MalformedFileError(f"{checkpoint.folder} has {word} prefix layer, and hydra_head_arch is {kind!r}")
+        raise MalformedFileError(
+            f"{checkpoint.folder} has {word} prefix layer, and hydra_head_arch is {kind!r}"
+        )
     offset = config.any("hidden_state_offset") or 0
     if offset != 0:
         raise UnsupportedModelError(
-            f"{config.shown} has hidden_state_offset {offset!r}: only the target's last hidden state (0) can be read"
+            f"{config.shown} has hidden_state_offset {offset!r}: only the target's last hidden "
+            "state (0) can be read"
         )
 
 
@@ -99,7 +108,9 @@ def _heads(checkpoint: Checkpoint) -> _Heads:
     config = checkpoint.config
     if config.flag("grounded_heads", grounded) != grounded:
         have, said = ("", "false") if grounded else ("no ", "true")
-        raise MalformedFileError(f"{checkpoint.folder} has {have}res_connection tensors, and grounded_heads is {said}")
+        raise MalformedFileError(
+            f"{checkpoint.folder} has {have}res_connection tensors, and grounded_heads is {said}"
+        )
     n_heads = config.count("hydra_num_heads", max(found, default=0) + 1)
     n_blocks = config.count("hydra_num_layers", max(map(len, found.values()), default=1))
     if n_heads > _MOST_HEADS or n_blocks > _MOST_BLOCKS:
@@ -107,12 +118,20 @@ def _heads(checkpoint: Checkpoint) -> _Heads:
             f"{checkpoint.folder} has {n_heads} heads of {n_blocks} residual blocks: "
             f"up to {_MOST_HEADS} heads of 1 to {_MOST_BLOCKS} blocks can be run"
         )
-    places = tuple(_places(checkpoint, head, found.get(head, set()), n_blocks, grounded) for head in range(n_heads))
-    return _Heads(places, grounded, matrix_shape(checkpoint, f"hydra_mlp.0.{places[0][0]}.linear.weight")[0])
+    places = tuple(
+        _places(checkpoint, head, found.get(head, set()), n_blocks, grounded)
+        for head in range(n_heads)
+    )
+    return _Heads(
+        places, grounded, matrix_shape(checkpoint, f"hydra_mlp.0.{places[0][0]}.linear.weight")[0]
+    )
 
 
-def _places(checkpoint: Checkpoint, head: int, found: set[int], n_blocks: int, grounded: bool) -> tuple[int, ...]:
-    """Return where the weights of a head's blocks are; the last one found serves for those that share it."""
+def _places(
+    checkpoint: Checkpoint, head: int, found: set[int], n_blocks: int, grounded: bool
+) -> tuple[int, ...]:
+    """Return where the weights of a head's blocks are; the last one found serves for those that
+    share it."""
     there = sorted(found)
     if not there:
         raise MalformedFileError(
@@ -121,24 +140,30 @@ def _places(checkpoint: Checkpoint, head: int, found: set[int], n_blocks: int, g
     own = 2 if grounded else 1  # how many blocks differ in the reference
     if len(there) != n_blocks and (len(there) != own or n_blocks < own):
         raise MalformedFileError(
-            f"{checkpoint.folder} has {len(there)} residual blocks of head {head}, and hydra_num_layers is {n_blocks}"
+            f"{checkpoint.folder} has {len(there)} residual blocks of head {head}, and "
+            f"hydra_num_layers is {n_blocks}"
         )
     return tuple(there[min(block, len(there) - 1)] for block in range(n_blocks))
 
 
 def _output(checkpoint: Checkpoint, head: int) -> str | None:
-    """Return the name of a head's output matrix without its ending, None where it uses the target's."""
+    """Return the name of a head's output matrix without its ending, None where it uses the
+    target's."""
     names = (f"hydra_lm_head.{head}", f"hydra_lm_head.{head}.1")
     return next((name for name in names if f"{name}.weight" in checkpoint.tensors), None)
 
 
-def _head_rules(checkpoint: Checkpoint, heads: _Heads, outputs: list[str | None], vocab_size: int) -> Iterator[TensorRule]:
+def _head_rules(
+    checkpoint: Checkpoint, heads: _Heads, outputs: list[str | None], vocab_size: int
+) -> Iterator[TensorRule]:
     hidden = heads.hidden
     for head, (places, output) in enumerate(zip(heads.places, outputs, strict=True)):
         own = f"hydra.{head}"
         for block, place in enumerate(places):
             width = heads.width(head) if block == 0 else hidden
-            yield from _linear(f"{own}.res.{block}", f"hydra_mlp.{head}.{place}.linear", hidden, width)
+            yield from _linear(
+                f"{own}.res.{block}", f"hydra_mlp.{head}.{place}.linear", hidden, width
+            )
         if heads.grounded:
             theirs = f"hydra_mlp.{head}.{places[0]}.res_connection"
             yield from _linear(f"{own}.skip", theirs, hidden, heads.width(head))
@@ -157,11 +182,15 @@ def _has_prefix(checkpoint: Checkpoint) -> bool:
     return any(name.startswith(_LAYER) for name in checkpoint.tensors)
 
 
-def _prefix_rules(checkpoint: Checkpoint, target: TargetFacts, hidden: int, metadata: Metadata) -> Iterator[TensorRule]:
-    """Yield the prefix layer's tensors, and write what the target says of its heads and rotary embedding."""
+def _prefix_rules(
+    checkpoint: Checkpoint, target: TargetFacts, hidden: int, metadata: Metadata
+) -> Iterator[TensorRule]:
+    """Yield the prefix layer's tensors, and write what the target says of its heads and rotary
+    embedding."""
     if target.architecture != "llama":
         raise UnsupportedModelError(
-            f"{checkpoint.folder} has a prefix layer made from a Llama's config, and {target.path} is a "
+            f"{checkpoint.folder} has a prefix layer made from a Llama's config, and "
+            f"{target.path} is a "
             f"{target.architecture}: is it the model these heads were made for?"
         )
     heads = _setting(target, "attention.head_count", None)
@@ -169,7 +198,8 @@ def _prefix_rules(checkpoint: Checkpoint, target: TargetFacts, hidden: int, meta
     kv_size = matrix_shape(checkpoint, f"{_LAYER}self_attn.k_proj.weight")[0]
     if hidden % heads or hidden // heads % 2 or hidden // heads * shared != kv_size:
         raise MalformedFileError(
-            f"{checkpoint.folder} has a prefix layer with keys of {kv_size} numbers, and the target's config asks for "
+            f"{checkpoint.folder} has a prefix layer with keys of {kv_size} numbers, and the "
+            "target's config asks for "
             f"{shared} of {heads} heads of hidden states of {hidden}"
         )
     scaling = target.settings.get("rope.scaling.type", "none")
@@ -219,14 +249,18 @@ def _constant(name: str, numbers: Array) -> TensorRule:
 def _setting(target: TargetFacts, key: str, default: int | None) -> int:
     value = target.settings.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise MalformedFileError(f"{target.path} has {value!r} as {key}, which must be a positive whole number")
+        raise MalformedFileError(
+            f"{target.path} has {value!r} as {key}, which must be a positive whole number"
+        )
     return value
 
 
 def _number(target: TargetFacts, key: str, default: float) -> float:
     value = target.settings.get(key, default)
     if isinstance(value, bool | str) or not value > 0:
-        raise MalformedFileError(f"{target.path} has {value!r} as {key}, which must be a positive number")
+        raise MalformedFileError(
+            f"{target.path} has {value!r} as {key}, which must be a positive number"
+        )
     return value
 
 

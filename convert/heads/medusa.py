@@ -1,12 +1,14 @@
-"""Medusa's heads (Cai et al. 2024, arXiv 2401.10774): Medusa-1 folders of heads alone, Medusa-2 models with heads.
+"""Medusa's heads (Cai et al. 2024, arXiv 2401.10774): Medusa-1 folders of heads alone, Medusa-2
+models with heads.
 
-Head i is residual blocks j = 0..L-1, x + SiLU(W x + b), and an output matrix. Tensors of a checkpoint:
-`{i}.{j}.linear.weight` [h, h], `{i}.{j}.linear.bias` [h], `{i}.{L}.weight` [vocab, h]; with `medusa_head.` in front
-where they lie beside the whole model (Medusa-2). Without an output matrix a head uses the target's. Layout:
-FasterDecoding/Medusa, medusa/model/medusa_model.py.
+Head i is residual blocks j = 0..L-1, x + SiLU(W x + b), and an output matrix. Tensors of a
+checkpoint: `{i}.{j}.linear.weight` [h, h], `{i}.{j}.linear.bias` [h], `{i}.{L}.weight` [vocab, h];
+with `medusa_head.` in front where they lie beside the whole model (Medusa-2). Without an output
+matrix a head uses the target's. Layout: FasterDecoding/Medusa, medusa/model/medusa_model.py.
 
-How many heads and blocks there are is read from the tensors: old configs state other numbers than were saved. The
-reference repeats one block L times, so its blocks share their weights; some files then hold them once.
+How many heads and blocks there are is read from the tensors: old configs state other numbers than
+were saved. The reference repeats one block L times, so its blocks share their weights; some files
+then hold them once.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _MOST_HEADS, _MOST_BLOCKS = 32, 16  # what the runtime runs
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What a checkpoint holds of one head: the numbers of its blocks, and of its output matrix, None without one."""
+    """What a checkpoint holds of one head: the numbers of its blocks, and of its output matrix,
+    None without one."""
 
     blocks: tuple[int, ...]
     output: int | None
@@ -40,7 +43,8 @@ class _Head:
         return max(self.blocks, default=-1) + 1 if self.output is None else self.output
 
     def source(self, block: int) -> int:
-        """Return the block whose weights block `block` has: the only one that is there, or its own."""
+        """Return the block whose weights block `block` has: the only one that is there, or its
+        own."""
         return self.blocks[0] if len(self.blocks) == 1 else block
 
 
@@ -57,7 +61,9 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     metadata.count("medusa.head_count", len(heads))
     metadata.count("medusa.block_count", heads[0].n_blocks)
     backbone = {name for name in checkpoint.tensors if prefix and not name.startswith(prefix)}
-    return HeadPlan(metadata, list(_rules(heads, prefix, hidden, vocab_size)), hidden, vocab_size, backbone)
+    return HeadPlan(
+        metadata, list(_rules(heads, prefix, hidden, vocab_size)), hidden, vocab_size, backbone
+    )
 
 
 def _rules(heads: list[_Head], prefix: str, hidden: int, vocab_size: int) -> Iterator[TensorRule]:
@@ -67,11 +73,16 @@ def _rules(heads: list[_Head], prefix: str, hidden: int, vocab_size: int) -> Ite
             yield TensorRule(f"{name}.weight", (f"{source}.weight",), (hidden, hidden))
             yield TensorRule(f"{name}.bias", (f"{source}.bias",), (hidden,))
         if head.output is not None:
-            yield TensorRule(f"medusa.{i}.output.weight", (f"{prefix}{i}.{head.output}.weight",), (vocab_size, hidden))
+            yield TensorRule(
+                f"medusa.{i}.output.weight",
+                (f"{prefix}{i}.{head.output}.weight",),
+                (vocab_size, hidden),
+            )
 
 
 def _heads(checkpoint: Checkpoint, prefix: str) -> list[_Head]:
-    """Return the heads in order, from the names of the tensors; raises for gaps and for what the runtime lacks."""
+    """Return the heads in order, from the names of the tensors; raises for gaps and for what the
+    runtime lacks."""
     found: dict[int, list[tuple[int, str]]] = {}
     for name in checkpoint.tensors:
         match = _NAME.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
@@ -85,11 +96,14 @@ def _heads(checkpoint: Checkpoint, prefix: str) -> list[_Head]:
     without = next((i for i, head in enumerate(heads) if head.output is None), None)
     if without is not None and any(head.output is not None for head in heads):
         name = f"{prefix}{without}.{heads[without].n_blocks}.weight"
-        raise MalformedFileError(f"{checkpoint.folder} has no tensor {name}, and other heads have theirs")
+        raise MalformedFileError(
+            f"{checkpoint.folder} has no tensor {name}, and other heads have theirs"
+        )
     depths = {head.n_blocks for head in heads}
     if len(depths) > 1:
         raise UnsupportedModelError(
-            f"{checkpoint.folder} has heads of {min(depths)} and of {max(depths)} blocks: they must be equally deep"
+            f"{checkpoint.folder} has heads of {min(depths)} and of {max(depths)} blocks: they "
+            "must be equally deep"
         )
     depth = depths.pop()
     if not 1 <= depth <= _MOST_BLOCKS or len(heads) > _MOST_HEADS:
@@ -104,7 +118,9 @@ def _head(checkpoint: Checkpoint, name: str, parts: list[tuple[int, str]]) -> _H
     outputs = [j for j, part in parts if part == "weight"]
     if len(outputs) > 1:
         both = f"{name}.{outputs[0]}.weight and {name}.{outputs[1]}.weight"
-        raise UnsupportedModelError(f"{checkpoint.folder} has two output matrices of one head, {both}")
+        raise UnsupportedModelError(
+            f"{checkpoint.folder} has two output matrices of one head, {both}"
+        )
     blocks = tuple(sorted({j for j, part in parts if part != "weight"}))
     return _Head(blocks, outputs[0] if outputs else None)
 

@@ -1,4 +1,5 @@
-"""What a head must know of its target: sizes, vocabulary, rotary embedding; from a GGUF file or a checkpoint folder."""
+"""What a head must know of its target: sizes, vocabulary, rotary embedding; from a GGUF file or a
+checkpoint folder."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from specrun.bindings.errors import MalformedFileError, OptionError, PairError, UnsupportedModelError
+from specrun.bindings.errors import (
+    MalformedFileError,
+    OptionError,
+    PairError,
+    UnsupportedModelError,
+)
 from specrun.bindings.gguf import read_header
 from specrun.bindings.model import Model
 from specrun.convert.checkpoint import Checkpoint, read_json_object
@@ -28,10 +34,11 @@ _ROPE_FACTORS = "rope_freqs.weight"
 class TargetFacts:
     """A target as heads see it; `path` is the GGUF file or the checkpoint folder it was read from.
 
-    `settings` are the architecture's keys without its name in front, as llama.cpp names them ("rope.freq_base",
-    "context_length", "attention.layer_norm_rms_epsilon"): those that hold one value. `fingerprint` is
-    `Vocabulary.fingerprint` of the loaded model. `load_tokenizer` returns the `tokenizer.*` keys to copy, and
-    `load_rope_factors` the numbers that divide the rope frequencies ([head width / 2], None for none).
+    `settings` are the architecture's keys without its name in front, as llama.cpp names them
+    ("rope.freq_base", "context_length", "attention.layer_norm_rms_epsilon"): those that hold one
+    value. `fingerprint` is `Vocabulary.fingerprint` of the loaded model. `load_tokenizer` returns
+    the `tokenizer.*` keys to copy, and `load_rope_factors` the numbers that divide the rope
+    frequencies ([head width / 2], None for none).
     """
 
     path: Path
@@ -67,21 +74,27 @@ class TargetFacts:
         }
 
     def check_fits(self, head: Path, *, hidden_size: int, vocab_size: int) -> None:
-        """Raise PairError, with both numbers, unless a head reads hidden states of this size and has this vocabulary."""
+        """Raise PairError, with both numbers, unless a head reads hidden states of this size and
+        has this vocabulary."""
         pair = f"{head} does not fit the target {self.path}"
         if hidden_size != self.hidden_size:
             raise PairError(
-                f"{pair}: it reads hidden states of {hidden_size} numbers, and the target's have {self.hidden_size}"
+                f"{pair}: it reads hidden states of {hidden_size} numbers, and the target's have "
+                f"{self.hidden_size}"
             )
         if vocab_size != self.vocab_size:
-            raise PairError(f"{pair}: it predicts {vocab_size} tokens, and the target has {self.vocab_size}")
+            raise PairError(
+                f"{pair}: it predicts {vocab_size} tokens, and the target has {self.vocab_size}"
+            )
 
 
 def target_facts(target: str | os.PathLike[str], *, pre: str | None = None) -> TargetFacts:
-    """Return what is to be known of a GGUF model, or of a checkpoint folder with config and tokenizer.
+    """Return what is to be known of a GGUF model, or of a checkpoint folder with config and
+    tokenizer.
 
-    A folder needs no weights; `pre` is as in `plan_conversion`, and for folders. Raises OptionError, FileMissingError,
-    MalformedFileError, UnsupportedModelError, as the reading of a model does.
+    A folder needs no weights; `pre` is as in `plan_conversion`, and for folders. Raises
+    OptionError, FileMissingError, MalformedFileError, UnsupportedModelError, as the reading of a
+    model does.
     """
     path = Path(target)
     if path.is_dir():
@@ -94,7 +107,9 @@ def target_facts(target: str | os.PathLike[str], *, pre: str | None = None) -> T
 def _of_file(path: Path) -> TargetFacts:
     header = read_header(path)
     if not header.tensors or f"{header.architecture}.block_count" not in header.metadata:
-        raise UnsupportedModelError(f"{path} is no target: it is a {header.architecture} without layers or weights")
+        raise UnsupportedModelError(
+            f"{path} is no target: it is a {header.architecture} without layers or weights"
+        )
     settings = _single_values(header.metadata, header.architecture, str(path))
     with Model(path, vocab_only=True) as model:
         vocab_size, fingerprint = model.vocabulary.size, model.vocabulary.fingerprint
@@ -127,7 +142,10 @@ def _of_folder(folder: Path, pre: str | None) -> TargetFacts:
     family = family_of(checkpoint.config)
     described = Metadata()
     family.describe(checkpoint.config, described)
-    as_stored = {key: float(np.float32(value)) if isinstance(value, float) else value for key, value, _, _ in described}
+    as_stored = {
+        key: float(np.float32(value)) if isinstance(value, float) else value
+        for key, value, _, _ in described
+    }
     settings = _single_values(as_stored, family.gguf_architecture, str(folder))
     vocabulary = Metadata()
     read_vocabulary(checkpoint, pre=pre).describe(vocabulary)
@@ -152,7 +170,8 @@ def _of_folder(folder: Path, pre: str | None) -> TargetFacts:
 
 
 def _fingerprint(architecture: str, described: Metadata, vocabulary: Metadata) -> tuple[int, bytes]:
-    """Return the number of tokens and the fingerprint that llama.cpp's own reading of the vocabulary gives."""
+    """Return the number of tokens and the fingerprint that llama.cpp's own reading of the
+    vocabulary gives."""
     whole = described.copy()
     for entry in vocabulary:
         whole.raw(*entry)
@@ -169,8 +188,12 @@ def _single_values(
     own = f"{architecture}."
     found = {key.removeprefix(own): value for key, value in metadata.items() if key.startswith(own)}
     if not found:
-        raise MalformedFileError(f"{shown} says nothing of its architecture {architecture}; get it again")
-    return {key: value for key, value in found.items() if isinstance(value, bool | int | float | str)}
+        raise MalformedFileError(
+            f"{shown} says nothing of its architecture {architecture}; get it again"
+        )
+    return {
+        key: value for key, value in found.items() if isinstance(value, bool | int | float | str)
+    }
 
 
 def _tokenizer_of(metadata: Metadata) -> Metadata:
@@ -184,5 +207,7 @@ def _tokenizer_of(metadata: Metadata) -> Metadata:
 def _count(settings: Mapping[str, bool | int | float | str], key: str, path: Path) -> int:
     value = settings.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise MalformedFileError(f"{path} has {value!r} as {key}, which must be a positive whole number")
+        raise MalformedFileError(
+            f"{path} has {value!r} as {key}, which must be a positive whole number"
+        )
     return value

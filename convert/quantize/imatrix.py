@@ -21,7 +21,12 @@ from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, PairError
 from specrun.bindings.input_observer import InputObserver, InputSums
 from specrun.bindings.model import Model
-from specrun.convert.quantize.imatrix_file import ImportanceEntry, ImportanceMatrix, read_importance, write_importance
+from specrun.convert.quantize.imatrix_file import (
+    ImportanceEntry,
+    ImportanceMatrix,
+    read_importance,
+    write_importance,
+)
 
 ChunkProgress = Callable[[int, int], None]
 """Called with the chunks done and the chunks in all."""
@@ -31,10 +36,10 @@ ChunkProgress = Callable[[int, int], None]
 class ImportanceOptions:
     """How a matrix is made; names and meanings are llama-imatrix's.
 
-    The text is cut into chunks of `n_ctx` tokens, each read in a context of its own; reading starts with
-    `first_chunk` and ends after `chunks` of them (-1: all). `process_output` sums the inputs of the output
-    matrix, too. `output_frequency` is how many chunks are done between two writes of the file;
-    `save_frequency`, if not 0, how many between copies named FILE.at_CHUNKS.
+    The text is cut into chunks of `n_ctx` tokens, each read in a context of its own; reading starts
+    with `first_chunk` and ends after `chunks` of them (-1: all). `process_output` sums the inputs
+    of the output matrix, too. `output_frequency` is how many chunks are done between two writes of
+    the file; `save_frequency`, if not 0, how many between copies named FILE.at_CHUNKS.
     """
 
     n_ctx: int = 512
@@ -59,8 +64,8 @@ class ImportanceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ImportanceReport:
-    """What was measured: `chunks` now, `chunk_count` with those before; `n_partial` matrices have experts
-    that no token was sent to."""
+    """What was measured: `chunks` now, `chunk_count` with those before; `n_partial` matrices have
+    experts that no token was sent to."""
 
     output: Path
     chunks: int
@@ -83,14 +88,16 @@ def measure_importance(
     force: bool = False,
     progress: ChunkProgress | None = None,
 ) -> ImportanceReport:
-    """Evaluate `text` with the model and write the importance matrix to `output`, as llama-imatrix does.
+    """Evaluate `text` with the model and write the importance matrix to `output`, as llama-imatrix
+    does.
 
-    `dataset` names the text in the file. `in_files` are matrices to add to. `resume` goes on where the file
-    `output` ends: it must be of the same text and chunk size; without it `force` is needed to replace a file.
-    An interrupt keeps the chunks that are done.
+    `dataset` names the text in the file. `in_files` are matrices to add to. `resume` goes on where
+    the file `output` ends: it must be of the same text and chunk size; without it `force` is needed
+    to replace a file. An interrupt keeps the chunks that are done.
 
-    Raises OptionError (too short a text, `output` exists, nothing to resume), PairError (a matrix of another
-    model), FileMissingError, MalformedFileError, errors of loading and evaluating models.
+    Raises OptionError (too short a text, `output` exists, nothing to resume), PairError (a matrix
+    of another model), FileMissingError, MalformedFileError, errors of loading and evaluating
+    models.
     """
     options = options or ImportanceOptions()
     target = Path(output)
@@ -100,7 +107,9 @@ def measure_importance(
         force = True
     else:
         check_target(target, force=force)
-        matrix = ImportanceMatrix(text_sha256=text_hash, chunk_size=options.n_ctx, next_chunk=options.first_chunk)
+        matrix = ImportanceMatrix(
+            text_sha256=text_hash, chunk_size=options.n_ctx, next_chunk=options.first_chunk
+        )
         for path in in_files:
             _add_matrix(matrix, read_importance(path), str(path))
     if dataset and dataset not in matrix.datasets:
@@ -129,7 +138,9 @@ def merge_importance(
     `measure_importance`.
     """
     if not in_files:
-        raise OptionError("there is no text and no matrix: give -f TEXT, or --in-file to add matrices up")
+        raise OptionError(
+            "there is no text and no matrix: give -f TEXT, or --in-file to add matrices up"
+        )
     matrix = ImportanceMatrix(chunk_size=chunk_size)
     for path in in_files:
         _add_matrix(matrix, read_importance(path), str(path))
@@ -141,7 +152,12 @@ class _Measurement:
     """One run over chunks of tokens, which commits whole chunks only."""
 
     def __init__(
-        self, model: Model, options: ImportanceOptions, matrix: ImportanceMatrix, target: Path, force: bool
+        self,
+        model: Model,
+        options: ImportanceOptions,
+        matrix: ImportanceMatrix,
+        target: Path,
+        force: bool,
     ) -> None:
         self.options, self.matrix, self.target, self.force = options, matrix, target, force
         wanted = ("blk.", "output.weight") if options.process_output else ("blk.",)
@@ -158,7 +174,9 @@ class _Measurement:
         )
         self.context = Context(model, context_options, observer=self.observer)
 
-    def run(self, chunks: Sequence[Sequence[int]], progress: ChunkProgress | None) -> ImportanceReport:
+    def run(
+        self, chunks: Sequence[Sequence[int]], progress: ChunkProgress | None
+    ) -> ImportanceReport:
         done = 0
         try:
             for chunk in chunks:
@@ -168,7 +186,9 @@ class _Measurement:
                 if last or done % self.options.output_frequency == 0:
                     self._save(self.target)
                 if self.options.save_frequency and done % self.options.save_frequency == 0:
-                    write_importance(f"{self.target}.at_{self.matrix.chunk_count}", self.matrix, force=True)
+                    write_importance(
+                        f"{self.target}.at_{self.matrix.chunk_count}", self.matrix, force=True
+                    )
                 if progress is not None:
                     progress(done, len(chunks))
         except KeyboardInterrupt:
@@ -200,11 +220,13 @@ class _Measurement:
 
 
 def _chunks(model: Model, text: str, options: ImportanceOptions) -> list[list[int]]:
-    """Cut the text into chunks of `n_ctx` tokens, each starting with the token that begins texts, if there is one."""
+    """Cut the text into chunks of `n_ctx` tokens, each starting with the token that begins texts,
+    if there is one."""
     vocabulary = model.vocabulary
     if options.n_ctx > model.n_ctx_train:
         raise OptionError(
-            f"chunks of {options.n_ctx} tokens are more than the {model.n_ctx_train} that {model.path} was trained on"
+            f"chunks of {options.n_ctx} tokens are more than the {model.n_ctx_train} that "
+            f"{model.path} was trained on"
         )
     tokens = vocabulary.tokenize(text, parse_special=options.parse_special)
     there = len(tokens) // options.n_ctx
@@ -220,20 +242,36 @@ def _chunks(model: Model, text: str, options: ImportanceOptions) -> list[list[in
 
 def _too_short(model: Model, text: str, options: ImportanceOptions) -> str:
     n_tokens = len(model.vocabulary.tokenize(text, parse_special=options.parse_special))
-    have = f"the text has {n_tokens:,} tokens, {n_tokens // options.n_ctx} chunks of {options.n_ctx}"
-    wish = f"reading starts with chunk {options.first_chunk}" if options.first_chunk else "one is needed at least"
+    have = (
+        f"the text has {n_tokens:,} tokens, {n_tokens // options.n_ctx} chunks of {options.n_ctx}"
+    )
+    wish = (
+        f"reading starts with chunk {options.first_chunk}"
+        if options.first_chunk
+        else "one is needed at least"
+    )
     return f"{have}, and {wish}: give a longer text, or smaller chunks (-c)"
 
 
-def _resumed(target: Path, text_hash: str, options: ImportanceOptions) -> tuple[ImportanceMatrix, ImportanceOptions]:
+def _resumed(
+    target: Path, text_hash: str, options: ImportanceOptions
+) -> tuple[ImportanceMatrix, ImportanceOptions]:
     matrix = read_importance(target)
     if matrix.next_chunk is None:
         raise OptionError(
-            f"{target} does not say where it ends: it was not made by specrun; add to it with --in-file and --chunk"
+            f"{target} does not say where it ends: it was not made by specrun; add to it with "
+            "--in-file and --chunk"
         )
     if matrix.text_sha256 != text_hash or matrix.chunk_size != options.n_ctx:
-        what = "text" if matrix.text_sha256 != text_hash else f"chunk size ({matrix.chunk_size} tokens)"
-        raise OptionError(f"{target} was made with another {what}: resume with the same, or add to it with --in-file")
+        what = (
+            "text"
+            if matrix.text_sha256 != text_hash
+            else f"chunk size ({matrix.chunk_size} tokens)"
+        )
+        raise OptionError(
+            f"{target} was made with another {what}: resume with the same, or add to it with "
+            "--in-file"
+        )
     left = options.chunks
     if left >= 0:
         left = max(0, options.first_chunk + options.chunks - matrix.next_chunk)
@@ -244,14 +282,18 @@ def _check_fits(model: Model, matrix: ImportanceMatrix) -> None:
     tensors = {tensor.name: tensor for tensor in model.header.tensors}
     for name, entry in matrix.entries.items():
         tensor = tensors.get(name)
-        if tensor is None or entry.sums.size != tensor.n_elements // (tensor.shape[1] if len(tensor.shape) > 1 else 1):
+        if tensor is None or entry.sums.size != tensor.n_elements // (
+            tensor.shape[1] if len(tensor.shape) > 1 else 1
+        ):
             raise PairError(
-                f"the importance matrix to go on from is of another model: {name} does not fit {model.path}"
+                f"the importance matrix to go on from is of another model: {name} does not fit "
+                f"{model.path}"
             )
 
 
 def _add_matrix(matrix: ImportanceMatrix, other: ImportanceMatrix, shown: str) -> None:
-    # Legacy files count chunks, and hold means times chunks: of unknown size, so that of this run is taken.
+    # Legacy files count chunks, and hold means times chunks: of unknown size, so that of this run
+    # is taken.
     scale = matrix.chunk_size if other.chunk_size == 0 else 1
     for name, entry in other.entries.items():
         mine = matrix.entries.get(name)
@@ -259,12 +301,19 @@ def _add_matrix(matrix: ImportanceMatrix, other: ImportanceMatrix, shown: str) -
             sizes = f"{entry.sums.size} inputs for {name}, not {mine.sums.size}"
             raise PairError(f"{shown} is of another model: it has {sizes}")
         _add(matrix, name, entry.sums * np.float32(scale), entry.counts * scale)
-    matrix.datasets += tuple(dataset for dataset in other.datasets if dataset not in matrix.datasets)
+    matrix.datasets += tuple(
+        dataset for dataset in other.datasets if dataset not in matrix.datasets
+    )
     tokens = max(int(entry.counts.max()) for entry in matrix.entries.values())
     matrix.chunk_count = max(matrix.chunk_count, tokens // matrix.chunk_size)
 
 
-def _add(matrix: ImportanceMatrix, name: str, sums: npt.NDArray[np.float32], counts: npt.NDArray[np.int64]) -> None:
+def _add(
+    matrix: ImportanceMatrix,
+    name: str,
+    sums: npt.NDArray[np.float32],
+    counts: npt.NDArray[np.int64],
+) -> None:
     entry = matrix.entries.get(name)
     if entry is None:
         matrix.entries[name] = ImportanceEntry(sums.copy(), counts.copy())
@@ -279,4 +328,6 @@ def _report(
     target: Path, matrix: ImportanceMatrix, chunks: int, tokens: int, native_seconds: float
 ) -> ImportanceReport:
     partial = sum(bool((entry.counts == 0).any()) for entry in matrix.entries.values())
-    return ImportanceReport(target, chunks, matrix.chunk_count, tokens, len(matrix.entries), partial, native_seconds)
+    return ImportanceReport(
+        target, chunks, matrix.chunk_count, tokens, len(matrix.entries), partial, native_seconds
+    )

@@ -1,7 +1,9 @@
-"""Importance matrices in llama.cpp's file formats: GGUF, written and read, and the legacy one, read.
+"""Importance matrices in llama.cpp's file formats: GGUF, written and read, and the legacy one,
+read.
 
-A matrix holds, for every weight matrix of a model, the sum of squares of each of its inputs over a text, and how
-many inputs were summed. llama-quantize and llama-imatrix read what is written here, and the other way round.
+A matrix holds, for every weight matrix of a model, the sum of squares of each of its inputs over a
+text, and how many inputs were summed. llama-quantize and llama-imatrix read what is written here,
+and the other way round.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ _LONGEST_NAME = 4096
 
 @dataclass(slots=True)
 class ImportanceEntry:
-    """Of one weight matrix: `sums` float32 [n, width], sums of squares of its inputs; `counts` int64 [n].
+    """Of one weight matrix: `sums` float32 [n, width], sums of squares of its inputs; `counts`
+    int64 [n].
 
-    n is the number of experts, or 1; a matrix of several slices that all see every token has one count for
-    all of them. Where the count is 0 nothing is known.
+    n is the number of experts, or 1; a matrix of several slices that all see every token has one
+    count for all of them. Where the count is 0 nothing is known.
     """
 
     sums: npt.NDArray[np.float32]
@@ -45,7 +48,9 @@ class ImportanceEntry:
         """Return the mean squares, flat; 1 where nothing is known, as llama-quantize has it."""
         rows = self.sums.reshape(len(self.counts), -1)
         counts = self.counts.astype(np.float32)[:, None]
-        return np.where(counts > 0, rows / np.where(counts > 0, counts, np.float32(1)), np.float32(1)).reshape(-1)
+        return np.where(
+            counts > 0, rows / np.where(counts > 0, counts, np.float32(1)), np.float32(1)
+        ).reshape(-1)
 
 
 @dataclass(slots=True)
@@ -64,7 +69,8 @@ class ImportanceMatrix:
     text_sha256: str = ""
 
     def means(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the mean squares of the inputs of every matrix: what the quantizer weighs errors with."""
+        """Return the mean squares of the inputs of every matrix: what the quantizer weighs errors
+        with."""
         return {name: entry.means() for name, entry in self.entries.items()}
 
 
@@ -75,7 +81,9 @@ class _Writer(GGUFWriter):
         """Leave it out."""
 
 
-def write_importance(path: str | os.PathLike[str], matrix: ImportanceMatrix, *, force: bool = False) -> None:
+def write_importance(
+    path: str | os.PathLike[str], matrix: ImportanceMatrix, *, force: bool = False
+) -> None:
     """Write a matrix in llama.cpp's GGUF format; the file appears whole or not at all.
 
     Raises OptionError if `path` exists and `force` is not given, SpecrunError if the disk is full.
@@ -85,7 +93,9 @@ def write_importance(path: str | os.PathLike[str], matrix: ImportanceMatrix, *, 
         try:
             writer.add_string("general.type", "imatrix")
             # Even an empty list: llama-quantize wants the key. The package leaves empty arrays out.
-            writer.add_key_value(_DATASETS, list(matrix.datasets or ("",)), GGUFValueType.ARRAY, GGUFValueType.STRING)
+            writer.add_key_value(
+                _DATASETS, list(matrix.datasets or ("",)), GGUFValueType.ARRAY, GGUFValueType.STRING
+            )
             writer.add_uint32(_CHUNKS, matrix.chunk_count)
             writer.add_uint32(_CHUNK_SIZE, matrix.chunk_size)
             if matrix.next_chunk is not None:
@@ -93,7 +103,9 @@ def write_importance(path: str | os.PathLike[str], matrix: ImportanceMatrix, *, 
                 writer.add_string(_TEXT_HASH, matrix.text_sha256)
             for name, entry in sorted(matrix.entries.items()):
                 counts = entry.counts.astype(np.float32)
-                writer.add_tensor(name + _SUMS, np.ascontiguousarray(entry.sums.reshape(len(counts), -1)))
+                writer.add_tensor(
+                    name + _SUMS, np.ascontiguousarray(entry.sums.reshape(len(counts), -1))
+                )
                 writer.add_tensor(name + _COUNTS, counts.reshape(-1, 1))
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
@@ -105,30 +117,40 @@ def write_importance(path: str | os.PathLike[str], matrix: ImportanceMatrix, *, 
 def read_importance(path: str | os.PathLike[str]) -> ImportanceMatrix:
     """Read a matrix in llama.cpp's GGUF format, or in the legacy one of older releases (.dat).
 
-    Raises FileMissingError, or MalformedFileError if the file is neither, or holds numbers that cannot be.
+    Raises FileMissingError, or MalformedFileError if the file is neither, or holds numbers that
+    cannot be.
     """
     file = Path(path)
     try:
         with file.open("rb") as opened:
             is_gguf = opened.read(4) == b"GGUF"
     except OSError as error:
-        raise FileMissingError(f"the importance matrix {file} cannot be read ({error.strerror})") from error
+        raise FileMissingError(
+            f"the importance matrix {file} cannot be read ({error.strerror})"
+        ) from error
     matrix = _read_gguf(file) if is_gguf else _read_legacy(file)
     if not matrix.entries:
         raise MalformedFileError(f"{file} is no importance matrix: it has no entries")
     for name, entry in matrix.entries.items():
         if not np.isfinite(entry.sums).all() or (entry.sums < 0).any() or (entry.counts < 0).any():
-            raise MalformedFileError(f"{file} has sums of squares for {name} that cannot be: it is damaged")
+            raise MalformedFileError(
+                f"{file} has sums of squares for {name} that cannot be: it is damaged"
+            )
     return matrix
 
 
-# -- GGUF ------------------------------------------------------------------------------------------------
+# -- GGUF ------------------------------------------------------------------------------------------
 
 
 def _read_gguf(path: Path) -> ImportanceMatrix:
     header = read_any_header(path)
-    if header.metadata.get("general.type", "imatrix") != "imatrix" or _CHUNKS not in header.metadata:
-        raise MalformedFileError(f"{path} is a GGUF file, but no importance matrix: make one with specrun imatrix")
+    if (
+        header.metadata.get("general.type", "imatrix") != "imatrix"
+        or _CHUNKS not in header.metadata
+    ):
+        raise MalformedFileError(
+            f"{path} is a GGUF file, but no importance matrix: make one with specrun imatrix"
+        )
     tensors = {tensor.name: tensor for tensor in header.tensors}
     entries = {}
     for name in [name.removesuffix(_SUMS) for name in tensors if name.endswith(_SUMS)]:
@@ -161,7 +183,9 @@ def _read_entry(path: Path, name: str, tensors: Mapping[str, TensorInfo]) -> Imp
     if counts is None:
         raise MalformedFileError(f"{path} has sums for {name} without counts: it is damaged")
     if sums.type_name != "F32" or counts.type_name != "F32" or sums.n_elements % counts.n_elements:
-        raise MalformedFileError(f"{path} has sums and counts for {name} that do not fit together: it is damaged")
+        raise MalformedFileError(
+            f"{path} has sums and counts for {name} that do not fit together: it is damaged"
+        )
     shape = (counts.n_elements, sums.n_elements // counts.n_elements)
     read: npt.NDArray[Any] = read_array(path, np.float32, (counts.n_elements,), counts.offset)
     if not np.isfinite(read).all():
@@ -172,11 +196,12 @@ def _read_entry(path: Path, name: str, tensors: Mapping[str, TensorInfo]) -> Imp
     )
 
 
-# -- the legacy format -----------------------------------------------------------------------------------
+# -- the legacy format -----------------------------------------------------------------------------
 
 
 def _read_legacy(path: Path) -> ImportanceMatrix:
-    """Read int32 n, then n times: name, int32 chunks, float32 values; then chunks in all, and the dataset.
+    """Read int32 n, then n times: name, int32 chunks, float32 values; then chunks in all, and the
+    dataset.
 
     Names and values have their lengths before them, as int32. Values are mean squares times chunks.
     """
@@ -193,7 +218,8 @@ def _read_legacy(path: Path) -> ImportanceMatrix:
         chunks, datasets = _read_legacy_end(data, position)
     except (struct.error, ValueError) as error:
         raise MalformedFileError(
-            f"{path} is no importance matrix, neither as GGUF nor in llama.cpp's legacy format ({error})"
+            f"{path} is no importance matrix, neither as GGUF nor in llama.cpp's legacy format "
+            f"({error})"
         ) from error
     return ImportanceMatrix(entries, datasets, chunks, 0)
 

@@ -1,6 +1,7 @@
 """What a quantization will make of each tensor, read from llama.cpp's own log of it.
 
-Whether an importance matrix fits the model that is quantized with it, and is there where it must be.
+Whether an importance matrix fits the model that is quantized with it, and is there where it must
+be.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from specrun.bindings.errors import OptionError, PairError, SpecrunError
 from specrun.bindings.gguf import GGUFHeader, TensorInfo, stored_bytes
 from specrun.bindings.quantizer import TOKEN_MATRICES, QuantizeOptions, needs_importance
 
-# Such as "[   3/  48] blk.0.attn_k.weight   - [ 4096,  1024,     1,     1], type =    f16, size = ... (q4_K)".
+# Such as "[   3/  48] blk.0.attn_k.weight - [ 4096, 1024, 1, 1], type = f16, size = ... (q4_K)".
 _LINE = re.compile(r"\[ *\d+/ *\d+\] (.+?) +- \[[\d, ]+\], type = +(\w+),(?:.*-> .* \((\w+)\))?")
 
 
@@ -50,7 +51,9 @@ def planned_types(header: GGUFHeader, log: Iterable[str]) -> list[PlannedType]:
             planned[match[1]] = PlannedType(tensors[match[1]], (match[3] or match[2]).upper())
     missing = next((name for name in tensors if name not in planned), None)
     if missing is not None:
-        raise SpecrunError(f"llama.cpp's plan says nothing of the tensor {missing}: this is a mistake in specrun")
+        raise SpecrunError(
+            f"llama.cpp's plan says nothing of the tensor {missing}: this is a mistake in specrun"
+        )
     return list(planned.values())
 
 
@@ -64,10 +67,12 @@ _PLAIN = {"F32", "F16", "BF16"}
 
 
 def check_importance(model: Path, plan: Sequence[PlannedType], options: QuantizeOptions) -> int:
-    """Return how many matrices will be quantized without an entry in the importance matrix that was given.
+    """Return how many matrices will be quantized without an entry in the importance matrix that was
+    given.
 
-    The token embedding and output matrices, which have none by default, do not count. Raises OptionError if a type needs a
-    matrix and there is none, PairError if it has entries of another model or lacks one that is needed.
+    The token embedding and output matrices, which have none by default, do not count. Raises
+    OptionError if a type needs a matrix and there is none, PairError if it has entries of another
+    model or lacks one that is needed.
     """
     tensors = {planned.tensor.name: planned.tensor for planned in plan}
     for name, means in options.importance.items():
@@ -79,24 +84,33 @@ def check_importance(model: Path, plan: Sequence[PlannedType], options: Quantize
             continue
         if not options.importance:
             raise OptionError(
-                f"{options.file_type} stores {planned.tensor.name} as {planned.type_name}, which needs an importance "
+                f"{options.file_type} stores {planned.tensor.name} as {planned.type_name}, which "
+                "needs an importance "
                 "matrix: make one with specrun imatrix, and pass it with --imatrix"
             )
         if planned.tensor.name in TOKEN_MATRICES:
             raise OptionError(
-                f"the importance matrix has no entry for {planned.tensor.name}, as usual, and {planned.type_name} needs one: "
+                f"the importance matrix has no entry for {planned.tensor.name}, as usual, and "
+                f"{planned.type_name} needs one: "
                 "name a larger type with --token-embedding-type or --output-tensor-type"
             )
         raise PairError(
-            f"the importance matrix has no entry for {planned.tensor.name}, which {model} needs to become "
+            f"the importance matrix has no entry for {planned.tensor.name}, which {model} needs "
+            "to become "
             f"{planned.type_name}: was it made for another model, or from too short a text?"
         )
-    return sum(planned.tensor.name not in TOKEN_MATRICES for planned in missing) if options.importance else 0
+    return (
+        sum(planned.tensor.name not in TOKEN_MATRICES for planned in missing)
+        if options.importance
+        else 0
+    )
 
 
 def _check_entry(model: Path, name: str, tensor: TensorInfo | None, size: int) -> None:
     if tensor is None:
-        raise PairError(f"the importance matrix is of another model: it has {name}, which {model} lacks")
+        raise PairError(
+            f"the importance matrix is of another model: it has {name}, which {model} lacks"
+        )
     wanted = prod(tensor.shape) // tensor.shape[1] if len(tensor.shape) > 1 else tensor.shape[0]
     if size != wanted:
         raise PairError(

@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specrun.bindings.atomic import atomic_path, check_target, require_free_space, require_writable
-from specrun.bindings.errors import MalformedFileError, ModelError, OptionError, SpecrunError, UnsupportedModelError
+from specrun.bindings.errors import (
+    MalformedFileError,
+    ModelError,
+    OptionError,
+    SpecrunError,
+    UnsupportedModelError,
+)
 from specrun.bindings.gguf import BLOCK_SIZES, GGUFHeader, read_header
 from specrun.bindings.quantizer import (
     COPY,
@@ -23,12 +29,19 @@ from specrun.bindings.quantizer import (
 from specrun.convert.gguf import Progress
 from specrun.convert.names import nearest
 from specrun.convert.quantize.imatrix_file import ImportanceMatrix, read_importance
-from specrun.convert.quantize.quantization_plan import PlannedType, check_importance, planned_types, tensor_of_line
+from specrun.convert.quantize.quantization_plan import (
+    PlannedType,
+    check_importance,
+    planned_types,
+    tensor_of_line,
+)
 
 _PLAIN = {"F32", "F16", "BF16"}
 _KEPT = {"F64", "I8", "I16", "I32", "I64"}
 _BLOCK = 32  # the smallest block of numbers that shares a scale
-_BUFFER_BYTES = 32 << 20  # enough rows to keep every thread busy; a whole tensor at a time would be no faster
+_BUFFER_BYTES = (
+    32 << 20
+)  # enough rows to keep every thread busy; a whole tensor at a time would be no faster
 _HEADER_ROOM = 1 << 20  # a header may grow by the keys that name the importance matrix
 
 
@@ -46,10 +59,11 @@ class TypeShare:
 class QuantizationReport:
     """What a quantization wrote.
 
-    `tensor_types` counts the tensors of each type, `shares` says what they weigh. `n_substituted` is how many
-    matrices llama.cpp could not store as asked, because their rows do not divide into the type's blocks (256
-    numbers for K types), and stored as a larger type. `n_without_importance` is how many matrices became
-    smaller without an entry in the importance matrix that was given (the token matrices have none by default).
+    `tensor_types` counts the tensors of each type, `shares` says what they weigh. `n_substituted`
+    is how many matrices llama.cpp could not store as asked, because their rows do not divide into
+    the type's blocks (256 numbers for K types), and stored as a larger type. `n_without_importance`
+    is how many matrices became smaller without an entry in the importance matrix that was given
+    (the token matrices have none by default).
     """
 
     output: Path
@@ -80,17 +94,20 @@ def quantize_model(
     imatrix: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> QuantizationReport:
-    """Write the GGUF file `source` to `output` with numbers of type `ftype`, such as "Q4_K_M" in any case.
+    """Write the GGUF file `source` to `output` with numbers of type `ftype`, such as "Q4_K_M" in
+    any case.
 
-    `n_threads` 0 means as many as cores; `pure` gives every matrix the same type instead of llama.cpp's mix;
-    `allow_requantize` accepts a source that is quantized already, at a loss. `tensor_types` are pairs of a
-    regular expression, searched in tensor names, and a tensor type; `imatrix` is the file of an importance
-    matrix. llama.cpp works in a process of its own, so an interrupt ends it at once.
+    `n_threads` 0 means as many as cores; `pure` gives every matrix the same type instead of
+    llama.cpp's mix; `allow_requantize` accepts a source that is quantized already, at a loss.
+    `tensor_types` are pairs of a regular expression, searched in tensor names, and a tensor type;
+    `imatrix` is the file of an importance matrix. llama.cpp works in a process of its own, so an
+    interrupt ends it at once.
 
-    Raises OptionError (unknown type, `output` exists without `force`, a quantized source, rows that no
-    quantized type can hold, a type that needs an importance matrix), FileMissingError, MalformedFileError,
-    PairError (the matrix of another model), UnsupportedModelError for one part of a split model, SpecrunError
-    if the disk is full, ModelError if llama.cpp fails. Nothing is left behind on failure.
+    Raises OptionError (unknown type, `output` exists without `force`, a quantized source, rows that
+    no quantized type can hold, a type that needs an importance matrix), FileMissingError,
+    MalformedFileError, PairError (the matrix of another model), UnsupportedModelError for one part
+    of a split model, SpecrunError if the disk is full, ModelError if llama.cpp fails. Nothing is
+    left behind on failure.
     """
     options = QuantizeOptions(
         known_file_type(ftype),
@@ -121,16 +138,20 @@ def quantize_model(
 
 
 def known_file_type(typed: str) -> str:
-    """Return the name of a file type that was typed in any case; raises OptionError with the nearest one."""
+    """Return the name of a file type that was typed in any case; raises OptionError with the
+    nearest one."""
     name = FILE_TYPE_ALIASES.get(typed.upper(), typed.upper())
     if name not in FILE_TYPES and name != COPY:
         hint = nearest(typed.upper(), FILE_TYPES)
-        raise OptionError(f"there is no file type {typed!r}{hint}; use one of {', '.join(FILE_TYPES)}, {COPY}")
+        raise OptionError(
+            f"there is no file type {typed!r}{hint}; use one of {', '.join(FILE_TYPES)}, {COPY}"
+        )
     return name
 
 
 def known_tensor_type(typed: str) -> str:
-    """Return the name of a tensor type that was typed in any case; raises OptionError with the nearest one."""
+    """Return the name of a tensor type that was typed in any case; raises OptionError with the
+    nearest one."""
     if typed.upper() not in TENSOR_NUMBERS:
         hint = nearest(typed.upper(), TENSOR_NUMBERS)
         known = ", ".join(TENSOR_NUMBERS)
@@ -143,7 +164,10 @@ def share_types(header: GGUFHeader) -> tuple[TypeShare, ...]:
     shares = []
     for name in header.tensor_type_counts:
         tensors = [tensor for tensor in header.tensors if tensor.type_name == name]
-        sizes = sum(tensor.n_elements for tensor in tensors), sum(tensor.n_bytes for tensor in tensors)
+        sizes = (
+            sum(tensor.n_elements for tensor in tensors),
+            sum(tensor.n_bytes for tensor in tensors),
+        )
         shares.append(TypeShare(name, len(tensors), *sizes))
     return tuple(sorted(shares, key=lambda share: -share.n_bytes))
 
@@ -169,16 +193,24 @@ def _check_source(path: Path, header: GGUFHeader, options: QuantizeOptions) -> N
 
 
 def _check_overrides(path: Path, header: GGUFHeader, options: QuantizeOptions) -> None:
-    """Refuse types for single tensors that llama.cpp would pass over, or answer with an assertion."""
+    """Refuse types for single tensors that llama.cpp would pass over, or answer with an
+    assertion."""
     if options.tensor_types and options.file_type in {*_PLAIN, COPY}:
-        raise OptionError(f"types of single tensors have no effect with {options.file_type}: name a quantized type")
+        raise OptionError(
+            f"types of single tensors have no effect with {options.file_type}: name a quantized "
+            "type"
+        )
     for pattern, _ in options.tensor_types:
         try:
             found = any(re.search(pattern, tensor.name) for tensor in header.tensors)
         except re.error as error:
-            raise OptionError(f"{pattern!r} in a tensor type is no regular expression ({error})") from error
+            raise OptionError(
+                f"{pattern!r} in a tensor type is no regular expression ({error})"
+            ) from error
         if not found:
-            hint = nearest(pattern, [part for tensor in header.tensors for part in tensor.name.split(".")])
+            hint = nearest(
+                pattern, [part for tensor in header.tensors for part in tensor.name.split(".")]
+            )
             raise OptionError(f"no tensor of {path} has a name with {pattern!r}{hint}")
     for name, kind in (
         ("output.weight", options.output_tensor_type),
@@ -186,10 +218,15 @@ def _check_overrides(path: Path, header: GGUFHeader, options: QuantizeOptions) -
     ):
         row = next((tensor.shape[0] for tensor in header.tensors if tensor.name == name), 0)
         if kind is not None and row % BLOCK_SIZES[kind]:
-            raise OptionError(f"{path} has rows of {row} numbers in {name}, which do not divide into {kind}'s blocks")
+            raise OptionError(
+                f"{path} has rows of {row} numbers in {name}, which do not divide into {kind}'s "
+                "blocks"
+            )
 
 
-def _with_importance(options: QuantizeOptions, path: Path, matrix: ImportanceMatrix) -> QuantizeOptions:
+def _with_importance(
+    options: QuantizeOptions, path: Path, matrix: ImportanceMatrix
+) -> QuantizeOptions:
     """Add the matrix, and the metadata by which llama.cpp's own quantizer names it."""
     metadata: dict[str, str | int] = {"quantize.imatrix.file": path.name}
     if matrix.datasets:
@@ -214,15 +251,20 @@ def _write(
     except (ModelError, MalformedFileError) as error:
         # llama.cpp does not say why it could not write, and goes on after some writes that failed.
         if shutil.disk_usage(aside.parent).free < _HEADER_ROOM:
-            raise SpecrunError(f"the disk of {aside.parent} is full: nothing was written; free some space") from error
+            raise SpecrunError(
+                f"the disk of {aside.parent} is full: nothing was written; free some space"
+            ) from error
         if isinstance(error, MalformedFileError):
             raise SpecrunError(
-                f"llama.cpp could not write all of the file into {aside.parent}: is there a limit on its size?"
+                f"llama.cpp could not write all of the file into {aside.parent}: is there a "
+                "limit on its size?"
             ) from error
         raise
     promised = {planned.tensor.name: (planned.tensor.shape, planned.type_name) for planned in plan}
     if {tensor.name: (tensor.shape, tensor.type_name) for tensor in written.tensors} != promised:
-        raise SpecrunError(f"llama.cpp wrote other tensors than it planned for {aside.name}: quantize again")
+        raise SpecrunError(
+            f"llama.cpp wrote other tensors than it planned for {aside.name}: quantize again"
+        )
     return written
 
 
@@ -240,7 +282,9 @@ def _report(
     target: Path, name: str, source: GGUFHeader, written: GGUFHeader, n_without_importance: int
 ) -> QuantizationReport:
     block = 1 if name == COPY else BLOCK_SIZES[FILE_TYPES[name].base_type]
-    matrices = [tensor for tensor in written.tensors if len(tensor.shape) > 1 and "weight" in tensor.name]
+    matrices = [
+        tensor for tensor in written.tensors if len(tensor.shape) > 1 and "weight" in tensor.name
+    ]
     return QuantizationReport(
         output=target,
         file_type=name,

@@ -1,7 +1,8 @@
 """Quantizes the heads that read a target's hidden states: Medusa, Hydra, EAGLE.
 
-llama.cpp has no such architectures, so each matrix goes through ggml's own conversion of rows. Matrices become
-the type that was asked for, Q8_0 by default; norms, other vectors and tables of token ids stay as they are.
+llama.cpp has no such architectures, so each matrix goes through ggml's own conversion of rows.
+Matrices become the type that was asked for, Q8_0 by default; norms, other vectors and tables of
+token ids stay as they are.
 """
 
 from __future__ import annotations
@@ -22,13 +23,21 @@ from specrun.bindings.gguf import BLOCK_SIZES, GGUFHeader, TensorInfo, read_head
 from specrun.bindings.quantizer import COPY, FILE_TYPES, dequantize_rows, quantize_rows
 from specrun.convert.checkpoint import read_array, stored_as, widened
 from specrun.convert.gguf import STORED_TYPES, GGUFSource, PlannedTensor, Progress, write_gguf
-from specrun.convert.quantize.quantize import QuantizationReport, known_file_type, known_tensor_type, share_types
+from specrun.convert.quantize.quantize import (
+    QuantizationReport,
+    known_file_type,
+    known_tensor_type,
+    share_types,
+)
 from specrun.runtime.methods import METHODS
 
 HEAD_ARCHITECTURES = tuple(
-    method.head for method in METHODS.values() if method.head is not None and not method.llama_cpp_head
+    method.head
+    for method in METHODS.values()
+    if method.head is not None and not method.llama_cpp_head
 )
-"""The architectures of heads that are ours; EAGLE-3's layout is llama.cpp's, which quantizes it itself."""
+"""The architectures of heads that are ours; EAGLE-3's layout is llama.cpp's, which quantizes it
+itself."""
 
 HEAD_TYPE = "Q8_0"
 """The file type of heads where none is asked for."""
@@ -37,7 +46,14 @@ _PLAIN = ("F32", "F16", "BF16")
 _WHOLE = ("I8", "I16", "I32", "I64")
 _NORM = re.compile(r"norm")
 # What llama.cpp falls back to where rows do not divide into blocks of 256 (tensor_type_fallback).
-_NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ3_S": "IQ4_NL"}
+_NARROWER = {
+    "Q2_K": "Q4_0",
+    "Q3_K": "Q4_0",
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+    "IQ3_S": "IQ4_NL",
+}
 _NARROWER |= {"IQ4_XS": "IQ4_NL", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0", "Q2_0": "Q4_0"}
 
 
@@ -62,31 +78,41 @@ def quantize_head(
 ) -> QuantizationReport:
     """Write the head `source` to `output`, its matrices in the base type of `ftype` (Q4_K_M: Q4_K).
 
-    Options are those of `quantize_model`. The output matrices are those named `output.weight`, also within a
-    head. Raises OptionError (unknown type, one that needs an importance matrix, `output` exists without
-    `force`, a quantized source), FileMissingError, MalformedFileError, UnsupportedModelError for a file that
-    is no head. Nothing is left behind on failure.
+    Options are those of `quantize_model`. The output matrices are those named `output.weight`, also
+    within a head. Raises OptionError (unknown type, one that needs an importance matrix, `output`
+    exists without `force`, a quantized source), FileMissingError, MalformedFileError,
+    UnsupportedModelError for a file that is no head. Nothing is left behind on failure.
     """
     name = known_file_type(ftype)
     if name != COPY and FILE_TYPES[name].needs_importance:
-        raise OptionError(f"{name} needs an importance matrix, and there are none for heads: use IQ4_XS or larger")
+        raise OptionError(
+            f"{name} needs an importance matrix, and there are none for heads: use IQ4_XS or larger"
+        )
     target = Path(output)
     check_target(target, force=force)
     header = read_header(source)
     if not is_head(header):
-        raise UnsupportedModelError(f"{os.fspath(source)} is a {header.architecture}, no head: quantize it as a model")
+        raise UnsupportedModelError(
+            f"{os.fspath(source)} is a {header.architecture}, no head: quantize it as a model"
+        )
     head = GGUFSource(source)
     overrides = [(re.compile(pattern), known_tensor_type(kind)) for pattern, kind in tensor_types]
     if output_tensor_type:
-        overrides.insert(0, (re.compile(r"(^|\.)output\.weight$"), known_tensor_type(output_tensor_type)))
+        overrides.insert(
+            0, (re.compile(r"(^|\.)output\.weight$"), known_tensor_type(output_tensor_type))
+        )
     if token_embedding_type:
-        overrides.insert(0, (re.compile(r"^token_embd\.weight$"), known_tensor_type(token_embedding_type)))
+        overrides.insert(
+            0, (re.compile(r"^token_embd\.weight$"), known_tensor_type(token_embedding_type))
+        )
     planned = list(_plan(head, name, overrides, leave_output_tensor, allow_requantize, n_threads))
     metadata = head.metadata()
     if name != COPY:
         metadata.count("general.file_type", FILE_TYPES[name].number)
         metadata.count("general.quantization_version", 2)
-    n_bytes = write_gguf(target, header.architecture, metadata, planned, force=force, progress=progress)
+    n_bytes = write_gguf(
+        target, header.architecture, metadata, planned, force=force, progress=progress
+    )
     written = read_header(target)
     base = name if name == COPY else FILE_TYPES[name].base_type
     return QuantizationReport(
@@ -98,13 +124,19 @@ def quantize_head(
         bits_per_weight=written.bits_per_weight,
         tensor_types=written.tensor_type_counts,
         shares=share_types(written),
-        n_substituted=0 if name == COPY else sum(bool(matrix.shape[0] % BLOCK_SIZES[base]) for matrix in _matrices(header)),
+        n_substituted=0
+        if name == COPY
+        else sum(bool(matrix.shape[0] % BLOCK_SIZES[base]) for matrix in _matrices(header)),
     )
 
 
 def _matrices(header: GGUFHeader) -> Iterator[TensorInfo]:
     for tensor in header.tensors:
-        if len(tensor.shape) > 1 and tensor.type_name not in _WHOLE and not _NORM.search(tensor.name):
+        if (
+            len(tensor.shape) > 1
+            and tensor.type_name not in _WHOLE
+            and not _NORM.search(tensor.name)
+        ):
             yield tensor
 
 
@@ -121,13 +153,18 @@ def _plan(
         kind = tensor.type_name
         is_output = tensor.name.split(".")[-2:] == ["output", "weight"]
         if tensor.name in matrices and name != COPY and not (leave_output and is_output):
-            chosen = next((kind for pattern, kind in overrides if pattern.search(tensor.name)), None)
+            chosen = next(
+                (kind for pattern, kind in overrides if pattern.search(tensor.name)), None
+            )
             kind = chosen or fitting_type(FILE_TYPES[name].base_type, tensor.shape[0])
             if tensor.shape[0] % BLOCK_SIZES[kind]:
-                raise OptionError(f"{tensor.name} has rows of {tensor.shape[0]} numbers, which {kind} cannot hold")
+                raise OptionError(
+                    f"{tensor.name} has rows of {tensor.shape[0]} numbers, which {kind} cannot hold"
+                )
             if tensor.type_name not in _PLAIN and kind != tensor.type_name and not allow_requantize:
                 raise OptionError(
-                    f"{head.path} is quantized already ({tensor.type_name}): quantize the original, "
+                    f"{head.path} is quantized already ({tensor.type_name}): quantize the "
+                    "original, "
                     "or accept the loss with --allow-requantize"
                 )
         elif tensor.type_name in ("F16", "BF16") and len(tensor.shape) < 2:
@@ -137,7 +174,8 @@ def _plan(
 
 
 def fitting_type(kind: str, width: int) -> str:
-    """Return the tensor type `kind`, or the next wider one whose blocks divide rows of `width` numbers."""
+    """Return the tensor type `kind`, or the next wider one whose blocks divide rows of `width`
+    numbers."""
     if width % BLOCK_SIZES[kind]:
         kind = _NARROWER.get(kind, kind)
     return "F16" if width % BLOCK_SIZES[kind] else kind
@@ -156,7 +194,9 @@ def _load(head: GGUFSource, tensor: TensorInfo, kind: str, n_threads: int) -> np
     elif plain:
         wide = array.astype(np.float32)
     else:
-        wide = dequantize_rows(array.reshape(-1, row[0]), tensor.type_name, shape[-1]).reshape(shape)
+        wide = dequantize_rows(array.reshape(-1, row[0]), tensor.type_name, shape[-1]).reshape(
+            shape
+        )
     if kind in _PLAIN:
         return stored_as(wide, kind, tensor.name)
     blocks = quantize_rows(wide.reshape(-1, shape[-1]), kind, n_threads=n_threads)

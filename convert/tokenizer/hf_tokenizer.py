@@ -16,26 +16,34 @@ from specrun.convert.tokenizer.vocabulary import BytePairVocabulary, Vocabulary
 def read_vocabulary(checkpoint: Checkpoint, *, pre: str | None = None) -> Vocabulary:
     """Return the vocabulary of a checkpoint, filled up to the size its config states.
 
-    tokenizer.json may be byte-level BPE, or BPE with byte tokens (SentencePiece's kind), for which the scores
-    of tokenizer.model are preferred; tokenizer.model alone does too. `pre` is llama.cpp's name of the way a
-    byte-level tokenizer splits text, where that is not to be found out.
+    tokenizer.json may be byte-level BPE, or BPE with byte tokens (SentencePiece's kind), for which
+    the scores of tokenizer.model are preferred; tokenizer.model alone does too. `pre` is
+    llama.cpp's name of the way a byte-level tokenizer splits text, where that is not to be found
+    out.
 
-    Raises UnsupportedModelError for other kinds, OptionError for a `pre` that makes no sense, FileMissingError
-    without any tokenizer, MalformedFileError for files that contradict themselves or each other.
+    Raises UnsupportedModelError for other kinds, OptionError for a `pre` that makes no sense,
+    FileMissingError without any tokenizer, MalformedFileError for files that contradict themselves
+    or each other.
     """
     folder = checkpoint.folder
     settings = checkpoint.optional("tokenizer_config.json")
     model_file = folder / "tokenizer.model"
     if model_file.exists() and not (folder / "tokenizer.json").exists():
         _refuse_pre(pre, model_file)
-        return read_scores(checkpoint, settings, JsonObject({}, str(folder / "tokenizer.json")), model_file)
+        return read_scores(
+            checkpoint, settings, JsonObject({}, str(folder / "tokenizer.json")), model_file
+        )
     tokenizer = read_json_object(folder / "tokenizer.json")
     model = tokenizer.object("model")
     if model.text("type", "BPE") != "BPE" or "vocab" not in model:
-        raise UnsupportedModelError(f"{tokenizer.shown} is a {model.any('type')} tokenizer: only BPE is known")
+        raise UnsupportedModelError(
+            f"{tokenizer.shown} is a {model.any('type')} tokenizer: only BPE is known"
+        )
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.any(key):
-            raise UnsupportedModelError(f"{tokenizer.shown} has {key} = {model.any(key)!r}, which is not known here")
+            raise UnsupportedModelError(
+                f"{tokenizer.shown} has {key} = {model.any(key)!r}, which is not known here"
+            )
     if not model.flag("byte_fallback", False):
         return _byte_level(checkpoint, settings, tokenizer, pre)
     _refuse_pre(pre, folder / "tokenizer.json")
@@ -57,7 +65,9 @@ def _byte_level(
     known = tokenizer.object("model").object("vocab").values
     added = list(added_tokens(checkpoint, tokenizer, settings))
     if size > len(known) + len(added) + (1 << 20):
-        raise MalformedFileError(f"the config states {size} tokens, and {tokenizer.shown} has {len(known) + len(added)}")
+        raise MalformedFileError(
+            f"the config states {size} tokens, and {tokenizer.shown} has {len(known) + len(added)}"
+        )
     table = TokenTable(size, tokenizer.shown)
     for text, token in known.items():
         table.place(text, token)

@@ -2,8 +2,8 @@
 
 Which pre-tokenizer a known vocabulary has: llama.cpp's own list, as of the pinned version.
 
-llama.cpp splits text before merging in one of a few built-in ways. Its converter knows which by the vocabulary:
-the SHA-256 of the token ids of a probe text, written as Python writes a list.
+llama.cpp splits text before merging in one of a few built-in ways. Its converter knows which by the
+vocabulary: the SHA-256 of the token ids of a probe text, written as Python writes a list.
 """
 
 from __future__ import annotations
@@ -14,13 +14,19 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.errors import MalformedFileError, MissingPackageError, OptionError, UnsupportedModelError
+from specrun.bindings.errors import (
+    MalformedFileError,
+    MissingPackageError,
+    OptionError,
+    UnsupportedModelError,
+)
 from specrun.convert.checkpoint import JsonObject
 from specrun.convert.names import nearest
 
 PROBE = (
     "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n"
-    "\U0001f680 (normal) \U0001f636\u200d\U0001f32b\ufe0f (multiple emojis concatenated) \u2705 \U0001f999\U0001f999 "
+    "\U0001f680 (normal) \U0001f636\u200d\U0001f32b\ufe0f (multiple emojis concatenated) \u2705 "
+    "\U0001f999\U0001f999 "
     "3 33 333 3333 33333 333333 3333333 33333333 3.3 3..3 3...3 "
     "\u1780\u17b6\u1793\u17cb\u178f\u17c2\u1796\u17b7\u179f\u17c1\u179f\u17a2\u17b6\u1785\U0001f601 "
     "?\u6211\u60f3\u5728apple\u5de5\u4f5c1314151\u5929\uff5e ------======= "
@@ -32,15 +38,15 @@ PROBE = (
 
 NAMES = frozenset(
     """
-    a.x-4.0 afmoe bailingmoe bailingmoe2 bloom chameleon chatglm-bpe codeshell cohere2moe command-r dbrx
-    deepseek-coder deepseek-llm deepseek-r1-qwen deepseek-v3 default exaone exaone-moe exaone4 f2llmv2 falcon
-    falcon-h1 falcon3 gemma4 gigachat glm4 glm5 gpt-2 gpt-4o gpt3-finnish granite-docling
-    granite-embed-multi-311m granite-embed-multi-97m grok-2 hunyuan hunyuan-dense hy_v4 jais jais-2 jina-de
-    jina-es jina-v1-en jina-v2-code jina-v2-de jina-v2-es jina-v5-nano joyai-llm kanana2 kimi-k2 kormo laguna
-    lfm2 llada-moe llama-bpe llama-v3 llama3 llama4 megrez mellum mellum2 midm-2.0 minerva-7b minicpm5
-    minimax-m2 modern-bert mpt olmo phi-2 pixtral poro-chat qwen2 qwen35 refact roberta-bpe sarvam-moe
-    seed-coder smaug-bpe smollm solar-open spark2_5 stablelm2 starcoder superbpe talkie tekken tiny_aya
-    trillion ufakzeka viking youtu
+    a.x-4.0 afmoe bailingmoe bailingmoe2 bloom chameleon chatglm-bpe codeshell cohere2moe command-r
+    dbrx deepseek-coder deepseek-llm deepseek-r1-qwen deepseek-v3 default exaone exaone-moe exaone4
+    f2llmv2 falcon falcon-h1 falcon3 gemma4 gigachat glm4 glm5 gpt-2 gpt-4o gpt3-finnish
+    granite-docling granite-embed-multi-311m granite-embed-multi-97m grok-2 hunyuan hunyuan-dense
+    hy_v4 jais jais-2 jina-de jina-es jina-v1-en jina-v2-code jina-v2-de jina-v2-es jina-v5-nano
+    joyai-llm kanana2 kimi-k2 kormo laguna lfm2 llada-moe llama-bpe llama-v3 llama3 llama4 megrez
+    mellum mellum2 midm-2.0 minerva-7b minicpm5 minimax-m2 modern-bert mpt olmo phi-2 pixtral
+    poro-chat qwen2 qwen35 refact roberta-bpe sarvam-moe seed-coder smaug-bpe smollm solar-open
+    spark2_5 stablelm2 starcoder superbpe talkie tekken tiny_aya trillion ufakzeka viking youtu
     """.split()  # noqa: SIM905 - a list of ninety strings would be no easier to read
 )
 """Every name that llama.cpp accepts as tokenizer.ggml.pre."""
@@ -155,8 +161,14 @@ _BYTES = ("ByteLevel", "plain")
 _SHAPES: dict[tuple[tuple[str, str], ...], str] = {
     (("ByteLevel", "regex"),): "gpt-2",
     (("Digits", "each"), ("ByteLevel", "regex")): "smollm",
-    (("Split", _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _AFTER_NUMBERS), _BYTES): "llama-bpe",
-    (("Split", _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _AFTER_NUMBERS), _BYTES): "qwen2",
+    (
+        ("Split", _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _AFTER_NUMBERS),
+        _BYTES,
+    ): "llama-bpe",
+    (
+        ("Split", _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _AFTER_NUMBERS),
+        _BYTES,
+    ): "qwen2",
     (("Split", _CASED % ("", "", "")), _BYTES): "tekken",
     (("Split", _CASED % (_CONTRACTIONS + "?", _CONTRACTIONS + "?", "{1,3}")), _BYTES): "gpt-4o",
 }
@@ -165,7 +177,8 @@ _SHAPES: dict[tuple[tuple[str, str], ...], str] = {
 def probe_hash(path: Path) -> str:
     """Return the hash by which llama.cpp knows the tokenizer.json at `path`.
 
-    Raises MalformedFileError if the file is no tokenizer, MissingPackageError without the package tokenizers.
+    Raises MalformedFileError if the file is no tokenizer, MissingPackageError without the package
+    tokenizers.
     """
     try:
         from tokenizers import Tokenizer
@@ -174,24 +187,31 @@ def probe_hash(path: Path) -> str:
     try:
         tokens = Tokenizer.from_file(str(path)).encode(PROBE).ids
     except Exception as error:  # what the package raises has no class of its own
-        raise MalformedFileError(f"{path} is not a tokenizer ({str(error)[:200]}); get it again") from error
+        raise MalformedFileError(
+            f"{path} is not a tokenizer ({str(error)[:200]}); get it again"
+        ) from error
     return sha256(str(tokens).encode()).hexdigest()
 
 
 def pre_tokenizer_name(tokenizer: JsonObject, path: Path, chosen: str | None = None) -> str:
-    """Return llama.cpp's name for the splitting of the tokenizer.json at `path`, which holds `tokenizer`.
+    """Return llama.cpp's name for the splitting of the tokenizer.json at `path`, which holds
+    `tokenizer`.
 
-    Known vocabularies are recognised by their hash, as llama.cpp does. Beyond that, GPT-2's own splitting is
-    taken where the file states exactly that. `chosen` is taken without a look at either.
+    Known vocabularies are recognised by their hash, as llama.cpp does. Beyond that, GPT-2's own
+    splitting is taken where the file states exactly that. `chosen` is taken without a look at
+    either.
 
-    Raises OptionError if llama.cpp does not know `chosen`, UnsupportedModelError if nothing is recognised,
-    naming the hash and, where the file's stages are familiar, the name to choose.
+    Raises OptionError if llama.cpp does not know `chosen`, UnsupportedModelError if nothing is
+    recognised, naming the hash and, where the file's stages are familiar, the name to choose.
     """
     shape = _SHAPES.get(tuple(_stages(tokenizer.any("pre_tokenizer"))))
     if chosen is not None:
         if chosen not in NAMES:
             hint = nearest(chosen, NAMES)
-            raise OptionError(f"llama.cpp has no pre-tokenizer {chosen!r}{hint}; gpt-2, llama-bpe and qwen2 are usual")
+            raise OptionError(
+                f"llama.cpp has no pre-tokenizer {chosen!r}{hint}; gpt-2, llama-bpe and qwen2 "
+                "are usual"
+            )
         _check_normalizer(tokenizer, ("NFC",))
         return chosen
     if shape == "gpt-2":
@@ -200,7 +220,11 @@ def pre_tokenizer_name(tokenizer: JsonObject, path: Path, chosen: str | None = N
     found = probe_hash(path)
     if found in NAME_BY_HASH:
         return NAME_BY_HASH[found]
-    hint = f"its splitting is that of {shape}: if that is right, choose --pre {shape}" if shape else "choose with --pre"
+    hint = (
+        f"its splitting is that of {shape}: if that is right, choose --pre {shape}"
+        if shape
+        else "choose with --pre"
+    )
     raise UnsupportedModelError(
         f"{path} has an unknown pre_tokenizer {_short(tokenizer, 'pre_tokenizer')} "
         f"(hash of the probe text {found}); {hint}"
@@ -211,7 +235,9 @@ def _check_normalizer(tokenizer: JsonObject, known: tuple[str, ...]) -> None:
     # llama.cpp composes no characters (NFC); text is almost always composed already.
     normalizer = tokenizer.any("normalizer")
     if normalizer and not (isinstance(normalizer, dict) and normalizer.get("type") in known):
-        raise UnsupportedModelError(f"{tokenizer.shown} has the unknown normalizer {_short(tokenizer, 'normalizer')}")
+        raise UnsupportedModelError(
+            f"{tokenizer.shown} has the unknown normalizer {_short(tokenizer, 'normalizer')}"
+        )
 
 
 def _stages(pre: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - any JSON value
@@ -225,7 +251,11 @@ def _stages(pre: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - any JSON v
         yield "ByteLevel", "plain" if pre.get("use_regex", True) is False else "regex"
     elif kind == "Digits":
         yield "Digits", "each" if pre.get("individual_digits") else "runs"
-    elif kind == "Split" and isinstance(pre.get("pattern"), dict) and pre.get("behavior") == "Isolated":
+    elif (
+        kind == "Split"
+        and isinstance(pre.get("pattern"), dict)
+        and pre.get("behavior") == "Isolated"
+    ):
         yield "Split", str(pre["pattern"].get("Regex"))
     else:
         yield "unknown", str(kind)

@@ -1,4 +1,5 @@
-"""Vocabularies of SentencePiece's kind, from tokenizer.model or from a tokenizer.json that was made of one."""
+"""Vocabularies of SentencePiece's kind, from tokenizer.model or from a tokenizer.json that was made
+of one."""
 
 from __future__ import annotations
 
@@ -20,10 +21,14 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _SPACE = "▁"
 
 
-def read_scores(checkpoint: Checkpoint, settings: JsonObject, tokenizer: JsonObject, path: Path) -> ScoredVocabulary:
-    """Return the vocabulary of the tokenizer.model at `path`; `tokenizer` is the tokenizer.json, if there is one.
+def read_scores(
+    checkpoint: Checkpoint, settings: JsonObject, tokenizer: JsonObject, path: Path
+) -> ScoredVocabulary:
+    """Return the vocabulary of the tokenizer.model at `path`; `tokenizer` is the tokenizer.json, if
+    there is one.
 
-    Raises UnsupportedModelError for a model that is not BPE, or rewrites text in ways llama.cpp does not.
+    Raises UnsupportedModelError for a model that is not BPE, or rewrites text in ways llama.cpp
+    does not.
     """
     model = read_sentencepiece(path)
     if model.algorithm != _BPE:
@@ -32,7 +37,9 @@ def read_scores(checkpoint: Checkpoint, settings: JsonObject, tokenizer: JsonObj
             f"{path} is a {kind} model: llama.cpp would split text otherwise, only BPE is known"
         )
     if model.has_character_map and not tokenizer.values:
-        raise UnsupportedModelError(f"{path} rewrites characters before splitting (NFKC), which llama.cpp does not")
+        raise UnsupportedModelError(
+            f"{path} rewrites characters before splitting (NFKC), which llama.cpp does not"
+        )
     table = TokenTable(_size(checkpoint, len(model.pieces), str(path)), str(path))
     for token, piece in enumerate(model.pieces[: len(table.tokens)]):
         table.place(piece.text, token, piece.kind, piece.score)
@@ -40,11 +47,13 @@ def read_scores(checkpoint: Checkpoint, settings: JsonObject, tokenizer: JsonObj
     return _finished(checkpoint, settings, tokenizer, table, adds_space, model.special_ids)
 
 
-def read_merged_scores(checkpoint: Checkpoint, settings: JsonObject, tokenizer: JsonObject) -> ScoredVocabulary:
+def read_merged_scores(
+    checkpoint: Checkpoint, settings: JsonObject, tokenizer: JsonObject
+) -> ScoredVocabulary:
     """Return the vocabulary of a tokenizer.json that is BPE with byte tokens.
 
-    llama.cpp merges by the score of the token that results; a token's score is the rank of its first merge,
-    negated, so that the order is the same.
+    llama.cpp merges by the score of the token that results; a token's score is the rank of its
+    first merge, negated, so that the order is the same.
     """
     model = tokenizer.object("model")
     known = model.object("vocab").values
@@ -79,7 +88,8 @@ def _finished(
     missing = {f"<0x{byte:02X}>" for byte in range(256)}.difference(tokens)
     if missing:
         raise UnsupportedModelError(
-            f"{table.shown} has no byte token {min(missing)}: llama.cpp cannot read text outside such a vocabulary"
+            f"{table.shown} has no byte token {min(missing)}: llama.cpp cannot read text outside "
+            "such a vocabulary"
         )
     return ScoredVocabulary(
         tokens=tokens,
@@ -94,21 +104,32 @@ def _finished(
 
 
 def _adds_space(tokenizer: JsonObject) -> bool:
-    """Whether tokenizer.json puts a space before a text; raises UnsupportedModelError if it does more than that."""
+    """Whether tokenizer.json puts a space before a text; raises UnsupportedModelError if it does
+    more than that."""
     adds = False
     for stage in _stages(tokenizer.any("normalizer"), "normalizers"):
         kind = stage.get("type")
         if kind == "Prepend" and stage.get("prepend") == _SPACE:
             adds = True
-        elif kind != "Replace" or stage.get("pattern") != {"String": " "} or stage.get("content") != _SPACE:
-            raise UnsupportedModelError(f"{tokenizer.shown} has the unknown normalizer {json.dumps(stage)[:300]}")
+        elif (
+            kind != "Replace"
+            or stage.get("pattern") != {"String": " "}
+            or stage.get("content") != _SPACE
+        ):
+            raise UnsupportedModelError(
+                f"{tokenizer.shown} has the unknown normalizer {json.dumps(stage)[:300]}"
+            )
     for stage in _stages(tokenizer.any("pre_tokenizer"), "pretokenizers"):
         kind = stage.get("type")
         if kind == "Metaspace" and stage.get("replacement") == _SPACE:
-            scheme = stage.get("prepend_scheme", "always" if stage.get("add_prefix_space", True) else "never")
+            scheme = stage.get(
+                "prepend_scheme", "always" if stage.get("add_prefix_space", True) else "never"
+            )
             adds = adds or scheme != "never"
         elif kind != "Split" or stage.get("pattern") != {"String": " "}:
-            raise UnsupportedModelError(f"{tokenizer.shown} has the unknown pre_tokenizer {json.dumps(stage)[:300]}")
+            raise UnsupportedModelError(
+                f"{tokenizer.shown} has the unknown pre_tokenizer {json.dumps(stage)[:300]}"
+            )
     return adds
 
 
@@ -116,4 +137,6 @@ def _stages(value: Any, inner: str) -> list[dict[str, Any]]:  # noqa: ANN401 - a
     if not isinstance(value, dict):
         return []
     stages = value.get(inner) if value.get("type") == "Sequence" else [value]
-    return [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+    return (
+        [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+    )

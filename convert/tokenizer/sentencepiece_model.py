@@ -1,7 +1,9 @@
-"""Reads SentencePiece models (tokenizer.model): the tokens, their scores and kinds, and how text is prepared.
+"""Reads SentencePiece models (tokenizer.model): the tokens, their scores and kinds, and how text is
+prepared.
 
-The file is a protocol-buffers message (sentencepiece_model.proto): pieces in field 1, how it was trained in
-field 2, how text is normalized in field 3. Read here because it is little, and a damaged file is to be named.
+The file is a protocol-buffers message (sentencepiece_model.proto): pieces in field 1, how it was
+trained in field 2, how text is normalized in field 3. Read here because it is little, and a damaged
+file is to be named.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A token; `kind` is 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte, as in llama.cpp."""
+    """A token; `kind` is 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte, as in
+    llama.cpp."""
 
     text: str
     score: float
@@ -31,8 +34,8 @@ class Piece:
 class SentencePieceModel:
     """What a tokenizer.model says; `algorithm` is 1 unigram, 2 BPE, 3 word, 4 char.
 
-    `special_ids` has the ids of "unknown", "bos", "eos" and "padding" where the model has these tokens.
-    `has_character_map` tells that text is rewritten (NFKC and the like) before it is split.
+    `special_ids` has the ids of "unknown", "bos", "eos" and "padding" where the model has these
+    tokens. `has_character_map` tells that text is rewritten (NFKC and the like) before it is split.
     """
 
     pieces: tuple[Piece, ...]
@@ -43,13 +46,18 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
-    """Read the model at `path`; raises FileMissingError, or MalformedFileError if it is something else."""
+    """Read the model at `path`; raises FileMissingError, or MalformedFileError if it is something
+    else."""
     try:
         if path.stat().st_size > _LARGEST:
-            raise MalformedFileError(f"{path} has more than {_LARGEST >> 20} MB, too much for a SentencePiece model")
+            raise MalformedFileError(
+                f"{path} has more than {_LARGEST >> 20} MB, too much for a SentencePiece model"
+            )
         data = path.read_bytes()
     except OSError as error:
-        raise FileMissingError(f"{path} cannot be read ({error.strerror}); check its permissions") from error
+        raise FileMissingError(
+            f"{path} cannot be read ({error.strerror}); check its permissions"
+        ) from error
     return parse_sentencepiece(data, str(path))
 
 
@@ -58,7 +66,9 @@ def parse_sentencepiece(data: bytes, shown: str) -> SentencePieceModel:
     try:
         return _model(memoryview(data))
     except (ValueError, IndexError, struct.error, UnicodeDecodeError, TypeError) as error:
-        raise MalformedFileError(f"{shown} is not a SentencePiece model ({error}); get it again") from error
+        raise MalformedFileError(
+            f"{shown} is not a SentencePiece model ({error}); get it again"
+        ) from error
 
 
 def _model(data: memoryview) -> SentencePieceModel:
@@ -78,7 +88,12 @@ def _model(data: memoryview) -> SentencePieceModel:
     if not pieces:
         raise ValueError("it has no pieces")
     special = {}
-    for name, field, usual in (("unknown", 40, 0), ("bos", 41, 1), ("eos", 42, 2), ("padding", 43, -1)):
+    for name, field, usual in (
+        ("unknown", 40, 0),
+        ("bos", 41, 1),
+        ("eos", 42, 2),
+        ("padding", 43, -1),
+    ):
         token = _signed(trainer.get(field, usual))
         if 0 <= token < len(pieces):
             special[name] = token

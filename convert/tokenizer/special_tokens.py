@@ -1,4 +1,5 @@
-"""What a checkpoint says of its special tokens: which they are, which are added to a text, the chat template."""
+"""What a checkpoint says of its special tokens: which they are, which are added to a text, the chat
+template."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from specrun.convert.checkpoint import Checkpoint, JsonObject
 _NAMES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 # llama.cpp ends an answer at these by their text.
 _KNOWN_ENDS = {
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>",
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>",
+    "<EOT>",
     "<|end_of_text|>", "<eos>",
 }  # fmt: skip
 
@@ -20,10 +22,11 @@ _KNOWN_ENDS = {
 def special_ids(
     checkpoint: Checkpoint, settings: JsonObject, tokens: Sequence[str], usual: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the ids of bos, eos, unknown, padding, and of further tokens that end an answer (eot, eom).
+    """Return the ids of bos, eos, unknown, padding, and of further tokens that end an answer (eot,
+    eom).
 
-    The tokenizer's settings count first, then the config, then `usual`. Raises MalformedFileError for a token
-    that the tokenizer does not have.
+    The tokenizer's settings count first, then the config, then `usual`. Raises MalformedFileError
+    for a token that the tokenizer does not have.
     """
     generation = checkpoint.optional("generation_config.json")
     named = checkpoint.optional("special_tokens_map.json")
@@ -39,7 +42,8 @@ def special_ids(
             token = usual.get(ours)
         if token is not None and token < len(tokens):
             found[ours] = token
-    # Where a file names no bos, llama.cpp would take token 11; as in GPT-2, one token serves as both.
+    # Where a file names no bos, llama.cpp would take token 11; as in GPT-2, one token serves as
+    # both.
     if "bos" not in found and "eos" in found:
         found["bos"] = found["eos"]
     ends = _ids(generation, "eos_token_id") or _ids(checkpoint.config, "eos_token_id")
@@ -67,14 +71,19 @@ def _named_token(settings: JsonObject, key: str, tokens: Sequence[str]) -> int |
     if value is None:
         return None
     if not isinstance(value, str) or value not in tokens:
-        raise MalformedFileError(f"{settings.shown} has {key} = {str(value)[:40]!r}, which the tokenizer does not have")
+        raise MalformedFileError(
+            f"{settings.shown} has {key} = {str(value)[:40]!r}, which the tokenizer does not have"
+        )
     return tokens.index(value)
 
 
-def adds_token(tokenizer: JsonObject, settings: JsonObject, name: str, *, usual: bool = False) -> bool:
+def adds_token(
+    tokenizer: JsonObject, settings: JsonObject, name: str, *, usual: bool = False
+) -> bool:
     """Return whether encoding adds the token `name`: "bos" at the start, "eos" at the end.
 
-    The settings count first, then what tokenizer.json does after encoding; `usual` where there is none.
+    The settings count first, then what tokenizer.json does after encoding; `usual` where there is
+    none.
     """
     if f"add_{name}_token" in settings:
         return settings.flag(f"add_{name}_token")
@@ -83,7 +92,11 @@ def adds_token(tokenizer: JsonObject, settings: JsonObject, name: str, *, usual:
     post: Any = tokenizer.any("post_processor")
     stages = post.get("processors", [post]) if isinstance(post, dict) else []
     for stage in stages if isinstance(stages, list) else []:
-        pieces = stage.get("single") if isinstance(stage, dict) and stage.get("type") == "TemplateProcessing" else None
+        pieces = (
+            stage.get("single")
+            if isinstance(stage, dict) and stage.get("type") == "TemplateProcessing"
+            else None
+        )
         edge = 0 if name == "bos" else -1
         if isinstance(pieces, list) and pieces and isinstance(pieces[edge], dict):
             return "SpecialToken" in pieces[edge]
@@ -91,7 +104,8 @@ def adds_token(tokenizer: JsonObject, settings: JsonObject, name: str, *, usual:
 
 
 def chat_template(checkpoint: Checkpoint, settings: JsonObject) -> str | None:
-    """Return the chat template: chat_template.jinja or .json, or the settings' own (of several the default)."""
+    """Return the chat template: chat_template.jinja or .json, or the settings' own (of several the
+    default)."""
     beside = checkpoint.folder / "chat_template.jinja"
     if beside.exists():
         try:
@@ -102,7 +116,9 @@ def chat_template(checkpoint: Checkpoint, settings: JsonObject) -> str | None:
     if value is None:
         value = checkpoint.optional("chat_template.json").any("chat_template")
     if isinstance(value, list):  # several named ones
-        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
+        named = [
+            entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"
+        ]
         value = named[0].get("template") if named else None
     if value is not None and not isinstance(value, str):
         raise MalformedFileError(f"{settings.shown} has a chat_template that is not a string")

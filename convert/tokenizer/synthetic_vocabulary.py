@@ -22,25 +22,30 @@ def synthetic_vocabulary(
 ) -> BytePairVocabulary:
     """Return a vocabulary of exactly `size` tokens, the control tokens `controls` last.
 
-    With room for all 256 bytes, token i < 256 is byte i, and made-up tokens of two letters and more follow
-    with the merges that build them. A smaller one has the space, the newline, letters and so on, as far as
-    there is room; text outside it is left out by the tokenizer. Raises OptionError for sizes without room
-    for one token, and if `eos` is not one of `controls`.
+    With room for all 256 bytes, token i < 256 is byte i, and made-up tokens of two letters and more
+    follow with the merges that build them. A smaller one has the space, the newline, letters and so
+    on, as far as there is room; text outside it is left out by the tokenizer. Raises OptionError
+    for sizes without room for one token, and if `eos` is not one of `controls`.
     """
     if eos not in controls:
-        raise OptionError(f"the end token {eos!r} is not among the control tokens {', '.join(controls)}")
+        raise OptionError(
+            f"the end token {eos!r} is not among the control tokens {', '.join(controls)}"
+        )
     if len(set(controls)) != len(controls):
         raise OptionError(f"a control token is there twice: {', '.join(controls)}")
     room = size - len(controls)
     if room < 1:
-        raise OptionError(f"a vocabulary of {size} tokens has no room beside {len(controls)} control tokens")
+        raise OptionError(
+            f"a vocabulary of {size} tokens has no room beside {len(controls)} control tokens"
+        )
     end = room + list(controls).index(eos)
     tokens, merges = _with_all_bytes(room) if room >= 256 else (_few_bytes(room), [])
     return BytePairVocabulary(
         tokens=(*tokens, *controls),
         types=(NORMAL,) * room + (CONTROL,) * len(controls),
         merges=tuple(merges),
-        # Where a file names no bos, llama.cpp would take token 11; like GPT-2, one token serves as both.
+        # Where a file names no bos, llama.cpp would take token 11; like GPT-2, one token serves as
+        # both.
         special_ids={"bos": end, "eos": end},
         chat_template=chat_template,
     )
@@ -56,8 +61,12 @@ def _few_bytes(room: int) -> list[str]:
 def _with_all_bytes(room: int) -> tuple[list[str], list[str]]:
     pairs = list(islice(_merges(byte_tokens()[ord(" ")]), room - 256))
     if len(pairs) < room - 256:
-        raise OptionError(f"a synthetic vocabulary has at most {len(pairs) + 256} tokens, not {room}")
-    return [*byte_tokens(), *(left + right for left, right in pairs)], [f"{a} {b}" for a, b in pairs]
+        raise OptionError(
+            f"a synthetic vocabulary has at most {len(pairs) + 256} tokens, not {room}"
+        )
+    return [*byte_tokens(), *(left + right for left, right in pairs)], [
+        f"{a} {b}" for a, b in pairs
+    ]
 
 
 def _merges(space: str) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,5 @@
-"""The tokens of a checkpoint's vocabulary by id: the tokenizer's own, those added to it, and padding.
+"""The tokens of a checkpoint's vocabulary by id: the tokenizer's own, those added to it, and
+padding.
 
 The merges of a BPE tokenizer.json.
 """
@@ -12,7 +13,8 @@ from specrun.bindings.errors import MalformedFileError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.tokenizer.vocabulary import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
-# Tokens that are marks whatever a checkpoint says of them: llama.cpp's converter takes them for control tokens too.
+# Tokens that are marks whatever a checkpoint says of them: llama.cpp's converter takes them for
+# control tokens too.
 _MARKS = {"<pad>", "<mask>", "<2mass>", "[@BOS@]"}
 _MARK_ENDS = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
 _SPACE = "▁"  # SentencePiece's sign for a space
@@ -38,18 +40,23 @@ class TokenTable:
         self.scores = [-10000.0] * size
 
     def place(self, text: str, token: object, kind: int = NORMAL, score: float = 0.0) -> None:
-        """Put a token of the tokenizer itself at its id; raises MalformedFileError if that is taken or outside."""
+        """Put a token of the tokenizer itself at its id; raises MalformedFileError if that is taken
+        or outside."""
         if type(token) is not int or not 0 <= token < len(self.tokens):
             raise MalformedFileError(
-                f"{self.shown} gives {text[:40]!r} the id {token!r}, outside the model's {len(self.tokens)} tokens"
+                f"{self.shown} gives {text[:40]!r} the id {token!r}, outside the model's "
+                f"{len(self.tokens)} tokens"
             )
         known = self.tokens[token]
         if known is not None and known != text:
-            raise MalformedFileError(f"{self.shown} gives the id {token} to {known[:40]!r} and {text[:40]!r}")
+            raise MalformedFileError(
+                f"{self.shown} gives the id {token} to {known[:40]!r} and {text[:40]!r}"
+            )
         self.tokens[token], self.types[token], self.scores[token] = text, kind, score
 
     def add(self, added: Iterable[AddedToken], *, spaced: bool = False) -> None:
-        """Put added tokens at their ids, in place of what is there; `spaced` where a sign stands for spaces.
+        """Put added tokens at their ids, in place of what is there; `spaced` where a sign stands
+        for spaces.
 
         A token that the model has no row for cannot be read or written by it, and is left out.
         """
@@ -60,16 +67,23 @@ class TokenTable:
             control = extra.special or extra.text in _MARKS or _is_mark(extra.text)
             text = extra.text if control or not spaced else extra.text.replace(_SPACE, " ")
             self.tokens[extra.token] = text
-            self.types[extra.token] = UNKNOWN if known == UNKNOWN else CONTROL if control else USER_DEFINED
+            self.types[extra.token] = (
+                UNKNOWN if known == UNKNOWN else CONTROL if control else USER_DEFINED
+            )
             self.scores[extra.token] = _ADDED_SCORE
 
     def filled(self) -> tuple[str, ...]:
         """Return the tokens; ids without one, as embeddings rounded up have, are called [PADn]."""
-        return tuple(f"[PAD{token}]" if text is None else text for token, text in enumerate(self.tokens))
+        return tuple(
+            f"[PAD{token}]" if text is None else text for token, text in enumerate(self.tokens)
+        )
 
 
-def added_tokens(checkpoint: Checkpoint, tokenizer: JsonObject, settings: JsonObject) -> Iterator[AddedToken]:
-    """Yield the tokens that tokenizer.json, tokenizer_config.json and added_tokens.json add, each id once."""
+def added_tokens(
+    checkpoint: Checkpoint, tokenizer: JsonObject, settings: JsonObject
+) -> Iterator[AddedToken]:
+    """Yield the tokens that tokenizer.json, tokenizer_config.json and added_tokens.json add, each
+    id once."""
     seen: set[int] = set()
     for extra in _all_added(checkpoint, tokenizer, settings):
         if extra.token not in seen:
@@ -77,14 +91,22 @@ def added_tokens(checkpoint: Checkpoint, tokenizer: JsonObject, settings: JsonOb
             yield extra
 
 
-def _all_added(checkpoint: Checkpoint, tokenizer: JsonObject, settings: JsonObject) -> Iterator[AddedToken]:
+def _all_added(
+    checkpoint: Checkpoint, tokenizer: JsonObject, settings: JsonObject
+) -> Iterator[AddedToken]:
     for value in tokenizer.items("added_tokens"):
-        entry = JsonObject(value if isinstance(value, dict) else {}, f"an added token in {tokenizer.shown}")
-        yield AddedToken(entry.text("content"), _id(entry.any("id"), entry.shown), entry.flag("special", False))
+        entry = JsonObject(
+            value if isinstance(value, dict) else {}, f"an added token in {tokenizer.shown}"
+        )
+        yield AddedToken(
+            entry.text("content"), _id(entry.any("id"), entry.shown), entry.flag("special", False)
+        )
     decoder = settings.object("added_tokens_decoder")
     for key in decoder.values:
         entry = decoder.object(key)
-        yield AddedToken(entry.text("content"), _id(key, decoder.shown), entry.flag("special", False))
+        yield AddedToken(
+            entry.text("content"), _id(key, decoder.shown), entry.flag("special", False)
+        )
     names = checkpoint.optional("added_tokens.json")
     for text, token in names.values.items():
         yield AddedToken(text, _id(token, names.shown), False)
@@ -103,13 +125,20 @@ def _is_mark(text: str) -> bool:
 
 
 def read_merges(tokenizer: JsonObject) -> list[tuple[str, str]]:
-    """Return the pairs that merge, the first first; raises MalformedFileError if there are none, or no pairs."""
+    """Return the pairs that merge, the first first; raises MalformedFileError if there are none, or
+    no pairs."""
     merges: list[tuple[str, str]] = []
     for entry in tokenizer.object("model").items("merges"):
         # Before transformers 4.45 a merge was one string.
         parts = entry.split(" ") if isinstance(entry, str) else entry
-        if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(p, str) and p for p in parts):
-            raise MalformedFileError(f"{tokenizer.shown} has a merge {str(entry)[:60]!r}, which is not two words")
+        if (
+            not isinstance(parts, list)
+            or len(parts) != 2
+            or not all(isinstance(p, str) and p for p in parts)
+        ):
+            raise MalformedFileError(
+                f"{tokenizer.shown} has a merge {str(entry)[:60]!r}, which is not two words"
+            )
         merges.append((parts[0], parts[1]))
     if not merges:
         raise MalformedFileError(f"{tokenizer.shown} has no merges, which a BPE tokenizer needs")

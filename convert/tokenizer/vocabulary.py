@@ -1,4 +1,5 @@
-"""Vocabularies as a GGUF file states them: byte-level BPE, and SentencePiece's tokens with scores."""
+"""Vocabularies as a GGUF file states them: byte-level BPE, and SentencePiece's tokens with
+scores."""
 
 from __future__ import annotations
 
@@ -33,9 +34,9 @@ class Vocabulary(Protocol):
 class BytePairVocabulary:
     """The tokens of a byte-level BPE tokenizer, in the order of their ids.
 
-    `types` has NORMAL, CONTROL, USER_DEFINED or UNUSED for each token; `merges` are "left right", the first
-    first; `special_ids` maps names such as "bos", "eos", "padding" to ids; `pre` names the way text is split
-    before merging, as llama.cpp knows it.
+    `types` has NORMAL, CONTROL, USER_DEFINED or UNUSED for each token; `merges` are "left right",
+    the first first; `special_ids` maps names such as "bos", "eos", "padding" to ids; `pre` names
+    the way text is split before merging, as llama.cpp knows it.
     """
 
     tokens: tuple[str, ...]
@@ -56,8 +57,11 @@ class BytePairVocabulary:
         metadata.text("tokenizer.ggml.pre", self.pre)
         metadata.texts("tokenizer.ggml.tokens", self.tokens)
         metadata.integers("tokenizer.ggml.token_type", self.types)
-        # llama.cpp refuses a file without merges: one of two zero bytes, which no text has, does no harm.
-        metadata.texts("tokenizer.ggml.merges", self.merges or (f"{byte_tokens()[0]} {byte_tokens()[0]}",))
+        # llama.cpp refuses a file without merges: one of two zero bytes, which no text has, does no
+        # harm.
+        metadata.texts(
+            "tokenizer.ggml.merges", self.merges or (f"{byte_tokens()[0]} {byte_tokens()[0]}",)
+        )
         _describe_special(self, metadata)
 
 
@@ -65,9 +69,10 @@ class BytePairVocabulary:
 class ScoredVocabulary:
     """The tokens of a SentencePiece tokenizer (BPE by scores), in the order of their ids.
 
-    Two neighbours merge where together they are a token, the one of the highest score first; what is no token in
-    the end is written as byte tokens (`<0x0A>`, type BYTE). `add_space` is whether text gets a space in front.
-    Raises OptionError if a byte token is missing: llama.cpp ends the process when it needs that one.
+    Two neighbours merge where together they are a token, the one of the highest score first; what
+    is no token in the end is written as byte tokens (`<0x0A>`, type BYTE). `add_space` is whether
+    text gets a space in front. Raises OptionError if a byte token is missing: llama.cpp ends the
+    process when it needs that one.
     """
 
     tokens: tuple[str, ...]
@@ -82,10 +87,14 @@ class ScoredVocabulary:
     def __post_init__(self) -> None:
         _check(self.tokens, self.types, self.special_ids)
         if len(self.scores) != len(self.tokens):
-            raise OptionError(f"a vocabulary of {len(self.tokens)} tokens has {len(self.scores)} scores")
+            raise OptionError(
+                f"a vocabulary of {len(self.tokens)} tokens has {len(self.scores)} scores"
+            )
         missing = {f"<0x{byte:02X}>" for byte in range(256)}.difference(self.tokens)
         if missing:
-            raise OptionError(f"the vocabulary has no byte token {min(missing)}, which llama.cpp needs")
+            raise OptionError(
+                f"the vocabulary has no byte token {min(missing)}, which llama.cpp needs"
+            )
 
     def describe(self, metadata: Metadata) -> None:
         """Add the tokenizer's keys to `metadata`."""
@@ -103,10 +112,14 @@ def _check(tokens: tuple[str, ...], types: tuple[int, ...], special_ids: Mapping
         raise OptionError(f"a vocabulary of {len(tokens)} tokens has {len(types)} token types")
     for name, token in special_ids.items():
         if not 0 <= token < len(tokens):
-            raise OptionError(f"the {name} token {token} is outside a vocabulary of {len(tokens)} tokens")
+            raise OptionError(
+                f"the {name} token {token} is outside a vocabulary of {len(tokens)} tokens"
+            )
 
 
-def _describe_special(vocabulary: BytePairVocabulary | ScoredVocabulary, metadata: Metadata) -> None:
+def _describe_special(
+    vocabulary: BytePairVocabulary | ScoredVocabulary, metadata: Metadata
+) -> None:
     for name, token in vocabulary.special_ids.items():
         metadata.count(f"tokenizer.ggml.{name}_token_id", token)
     for name, added in (("bos", vocabulary.add_bos), ("eos", vocabulary.add_eos)):
@@ -120,7 +133,8 @@ def _describe_special(vocabulary: BytePairVocabulary | ScoredVocabulary, metadat
 def byte_tokens() -> tuple[str, ...]:
     """Return the character that stands for each of the 256 bytes in a byte-level vocabulary.
 
-    Bytes that Latin-1 prints stand for themselves; the others take the code points from 256 on, in order.
+    Bytes that Latin-1 prints stand for themselves; the others take the code points from 256 on, in
+    order.
     """
     printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(256, 512))

@@ -1,23 +1,26 @@
-"""Block verification of chains: the whole draft is judged jointly, and in expectation more of it is kept.
+"""Block verification of chains: the whole draft is judged jointly, and in expectation more of it is
+kept.
 
-Sun et al., "Block Verification Accelerates Speculative Decoding" (2024), algorithm 2. With p_0 = 1, draft laws
-Q_i and target laws P_i (P_{i+1} is the law after x_i):
+Sun et al., "Block Verification Accelerates Speculative Decoding" (2024), algorithm 2. With p_0 = 1,
+draft laws Q_i and target laws P_i (P_{i+1} is the law after x_i):
 
-    p_i = min(1, p_{i-1} P_i(x_i) / Q_i(x_i))           the share of the target's mass that x_1..x_i may claim
-    S_i = sum_x (p_i P_{i+1}(x) - Q_{i+1}(x))+          what x_{i+1} cannot claim of it
-    h_i = S_i / (S_i + 1 - p_i) for i < L,  h_L = p_L
+    p_i = min(1, p_{i-1} P_i(x_i) / Q_i(x_i)) the share of the target's mass that x_1..x_i may claim
+    S_i = sum_x (p_i P_{i+1}(x) - Q_{i+1}(x))+ what x_{i+1} cannot claim of it h_i = S_i / (S_i + 1
+    - p_i) for i < L, h_L = p_L
 
-keep the last i with u_i <= h_i (none: i = 0); the next token is drawn from norm((p_i P_{i+1} - Q_{i+1})+), after
-full acceptance from P_{L+1}. Token-wise acceptance keeps i tokens with probability prod min(1, P_j/Q_j) <= p_i.
+keep the last i with u_i <= h_i (none: i = 0); the next token is drawn from norm((p_i P_{i+1} -
+Q_{i+1})+), after full acceptance from P_{L+1}. Token-wise acceptance keeps i tokens with
+probability prod min(1, P_j/Q_j) <= p_i.
 
-Why it is exact: whatever is drafted below it, x_1..x_i is kept with probability p_i given its value. By induction
-from the end: E[p_{i+1}] = sum min(Q_{i+1}, p_i P_{i+1}) = p_i - S_i, and (p_i - S_i) + (1 - p_i + S_i) h_i = p_i.
-So the token after it is x with probability min(Q, p_i P)(x) + S_i norm((p_i P - Q)+)(x) = p_i P(x). The argument
-needs no fixed length: where the chain ends may depend on what was drawn, and at its end any exact rule may go on.
+Why it is exact: whatever is drafted below it, x_1..x_i is kept with probability p_i given its
+value. By induction from the end: E[p_{i+1}] = sum min(Q_{i+1}, p_i P_{i+1}) = p_i - S_i, and (p_i -
+S_i) + (1 - p_i + S_i) h_i = p_i. So the token after it is x with probability min(Q, p_i P)(x) + S_i
+norm((p_i P - Q)+)(x) = p_i P(x). The argument needs no fixed length: where the chain ends may
+depend on what was drawn, and at its end any exact rule may go on.
 
-Degenerate cases. If p_i = 1 and S_i = 0, then P_{i+1} = Q_{i+1} and h_i is 0/0: the next token is never refused, so
-only rounding asks; h_i = 1 and the residual is P_{i+1}. Once p_i = 0 nothing deeper can be kept, and no further law
-is computed.
+Degenerate cases. If p_i = 1 and S_i = 0, then P_{i+1} = Q_{i+1} and h_i is 0/0: the next token is
+never refused, so only rounding asks; h_i = 1 and the residual is P_{i+1}. Once p_i = 0 nothing
+deeper can be kept, and no further law is computed.
 """
 
 from __future__ import annotations
@@ -36,10 +39,12 @@ from specrun.runtime.tree import ROOT, DraftTree, Draw
 
 
 class BlockRule:
-    """Block verification of the tree's leading chain, the exact rule for whatever branches below it.
+    """Block verification of the tree's leading chain, the exact rule for whatever branches below
+    it.
 
-    A tree that branches at its root is therefore left to the exact rule. So is one whose leading chain holds
-    only point masses: there both rules have one law, and the exact one repeats plain decoding's own text.
+    A tree that branches at its root is therefore left to the exact rule. So is one whose leading
+    chain holds only point masses: there both rules have one law, and the exact one repeats plain
+    decoding's own text.
     """
 
     name = "block"
@@ -48,14 +53,17 @@ class BlockRule:
     def __init__(self) -> None:
         self._exact = ExactRule()
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         """Keep the longest prefix of the leading chain that passes (see the module's formula)."""
         chain = _leading_chain(tree)
         if all(draw.law is None for draw in chain):
             return self._exact.accept(tree, law_at, noise, position)
         levels, share = _levels(tree, chain, law_at)
-        # All tests are keyed with the round's first position, which no later round visits. Keyed with their own
-        # positions, the numbers that refused the tail would come back in the next round, no longer uniform.
+        # All tests are keyed with the round's first position, which no later round visits. Keyed
+        # with their own positions, the numbers that refused the tail would come back in the next
+        # round, no longer uniform.
         noise.seek(position)
         if share > 0.0 and noise.accept(share):
             return self._below(tree, chain, law_at, noise, position)
@@ -75,14 +83,17 @@ class BlockRule:
         rest = self._exact.accept(
             below, lambda node: law_at(last if node == ROOT else node), noise, position + len(chain)
         )
-        return Acceptance((*(draw.node for draw in chain), *rest.path), rest.next_token, rest.rejected)
+        return Acceptance(
+            (*(draw.node for draw in chain), *rest.path), rest.next_token, rest.rejected
+        )
 
 
 @dataclass(frozen=True)
 class _Level:
     """After i tokens of the chain: p_i, P_{i+1} and Q_{i+1}.
 
-    What costs a pass over the vocabulary is computed when it is asked for: a draft that is kept whole needs none.
+    What costs a pass over the vocabulary is computed when it is asked for: a draft that is kept
+    whole needs none.
     """
 
     share: float
@@ -98,7 +109,8 @@ class _Level:
 
     @property
     def keep_probability(self) -> float:
-        """The paper's h_i: the probability of keeping exactly i tokens, given that no more are kept."""
+        """The paper's h_i: the probability of keeping exactly i tokens, given that no more are
+        kept."""
         total = float(self.weights.sum())
         rest = total + (1.0 - self.share)
         return total / rest if rest > 0.0 else 1.0
@@ -120,7 +132,8 @@ def _leading_chain(tree: DraftTree) -> list[Draw]:
 
 
 def _levels(tree: DraftTree, chain: list[Draw], law_at: LawAt) -> tuple[list[_Level], float]:
-    """Return the levels above each draw of the chain and p_L; fewer of them and 0.0 once the share is zero."""
+    """Return the levels above each draw of the chain and p_L; fewer of them and 0.0 once the share
+    is zero."""
     levels: list[_Level] = []
     share, node = 1.0, ROOT
     for draw in chain:

@@ -20,7 +20,8 @@ def rule_names() -> list[str]:
 
 
 def build_rule(text: str) -> AcceptanceRule:
-    """Return the rule that an `--accept` value names, such as "exact", "block" or "cascade-opt(alpha=0.1)".
+    """Return the rule that an `--accept` value names, such as "exact", "block" or
+    "cascade-opt(alpha=0.1)".
 
     Raises `OptionError` for an unknown rule or option and for values that make no sense.
     """
@@ -44,7 +45,9 @@ def _build_typical(expression: Expression) -> AcceptanceRule:
 
 def _build_cascade(expression: Expression) -> AcceptanceRule:
     """Build `cascade-opt(alpha=0.1)` and the others of speculative cascades."""
-    return SpecCascadeRule(expression.atom, ExpressionOptions(expression, ["alpha"], 0).number("alpha", 0.1))
+    return SpecCascadeRule(
+        expression.atom, ExpressionOptions(expression, ["alpha"], 0).number("alpha", 0.1)
+    )
 
 
 _RULES: dict[str, type[AcceptanceRule]] = {"exact": ExactRule, "block": BlockRule, "kseq": KSeqRule}

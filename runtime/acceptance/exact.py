@@ -1,20 +1,26 @@
 """The exact rule for any tree: recursive rejection sampling over the draws of each node.
 
-At a node with target law P and draws x_1..x_k made in this order, x_i from Q_i given everything before it:
-start with R = P; accept x_i with probability min(1, R(x_i) / Q_i(x_i)); on rejection R becomes
-norm(max(0, R - Q_i)); after the last rejection the token is drawn from R. A point mass is accepted with
-probability R(x_i) and then removed from R.
+At a node with target law P and draws x_1..x_k made in this order, x_i from Q_i given everything
+before it: start with R = P; accept x_i with probability min(1, R(x_i) / Q_i(x_i)); on rejection R
+becomes norm(max(0, R - Q_i)); after the last rejection the token is drawn from R. A point mass is
+accepted with probability R(x_i) and then removed from R.
 
-One formula covers the literature: a chain is Leviathan et al. (2023, algorithm 1) and Chen et al. (2023);
-i.i.d. siblings are SpecInfer's multi-step speculative sampling (Miao et al. 2023, algorithm 2); siblings
-without replacement are Sequoia (Chen et al. 2024, algorithm 2); point masses are greedy trees, n-grams and
-Medusa or EAGLE-2 drafts. Greedy decoding is P a point mass.
+One formula covers the literature: a chain is Leviathan et al. (2023, algorithm 1) and Chen et al.
+(2023); i.i.d. siblings are SpecInfer's multi-step speculative sampling (Miao et al. 2023, algorithm
+2); siblings without replacement are Sequoia (Chen et al. 2024, algorithm 2); point masses are
+greedy trees, n-grams and Medusa or EAGLE-2 drafts. Greedy decoding is P a point mass.
 """
 
 from __future__ import annotations
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.acceptance.rule import Acceptance, LawAt, count_to_test, settle_point_masses, walk
+from specrun.runtime.acceptance.rule import (
+    Acceptance,
+    LawAt,
+    count_to_test,
+    settle_point_masses,
+    walk,
+)
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.tree import DraftTree, Draw
@@ -26,7 +32,9 @@ class ExactRule:
     name = "exact"
     exact = True
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         """Walk down from the root, deciding one token per node (see the module's formula)."""
         return walk(tree, law_at, noise, position, decide)
 

@@ -1,22 +1,24 @@
-"""SpecTr's k-SEQ: k i.i.d. draws tested against one scaled-down ratio, close to the best any rule can do.
+"""SpecTr's k-SEQ: k i.i.d. draws tested against one scaled-down ratio, close to the best any rule
+can do.
 
-Sun et al., "SpecTr: Fast Speculative Decoding via Optimal Transport" (NeurIPS 2023), k-sequential selection. For k
-draws from Q below a node with law P and a scale rho in [1, k]:
+Sun et al., "SpecTr: Fast Speculative Decoding via Optimal Transport" (NeurIPS 2023), k-sequential
+selection. For k draws from Q below a node with law P and a scale rho in [1, k]:
 
     b = sum_x min(Q(x), P(x) / rho)                     the probability that one draw passes
     accept each draw in turn with min(1, P(x) / (rho Q(x)))
     after the last rejection draw from norm(P - min(Q, P / rho) (1 - (1 - b)^k) / b)
 
-The residual is not negative where (1 - (1 - b)^k) / b <= rho, and acceptance, 1 - (1 - b)^k, falls with rho; so rho
-is the root of 1 - (1 - b)^k = rho b, where the left side falls and the right side rises. That accepts at least
-(1 - (1 - 1/k)^k) times what the best transport of k draws does (their approximation theorem), and never less than
-the exact rule's recursive rejection, whose later draws pass less often than its first: for the same acceptance A
-it tests fewer draws on average, so A <= sum min(P, Q (1 - (1 - b)^k) / b) with A = 1 - (1 - b)^k, and A is largest
-where the two are equal, at k-SEQ's root.
+The residual is not negative where (1 - (1 - b)^k) / b <= rho, and acceptance, 1 - (1 - b)^k, falls
+with rho; so rho is the root of 1 - (1 - b)^k = rho b, where the left side falls and the right side
+rises. That accepts at least (1 - (1 - 1/k)^k) times what the best transport of k draws does (their
+approximation theorem), and never less than the exact rule's recursive rejection, whose later draws
+pass less often than its first: for the same acceptance A it tests fewer draws on average, so A <=
+sum min(P, Q (1 - (1 - b)^k) / b) with A = 1 - (1 - b)^k, and A is largest where the two are equal,
+at k-SEQ's root.
 
-(1 - (1 - b)^k) / b is computed as the sum of (1 - b)^j over j < k, which needs no case for b = 0 (it is k: nothing
-can be accepted, rho is k and the residual P) nor for b = 1 (it is 1: P equals Q, rho is 1). For k = 1 it is 1, so
-rho = 1: the token-wise rule.
+(1 - (1 - b)^k) / b is computed as the sum of (1 - b)^j over j < k, which needs no case for b = 0
+(it is k: nothing can be accepted, rho is k and the residual P) nor for b = 1 (it is 1: P equals Q,
+rho is 1). For k = 1 it is 1, so rho = 1: the token-wise rule.
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.acceptance.rule import Acceptance, LawAt, count_to_test, settle_point_masses, walk
+from specrun.runtime.acceptance.rule import (
+    Acceptance,
+    LawAt,
+    count_to_test,
+    settle_point_masses,
+    walk,
+)
 from specrun.runtime.law import FloatArray, Law
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.tree import DraftTree, Draw
@@ -61,7 +69,8 @@ class KSeq:
         return _expected_tries(min(1.0, float(self.passed.sum())), self._k)
 
     def residual(self) -> Law:
-        """Return the law after all k draws were rejected; the target's own if that is impossible."""
+        """Return the law after all k draws were rejected; the target's own if that is
+        impossible."""
         left = self._target.probs - self.passed * self._tries
         np.maximum(left, 0.0, out=left)
         total = float(left.sum())
@@ -71,20 +80,25 @@ class KSeq:
 class KSeqRule:
     """k-SEQ for every run of draws from one law; the exact formula, its case k = 1, for all others.
 
-    Draws belong to a run if they follow each other with the same law. That says they are i.i.d. only if their
-    number and their laws were settled before the first of them was drawn: a drafter that draws again *because*
-    of what it drew ("until two differ") is within the exact rule's terms, but not within this one's.
+    Draws belong to a run if they follow each other with the same law. That says they are i.i.d.
+    only if their number and their laws were settled before the first of them was drawn: a drafter
+    that draws again *because* of what it drew ("until two differ") is within the exact rule's
+    terms, but not within this one's.
     """
 
     name = "kseq"
     exact = True
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         """Walk down from the root, deciding one token per node (see the module's formula)."""
         return walk(tree, law_at, noise, position, _decide)
 
 
-def _decide(tree: DraftTree, draws: tuple[Draw, ...], law: Law, noise: NoiseSource) -> tuple[int | None, int]:
+def _decide(
+    tree: DraftTree, draws: tuple[Draw, ...], law: Law, noise: NoiseSource
+) -> tuple[int | None, int]:
     """Return the accepted child (None after rejecting all) and the token that comes next."""
     remaining = law
     n_tested = count_to_test(draws)
@@ -95,7 +109,9 @@ def _decide(tree: DraftTree, draws: tuple[Draw, ...], law: Law, noise: NoiseSour
             token = tree.tokens[draw.node]
             draft_prob = draft.probability(token)
             if draft_prob <= 0.0:
-                raise OptionError(f"token {token} was drafted from a law that gives it probability 0")
+                raise OptionError(
+                    f"token {token} was drafted from a law that gives it probability 0"
+                )
             target_prob = remaining.probability(token)
             if target_prob > 0.0 and noise.accept(target_prob / (plan.scale * draft_prob)):
                 return draw.node, token
@@ -104,7 +120,8 @@ def _decide(tree: DraftTree, draws: tuple[Draw, ...], law: Law, noise: NoiseSour
 
 
 def _runs(draws: tuple[Draw, ...]) -> Iterator[list[Draw]]:
-    """Yield the draws in order, those that follow each other with one law together, point masses one by one."""
+    """Yield the draws in order, those that follow each other with one law together, point masses
+    one by one."""
     run: list[Draw] = []
     for draw in draws:
         if run and not _same_law(run[0].law, draw.law):
@@ -147,10 +164,14 @@ def _scale(target_probs: FloatArray, draft_probs: FloatArray, k: int) -> float:
     return high
 
 
-def _pass_probability(target_probs: FloatArray, draft_probs: FloatArray, k: int) -> Callable[[float], float]:
-    """Return b(rho) for rho in [1, k] as a function that costs a binary search, not a pass over the vocabulary.
+def _pass_probability(
+    target_probs: FloatArray, draft_probs: FloatArray, k: int
+) -> Callable[[float], float]:
+    """Return b(rho) for rho in [1, k] as a function that costs a binary search, not a pass over the
+    vocabulary.
 
-    min(Q, P / rho) is P / rho where P / Q <= rho and Q elsewhere; only ratios between 1 and k change sides.
+    min(Q, P / rho) is P / rho where P / Q <= rho and Q elsewhere; only ratios between 1 and k
+    change sides.
     """
     low = target_probs <= draft_probs
     high = ~low & (target_probs >= k * draft_probs)

@@ -1,4 +1,5 @@
-"""What every acceptance rule is: a walk down the draft tree that keeps a path and picks the next token.
+"""What every acceptance rule is: a walk down the draft tree that keeps a path and picks the next
+token.
 
 What token-wise rules share: the walk down the tree, and the single draw that settles point masses.
 """
@@ -21,8 +22,8 @@ LawAt = Callable[[int], Law]
 class Acceptance:
     """The accepted nodes from the root down, and the target's own token after them.
 
-    `rejected` is True if the walk ended by rejecting every draw of a node (the token is then recovered),
-    False if it reached a node without draws (a bonus token).
+    `rejected` is True if the walk ended by rejecting every draw of a node (the token is then
+    recovered), False if it reached a node without draws (a bonus token).
     """
 
     path: tuple[int, ...]
@@ -36,16 +37,19 @@ class AcceptanceRule(Protocol):
     name: str
     exact: bool
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         """Return what is kept of `tree`.
 
-        `position` is where the first new token will stand; the token at `position + depth` is decided by
-        draws keyed with that position.
+        `position` is where the first new token will stand; the token at `position + depth` is
+        decided by draws keyed with that position.
         """
 
 
 Decide = Callable[[DraftTree, tuple[Draw, ...], Law, NoiseSource], tuple[int | None, int]]
-"""From a node's draws and the target's law there to the accepted child (None: none) and the next token."""
+"""From a node's draws and the target's law there to the accepted child (None: none) and the next
+token."""
 
 
 def walk(

@@ -1,23 +1,27 @@
-"""Speculative cascades: the drafter's law where it is good enough, the target's elsewhere. NOT exact, a stated trade.
+"""Speculative cascades: the drafter's law where it is good enough, the target's elsewhere. NOT
+exact, a stated trade.
 
-Narasimhan et al. 2024 (arXiv 2405.19261, algorithm 5). A cascade lets the large model decide where the small one is
-not good enough. With Q the drafter's law at a place, P the target's, and a rule delta(Q, P) in {0, 1} that defers,
+Narasimhan et al. 2024 (arXiv 2405.19261, algorithm 5). A cascade lets the large model decide where
+the small one is not good enough. With Q the drafter's law at a place, P the target's, and a rule
+delta(Q, P) in {0, 1} that defers,
 
     pi = (1 - delta) Q + delta P
 
-and drafts are verified by rejection sampling against pi instead of P (algorithm 4): accepted with min(1, pi(x) / Q(x)),
-else replaced by a draw from norm(max(0, pi - Q)). What comes out is exactly pi, so that more is accepted the more pi
-is Q. The rules, with m(L) the largest probability of a law and TV the total variation:
+and drafts are verified by rejection sampling against pi instead of P (algorithm 4): accepted with
+min(1, pi(x) / Q(x)), else replaced by a draw from norm(max(0, pi - Q)). What comes out is exactly
+pi, so that more is accepted the more pi is Q. The rules, with m(L) the largest probability of a law
+and TV the total variation:
 
-    chow    delta = 1  where  m(Q) < 1 - alpha                   (section 3.1)
-    diff    delta = 1  where  m(Q) < m(P) - alpha                (section 4.2)
-    opt     delta = 1  where  m(Q) < m(P) - alpha TV(P, Q)       (section 4.3, equation of r_OPT)
-    token   pi(v) = Q(v) (1 - r(v)) + P(v) sum_u r(u) Q(u),  r(v) = 1 where  P(v) < (1 - alpha) m(P)   (section 5, V3)
+    chow delta = 1 where m(Q) < 1 - alpha (section 3.1) diff delta = 1 where m(Q) < m(P) - alpha
+    (section 4.2) opt delta = 1 where m(Q) < m(P) - alpha TV(P, Q) (section 4.3, equation of r_OPT)
+    token pi(v) = Q(v) (1 - r(v)) + P(v) sum_u r(u) Q(u), r(v) = 1 where P(v) < (1 - alpha) m(P)
+    (section 5, V3)
 
-Where this differs from the paper: the laws are those that tokens are drawn from, temperature, truncations and
-penalties included, where the authors compare the laws of temperature 1. So at temperature 0, where both models are
-sure of a token, nothing can be traded: the target's stays. Where nothing was drawn there is no Q: point masses (trees
-of favourites, text that was looked up) are verified exactly, and the token after a whole draft is the target's.
+Where this differs from the paper: the laws are those that tokens are drawn from, temperature,
+truncations and penalties included, where the authors compare the laws of temperature 1. So at
+temperature 0, where both models are sure of a token, nothing can be traded: the target's stays.
+Where nothing was drawn there is no Q: point masses (trees of favourites, text that was looked up)
+are verified exactly, and the token after a whole draft is the target's.
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ from specrun.runtime.noise import NoiseSource
 from specrun.runtime.tree import DraftTree
 
 TargetLaw = Callable[[Law, Law, float], Law]
-"""From the drafter's law Q, the target's P and alpha to the law pi that drafts are verified against."""
+"""From the drafter's law Q, the target's P and alpha to the law pi that drafts are verified
+against."""
 
 
 def chow(draft: Law, target: Law, alpha: float) -> Law:
@@ -48,13 +53,15 @@ def diff(draft: Law, target: Law, alpha: float) -> Law:
 
 
 def opt(draft: Law, target: Law, alpha: float) -> Law:
-    """Return P where it is surer than Q by more than alpha times the share of drafts it would reject; else Q."""
+    """Return P where it is surer than Q by more than alpha times the share of drafts it would
+    reject; else Q."""
     distance = float(np.maximum(0.0, target.probs - draft.aligned_to(target)).sum())  # TV(P, Q)
     return target if _largest(draft) < _largest(target) - alpha * distance else draft
 
 
 def token_specific(draft: Law, target: Law, alpha: float) -> Law:
-    """Return Q on the tokens that P finds nearly as good as its best, and P, scaled by the rest of Q, everywhere."""
+    """Return Q on the tokens that P finds nearly as good as its best, and P, scaled by the rest of
+    Q, everywhere."""
     ids = _joint_support(draft, target)
     support = Law(np.zeros(len(ids)), ids)
     q, p = draft.aligned_to(support), target.aligned_to(support)
@@ -72,7 +79,8 @@ CASCADES: dict[str, TargetLaw] = {
 
 
 class SpecCascadeRule:
-    """Verifies drafts against the cascade's law; `exact` is False. `alpha` in [0, 1]: the larger, the less is deferred.
+    """Verifies drafts against the cascade's law; `exact` is False. `alpha` in [0, 1]: the larger,
+    the less is deferred.
 
     `kind` is a name of CASCADES.
     """
@@ -86,12 +94,17 @@ class SpecCascadeRule:
         self.name = f"{kind}(alpha={alpha:g})"
         self._target_law = CASCADES[kind]
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         """Walk down as the exact rule does, with pi for the target's law."""
-        return ExactRule().accept(tree, lambda node: self._law(tree, node, law_at(node)), noise, position)
+        return ExactRule().accept(
+            tree, lambda node: self._law(tree, node, law_at(node)), noise, position
+        )
 
     def _law(self, tree: DraftTree, node: int, target: Law) -> Law:
-        """Return pi below a node. Of several draws the first is from Q itself, later ones from what is left of it."""
+        """Return pi below a node. Of several draws the first is from Q itself, later ones from what
+        is left of it."""
         draft = next((draw.law for draw in tree.draws.get(node, ()) if draw.law is not None), None)
         if draft is None or len(target.probs) == 1:
             return target
@@ -104,5 +117,7 @@ def _largest(law: Law) -> float:
 
 def _joint_support(law: Law, other: Law) -> IdArray:
     """Return the ids of all tokens of either law, rising."""
-    first, second = (np.arange(len(law.probs)) if law.ids is None else law.ids for law in (law, other))
+    first, second = (
+        np.arange(len(law.probs)) if law.ids is None else law.ids for law in (law, other)
+    )
     return np.union1d(first, second)

@@ -1,19 +1,22 @@
 """Medusa's typical acceptance: longer drafts for another distribution than the target's. NOT exact.
 
-Cai et al. 2024, section 2.3.1. With P the target's law after a node, a drafted token x below that node is typical if
+Cai et al. 2024, section 2.3.1. With P the target's law after a node, a drafted token x below that
+node is typical if
 
     P(x) >= min(eps, delta exp(-H(P))),   H(P) = -sum_y P(y) log P(y)
 
-Of all paths of typical tokens the longest is kept, of several the one the target finds most likely. The token after
-it is a draw from the target's law there.
+Of all paths of typical tokens the longest is kept, of several the one the target finds most likely.
+The token after it is a draw from the target's law there.
 
-Where this differs from the authors' program (FasterDecoding/Medusa, medusa/model/utils.py, evaluate_posterior): P is
-the law that tokens are drawn from, with its truncations and penalties, not the softmax alone; the token after the
-path is a draw, where their `fast` mode takes the likeliest; and the logarithm of H has no 1e-5 in it.
+Where this differs from the authors' program (FasterDecoding/Medusa, medusa/model/utils.py,
+evaluate_posterior): P is the law that tokens are drawn from, with its truncations and penalties,
+not the softmax alone; the token after the path is a draw, where their `fast` mode takes the
+likeliest; and the logarithm of H has no 1e-5 in it.
 
-What comes out is not the target's law: a typical draft is kept for certain, whatever its probability, so the text
-leans towards what is drafted, and how much of it is drafted changes the text. At temperature 0 P is sure of one
-token, only that one is typical, and the text is plain decoding's own.
+What comes out is not the target's law: a typical draft is kept for certain, whatever its
+probability, so the text leans towards what is drafted, and how much of it is drafted changes the
+text. At temperature 0 P is sure of one token, only that one is typical, and the text is plain
+decoding's own.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ from specrun.runtime.tree import ROOT, DraftTree
 class TypicalRule:
     """Keeps the longest path of tokens that the target finds typical; `exact` is False.
 
-    `eps` is the hard threshold and `delta` the one that falls with the entropy; both in (0, 1]. With a delta of at most
-    1 the likeliest token is always typical.
+    `eps` is the hard threshold and `delta` the one that falls with the entropy; both in (0, 1].
+    With a delta of at most 1 the likeliest token is always typical.
     """
 
     exact = False
@@ -46,8 +49,11 @@ class TypicalRule:
         self.delta = delta
         self.name = f"typical(eps={eps:g}, delta={delta:g})"
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
-        """Keep the longest typical path; whether its tokens were drawn or chosen makes no difference."""
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
+        """Keep the longest typical path; whether its tokens were drawn or chosen makes no
+        difference."""
         laws = {ROOT: law_at(ROOT)}
         reached = {ROOT: (0, 0.0)}  # depth and log-likelihood of the typical nodes
         level = [ROOT]
@@ -64,7 +70,12 @@ class TypicalRule:
         return Acceptance(path, noise.choose(law), rejected=bool(tree.draws.get(last)))
 
     def _typical_children(
-        self, tree: DraftTree, parent: int, law_at: LawAt, laws: dict[int, Law], reached: dict[int, tuple[int, float]]
+        self,
+        tree: DraftTree,
+        parent: int,
+        law_at: LawAt,
+        laws: dict[int, Law],
+        reached: dict[int, tuple[int, float]],
     ) -> list[int]:
         """Return the typical children of a typical node, and note their depth and likelihood."""
         draws = tree.draws.get(parent)

@@ -1,12 +1,14 @@
 """Verification of many chains at once over plain arrays, in the manner of vLLM's rejection sampler.
 
-One row of the batch is one sequence with its own chain of drafted tokens and its own noise. Token by token it is
-Leviathan et al. (2023, algorithm 1) and Chen et al. (2023, algorithm 2): accept x with probability min(1, P(x) / Q(x)),
-after a rejection draw from norm(max(0, P - Q)), after full acceptance from the target's law behind the last token.
+One row of the batch is one sequence with its own chain of drafted tokens and its own noise. Token
+by token it is Leviathan et al. (2023, algorithm 1) and Chen et al. (2023, algorithm 2): accept x
+with probability min(1, P(x) / Q(x)), after a rejection draw from norm(max(0, P - Q)), after full
+acceptance from the target's law behind the last token.
 
-Unlike vLLM, the residual is not clamped to a smallest positive value (which would draw tokens of zero mass), and the
-bonus token is drawn here, from the last row of `target_probs`, not by the caller. Every decision and every call of
-the noise source is the engine's own `ExactRule`'s: the same source gives the same tokens.
+Unlike vLLM, the residual is not clamped to a smallest positive value (which would draw tokens of
+zero mass), and the bonus token is drawn here, from the last row of `target_probs`, not by the
+caller. Every decision and every call of the noise source is the engine's own `ExactRule`'s: the
+same source gives the same tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _TOLERANCE = 1e-4  # a float32 softmax over a vocabulary of 256k tokens sums to 
 
 
 class GeneratorNoise:
-    """A noise source over a numpy generator, for callers that keep one per sequence (vLLM's seeded requests).
+    """A noise source over a numpy generator, for callers that keep one per sequence (vLLM's seeded
+    requests).
 
     Its numbers depend on the order of the calls, not on positions.
     """
@@ -65,16 +68,18 @@ def verify_batch(
     positions: TokenIds | None = None,
     strict: bool = False,
 ) -> OutputIds:
-    """Return what each sequence goes on with, int64 [batch, k + 1]: accepted tokens, one more, then PADDING.
+    """Return what each sequence goes on with, int64 [batch, k + 1]: accepted tokens, one more, then
+    PADDING.
 
-    `target_probs` [batch, k + 1, vocab] are the target's transformed laws: row i decides drafted token i, the row
-    behind the last drafted token the bonus token. `draft_probs` [batch, k, vocab] are the laws the tokens
-    `draft_token_ids` [batch, k] were drawn from; None means that they are point masses. `noise` holds one
-    source per sequence. `num_draft_tokens` [batch] says how many of the k tokens a sequence really drafted (what
-    follows them is not read), `positions` [batch] where its first new token will stand (0 if left out): it keys
-    noise sources that have a key.
+    `target_probs` [batch, k + 1, vocab] are the target's transformed laws: row i decides drafted
+    token i, the row behind the last drafted token the bonus token. `draft_probs` [batch, k, vocab]
+    are the laws the tokens `draft_token_ids` [batch, k] were drawn from; None means that they are
+    point masses. `noise` holds one source per sequence. `num_draft_tokens` [batch] says how many of
+    the k tokens a sequence really drafted (what follows them is not read), `positions` [batch]
+    where its first new token will stand (0 if left out): it keys noise sources that have a key.
 
-    `strict` checks shapes, types, ranges and that the laws sum to one, which costs more than the verification.
+    `strict` checks shapes, types, ranges and that the laws sum to one, which costs more than the
+    verification.
     """
     if strict:
         _check(target_probs, draft_probs, draft_token_ids, noise, num_draft_tokens, positions)
@@ -98,7 +103,11 @@ def _as_source(noise: NoiseSource | np.random.Generator) -> NoiseSource:
 
 
 def _verify_row(
-    target_probs: Probs, draft_probs: Probs | None, drafted: list[int], noise: NoiseSource, position: int
+    target_probs: Probs,
+    draft_probs: Probs | None,
+    drafted: list[int],
+    noise: NoiseSource,
+    position: int,
 ) -> list[int]:
     """Return the accepted tokens of one sequence and the token after them."""
     output: list[int] = []
@@ -110,7 +119,10 @@ def _verify_row(
             if output[-1] != token:
                 return output
             continue
-        target_prob, draft_prob = float(target_probs[index, token]), float(draft_probs[index, token])
+        target_prob, draft_prob = (
+            float(target_probs[index, token]),
+            float(draft_probs[index, token]),
+        )
         if draft_prob <= 0.0:
             raise OptionError(f"token {token} was drafted from a law that gives it probability 0")
         if not (target_prob > 0.0 and noise.accept(target_prob / draft_prob)):
@@ -143,8 +155,13 @@ def _check(
         _check_type("draft_probs", draft_probs, "f", 3)
         _check_shape("draft_probs", draft_probs, (batch, k, vocab))
     if len(noise) != batch:
-        raise OptionError(f"noise holds {len(noise)} sources for {batch} sequences: give one for each")
-    for name, counts, highest in (("num_draft_tokens", num_draft_tokens, k), ("positions", positions, None)):
+        raise OptionError(
+            f"noise holds {len(noise)} sources for {batch} sequences: give one for each"
+        )
+    for name, counts, highest in (
+        ("num_draft_tokens", num_draft_tokens, k),
+        ("positions", positions, None),
+    ):
         if counts is not None:
             _check_type(name, counts, "iu", 1)
             _check_shape(name, counts, (batch,))
@@ -170,7 +187,9 @@ def _check_type(name: str, values: npt.NDArray[np.generic], kinds: str, n_dims: 
 
 def _check_shape(name: str, values: npt.NDArray[np.generic], wanted: tuple[int, ...]) -> None:
     if values.shape != wanted:
-        raise OptionError(f"{name} has shape {values.shape}: with these draft_token_ids it must be {wanted}")
+        raise OptionError(
+            f"{name} has shape {values.shape}: with these draft_token_ids it must be {wanted}"
+        )
 
 
 def _check_range(name: str, values: TokenIds, highest: int | None) -> None:
@@ -189,11 +208,19 @@ def _check_laws(name: str, probs: Probs, is_read: npt.NDArray[np.bool_]) -> None
     wrong = is_read & ~((lowest >= 0.0) & (np.abs(totals - 1.0) <= _TOLERANCE))
     if wrong.any():
         row, index = (int(place) for place in np.argwhere(wrong)[0])
-        problem = f"sums to {totals[row, index]:.6g}" if lowest[row, index] >= 0.0 else "has a negative or NaN entry"
-        raise OptionError(f"{name}[{row}, {index}] {problem}: it must be a law (not negative, sum 1)")
+        problem = (
+            f"sums to {totals[row, index]:.6g}"
+            if lowest[row, index] >= 0.0
+            else "has a negative or NaN entry"
+        )
+        raise OptionError(
+            f"{name}[{row}, {index}] {problem}: it must be a law (not negative, sum 1)"
+        )
 
 
-def _check_support(draft_probs: Probs, token_ids: TokenIds, is_drafted: npt.NDArray[np.bool_]) -> None:
+def _check_support(
+    draft_probs: Probs, token_ids: TokenIds, is_drafted: npt.NDArray[np.bool_]
+) -> None:
     """Raise if a token was drafted from a law that excludes it."""
     ids = np.where(is_drafted, token_ids, 0)
     chosen = np.take_along_axis(draft_probs, ids[:, :, None], axis=2)[:, :, 0]
@@ -201,6 +228,7 @@ def _check_support(draft_probs: Probs, token_ids: TokenIds, is_drafted: npt.NDAr
     if wrong.any():
         row, index = (int(place) for place in np.argwhere(wrong)[0])
         raise OptionError(
-            f"draft_token_ids[{row}, {index}] is {int(token_ids[row, index])}, to which draft_probs gives "
+            f"draft_token_ids[{row}, {index}] is {int(token_ids[row, index])}, to which "
+            "draft_probs gives "
             "probability 0: it cannot have been drawn from that law"
         )

@@ -1,9 +1,20 @@
-"""What evaluations cost on this machine, and the trees that pay for them: Sequoia, Medusa's sparse tree."""
+"""What evaluations cost on this machine, and the trees that pay for them: Sequoia, Medusa's sparse
+tree."""
 
 from specrun.runtime.costs.curves import CostCurve, RoundCosts
 from specrun.runtime.costs.measure import MEASURED_SIZES, measure_cost_curve, measure_target_costs
-from specrun.runtime.costs.medusa_tree import TYPICAL_ACCURACY, TYPICAL_PATH_ACCURACY, HeadPlan, plan_medusa_tree
-from specrun.runtime.costs.sequoia import MAX_PLANNED_DEPTH, SequoiaProgramme, best_tree, typical_acceptance
+from specrun.runtime.costs.medusa_tree import (
+    TYPICAL_ACCURACY,
+    TYPICAL_PATH_ACCURACY,
+    HeadPlan,
+    plan_medusa_tree,
+)
+from specrun.runtime.costs.sequoia import (
+    MAX_PLANNED_DEPTH,
+    SequoiaProgramme,
+    best_tree,
+    typical_acceptance,
+)
 from specrun.runtime.costs.stored_curves import (
     TYPICAL_CPU,
     TYPICAL_GPU,
@@ -19,7 +30,13 @@ from specrun.runtime.costs.theory import (
     expected_tokens,
     predicted_tokens_per_second,
 )
-from specrun.runtime.costs.tune_result import Candidate, PlanKind, TunedSetting, TuneOptions, TuneResult
+from specrun.runtime.costs.tune_result import (
+    Candidate,
+    PlanKind,
+    TunedSetting,
+    TuneOptions,
+    TuneResult,
+)
 from specrun.runtime.costs.tuned import (
     cache_folder,
     describe_settings,

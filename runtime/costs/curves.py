@@ -1,4 +1,5 @@
-"""What an evaluation costs by the number of its tokens, and what a round with a given tree costs."""
+"""What an evaluation costs by the number of its tokens, and what a round with a given tree
+costs."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from specrun.runtime.trees import Topology
 class CostCurve:
     """Seconds of one evaluation of n tokens, measured at ascending `sizes`.
 
-    `reused` is the time when the evaluation before had the same shape, so that llama.cpp reuses its graph;
-    `rebuilt` the time after one of another shape.
+    `reused` is the time when the evaluation before had the same shape, so that llama.cpp reuses its
+    graph; `rebuilt` the time after one of another shape.
     """
 
     sizes: tuple[int, ...]
@@ -51,10 +52,10 @@ class CostCurve:
 class RoundCosts:
     """All that decides how long a round takes.
 
-    The target evaluates the same shape round after round, so its graph is reused; the draft model's is where
-    one depth is as wide as the one before. The others are seconds of Python around the evaluations: `per_round`
-    in any round, `per_tree` in one that drafts, `per_law` for each evaluated draft node, `per_node` for each
-    drafted one.
+    The target evaluates the same shape round after round, so its graph is reused; the draft model's
+    is where one depth is as wide as the one before. The others are seconds of Python around the
+    evaluations: `per_round` in any round, `per_tree` in one that drafts, `per_law` for each
+    evaluated draft node, `per_node` for each drafted one.
     """
 
     target: CostCurve
@@ -70,16 +71,23 @@ class RoundCosts:
         return self.target.seconds(1) + self.per_round
 
     def depth_seconds(self, width: int, before: int | None) -> float:
-        """Return what the draft model takes for a depth of `width` nodes after one of `before` (None: the root)."""
+        """Return what the draft model takes for a depth of `width` nodes after one of `before`
+        (None: the root)."""
         rebuilt = before is not None and width != before
         return self.draft.seconds(width, rebuilt=rebuilt) + width * self.per_law
 
     def verify_seconds(self, nodes: int) -> float:
         """Return what the target and the loop take for a tree of so many nodes."""
-        return self.target.seconds(nodes + 1) + self.per_round + self.per_tree + nodes * self.per_node
+        return (
+            self.target.seconds(nodes + 1) + self.per_round + self.per_tree + nodes * self.per_node
+        )
 
     def round_seconds(self, topology: Topology) -> float:
         """Return what a round with this tree takes."""
         widths = topology.inner_widths
-        drafting = sum(self.depth_seconds(b, a) for a, b in itertools.pairwise((None, *widths)) if b is not None)
+        drafting = sum(
+            self.depth_seconds(b, a)
+            for a, b in itertools.pairwise((None, *widths))
+            if b is not None
+        )
         return self.verify_seconds(len(topology)) + drafting

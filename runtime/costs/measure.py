@@ -1,9 +1,10 @@
 """Measuring what evaluations cost on this machine, by the number of tokens.
 
-A size is evaluated twice in a row: the first time after another size, so that llama.cpp has to rebuild its graph, then
-with the graph reused. Sizes are visited forwards and backwards in turn, so that a machine that warms up or
-slows down does so for all of them, and the medians are taken. All tokens give output rows, as a tree's do, at a
-position where a text would be in the middle of its answer.
+A size is evaluated twice in a row: the first time after another size, so that llama.cpp has to
+rebuild its graph, then with the graph reused. Sizes are visited forwards and backwards in turn, so
+that a machine that warms up or slows down does so for all of them, and the medians are taken. All
+tokens give output rows, as a tree's do, at a position where a text would be in the middle of its
+answer.
 
 Measures what evaluations of one model cost: all that drafters without a model need to plan.
 """
@@ -30,7 +31,9 @@ from specrun.runtime.pairing import check_draftable
 MEASURED_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 _FEWEST, _MOST = 3, 60
 _PATIENCE = 4  # times the given seconds, after which fewer passes will do
-_TOO_DEAR = 8.0  # times a single token: no tree yields so much more, so larger sizes are not measured
+_TOO_DEAR = (
+    8.0  # times a single token: no tree yields so much more, so larger sizes are not measured
+)
 
 
 def measure_cost_curve(
@@ -48,7 +51,9 @@ def measure_cost_curve(
     """
     largest = max(sizes)
     if min(context.n_outputs, context.n_batch) < largest:
-        raise OptionError(f"evaluations of {largest} tokens need a batch and output rows of that size")
+        raise OptionError(
+            f"evaluations of {largest} tokens need a batch and output rows of that size"
+        )
     depth = max(0, min(depth, context.n_ctx - largest))
     batch = Batch(context.n_batch, 1)
     _fill(context, batch, depth)
@@ -73,8 +78,11 @@ def measure_cost_curve(
     )
 
 
-def _worth_measuring(context: Context, batch: Batch, depth: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the sizes up to the first that costs far more than it could yield; also touches all weights once."""
+def _worth_measuring(
+    context: Context, batch: Batch, depth: int, sizes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return the sizes up to the first that costs far more than it could yield; also touches all
+    weights once."""
     _timed(context, batch, depth, sizes[0])
     single = _timed(context, batch, depth, sizes[0])
     for index, size in enumerate(sizes):
@@ -120,10 +128,12 @@ def measure_target_costs(
 ) -> CostCurve:
     """Return the target's cost curve with these settings, measured in about so many seconds.
 
-    `progress` is told the share that is done. Raises as `Model` and `Context` do, and UnsupportedModelError for a
-    model that cannot verify drafts.
+    `progress` is told the share that is done. Raises as `Model` and `Context` do, and
+    UnsupportedModelError for a model that cannot verify drafts.
     """
-    with Model(target, n_gpu_layers=resolve_gpu_layers(n_gpu_layers, target), use_mmap=use_mmap) as model:
+    with Model(
+        target, n_gpu_layers=resolve_gpu_layers(n_gpu_layers, target), use_mmap=use_mmap
+    ) as model:
         check_draftable(model)
         options = dataclasses.replace(
             context,

@@ -1,10 +1,12 @@
-"""Medusa's sparse tree (Cai et al. 2024, section 2.3.3): the nodes most likely to be right, one after another.
+"""Medusa's sparse tree (Cai et al. 2024, section 2.3.3): the nodes most likely to be right, one
+after another.
 
-`accuracy[k][r]` is the measured share of positions at which the token of rank r at depth k is the right one (see
-`heads.node_accuracy`). A node is right with the product of the accuracies on its path. The node of highest value is
-added until there are enough: a node is worth no more than its parent, so this greedy choice is the best tree of each
-size, and the trees of all sizes lie one in another. Which size and depth are worth their cost is the planner's choice:
-those with the most tokens a second, (1 + sum of values) / (T(nodes + 1) + depth * d), where T is the target's cost
+`accuracy[k][r]` is the measured share of positions at which the token of rank r at depth k is the
+right one (see `heads.node_accuracy`). A node is right with the product of the accuracies on its
+path. The node of highest value is added until there are enough: a node is worth no more than its
+parent, so this greedy choice is the best tree of each size, and the trees of all sizes lie one in
+another. Which size and depth are worth their cost is the planner's choice: those with the most
+tokens a second, (1 + sum of values) / (T(nodes + 1) + depth * d), where T is the target's cost
 curve and d what a depth of guesses costs.
 """
 
@@ -22,9 +24,11 @@ from specrun.runtime.trees import Topology
 
 # Where nothing was measured: about what heads reach on their own training domain.
 _BY_RANK = (1.0, 0.2, 0.1, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01, 0.008)
-TYPICAL_ACCURACY = tuple(tuple(first * share for share in _BY_RANK) for first in (0.6, 0.42, 0.3, 0.22, 0.17))
-# Heads that know the path lose little accuracy with depth. These give Hydra's own tree of 63 nodes 3.3 tokens a round;
-# Spec-Bench measured 3.26.
+TYPICAL_ACCURACY = tuple(
+    tuple(first * share for share in _BY_RANK) for first in (0.6, 0.42, 0.3, 0.22, 0.17)
+)
+# Heads that know the path lose little accuracy with depth. These give Hydra's own tree of 63 nodes
+# 3.3 tokens a round; Spec-Bench measured 3.26.
 TYPICAL_PATH_ACCURACY = tuple(0.6 * share for share in _BY_RANK)
 _NEVER_RIGHT = "no guess of these heads is ever right: there is no tree to make of them"
 _TOLERANCE = 0.01
@@ -35,7 +39,8 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
-    """A tree with what it should yield: tokens a round, and how many times plain decoding's tokens a second."""
+    """A tree with what it should yield: tokens a round, and how many times plain decoding's tokens
+    a second."""
 
     topology: Topology
     expected_tokens: float
@@ -43,7 +48,8 @@ class HeadPlan:
 
 
 def medusa_tree(accuracy: Sequence[Sequence[float]], nodes: int) -> Topology:
-    """Return the tree of at most `nodes` nodes of highest value; depth k + 1 holds tokens of head k by rank."""
+    """Return the tree of at most `nodes` nodes of highest value; depth k + 1 holds tokens of head k
+    by rank."""
     if nodes < 1:
         raise OptionError(f"nodes is {nodes}: a tree of guesses has at least 1 node")
     paths = [path for path, _ in itertools.islice(_by_value(accuracy), nodes)]
@@ -62,9 +68,9 @@ def plan_medusa_tree(
 ) -> HeadPlan:
     """Return the tree of 1 to `most` nodes with the most tokens a second.
 
-    The smallest tree is taken that is at most `tolerance` slower than the best: fewer nodes are fewer guesses about
-    the machine. The plan's `speed_up` may be less than 1: then plain decoding is faster, and who
-    asked for heads gets the least of them.
+    The smallest tree is taken that is at most `tolerance` slower than the best: fewer nodes are
+    fewer guesses about the machine. The plan's `speed_up` may be less than 1: then plain decoding
+    is faster, and who asked for heads gets the least of them.
     """
     plans: list[tuple[float, float, int, int]] = []  # speed-up, expected tokens, nodes, depth
     # Every depth has its price, so the trees of all sizes are tried for each.
@@ -83,7 +89,8 @@ def plan_medusa_tree(
 
 
 def _by_value(accuracy: Sequence[Sequence[float]]) -> Iterator[tuple[Path, float]]:
-    """Yield the nodes that can be right with their values, the highest first, parents and earlier siblings first."""
+    """Yield the nodes that can be right with their values, the highest first, parents and earlier
+    siblings first."""
     rows = [_levelled(row) for row in accuracy]
     values: dict[Path, float] = {(): 1.0}
     heap: list[tuple[float, int, Path]] = []
@@ -105,9 +112,11 @@ def _by_value(accuracy: Sequence[Sequence[float]]) -> Iterator[tuple[Path, float
 
 
 def _levelled(row: Sequence[float]) -> list[float]:
-    """Return shares that do not rise with rank: where noise made them, the mean of those that were out of order.
+    """Return shares that do not rise with rank: where noise made them, the mean of those that were
+    out of order.
 
-    Whoever drafts the later token drafts the earlier ones too, so only the sum up to it counts, and that stays.
+    Whoever drafts the later token drafts the earlier ones too, so only the sum up to it counts, and
+    that stays.
     """
     groups: list[tuple[float, int]] = []  # sum and length of runs of equal shares
     for share in row:

@@ -1,7 +1,8 @@
-"""Cost curves of targets: those that `specrun tune` measured on this machine, and typical ones where it has not.
+"""Cost curves of targets: those that `specrun tune` measured on this machine, and typical ones
+where it has not.
 
-A curve belongs to a machine, a model file and the settings that change what evaluations cost; where one of them
-differs it is not used.
+A curve belongs to a machine, a model file and the settings that change what evaluations cost; where
+one of them differs it is not used.
 """
 
 from __future__ import annotations
@@ -15,13 +16,19 @@ from specrun.bindings.atomic import atomic_path
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.runtime.costs.curves import CostCurve
-from specrun.runtime.costs.tuned import cache_folder, describe_file, describe_machine, describe_settings
+from specrun.runtime.costs.tuned import (
+    cache_folder,
+    describe_file,
+    describe_machine,
+    describe_settings,
+)
 
 _FORMAT = 1
 _MAX_FILE = 1 << 20
 
-# Relative to one token. CPU: a 400M F16 Llama on two AVX-512 cores; quantized models are steeper still. GPU: what a
-# memory-bound 7B shows on current cards, which pay little for rows until the matrix kernels change.
+# Relative to one token. CPU: a 400M F16 Llama on two AVX-512 cores; quantized models are steeper
+# still. GPU: what a memory-bound 7B shows on current cards, which pay little for rows until the
+# matrix kernels change.
 _SIZES = (1, 2, 4, 6, 8, 16, 32, 64)
 _CPU_TIMES = (1.0, 1.37, 1.64, 1.85, 2.65, 3.3, 5.8, 10.8)
 _GPU_TIMES = (1.0, 1.06, 1.1, 1.14, 1.18, 1.3, 1.45, 1.8)
@@ -39,8 +46,11 @@ def known_curve(target: Path, context: ContextOptions, n_gpu_layers: int) -> Cos
     return measured_or_typical(target, context, n_gpu_layers)[0]
 
 
-def measured_or_typical(target: Path, context: ContextOptions, n_gpu_layers: int) -> tuple[CostCurve, bool]:
-    """Return the curve measured for a file and these settings, or else a typical one, and whether it was measured."""
+def measured_or_typical(
+    target: Path, context: ContextOptions, n_gpu_layers: int
+) -> tuple[CostCurve, bool]:
+    """Return the curve measured for a file and these settings, or else a typical one, and whether
+    it was measured."""
     measured = load_curve(target, context, n_gpu_layers)
     return measured or typical_curve(n_gpu_layers), measured is not None
 
@@ -57,7 +67,8 @@ def save_curve(curve: CostCurve, target: Path, context: ContextOptions, n_gpu_la
 
 
 def load_curve(target: Path, context: ContextOptions, n_gpu_layers: int) -> CostCurve | None:
-    """Return the curve measured for this target, machine and settings; None if there is none that applies."""
+    """Return the curve measured for this target, machine and settings; None if there is none that
+    applies."""
     try:
         with _curve_file(target).open("rb") as file:
             data = file.read(_MAX_FILE + 1)
@@ -68,8 +79,18 @@ def load_curve(target: Path, context: ContextOptions, n_gpu_layers: int) -> Cost
         if any(content.get(name) != value for name, value in wanted.items()):
             return None
         sizes, reused, rebuilt = (content[name] for name in ("sizes", "reused", "rebuilt"))
-        return CostCurve(tuple(map(int, sizes)), tuple(map(float, reused)), tuple(map(float, rebuilt)))
-    except (OSError, FileMissingError, OptionError, KeyError, TypeError, ValueError, RecursionError):
+        return CostCurve(
+            tuple(map(int, sizes)), tuple(map(float, reused)), tuple(map(float, rebuilt))
+        )
+    except (
+        OSError,
+        FileMissingError,
+        OptionError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ):
         return None
 
 
@@ -85,5 +106,7 @@ def _circumstances(target: Path, context: ContextOptions, n_gpu_layers: int) -> 
 
 
 def _curve_file(target: Path) -> Path:
-    key = hashlib.sha256(str(target.expanduser().resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    key = hashlib.sha256(
+        str(target.expanduser().resolve()).encode("utf-8", "surrogateescape")
+    ).hexdigest()[:16]
     return cache_folder() / "curves" / f"{target.stem[:40]}-{key}.json"

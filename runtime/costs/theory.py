@@ -1,9 +1,9 @@
 """What speculation should gain: the formulas of the papers, in one place, each with its source.
 
-Notation of the formulas: P the target's law, Q the drafter's, a (alpha) the probability that a drafted token is
-accepted, g (gamma) the drafted tokens of a round, c the cost of one drafter step over one plain target step, T(n) the
-measured time of a target evaluation of n tokens. "Leviathan" is Leviathan et al., "Fast Inference from Transformers
-via Speculative Decoding" (2023).
+Notation of the formulas: P the target's law, Q the drafter's, a (alpha) the probability that a
+drafted token is accepted, g (gamma) the drafted tokens of a round, c the cost of one drafter step
+over one plain target step, T(n) the measured time of a target evaluation of n tokens. "Leviathan"
+is Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023).
 
 What the formulas of the literature say about chains for a tuned setting, beside what was measured.
 """
@@ -26,13 +26,14 @@ SecondsOf = Callable[[int], float]
 _ROUNDING = 1e-9
 
 
-# -- chains ------------------------------------------------------------------------------------------------
+# -- chains ----------------------------------------------------------------------------------------
 
 
 def expected_tokens(acceptance: float, n_draft: int) -> float:
     """Return the expected tokens of a round, the target's own included: (1 - a^(g+1)) / (1 - a).
 
-    Leviathan, equation 1: a geometric law capped at g + 1. Computed as 1 + a + ... + a^g, so that a = 1 gives g + 1.
+    Leviathan, equation 1: a geometric law capped at g + 1. Computed as 1 + a + ... + a^g, so that a
+    = 1 gives g + 1.
     """
     _require_probability("acceptance", acceptance)
     _require_count("n_draft", n_draft)
@@ -40,7 +41,8 @@ def expected_tokens(acceptance: float, n_draft: int) -> float:
 
 
 def chain_expected_tokens(acceptances: Sequence[float]) -> float:
-    """Return 1 + a_1 + a_1 a_2 + ..., where a_i is the acceptance of token i given that those before it were.
+    """Return 1 + a_1 + a_1 a_2 + ..., where a_i is the acceptance of token i given that those
+    before it were.
 
     Leviathan's equation 1 without the assumption that acceptance is the same at every position.
     """
@@ -59,7 +61,8 @@ def wall_clock_improvement(acceptance: float, n_draft: int, cost_ratio: float) -
 
 
 def operation_ratio(acceptance: float, n_draft: int, operation_cost_ratio: float) -> float:
-    """Return arithmetic operations per token over plain decoding's: (1 - a) (g c' + g + 1) / (1 - a^(g+1)).
+    """Return arithmetic operations per token over plain decoding's: (1 - a) (g c' + g + 1) / (1 -
+    a^(g+1)).
 
     Leviathan, theorem 3.11; c' (c-hat) is the drafter's operations per token over the target's.
     """
@@ -68,32 +71,39 @@ def operation_ratio(acceptance: float, n_draft: int, operation_cost_ratio: float
 
 
 def best_draft_length(acceptance: float, cost_ratio: float, max_draft: int = 64) -> int:
-    """Return the g in 0..max_draft of greatest `wall_clock_improvement`, the shortest of equals; 0: do not draft.
+    """Return the g in 0..max_draft of greatest `wall_clock_improvement`, the shortest of equals; 0:
+    do not draft.
 
-    Leviathan, section 3.5. Drafting pays exactly if a > c, and then gains at least (1 + a) / (1 + c) (corollary 3.9).
+    Leviathan, section 3.5. Drafting pays exactly if a > c, and then gains at least (1 + a) / (1 +
+    c) (corollary 3.9).
     """
     _require_count("max_draft", max_draft)
     return _best(lambda n_draft: wall_clock_improvement(acceptance, n_draft, cost_ratio), max_draft)
 
 
-# -- measured costs ----------------------------------------------------------------------------------------
+# -- measured costs --------------------------------------------------------------------------------
 
 
 def predicted_tokens_per_second(
     tokens: float, n_drafted: int, target_seconds: SecondsOf, drafter_seconds: float
 ) -> float:
-    """Return E / (T(n + 1) + d): a round yields E tokens, evaluates n drafted ones and the root, and drafts for d.
+    """Return E / (T(n + 1) + d): a round yields E tokens, evaluates n drafted ones and the root,
+    and drafts for d.
 
-    Leviathan's theorem 3.8 with the machine's own T, whose growth with n that theorem leaves out; for trees it is
-    Sequoia's objective (Chen et al. 2024, section 3.3: hardware-aware tree optimisation).
+    Leviathan's theorem 3.8 with the machine's own T, whose growth with n that theorem leaves out;
+    for trees it is Sequoia's objective (Chen et al. 2024, section 3.3: hardware-aware tree
+    optimisation).
     """
     _require_count("n_drafted", n_drafted)
     _require_cost("drafter_seconds", drafter_seconds)
     return tokens / (_seconds(target_seconds, n_drafted + 1) + drafter_seconds)
 
 
-def measured_improvement(tokens: float, n_drafted: int, target_seconds: SecondsOf, drafter_seconds: float) -> float:
-    """Return E T(1) / (T(n + 1) + d), `predicted_tokens_per_second` over plain decoding's 1 / T(1)."""
+def measured_improvement(
+    tokens: float, n_drafted: int, target_seconds: SecondsOf, drafter_seconds: float
+) -> float:
+    """Return E T(1) / (T(n + 1) + d), `predicted_tokens_per_second` over plain decoding's 1 /
+    T(1)."""
     plain = _seconds(target_seconds, 1)
     return plain * predicted_tokens_per_second(tokens, n_drafted, target_seconds, drafter_seconds)
 
@@ -101,20 +111,24 @@ def measured_improvement(tokens: float, n_drafted: int, target_seconds: SecondsO
 def best_measured_draft_length(
     acceptance: float, target_seconds: SecondsOf, drafter_step_seconds: float, max_draft: int = 64
 ) -> int:
-    """Return the g in 0..max_draft of most tokens per second with the measured T(g + 1); 0: do not draft.
+    """Return the g in 0..max_draft of most tokens per second with the measured T(g + 1); 0: do not
+    draft.
 
     T has steps where kernels change, so that the gain has several peaks: every length is tried.
     """
     _require_count("max_draft", max_draft)
     return _best(
         lambda n_draft: predicted_tokens_per_second(
-            expected_tokens(acceptance, n_draft), n_draft, target_seconds, n_draft * drafter_step_seconds
+            expected_tokens(acceptance, n_draft),
+            n_draft,
+            target_seconds,
+            n_draft * drafter_step_seconds,
         ),
         max_draft,
     )
 
 
-# -- what acceptance is made of ----------------------------------------------------------------------------
+# -- what acceptance is made of --------------------------------------------------------------------
 
 
 def total_variation(target_probs: FloatArray, draft_probs: FloatArray) -> float:
@@ -125,27 +139,32 @@ def total_variation(target_probs: FloatArray, draft_probs: FloatArray) -> float:
 def acceptance_probability(target_probs: FloatArray, draft_probs: FloatArray) -> float:
     """Return the probability that a draw from Q is accepted: sum min(P, Q) = 1 - TV(P, Q).
 
-    Leviathan, theorem 3.5; its mean over positions is alpha (corollary 3.6). No rule accepts one draw more often.
+    Leviathan, theorem 3.5; its mean over positions is alpha (corollary 3.6). No rule accepts one
+    draw more often.
     """
     return float(np.minimum(target_probs, draft_probs).sum())
 
 
 def point_mass_acceptance(target_probs: FloatArray, token: int) -> float:
-    """Return the probability that a chosen token is accepted, P(x): `acceptance_probability` with Q sure of x.
+    """Return the probability that a chosen token is accepted, P(x): `acceptance_probability` with Q
+    sure of x.
 
-    With x the drafter's argmax this exceeds sum min(P, Q) where the target is surer of x than the drafter is, and
-    falls short of it where both are flat and agree: which of the two drafts better is to be measured.
+    With x the drafter's argmax this exceeds sum min(P, Q) where the target is surer of x than the
+    drafter is, and falls short of it where both are flat and agree: which of the two drafts better
+    is to be measured.
     """
     return float(target_probs[token])
 
 
 def acceptance_by_draw(target_probs: FloatArray, draft_laws: Sequence[FloatArray]) -> list[float]:
-    """Return the probability that the exact rule accepts draw 1, 2, ... of a node, whose laws are given.
+    """Return the probability that the exact rule accepts draw 1, 2, ... of a node, whose laws are
+    given.
 
-    SpecInfer (Miao et al. 2023, algorithm 2): with R_1 = P, draw i is reached if all before it were rejected and then
-    accepted with a_i = sum min(R_i, Q_i); R_{i+1} = norm((R_i - Q_i)+). So it is a_i (1 - a_1) ... (1 - a_{i-1}). The
-    laws must not depend on the draws (with replacement, several drafters, point masses as one-hot laws); without
-    replacement they do, and this holds given the draws' laws.
+    SpecInfer (Miao et al. 2023, algorithm 2): with R_1 = P, draw i is reached if all before it were
+    rejected and then accepted with a_i = sum min(R_i, Q_i); R_{i+1} = norm((R_i - Q_i)+). So it is
+    a_i (1 - a_1) ... (1 - a_{i-1}). The laws must not depend on the draws (with replacement,
+    several drafters, point masses as one-hot laws); without replacement they do, and this holds
+    given the draws' laws.
     """
     remaining, reached = target_probs, 1.0
     accepted: list[float] = []
@@ -162,9 +181,9 @@ def acceptance_by_draw(target_probs: FloatArray, draft_laws: Sequence[FloatArray
 def independent_draws_bound(acceptance: float, k: int) -> float:
     """Return 1 - (1 - a)^k, at least what recursive rejection or k-SEQ accepts of k i.i.d. draws.
 
-    Both would reach it if every draw passed as the first one does alone. But a draw after a rejection faces a
-    residual that lies where Q is small: min(R_i, Q) sums to Q(P > Q) at most, which is at most a. k-SEQ tests
-    each draw with b(rho) <= b(1) = a (SpecTr, Sun et al. 2023).
+    Both would reach it if every draw passed as the first one does alone. But a draw after a
+    rejection faces a residual that lies where Q is small: min(R_i, Q) sums to Q(P > Q) at most,
+    which is at most a. k-SEQ tests each draw with b(rho) <= b(1) = a (SpecTr, Sun et al. 2023).
     """
     _require_probability("acceptance", acceptance)
     _require_count("k", k)
@@ -174,33 +193,40 @@ def independent_draws_bound(acceptance: float, k: int) -> float:
 def coverage_bound(target_probs: FloatArray, draft_probs: FloatArray, k: int) -> float:
     """Return sum min(P, 1 - (1 - Q)^k), more than which no rule accepts of k i.i.d. draws.
 
-    A token can only be accepted if it was drawn at all (the relaxation of SpecTr's transport problem, Sun et al.
-    2023, in which every token is bounded alone); k = 1 gives sum min(P, Q), which is reached.
+    A token can only be accepted if it was drawn at all (the relaxation of SpecTr's transport
+    problem, Sun et al. 2023, in which every token is bounded alone); k = 1 gives sum min(P, Q),
+    which is reached.
     """
     _require_count("k", k)
     return float(np.minimum(target_probs, 1.0 - (1.0 - draft_probs) ** k).sum())
 
 
-# -- trees -------------------------------------------------------------------------------------------------
+# -- trees -----------------------------------------------------------------------------------------
 
 
 def tree_expected_tokens(parents: Sequence[int], acceptance_by_rank: Sequence[float]) -> float:
-    """Return the expected tokens of a round that drafts a tree: 1 + sum over nodes of prod of acceptances above it.
+    """Return the expected tokens of a round that drafts a tree: 1 + sum over nodes of prod of
+    acceptances above it.
 
-    Sequoia (Chen et al. 2024, section 3.1): under the positional acceptance assumption a node's child of rank r, the
-    r-th drafted there, is accepted with `acceptance_by_rank[r]` given that the node was, whatever the node; so
-    F(T) = sum_v prod_{u on the path to v} acceptance of u's rank, where the root counts 1. `parents` are
-    `DraftTree.parents`: -1 for the root's children, earlier siblings first. A chain gives Leviathan's equation 1.
+    Sequoia (Chen et al. 2024, section 3.1): under the positional acceptance assumption a node's
+    child of rank r, the r-th drafted there, is accepted with `acceptance_by_rank[r]` given that the
+    node was, whatever the node; so F(T) = sum_v prod_{u on the path to v} acceptance of u's rank,
+    where the root counts 1. `parents` are `DraftTree.parents`: -1 for the root's children, earlier
+    siblings first. A chain gives Leviathan's equation 1.
     """
     for share in acceptance_by_rank:
         _require_probability("acceptance_by_rank", share)
     if math.fsum(acceptance_by_rank) > 1.0 + _ROUNDING:
-        raise OptionError("acceptance_by_rank sums to more than 1, but at most one child of a node is accepted")
+        raise OptionError(
+            "acceptance_by_rank sums to more than 1, but at most one child of a node is accepted"
+        )
     n_children: dict[int, int] = {}
     reached: list[float] = []
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
-            raise OptionError(f"node {node} has parent {parent}: parents come before their children")
+            raise OptionError(
+                f"node {node} has parent {parent}: parents come before their children"
+            )
         rank = n_children.get(parent, 0)
         n_children[parent] = rank + 1
         accepted = acceptance_by_rank[rank] if rank < len(acceptance_by_rank) else 0.0
@@ -208,7 +234,7 @@ def tree_expected_tokens(parents: Sequence[int], acceptance_by_rank: Sequence[fl
     return 1.0 + math.fsum(reached)
 
 
-# -- what may be asked -------------------------------------------------------------------------------------
+# -- what may be asked -----------------------------------------------------------------------------
 
 
 def _best(gain: Callable[[int], float], highest: int) -> int:
@@ -218,7 +244,9 @@ def _best(gain: Callable[[int], float], highest: int) -> int:
 def _seconds(target_seconds: SecondsOf, n_tokens: int) -> float:
     seconds = target_seconds(n_tokens)
     if not (math.isfinite(seconds) and seconds > 0.0):
-        raise OptionError(f"the cost curve gives {seconds} seconds for {n_tokens} tokens: it must be above 0")
+        raise OptionError(
+            f"the cost curve gives {seconds} seconds for {n_tokens} tokens: it must be above 0"
+        )
     return seconds
 
 
@@ -241,10 +269,10 @@ def _require_cost(name: str, value: float) -> None:
 class ChainTheory:
     """Leviathan et al. (2023) for one acceptance rate: `acceptance` is alpha, `cost_ratio` c.
 
-    `flat_length` and `flat_improvement` are for a machine on which verifying more tokens costs nothing (theorem
-    3.8); `length` and `improvement` for this one, with the measured T(g + 1). `expected_tokens` (equation 1) and
-    `operations` (theorem 3.11) are those of `length`. Improvements are over plain decoding; a length of 0 is plain
-    decoding.
+    `flat_length` and `flat_improvement` are for a machine on which verifying more tokens costs
+    nothing (theorem 3.8); `length` and `improvement` for this one, with the measured T(g + 1).
+    `expected_tokens` (equation 1) and `operations` (theorem 3.11) are those of `length`.
+    Improvements are over plain decoding; a length of 0 is plain decoding.
     """
 
     acceptance: float
@@ -257,8 +285,11 @@ class ChainTheory:
     operations: float
 
 
-def chain_theory(acceptance: float, costs: RoundCosts, parameter_ratio: float, *, max_length: int = 16) -> ChainTheory:
-    """Return what the formulas say; `parameter_ratio` is the draft model's parameters over the target's."""
+def chain_theory(
+    acceptance: float, costs: RoundCosts, parameter_ratio: float, *, max_length: int = 16
+) -> ChainTheory:
+    """Return what the formulas say; `parameter_ratio` is the draft model's parameters over the
+    target's."""
 
     def target_seconds(n: int) -> float:
         return costs.plain_seconds if n == 1 else costs.verify_seconds(n - 1)

@@ -15,15 +15,16 @@ from specrun.runtime.offload import LayerCount
 from specrun.runtime.sampling import SamplingParams
 
 PlanKind = Literal["plain", "chain", "tree", "dynamic"]
-"""What a plan drafts: nothing, a chain, a tree of a fixed shape, or one that grows where the drafter is sure."""
+"""What a plan drafts: nothing, a chain, a tree of a fixed shape, or one that grows where the
+drafter is sure."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
     """What to measure, and how models are loaded.
 
-    Each of `params` is planned for on its own; `n_tokens` are written for each, over all prompts together.
-    `seconds` are spent on cost curves, `max_depth` is the deepest tree that is planned.
+    Each of `params` is planned for on its own; `n_tokens` are written for each, over all prompts
+    together. `seconds` are spent on cost curves, `max_depth` is the deepest tree that is planned.
     """
 
     target: Path
@@ -41,7 +42,9 @@ class TuneOptions:
         if not self.params:
             raise OptionError("no sampling settings are given to plan for")
         if self.n_tokens < 8:
-            raise OptionError(f"{self.n_tokens} tokens say too little about acceptance: give 8 or more")
+            raise OptionError(
+                f"{self.n_tokens} tokens say too little about acceptance: give 8 or more"
+            )
         if not 1 <= self.max_depth <= 16:
             raise OptionError(f"the deepest tree is {self.max_depth}: plans are made for 1 to 16")
         if not self.seconds > 0.0:
@@ -73,10 +76,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class TunedSetting:
-    """What was found for one sampling setting: first the candidates that were run, the fastest first.
+    """What was found for one sampling setting: first the candidates that were run, the fastest
+    first.
 
-    `acceptance` holds for each proposal scheme the share of positions at which the child of each rank is
-    accepted, `theory` what the formulas say about chains whose acceptance is that of the best scheme's first rank.
+    `acceptance` holds for each proposal scheme the share of positions at which the child of each
+    rank is accepted, `theory` what the formulas say about chains whose acceptance is that of the
+    best scheme's first rank.
     """
 
     params: SamplingParams

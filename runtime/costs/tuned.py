@@ -1,7 +1,8 @@
 """Plans that were measured, kept in the user's cache directory and used where they still apply.
 
-A plan belongs to a machine, a pair of model files (by size and content, wherever they lie) and the settings that change
-what evaluations cost. Where one of them differs the plan is ignored, with a warning that says which.
+A plan belongs to a machine, a pair of model files (by size and content, wherever they lie) and the
+settings that change what evaluations cost. Where one of them differs the plan is ignored, with a
+warning that says which.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ _AGAIN = "run specrun tune again"
 
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
-    """The fastest way to draft at one temperature; `options` is "" for plain decoding. Speeds in tokens a second.
+    """The fastest way to draft at one temperature; `options` is "" for plain decoding. Speeds in
+    tokens a second.
 
-    `alternatives` are the options of the best chain and trees of every proposal scheme, itself among them.
+    `alternatives` are the options of the best chain and trees of every proposal scheme, itself
+    among them.
     """
 
     temperature: float
@@ -68,7 +71,8 @@ def tuned_expression(
     n_gpu_layers_draft: LayerCount = "auto",
     warn: Callable[[str], None] = lambda _: None,
 ) -> str | None:
-    """Return the drafter expression planned for this pair at about this temperature, None if there is none.
+    """Return the drafter expression planned for this pair at about this temperature, None if there
+    is none.
 
     A plan that does not apply is ignored; `warn` is told why in one sentence. Nothing here raises.
     """
@@ -90,12 +94,16 @@ def tuned_expression(
 def measured_acceptance(target: Path, draft: Path, sampling: str) -> tuple[float, ...] | None:
     """Return the acceptance by rank measured for a pair and a proposal scheme, None if it was not.
 
-    It hangs on the models alone, so that a plan of another machine will do. Of several temperatures the highest is
-    taken, where the scheme draws, and the lowest, where it takes the most likely tokens.
+    It hangs on the models alone, so that a plan of another machine will do. Of several temperatures
+    the highest is taken, where the scheme draws, and the lowest, where it takes the most likely
+    tokens.
     """
     try:
         content = _read(plan_file(target, draft)) or {}
-        if any(content.get(name) != describe_file(path) for name, path in (("target", target), ("draft", draft))):
+        if any(
+            content.get(name) != describe_file(path)
+            for name, path in (("target", target), ("draft", draft))
+        ):
             return None
         known = [plan for plan in content["plans"] if plan["acceptance"].get(sampling)]
         known.sort(key=lambda record: float(record["temperature"]), reverse=sampling != "argmax")
@@ -112,7 +120,9 @@ def save_plans(options: TuneOptions, result: TuneResult) -> Path:
         {
             "temperature": setting.params.temperature,
             "options": setting.best.options,
-            "alternatives": [candidate.options for candidate in setting.candidates if candidate.options],
+            "alternatives": [
+                candidate.options for candidate in setting.candidates if candidate.options
+            ],
             "predicted": setting.best.predicted,
             "measured": setting.best.measured,
             "plain": setting.plain.measured,
@@ -125,7 +135,9 @@ def save_plans(options: TuneOptions, result: TuneResult) -> Path:
         "machine": describe_machine(),
         "target": describe_file(options.target),
         "draft": describe_file(options.draft),
-        "settings": describe_settings(options.context, options.n_gpu_layers, options.n_gpu_layers_draft),
+        "settings": describe_settings(
+            options.context, options.n_gpu_layers, options.n_gpu_layers_draft
+        ),
         "plans": plans,
     }
     with atomic_path(path, force=True) as aside:
@@ -134,7 +146,11 @@ def save_plans(options: TuneOptions, result: TuneResult) -> Path:
 
 
 def load_plans(
-    target: Path, draft: Path, settings: Mapping[str, object], *, warn: Callable[[str], None] = lambda _: None
+    target: Path,
+    draft: Path,
+    settings: Mapping[str, object],
+    *,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> list[StoredPlan]:
     """Return the plans of a pair; none, and a warning, where they were made for something else."""
     path = plan_file(target, draft)
@@ -214,7 +230,9 @@ def describe_settings(
     }
 
 
-def _mismatch(content: Mapping[str, Any], target: Path, draft: Path, settings: Mapping[str, object]) -> str:
+def _mismatch(
+    content: Mapping[str, Any], target: Path, draft: Path, settings: Mapping[str, object]
+) -> str:
     """Return why a plan does not apply, "" if it does."""
     if content.get("format") != _FORMAT:
         return "it was written by another version of specrun"
@@ -243,11 +261,16 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _plan(value: Mapping[str, Any]) -> StoredPlan:
-    optional = {key: None if value[key] is None else float(value[key]) for key in ("measured", "plain")}
+    optional = {
+        key: None if value[key] is None else float(value[key]) for key in ("measured", "plain")
+    }
     if not isinstance(value["options"], str):
         raise TypeError("options must be a text")
     alternatives = value["alternatives"]
-    if not (isinstance(alternatives, list) and all(isinstance(alternative, str) for alternative in alternatives)):
+    if not (
+        isinstance(alternatives, list)
+        and all(isinstance(alternative, str) for alternative in alternatives)
+    ):
         raise TypeError("alternatives must be a list of texts")
     temperature, predicted = float(value["temperature"]), float(value["predicted"])
     return StoredPlan(temperature, value["options"], tuple(alternatives), predicted, **optional)
@@ -256,7 +279,9 @@ def _plan(value: Mapping[str, Any]) -> StoredPlan:
 def _cpu_name() -> str:
     """Return the processor's name as far as the system tells it."""
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in (
+            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        ):
             if line.startswith(("model name", "Model")):
                 return line.partition(":")[2].strip()
     except OSError:

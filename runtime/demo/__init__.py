@@ -1,4 +1,5 @@
-"""The embedded demo family: a target and its drafters, trained by this project on the standard library's docstrings."""
+"""The embedded demo family: a target and its drafters, trained by this project on the standard
+library's docstrings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""From a drafter expression to a drafter: finds the method, imports its module, calls its builder."""
+"""From a drafter expression to a drafter: finds the method, imports its module, calls its
+builder."""
 
 from __future__ import annotations
 
@@ -18,15 +19,18 @@ Builder = Callable[[Expression, DraftEnvironment, BuildPart], DrafterWeights]
 
 
 def build_drafter(text: str, environment: DraftEnvironment) -> DrafterWeights:
-    """Return the weights of the drafter that an expression describes: each conversation is started from them.
+    """Return the weights of the drafter that an expression describes: each conversation is started
+    from them.
 
-    Building or the first start raises `OptionError` for an expression or option that makes no sense, `PairError` for
-    a model that does not fit the target, `ModelError` for a file that cannot be used. A start that fails leaves
-    nothing open; the weights stay open until they are closed.
+    Building or the first start raises `OptionError` for an expression or option that makes no
+    sense, `PairError` for a model that does not fit the target, `ModelError` for a file that cannot
+    be used. A start that fails leaves nothing open; the weights stay open until they are closed.
     """
     expression = parse_expression(text)
     if expression.count is not None:
-        raise OptionError(f"{expression}: @{expression.count} says how many tokens a part of relay(...) drafts")
+        raise OptionError(
+            f"{expression}: @{expression.count} says how many tokens a part of relay(...) drafts"
+        )
     weights = _build(expression, environment)
 
     def start() -> Drafter:
@@ -54,6 +58,8 @@ def _build(expression: Expression, environment: DraftEnvironment) -> DrafterWeig
     return load_builder(method)(expression, environment, _build)
 
 
-def build_none(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+def build_none(
+    expression: Expression, environment: DraftEnvironment, build: BuildPart
+) -> DrafterWeights:
     """Build `none`: plain decoding."""
     return DrafterWeights(NoDrafter.name, NoDrafter)

@@ -1,7 +1,8 @@
-"""One number that many estimates share: how much better or worse than they say things have been lately, in log-odds.
+"""One number that many estimates share: how much better or worse than they say things have been
+lately, in log-odds.
 
-Estimates by class learn slowly where classes are many and a text is short; this one is moved by every observation, so a
-change of text shows within some tokens.
+Estimates by class learn slowly where classes are many and a text is short; this one is moved by
+every observation, so a change of text shows within some tokens.
 """
 
 from __future__ import annotations
@@ -25,4 +26,6 @@ class RecentOdds:
 
     def observe(self, expected: float, came: bool) -> None:
         """Learn whether what had the probability `expected` came."""
-        self._shift = max(-_FURTHEST, min(_FURTHEST, _FADING * self._shift + _STEP * (came - expected)))
+        self._shift = max(
+            -_FURTHEST, min(_FURTHEST, _FADING * self._shift + _STEP * (came - expected))
+        )

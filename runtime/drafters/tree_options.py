@@ -5,13 +5,14 @@ tree="0 1 00 01 000"            a list of nodes, each the path of child ranks th
 tree=sequoia, nodes=24, depth=6 the best tree of so many nodes (see `planning.sequoia`)
 depth=5, topk=4, nodes=16       grown where the drafter is sure (EAGLE-2)
 
-Which tree heads draft: the one that was named, or the best for their measured accuracies on this machine.
+Which tree heads draft: the one that was named, or the best for their measured accuracies on this
+machine.
 
-tree=4x2x2, tree="0 1 00"       as for draft models (`topology`)
-tree=mc_sim_7b_63               as the method's authors published it (`Method.published_trees`)
-nodes=24                        the best tree of so many nodes for the heads' accuracies (`planning.medusa_tree`)
-nothing                         the same, of the size with the most expected tokens a second over the target's costs
-accuracy=FILE.csv               accuracies of a file, in place of those that stand in the head's own
+tree=4x2x2, tree="0 1 00" as for draft models (`topology`) tree=mc_sim_7b_63 as the method's authors
+published it (`Method.published_trees`) nodes=24 the best tree of so many nodes for the heads'
+accuracies (`planning.medusa_tree`) nothing the same, of the size with the most expected tokens a
+second over the target's costs accuracy=FILE.csv accuracies of a file, in place of those that stand
+in the head's own
 """
 
 from __future__ import annotations
@@ -57,12 +58,15 @@ class TreeOptions:
     def shape(self, n_batch: int, plan: Callable[[int, int], Topology]) -> Topology | DynamicShape:
         """Return the shape; `plan(nodes, depth)` makes Sequoia's.
 
-        Raises `OptionError` for options that exclude each other and for trees that no evaluation can hold.
+        Raises `OptionError` for options that exclude each other and for trees that no evaluation
+        can hold.
         """
         self._check_companions()
         shape: Topology | DynamicShape
         if self.tree is None:
-            shape = DynamicShape(_given(self.depth, _DEPTH), _given(self.topk, _TOPK), _given(self.nodes, _NODES))
+            shape = DynamicShape(
+                _given(self.depth, _DEPTH), _given(self.topk, _TOPK), _given(self.nodes, _NODES)
+            )
         elif self.tree == "sequoia":
             shape = self._planned(plan)
         else:
@@ -71,7 +75,8 @@ class TreeOptions:
         check_leaves(f"a tree of {size} nodes", shape.max_leaves, "lower nodes")
         if size + 1 > n_batch:
             raise OptionError(
-                f"a tree of {size} nodes and its root do not fit a batch of {n_batch}: use a smaller tree, or raise "
+                f"a tree of {size} nodes and its root do not fit a batch of {n_batch}: use a "
+                "smaller tree, or raise "
                 "the batch size (-b)"
             )
         return shape
@@ -84,7 +89,9 @@ class TreeOptions:
         if depth < 1:
             raise OptionError(f"depth is {depth}: give at least 1")
         if self.depth is not None and nodes < depth:
-            raise OptionError(f"nodes={nodes} is less than depth={depth}: raise nodes or lower depth")
+            raise OptionError(
+                f"nodes={nodes} is less than depth={depth}: raise nodes or lower depth"
+            )
         return plan(nodes, depth)
 
     def _check_companions(self) -> None:
@@ -98,7 +105,9 @@ class TreeOptions:
             extra |= {"nodes": self.nodes, "depth": self.depth}
         for name, value in extra.items():
             if value is not None:
-                raise OptionError(f"tree={self.tree[:60]} already fixes the shape: leave out {name}={value}")
+                raise OptionError(
+                    f"tree={self.tree[:60]} already fixes the shape: leave out {name}={value}"
+                )
 
 
 def _given(value: int | None, default: int) -> int:
@@ -117,15 +126,18 @@ def head_tree(
 ) -> Topology:
     """Return the tree that the expression asks for, or the planned one.
 
-    `stored` are the accuracies of the head's file, `typical` what stands in for them where nothing was measured,
-    `n_depths` how deep its guesses reach, `depth_cost` what a depth of them costs in evaluations of the target with one
-    token. Raises OptionError, and MalformedFileError for a bad CSV.
+    `stored` are the accuracies of the head's file, `typical` what stands in for them where nothing
+    was measured, `n_depths` how deep its guesses reach, `depth_cost` what a depth of them costs in
+    evaluations of the target with one token. Raises OptionError, and MalformedFileError for a bad
+    CSV.
     """
     tree, nodes = options.optional("tree"), options.optional_integer("nodes")
     if tree is not None:
         for name in ("nodes", "accuracy"):
             if options.optional(name) is not None:
-                raise OptionError(f"{expression}: tree= says which nodes there are; leave out {name}=")
+                raise OptionError(
+                    f"{expression}: tree= says which nodes there are; leave out {name}="
+                )
         return parse_topology(find_method(expression.atom).published_tree(tree))
     if nodes is not None and nodes > MAX_NODES:
         raise OptionError(f"{expression}: nodes is {nodes}: give 1 to {MAX_NODES}")
@@ -135,13 +147,18 @@ def head_tree(
     else:
         curve = environment.curve
         most = max(1, min(63, environment.context.n_batch - 1, environment.n_ctx - 1))
-        topology = plan_medusa_tree(accuracy, curve, depth_cost * curve.seconds(1), most=most).topology
+        topology = plan_medusa_tree(
+            accuracy, curve, depth_cost * curve.seconds(1), most=most
+        ).topology
     check_leaves(expression, topology.n_leaves)
     return topology
 
 
-def head_accuracy(options: ExpressionOptions, n_depths: int, stored: Accuracy | None) -> Accuracy | None:
-    """Return the accuracies of `accuracy=`, or else those of the head's file; None where nothing was measured."""
+def head_accuracy(
+    options: ExpressionOptions, n_depths: int, stored: Accuracy | None
+) -> Accuracy | None:
+    """Return the accuracies of `accuracy=`, or else those of the head's file; None where nothing
+    was measured."""
     given = options.optional("accuracy")
     if given is not None:
         return read_accuracy_csv(Path(given).expanduser(), n_depths)

@@ -1,13 +1,15 @@
 """Attention over a key-value cache that a head keeps for itself, as part of a ggml graph.
 
-The cache is a table of cells. A graph writes the keys and values of its rows into the cells it is told, then each row
-attends to the cells its mask shows: that serves a prompt, a chain and a tree alike, wherever the rows lie.
+The cache is a table of cells. A graph writes the keys and values of its rows into the cells it is
+told, then each row attends to the cells its mask shows: that serves a prompt, a chain and a tree
+alike, wherever the rows lie.
 
-A Llama layer as heads carry it: its sizes and tensors in a head's file, and its part of a ggml graph.
+A Llama layer as heads carry it: its sizes and tensors in a head's file, and its part of a ggml
+graph.
 
-Tensors, after a prefix of the head's: `attn_{q,k,v,output}.weight`, `attn_{q,k,v}.bias` (optional), `ffn_norm.weight`,
-`ffn_{gate,up,down}.weight`, `rope_freqs.weight` (head size / 2, optional), which divides the rotary frequencies as in
-Llama 3.1.
+Tensors, after a prefix of the head's: `attn_{q,k,v,output}.weight`, `attn_{q,k,v}.bias` (optional),
+`ffn_norm.weight`, `ffn_{gate,up,down}.weight`, `rope_freqs.weight` (head size / 2, optional), which
+divides the rotary frequencies as in Llama 3.1.
 
 The part of a head's native time that one of the conversations which share the head caused.
 """
@@ -24,7 +26,16 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import MalformedFileError
-from specrun.bindings.ggml import F32, I32, I64, ComputeDevice, GraphBuilder, Rope, Tensor, TensorStore
+from specrun.bindings.ggml import (
+    F32,
+    I32,
+    I64,
+    ComputeDevice,
+    GraphBuilder,
+    Rope,
+    Tensor,
+    TensorStore,
+)
 from specrun.runtime.heads.head_file import HeadFile
 
 Array = npt.NDArray[Any]
@@ -71,13 +82,15 @@ class KeyValueCache:
     def length(self, used: int) -> int:
         """Return how many cells a graph reads so that it sees the first `used` of them.
 
-        At most a quarter too many, or a step: a long text is not to need new graphs every few rounds.
+        At most a quarter too many, or a step: a long text is not to need new graphs every few
+        rounds.
         """
         step = max(_STEP, 1 << max(0, used.bit_length() - 3))
         return min(-(-used // step) * step, self.n_cells)
 
     def places(self, builder: GraphBuilder, n: int, length: int) -> Places:
-        """Return inputs that say where n rows stand and what they see; `fill_places` gives them their values."""
+        """Return inputs that say where n rows stand and what they see; `fill_places` gives them
+        their values."""
         return Places(
             self,
             builder.input("positions", I32, n),
@@ -96,12 +109,15 @@ class KeyValueCache:
     ) -> Tensor:
         """Return what the heads have mixed, (size, n), for n rows at these places.
 
-        `query` is (size, n), `key` and `value` (kv_size, n), not rotated yet; `factors` divide the rope frequencies.
+        `query` is (size, n), `key` and `value` (kv_size, n), not rotated yet; `factors` divide the
+        rope frequencies.
         """
         sizes, d, n, length = self.sizes, self.sizes.head_size, query.shape[1], places.length
 
         def rotated(rows: Tensor, heads: int) -> Tensor:
-            return builder.rope(builder.reshape(rows, d, heads, n), places.positions, sizes.rope, factors)
+            return builder.rope(
+                builder.reshape(rows, d, heads, n), places.positions, sizes.rope, factors
+            )
 
         def cached(name: str, rows: Tensor) -> Tensor:
             written = builder.set_rows(Tensor(self._tensors[name]), rows, places.cells)
@@ -111,7 +127,9 @@ class KeyValueCache:
         keys = cached("keys", builder.reshape(rotated(key, sizes.n_kv_heads), sizes.kv_size, n))
         values = cached("values", value)
         query = rotated(query, sizes.n_heads)
-        scores = builder.mul_mat(builder.permute(keys, 0, 2, 1, 3), builder.permute(query, 0, 2, 1, 3))
+        scores = builder.mul_mat(
+            builder.permute(keys, 0, 2, 1, 3), builder.permute(query, 0, 2, 1, 3)
+        )
         weights = builder.soft_max(scores, places.mask, 1.0 / math.sqrt(d))
         by_cell = builder.contiguous(builder.permute(values, 1, 2, 0, 3))
         mixed = builder.permute(builder.mul_mat(by_cell, weights), 0, 2, 1, 3)
@@ -171,11 +189,15 @@ def fill_places(
         array[n:] = other
 
 
-def fill_chain_places(inputs: Mapping[str, Array], position: int, count: int, n: int, spare: int, below: int) -> None:
-    """Fill a graph's inputs with the places of n rows in the cells after the first `count`, each seeing all before it.
+def fill_chain_places(
+    inputs: Mapping[str, Array], position: int, count: int, n: int, spare: int, below: int
+) -> None:
+    """Fill a graph's inputs with the places of n rows in the cells after the first `count`, each
+    seeing all before it.
 
-    The first stands at `position`. Rows that only fill the graph up follow, then `below` more rows that go on from the
-    n-th. Every array is written by few operations: after an evaluation none of this is in the processor's caches.
+    The first stands at `position`. Rows that only fill the graph up follow, then `below` more rows
+    that go on from the n-th. Every array is written by few operations: after an evaluation none of
+    this is in the processor's caches.
     """
     positions, cells, mask = inputs["positions"][0], inputs["cells"][0], inputs["mask"]
     rows = len(mask)
@@ -193,10 +215,15 @@ def fill_chain_places(inputs: Mapping[str, Array], position: int, count: int, n:
 
 
 @functools.lru_cache(maxsize=256)
-def _chain_steps(n: int, width: int, below: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Return which of n + below rows in turn each row is, and the mask of these rows among themselves."""
+def _chain_steps(
+    n: int, width: int, below: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Return which of n + below rows in turn each row is, and the mask of these rows among
+    themselves."""
     steps = np.array([*range(n), *(0,) * (width - n), *range(n, n + below)], np.int64)
-    triangle = np.where(np.arange(n + below) <= steps[:, None], np.float32(0.0), np.float32(_MASKED))
+    triangle = np.where(
+        np.arange(n + below) <= steps[:, None], np.float32(0.0), np.float32(_MASKED)
+    )
     triangle[n:width] = _MASKED
     return steps, triangle.astype(np.float32, copy=False)
 
@@ -217,7 +244,8 @@ class LayerWeights:
 
 
 def layer_attention(file: HeadFile) -> AttentionSizes:
-    """Return the attention that a file's metadata describe under llama.cpp's names; raises MalformedFileError.
+    """Return the attention that a file's metadata describe under llama.cpp's names; raises
+    MalformedFileError.
 
     Rotary pairs are the halves of a head, as in Hugging Face's checkpoints.
     """
@@ -228,7 +256,8 @@ def layer_attention(file: HeadFile) -> AttentionSizes:
     )
     if hidden % heads or heads % kv or (hidden // heads) % 2:
         raise MalformedFileError(
-            f"{file.path} has {heads} heads and {kv} key-value heads for hidden states of {hidden}: convert it again"
+            f"{file.path} has {heads} heads and {kv} key-value heads for hidden states of "
+            f"{hidden}: convert it again"
         )
     base, factor = file.number("rope.freq_base", 10000.0), file.number("rope.scaling.factor", 1.0)
     rope = Rope(hidden // heads, freq_base=base, freq_scale=1.0 / factor, neox=True)
@@ -255,7 +284,11 @@ def layer_tensor_names(file: HeadFile, prefix: str, attention: AttentionSizes) -
         "rope_freqs.weight": (attention.head_size // 2,),
     }
     names = [file.require(prefix + name, shape) for name, shape in needed.items()]
-    return names + [file.require(prefix + name, shape) for name, shape in optional.items() if prefix + name in file]
+    return names + [
+        file.require(prefix + name, shape)
+        for name, shape in optional.items()
+        if prefix + name in file
+    ]
 
 
 def decoder_layer(
@@ -269,14 +302,20 @@ def decoder_layer(
 ) -> Tensor:
     """Return y + mlp(norm(y)) with y = residual + attention(x), for rows (hidden, n).
 
-    The rows' keys and values go to their places in a cache; `factors` divide the rotary frequencies.
+    The rows' keys and values go to their places in a cache; `factors` divide the rotary
+    frequencies.
     """
 
     def projected(name: str) -> Tensor:
-        linear, bias = builder.mul_mat(weights[f"attn_{name}.weight"], x), weights.get(f"attn_{name}.bias")
+        linear, bias = (
+            builder.mul_mat(weights[f"attn_{name}.weight"], x),
+            weights.get(f"attn_{name}.bias"),
+        )
         return linear if bias is None else builder.add(linear, bias)
 
-    mixed = places.cache.attend(builder, projected("q"), projected("k"), projected("v"), places, factors)
+    mixed = places.cache.attend(
+        builder, projected("q"), projected("k"), projected("v"), places, factors
+    )
     y = builder.add(residual, builder.mul_mat(weights["attn_output.weight"], mixed))
     normed = builder.rms_norm(y, weights["ffn_norm.weight"], norm_eps)
     gate, up = (builder.mul_mat(weights[f"ffn_{name}.weight"], normed) for name in ("gate", "up"))

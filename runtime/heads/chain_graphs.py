@@ -1,17 +1,22 @@
-"""The graphs of chains: by rows before the chain, tokens in it, and whether probabilities are returned.
+"""The graphs of chains: by rows before the chain, tokens in it, and whether probabilities are
+returned.
 
-The tokens of a greedy chain as part of a graph: each depth's best token is found and fed on inside the graph.
+The tokens of a greedy chain as part of a graph: each depth's best token is found and fed on inside
+the graph.
 
-A token is left in a table that outlives the graph, so a whole chain comes back in one read. Which tokens ggml's backends
-can do this for is asked when a graph is built: `UnsupportedModelError` says that one cannot.
+A token is left in a table that outlives the graph, so a whole chain comes back in one read. Which
+tokens ggml's backends can do this for is asked when a graph is built: `UnsupportedModelError` says
+that one cannot.
 
 Graphs over a cache that are kept to be run again: all of them read the same number of its cells.
 
-The chains of a head as one graph, where its backends can compute them; where they cannot, that is found out once.
+The chains of a head as one graph, where its backends can compute them; where they cannot, that is
+found out once.
 
 A few graph sizes serve all batches: rows are filled up to the next one.
 
-The best tokens of each row of logits with their log-probabilities, found where the logits are computed.
+The best tokens of each row of logits with their log-probabilities, found where the logits are
+computed.
 
 Only a few numbers of each row leave the device: top-k and log-sum-exp are part of a head's graph.
 """
@@ -38,7 +43,8 @@ MOST_CHAIN_ROWS = _WIDTHS[-1]
 
 @dataclass(frozen=True, slots=True)
 class ChainTokens:
-    """A greedy chain: its tokens (of the target), and their natural log-probabilities [n] where they were asked for."""
+    """A greedy chain: its tokens (of the target), and their natural log-probabilities [n] where
+    they were asked for."""
 
     tokens: list[int]
     log_probs: npt.NDArray[np.float32] | None = None
@@ -52,9 +58,16 @@ class ChainTable:
         self._tensors = TensorStore(device, {"tokens": ("I32", size), "log_probs": ("F32", size)})
 
     def add(
-        self, builder: GraphBuilder, logits: Tensor, depth: int, *, ids: Tensor | None = None, probabilities: bool
+        self,
+        builder: GraphBuilder,
+        logits: Tensor,
+        depth: int,
+        *,
+        ids: Tensor | None = None,
+        probabilities: bool,
     ) -> Tensor:
-        """Note the best token of logits (vocab, 1) as that of a depth, from 0, and return it, I32 (1).
+        """Note the best token of logits (vocab, 1) as that of a depth, from 0, and return it, I32
+        (1).
 
         `ids`, I32 (1, vocab), names the target's tokens where the logits are of others.
         """
@@ -62,10 +75,16 @@ class ChainTable:
         if probabilities:
             value = builder.pick(logits, token, 1)
             log_prob = builder.sub(value, builder.log_sum_exp(logits, value))
-            builder.keep(builder.copy(log_prob, builder.columns(Tensor(self._tensors["log_probs"]), depth, 1)))
+            builder.keep(
+                builder.copy(
+                    log_prob, builder.columns(Tensor(self._tensors["log_probs"]), depth, 1)
+                )
+            )
         if ids is not None:
             token = builder.get_rows(ids, token)
-        builder.keep(builder.copy(token, builder.columns(Tensor(self._tensors["tokens"]), depth, 1)))
+        builder.keep(
+            builder.copy(token, builder.columns(Tensor(self._tensors["tokens"]), depth, 1))
+        )
         return token
 
     def output(self, builder: GraphBuilder, n: int, *, probabilities: bool) -> None:
@@ -77,7 +96,10 @@ class ChainTable:
     def read(graph: Graph, *, probabilities: bool) -> ChainTokens:
         """Return the chain that a graph has computed."""
         tokens: list[int] = graph.peek("tokens")[0].tolist()
-        return ChainTokens(tokens, graph.read("log_probs")[0].astype(np.float32, copy=False) if probabilities else None)
+        return ChainTokens(
+            tokens,
+            graph.read("log_probs")[0].astype(np.float32, copy=False) if probabilities else None,
+        )
 
     def close(self) -> None:
         """Free the table."""
@@ -93,12 +115,15 @@ Key = TypeVarTuple("Key")
 
 
 class LengthGraphs(Generic[*Key]):
-    """Builds graphs when they are first asked for: `build` takes the length and what else tells them apart."""
+    """Builds graphs when they are first asked for: `build` takes the length and what else tells
+    them apart."""
 
     def __init__(self, build: Callable[[int, *Key], Graph]) -> None:
         self._build = build
         self._graphs: dict[tuple[*Key], Graph] = {}
-        self._length = 0  # of all graphs: a text that has outgrown one does not come back to it soon
+        self._length = (
+            0  # of all graphs: a text that has outgrown one does not come back to it soon
+        )
 
     def __len__(self) -> int:
         """Return how many graphs are kept."""
@@ -124,10 +149,12 @@ class LengthGraphs(Generic[*Key]):
 
 
 class ChainGraphs(LengthGraphs[int, int, bool]):
-    """Builds graphs and runs them. `build` takes length, width, tokens and whether probabilities are returned; it writes
-    what is drafted into `table`."""
+    """Builds graphs and runs them. `build` takes length, width, tokens and whether probabilities
+    are returned; it writes what is drafted into `table`."""
 
-    def __init__(self, device: ComputeDevice, build: Callable[[int, int, int, bool], Graph]) -> None:
+    def __init__(
+        self, device: ComputeDevice, build: Callable[[int, int, int, bool], Graph]
+    ) -> None:
         super().__init__(build)
         self.table = ChainTable(device)
 
@@ -151,16 +178,19 @@ Chains = TypeVar("Chains", bound=_Chains)
 
 
 class PossibleChains(Generic[Chains]):
-    """Prepares chains when they are first asked for. `prepare`, and drafting with what it returns, may raise
-    UnsupportedModelError: then none is asked for again."""
+    """Prepares chains when they are first asked for. `prepare`, and drafting with what it returns,
+    may raise UnsupportedModelError: then none is asked for again."""
 
     def __init__(self, prepare: Callable[[], Chains]) -> None:
         self.chains: Chains | None = None
         self._prepare = prepare
         self._impossible = False
 
-    def draft(self, n_rows: int, n: int, run: Callable[[Chains], ChainTokens]) -> ChainTokens | None:
-        """Return what `run` drafts: n tokens after `n_rows` rows; None where that is too much for one graph."""
+    def draft(
+        self, n_rows: int, n: int, run: Callable[[Chains], ChainTokens]
+    ) -> ChainTokens | None:
+        """Return what `run` drafts: n tokens after `n_rows` rows; None where that is too much for
+        one graph."""
         if self._impossible or n > MOST_CHAIN_TOKENS or n_rows > MOST_CHAIN_ROWS:
             return None
         try:
@@ -188,14 +218,18 @@ def filled_width(n: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RankedTokens:
-    """What a head says after n rows: `tokens` and natural `log_probs`, both [n, ranks], the most likely first."""
+    """What a head says after n rows: `tokens` and natural `log_probs`, both [n, ranks], the most
+    likely first."""
 
     tokens: npt.NDArray[np.int32]
     log_probs: npt.NDArray[np.float32]
 
 
-def add_ranking(builder: GraphBuilder, logits: Tensor, ranks: int, *, probabilities: bool = True) -> None:
-    """Let a graph return what `ranked_tokens`, or without `probabilities` only `tokens_by_rank`, reads.
+def add_ranking(
+    builder: GraphBuilder, logits: Tensor, ranks: int, *, probabilities: bool = True
+) -> None:
+    """Let a graph return what `ranked_tokens`, or without `probabilities` only `tokens_by_rank`,
+    reads.
 
     The logits are (vocab, n), and so many of each row are returned.
     """
@@ -207,10 +241,13 @@ def add_ranking(builder: GraphBuilder, logits: Tensor, ranks: int, *, probabilit
 
 
 def tokens_by_rank(graph: Graph, n: int) -> npt.NDArray[np.int32]:
-    """Return the tokens [n, ranks] of the first n rows of a graph that has been computed, the most likely first."""
+    """Return the tokens [n, ranks] of the first n rows of a graph that has been computed, the most
+    likely first."""
     return graph.read("tokens")[:n].astype(np.int32, copy=False)
 
 
 def ranked_tokens(graph: Graph, n: int) -> RankedTokens:
     """Return the tokens of the first n rows with their log-probabilities, the most likely first."""
-    return RankedTokens(tokens_by_rank(graph, n), graph.read("log_probs")[:n].astype(np.float32, copy=False))
+    return RankedTokens(
+        tokens_by_rank(graph, n), graph.read("log_probs")[:n].astype(np.float32, copy=False)
+    )

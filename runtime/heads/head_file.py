@@ -1,8 +1,8 @@
 """GGUF files of heads: what they are, and whether they were made for this target.
 
-A head's `general.architecture` is `medusa`, `hydra`, `eagle`, or llama.cpp's own `eagle3`; below that name stand its
-sizes, such as `medusa.embedding_length`. `specrun.target.vocabulary_sha256` names the tokens of the target it was made
-for.
+A head's `general.architecture` is `medusa`, `hydra`, `eagle`, or llama.cpp's own `eagle3`; below
+that name stand its sizes, such as `medusa.embedding_length`. `specrun.target.vocabulary_sha256`
+names the tokens of the target it was made for.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from specrun.bindings.model import Model
 TARGET_VOCABULARY = "specrun.target.vocabulary_sha256"
 
 _TOKENS = "tokenizer.ggml.tokens"
-_MAX_DIFFERENT_TOKENS = 128  # control and padding tokens that others renamed; llama.cpp lets as many be missing
+_MAX_DIFFERENT_TOKENS = (
+    128  # control and padding tokens that others renamed; llama.cpp lets as many be missing
+)
 
 
 class HeadFile:
-    """The header of a head's file, read by name; every fault names the file and the key or tensor."""
+    """The header of a head's file, read by name; every fault names the file and the key or
+    tensor."""
 
     def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
         self.path = os.fspath(path)
@@ -29,7 +32,8 @@ class HeadFile:
         self.header: GGUFHeader = read_header(path)
         if self.header.architecture != kind:
             raise UnsupportedModelError(
-                f"{self.path} is a file of architecture {self.header.architecture}, and {kind}(...) needs {kind} heads"
+                f"{self.path} is a file of architecture {self.header.architecture}, and "
+                f"{kind}(...) needs {kind} heads"
             )
         self._tensors = {tensor.name: tensor for tensor in self.header.tensors}
 
@@ -37,24 +41,31 @@ class HeadFile:
         return tensor in self._tensors
 
     def size(self, name: str, most: int = 1 << 24, *, default: int | None = None) -> int:
-        """Return the positive whole number `<kind>.<name>`, or `default` where it is absent and there is one."""
+        """Return the positive whole number `<kind>.<name>`, or `default` where it is absent and
+        there is one."""
         value = self.header.metadata.get(f"{self.kind}.{name}", default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-            raise MalformedFileError(f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again")
+            raise MalformedFileError(
+                f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again"
+            )
         return value
 
     def number(self, name: str, default: float) -> float:
         """Return the positive number `<kind>.<name>`, or `default` where it is absent."""
         value = self.header.metadata.get(f"{self.kind}.{name}", default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < 1e12:
-            raise MalformedFileError(f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again")
+            raise MalformedFileError(
+                f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again"
+            )
         return float(value)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         """Return the truth value `<kind>.<name>`, `default` where it is absent."""
         value = self.header.metadata.get(f"{self.kind}.{name}", default)
         if not isinstance(value, bool):
-            raise MalformedFileError(f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again")
+            raise MalformedFileError(
+                f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again"
+            )
         return value
 
     def numbers(self, name: str) -> list[float] | None:
@@ -62,7 +73,9 @@ class HeadFile:
         value = self.header.metadata.get(f"{self.kind}.{name}")
         if value is None:
             return None
-        if not isinstance(value, ArrayValue) or not all(isinstance(item, int | float) for item in value):
+        if not isinstance(value, ArrayValue) or not all(
+            isinstance(item, int | float) for item in value
+        ):
             raise MalformedFileError(
                 f"{self.path} has no list of numbers as {self.kind}.{name}: convert the head again"
             )
@@ -76,7 +89,8 @@ class HeadFile:
         given = tuple(info.shape) + (1,) * (4 - len(info.shape))
         if given != tuple(shape) + (1,) * (4 - len(shape)):
             raise MalformedFileError(
-                f"{self.path} has {tensor} of shape {list(info.shape)}, and its metadata ask for {list(shape)}"
+                f"{self.path} has {tensor} of shape {list(info.shape)}, and its metadata ask for "
+                f"{list(shape)}"
             )
         return tensor
 
@@ -87,7 +101,8 @@ class HeadFile:
         return tuple(self._tensors[tensor].shape)
 
     def check_target(self, target: Model, *, hidden_key: str = "embedding_length") -> None:
-        """Raise PairError, with both values, unless the head was made for a model of this size and this vocabulary.
+        """Raise PairError, with both values, unless the head was made for a model of this size and
+        this vocabulary.
 
         `<kind>.<hidden_key>` is the size of the hidden states of the target that the head reads.
         """
@@ -95,15 +110,20 @@ class HeadFile:
         pair = f"{self.path} cannot draft for {target.path}"
         if hidden != target.n_embd:
             raise PairError(
-                f"{pair}: it reads hidden states of {hidden} numbers, and the target's have {target.n_embd}"
+                f"{pair}: it reads hidden states of {hidden} numbers, and the target's have "
+                f"{target.n_embd}"
             )
         if vocab_size != target.vocabulary.size:
-            raise PairError(f"{pair}: it predicts {vocab_size} tokens, and the target has {target.vocabulary.size}")
+            raise PairError(
+                f"{pair}: it predicts {vocab_size} tokens, and the target has "
+                f"{target.vocabulary.size}"
+            )
         made_for = self.header.metadata.get(TARGET_VOCABULARY)
         ours = target.vocabulary.fingerprint.hex()
         if isinstance(made_for, str) and made_for != ours:
             raise PairError(
-                f"{pair}: it was made for another vocabulary ({made_for[:12]}..., the target's is {ours[:12]}...)"
+                f"{pair}: it was made for another vocabulary ({made_for[:12]}..., the target's "
+                f"is {ours[:12]}...)"
             )
 
         if made_for is None:
@@ -114,7 +134,8 @@ class HeadFile:
         return len(tokens) if isinstance(tokens, ArrayValue) else self.size("vocab_size")
 
     def _check_tokens(self, target: Model, pair: str) -> None:
-        """Compare the tokens themselves, which files of llama.cpp's converter have in place of a fingerprint."""
+        """Compare the tokens themselves, which files of llama.cpp's converter have in place of a
+        fingerprint."""
         ours, theirs = self.header.metadata.get(_TOKENS), target.header.metadata.get(_TOKENS)
         if not isinstance(ours, ArrayValue) or not isinstance(theirs, ArrayValue) or ours == theirs:
             return
@@ -125,6 +146,7 @@ class HeadFile:
         if len(different) > _MAX_DIFFERENT_TOKENS:
             first = different[0]
             raise PairError(
-                f"{pair}: {len(different)} of its tokens are others, the first one token {first}, {ours[first]!r} for "
+                f"{pair}: {len(different)} of its tokens are others, the first one token "
+                f"{first}, {ours[first]!r} for "
                 f"the head and {theirs[first]!r} for the target"
             )

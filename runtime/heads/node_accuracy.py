@@ -1,12 +1,15 @@
-"""How often each guess of a head is right, by depth and rank: measured on a text, kept in the head's file or beside it.
+"""How often each guess of a head is right, by depth and rank: measured on a text, kept in the
+head's file or beside it.
 
-`accuracy[k][r]` is the share of positions at which the guess of rank r at depth k is the right token, of those at which
-the right tokens of the depths above it were guessed too. So the product along a path is the probability that the whole
-path is right, and the products of all paths of a depth add up to the probability that any of them is.
+`accuracy[k][r]` is the share of positions at which the guess of rank r at depth k is the right
+token, of those at which the right tokens of the depths above it were guessed too. So the product
+along a path is the probability that the whole path is right, and the products of all paths of a
+depth add up to the probability that any of them is.
 
-In the head's GGUF: `<kind>.node_accuracy`, the rows one after another, and `<kind>.node_accuracy_depths`, how many
-there are (as many as heads where it is absent). Beside it: a CSV with the columns head, rank and accuracy, both
-numbers counted from 0; other columns are not read.
+In the head's GGUF: `<kind>.node_accuracy`, the rows one after another, and
+`<kind>.node_accuracy_depths`, how many there are (as many as heads where it is absent). Beside it:
+a CSV with the columns head, rank and accuracy, both numbers counted from 0; other columns are not
+read.
 
 Counting at which rank the right token was among the guesses of each depth.
 """
@@ -35,7 +38,8 @@ _ROUNDING = 1e-3  # shares of a head may add up to this much more than 1, as rou
 
 
 def stored_accuracy(file: HeadFile, n_heads: int | None = None) -> Accuracy | None:
-    """Return what stands in a head's file, None if it was not measured; `n_heads` is for files without a depth.
+    """Return what stands in a head's file, None if it was not measured; `n_heads` is for files
+    without a depth.
 
     Raises MalformedFileError for numbers that are no shares, or that do not make so many rows.
     """
@@ -47,7 +51,8 @@ def stored_accuracy(file: HeadFile, n_heads: int | None = None) -> Accuracy | No
     ranks, rest = divmod(len(numbers), depths)
     if rest or not ranks or not all(0.0 <= number <= 1.0 for number in numbers):
         raise MalformedFileError(
-            f"{file.path} has {len(numbers)} accuracies for {depths} heads: calibrate them again (specrun calibrate)"
+            f"{file.path} has {len(numbers)} accuracies for {depths} heads: calibrate them again "
+            "(specrun calibrate)"
         )
     return tuple(tuple(numbers[k * ranks : (k + 1) * ranks]) for k in range(depths))
 
@@ -55,7 +60,8 @@ def stored_accuracy(file: HeadFile, n_heads: int | None = None) -> Accuracy | No
 def read_accuracy_csv(path: str | os.PathLike[str], n_depths: int | None = None) -> Accuracy:
     """Return the accuracies of a CSV file, for at most `n_depths` heads.
 
-    Raises MalformedFileError that names the line for everything that is not a share by head and rank.
+    Raises MalformedFileError that names the line for everything that is not a share by head and
+    rank.
     """
     name = os.fspath(path)
     lines = _text(name).splitlines()
@@ -63,7 +69,11 @@ def read_accuracy_csv(path: str | os.PathLike[str], n_depths: int | None = None)
     try:
         head = [column.strip().lower() for column in next(reader, [])]
         if any(column not in head for column in _COLUMNS):
-            raise _fault(name, 1, f"the columns {', '.join(_COLUMNS)} are missing: name them in the first line")
+            raise _fault(
+                name,
+                1,
+                f"the columns {', '.join(_COLUMNS)} are missing: name them in the first line",
+            )
         places = [head.index(column) for column in _COLUMNS]
         rows: dict[int, dict[int, float]] = {}
         for cells in reader:
@@ -87,7 +97,10 @@ def _add(
     """Add a line's accuracy; heads and ranks must count up from 0."""
     if len(cells) <= max(places):
         raise _fault(name, line, f"it has {len(cells)} cells")
-    head, rank = _count(cells[places[0]], "head", name, line), _count(cells[places[1]], "rank", name, line)
+    head, rank = (
+        _count(cells[places[0]], "head", name, line),
+        _count(cells[places[1]], "rank", name, line),
+    )
     share = _share(cells[places[2]], name, line)
     if n_depths is not None and head >= n_depths:
         raise _fault(name, line, f"head {head} of a file with {n_depths} heads, counted from 0")
@@ -95,20 +108,30 @@ def _add(
     if rank in own:
         raise _fault(name, line, f"head {head} has a rank {rank} already")
     if rank != len(own):
-        raise _fault(name, line, f"rank {rank} of head {head} comes before its rank {len(own)}: list them in order")
+        raise _fault(
+            name,
+            line,
+            f"rank {rank} of head {head} comes before its rank {len(own)}: list them in order",
+        )
     if head and head - 1 not in rows:
         raise _fault(name, line, f"head {head} comes before head {head - 1}: list them in order")
     own[rank] = share
     total = sum(own.values())
     if total > 1.0 + _ROUNDING:
-        raise _fault(name, line, f"the accuracies of head {head} add up to {total:.3g}: only one guess can be right")
+        raise _fault(
+            name,
+            line,
+            f"the accuracies of head {head} add up to {total:.3g}: only one guess can be right",
+        )
 
 
 def _count(cell: str, column: str, name: str, line: int) -> int:
     highest = {"head": _MAX_DEPTH, "rank": _MAX_RANK}[column]
     text = cell.strip()
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < highest):
-        raise _fault(name, line, f"{column} is {text[:20]!r}: give a whole number from 0 to {highest - 1}")
+        raise _fault(
+            name, line, f"{column} is {text[:20]!r}: give a whole number from 0 to {highest - 1}"
+        )
     return int(text)
 
 
@@ -128,9 +151,13 @@ def _text(name: str) -> str:
         with open(name, "rb") as file:
             data = file.read(_MAX_FILE + 1)
     except OSError as error:
-        raise FileMissingError(f"{name} cannot be read ({error.strerror}): name a CSV file of accuracies") from error
+        raise FileMissingError(
+            f"{name} cannot be read ({error.strerror}): name a CSV file of accuracies"
+        ) from error
     if len(data) > _MAX_FILE:
-        raise MalformedFileError(f"{name} is larger than {_MAX_FILE >> 20} MiB: it is no table of accuracies")
+        raise MalformedFileError(
+            f"{name} is larger than {_MAX_FILE >> 20} MiB: it is no table of accuracies"
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -26,7 +26,8 @@ _CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class PendingRows:
-    """Rows in order, first in, first out; every change makes new ones, and copies none of the numbers."""
+    """Rows in order, first in, first out; every change makes new ones, and copies none of the
+    numbers."""
 
     pieces: tuple[FloatRows, ...] = ()
 
@@ -44,7 +45,9 @@ class PendingRows:
 
     def keep(self, n: int) -> PendingRows:
         """Leave out all but the first n rows."""
-        return self if n >= len(self) else PendingRows().add(self.first(n)) if n > 0 else PendingRows()
+        return (
+            self if n >= len(self) else PendingRows().add(self.first(n)) if n > 0 else PendingRows()
+        )
 
     def drop(self, n: int) -> PendingRows:
         """Leave out the first n rows."""
@@ -53,7 +56,8 @@ class PendingRows:
 
 @dataclass(frozen=True, slots=True)
 class RowPiece:
-    """Rows [n, ...] that go into cells: of positions `position` on, into the cells after the first `count`.
+    """Rows [n, ...] that go into cells: of positions `position` on, into the cells after the first
+    `count`.
 
     `tokens` are those that each row brings along: the last one that it depends on.
     """
@@ -69,11 +73,13 @@ class RowPiece:
 
 @dataclass(frozen=True, slots=True)
 class _Held(Generic[Said]):
-    """All that is known, as one value: it is replaced as a whole, so that an interrupt finds the old or the new.
+    """All that is known, as one value: it is replaced as a whole, so that an interrupt finds the
+    old or the new.
 
-    The rows of positions `base` to `base + count - 1` lie in cells 0 to `count - 1`, those of the next positions are
-    pending. `last` [1, ...] are the numbers of the last row in a cell and `said` what the head said after it, both None
-    where they are not there any more. `early` [1, ...] is the row after all of these, whose token is not known yet.
+    The rows of positions `base` to `base + count - 1` lie in cells 0 to `count - 1`, those of the
+    next positions are pending. `last` [1, ...] are the numbers of the last row in a cell and `said`
+    what the head said after it, both None where they are not there any more. `early` [1, ...] is
+    the row after all of these, whose token is not known yet.
     """
 
     base: int = 0
@@ -92,18 +98,21 @@ class _Held(Generic[Said]):
 class TextRows(Generic[Said]):
     """The rows of one conversation's text: which are known, which lie in cells, which wait.
 
-    Row j is made of the target's state at position j, and depends on the tokens up to j + `ahead`: 0 for the state
-    alone, 1 for a pair of the state and the token after it. `evaluate` puts rows into their cells and returns what the
-    head says after the last one; there are `n_cells`. At most `chunk` rows wait.
+    Row j is made of the target's state at position j, and depends on the tokens up to j + `ahead`:
+    0 for the state alone, 1 for a pair of the state and the token after it. `evaluate` puts rows
+    into their cells and returns what the head says after the last one; there are `n_cells`. At most
+    `chunk` rows wait.
     """
 
-    def __init__(self, evaluate: Callable[[RowPiece], Said], n_cells: int, *, ahead: int, chunk: int = _CHUNK) -> None:
+    def __init__(
+        self, evaluate: Callable[[RowPiece], Said], n_cells: int, *, ahead: int, chunk: int = _CHUNK
+    ) -> None:
         self._evaluate = evaluate
         self._n_cells = n_cells
         self._ahead = ahead
         self._chunk = chunk
-        # The beginning of it that the rows depend on is what they belong to. What may follow means nothing: an
-        # interrupt may have left it there.
+        # The beginning of it that the rows depend on is what they belong to. What may follow means
+        # nothing: an interrupt may have left it there.
         self._text: list[int] = []
         self._held: _Held[Said] = _Held()
 
@@ -122,7 +131,7 @@ class TextRows(Generic[Said]):
         """How many more rows the cells can take, after all that wait."""
         return self._n_cells - (self._held.end - self._held.base)
 
-    # -- learning --------------------------------------------------------------------------------------------------
+    # -- learning ----------------------------------------------------------------------------------
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the rows that hold for a text.
@@ -147,14 +156,17 @@ class TextRows(Generic[Said]):
         elif n < held.count:
             self._held = _Held(held.base, n)
         else:
-            self._held = dataclasses.replace(held, pending=held.pending.keep(n - held.count), early=None)
+            self._held = dataclasses.replace(
+                held, pending=held.pending.keep(n - held.count), early=None
+            )
 
     def learn(self, start: int, rows: FloatRows, tokens: Sequence[int]) -> None:
-        """Take the rows [n, ...] of positions `start` on of the text `tokens`; nobody may change them any more.
+        """Take the rows [n, ...] of positions `start` on of the text `tokens`; nobody may change
+        them any more.
 
-        The token after the last of them may be missing. What is known already stays. Where rows are missing before
-        these, or come before all that are known, the others are given up: the head then sees less of the text, which
-        costs acceptance and nothing else.
+        The token after the last of them may be missing. What is known already stays. Where rows are
+        missing before these, or come before all that are known, the others are given up: the head
+        then sees less of the text, which costs acceptance and nothing else.
         """
         held = self._held
         if held.early is not None and start == held.end + 1:
@@ -168,7 +180,13 @@ class TextRows(Generic[Said]):
         last, early = held.last, held.early if end == known else None
         if ready < len(rows) and end == start + ready:
             early = rows[ready : ready + 1]
-        if end == known and last is None and not held.pending and held.count and start < known <= start + len(rows):
+        if (
+            end == known
+            and last is None
+            and not held.pending
+            and held.count
+            and start < known <= start + len(rows)
+        ):
             last = rows[known - 1 - start : known - start]  # it may have to be evaluated again
         self._text[max(0, known) :] = tokens[max(0, known) : end + self._ahead]
         pending = held.pending.add(rows[known - start : end - start])
@@ -176,10 +194,11 @@ class TextRows(Generic[Said]):
         while len(self._held.pending) > self._chunk:
             self._put(self._chunk)
 
-    # -- drafting --------------------------------------------------------------------------------------------------
+    # -- drafting ----------------------------------------------------------------------------------
 
     def said(self, tokens: Sequence[int]) -> Said | None:
-        """Return what the head says after the row before a text's last token, None where that row is not known."""
+        """Return what the head says after the row before a text's last token, None where that row
+        is not known."""
         if not self._is_known(tokens):
             return None
         if self._held.said is None:
@@ -189,10 +208,11 @@ class TextRows(Generic[Said]):
         return self._held.said
 
     def due(self, tokens: Sequence[int], most: int) -> RowPiece | None:
-        """Return the rows up to a text's last token that are to be evaluated with a draft, `most` at the most.
+        """Return the rows up to a text's last token that are to be evaluated with a draft, `most`
+        at the most.
 
-        Earlier ones are put into their cells. None where the last row is not known. Whoever has evaluated them says so
-        (`settle`), and otherwise they are due again.
+        Earlier ones are put into their cells. None where the last row is not known. Whoever has
+        evaluated them says so (`settle`), and otherwise they are due again.
         """
         if not self._is_known(tokens):
             return None
@@ -202,9 +222,12 @@ class TextRows(Generic[Said]):
         return self._piece(waiting) if waiting else None
 
     def settle(self, piece: RowPiece, said: Said | None = None) -> None:
-        """Note that the first pending rows lie in their cells now, and what the head said after them."""
+        """Note that the first pending rows lie in their cells now, and what the head said after
+        them."""
         held, n = self._held, len(piece)
-        self._held = _Held(held.base, held.count + n, held.pending.drop(n), piece.rows[n - 1 :], said, held.early)
+        self._held = _Held(
+            held.base, held.count + n, held.pending.drop(n), piece.rows[n - 1 :], said, held.early
+        )
 
     def _is_known(self, tokens: Sequence[int]) -> bool:
         """Return whether the last row is the one before a text's last token."""

@@ -1,4 +1,5 @@
-"""Shapes of draft trees and how they grow: topologies, proposal schemes, EAGLE-2's dynamic trees."""
+"""Shapes of draft trees and how they grow: topologies, proposal schemes, EAGLE-2's dynamic
+trees."""
 
 from specrun.runtime.trees.eagle2_tree import (
     DynamicShape,

@@ -1,12 +1,14 @@
-"""EAGLE-2's dynamic trees: expand the best k nodes of each depth, then keep the best N of all (Li et al. 2024).
+"""EAGLE-2's dynamic trees: expand the best k nodes of each depth, then keep the best N of all (Li
+et al. 2024).
 
-The value of a node is the product of the draft probabilities on its path, an estimate of the probability that
-it is accepted (section 3.1). Expansion: of each depth, the k nodes of highest value are evaluated, and each gets
-its k most likely children (section 4.1). Reranking: of all children made, the N of highest value are the tree
-(section 4.2); a parent is worth no less than its child, so they form one.
+The value of a node is the product of the draft probabilities on its path, an estimate of the
+probability that it is accepted (section 3.1). Expansion: of each depth, the k nodes of highest
+value are evaluated, and each gets its k most likely children (section 4.1). Reranking: of all
+children made, the N of highest value are the tree (section 4.2); a parent is worth no less than its
+child, so they form one.
 
-Choosing nodes by their values is exact for point masses only: pruning drawn tokens by their own probability would
-change what the remaining ones are draws of.
+Choosing nodes by their values is exact for point masses only: pruning drawn tokens by their own
+probability would change what the remaining ones are draws of.
 """
 
 from __future__ import annotations
@@ -34,10 +36,13 @@ class DynamicShape:
                 raise OptionError(f"{name} is {getattr(self, name)}: give 1 to {MAX_NODES}")
         if self.nodes < self.depth:
             raise OptionError(
-                f"nodes={self.nodes} is less than depth={self.depth}: a tree has at least one node for each depth; "
+                f"nodes={self.nodes} is less than depth={self.depth}: a tree has at least one "
+                "node for each depth; "
                 "raise nodes or lower depth"
             )
-        check_leaves(f"depth={self.depth} and topk={self.topk} in the draft model", self.n_draft_sequences)
+        check_leaves(
+            f"depth={self.depth} and topk={self.topk} in the draft model", self.n_draft_sequences
+        )
 
     def limited(self, max_depth: int, max_nodes: int) -> DynamicShape:
         """Return a shape that keeps these limits, both at least 1."""
@@ -53,7 +58,8 @@ class DynamicShape:
 
     @property
     def max_leaves(self) -> int:
-        """The most leaves: with n nodes of at most k children each, at least n/k - 1 are no leaves."""
+        """The most leaves: with n nodes of at most k children each, at least n/k - 1 are no
+        leaves."""
         return min(self.max_nodes, self.max_nodes + 1 - -(-self.max_nodes // self.topk))
 
     @property
@@ -63,7 +69,8 @@ class DynamicShape:
 
     @property
     def n_draft_sequences(self) -> int:
-        """The most sequences that the evaluated nodes need: each depth branches off at most topk - 1."""
+        """The most sequences that the evaluated nodes need: each depth branches off at most topk -
+        1."""
         return 1 + (self.topk - 1) * (self.depth - 1)
 
 
@@ -71,7 +78,8 @@ def check_sampling(shape: Topology | DynamicShape, sampling: TreeSampling) -> No
     """Refuse draws in a dynamic tree, which chooses its nodes by their values."""
     if isinstance(shape, DynamicShape) and sampling != "argmax":
         raise OptionError(
-            f"sampling={sampling} with a dynamic tree would choose drawn tokens by their own probability, which "
+            f"sampling={sampling} with a dynamic tree would choose drawn tokens by their own "
+            "probability, which "
             "biases the text: use sampling=argmax, or a fixed tree=..."
         )
 
@@ -89,7 +97,8 @@ class GrownTree:
     depths: list[int] = field(default_factory=list)
 
     def by_value(self) -> list[int]:
-        """Return all nodes, those of highest value first, earlier ones first among equals: parents before children."""
+        """Return all nodes, those of highest value first, earlier ones first among equals: parents
+        before children."""
         return _best(self.values, len(self.values))
 
     def best(self, nodes: int) -> DraftTree:
@@ -101,11 +110,14 @@ class GrownTree:
 
 
 def grow_by_path_probability(shape: DynamicShape, laws: LawSource, p_min: float = 0.0) -> DraftTree:
-    """Return the tree of the best nodes. A law whose best token is under `p_min` gives no children."""
+    """Return the tree of the best nodes. A law whose best token is under `p_min` gives no
+    children."""
     return expand_by_path_probability(shape.depth, shape.topk, laws, p_min).best(shape.nodes)
 
 
-def expand_by_path_probability(depth: int, topk: int, laws: LawSource, p_min: float = 0.0) -> GrownTree:
+def expand_by_path_probability(
+    depth: int, topk: int, laws: LawSource, p_min: float = 0.0
+) -> GrownTree:
     """Return all children of the best `topk` nodes of each depth (section 4.1: expansion).
 
     A tree expanded less deep is the part of this one down to its depth.
@@ -122,14 +134,19 @@ def expand_by_path_probability(depth: int, topk: int, laws: LawSource, p_min: fl
             break
         expanded = sorted(_best(grown.values, topk, first))
         level_laws = list(
-            laws.below([numbers[grown.parents[node]] for node in expanded], [grown.tokens[node] for node in expanded])
+            laws.below(
+                [numbers[grown.parents[node]] for node in expanded],
+                [grown.tokens[node] for node in expanded],
+            )
         )
         for node in expanded:
             numbers[node] = len(numbers) - 1
     return grown
 
 
-def _add_children(parent: int, law: Law, topk: int, p_min: float, depth: int, grown: GrownTree) -> None:
+def _add_children(
+    parent: int, law: Law, topk: int, p_min: float, depth: int, grown: GrownTree
+) -> None:
     """Append the `topk` most likely children of an evaluated node with their values."""
     children = most_likely(law, topk)
     if not children or children[0][1] < p_min:
@@ -142,6 +159,8 @@ def _add_children(parent: int, law: Law, topk: int, p_min: float, depth: int, gr
 
 
 def _best(values: list[float], count: int, first: int = 0) -> list[int]:
-    """Return the nodes of the `count` highest values from node `first` on, earlier ones first among equals."""
-    # A list's own sort keeps equals in order, reversed too, and is quicker than an array's for so few.
+    """Return the nodes of the `count` highest values from node `first` on, earlier ones first among
+    equals."""
+    # A list's own sort keeps equals in order, reversed too, and is quicker than an array's for so
+    # few.
     return sorted(range(first, len(values)), key=values.__getitem__, reverse=True)[:count]

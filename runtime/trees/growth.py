@@ -1,15 +1,17 @@
-"""Growing a draft tree of a fixed shape from draft laws: no model here, only who is drawn from what.
+"""Growing a draft tree of a fixed shape from draft laws: no model here, only who is drawn from
+what.
 
-Whether a draw is made, from which law and at which rank, is decided before its value is known: the shape is
-fixed, the confidence stop reads a law before anything is drawn from it, and a round's limits cut the shape. What
-is drawn below a child may depend on the child.
+Whether a draw is made, from which law and at which rank, is decided before its value is known: the
+shape is fixed, the confidence stop reads a law before anything is drawn from it, and a round's
+limits cut the shape. What is drawn below a child may depend on the child.
 
 How the children of a node are proposed from its draft law: three schemes of the literature.
 
-- with replacement: i.i.d. draws (SpecInfer, Miao et al. 2023, algorithm 2). Equal draws share a node, and each
-  stays a draw that acceptance tests.
-- without replacement: each draw is from the law without its earlier siblings, renormalised (Sequoia, Chen et
-  al. 2024, algorithm 2). When nothing is left of the law, there are no more siblings.
+- with replacement: i.i.d. draws (SpecInfer, Miao et al. 2023, algorithm 2). Equal draws share a
+  node, and each stays a draw that acceptance tests.
+- without replacement: each draw is from the law without its earlier siblings, renormalised
+  (Sequoia, Chen et al. 2024, algorithm 2). When nothing is left of the law, there are no more
+  siblings.
 - most likely: the top k as point masses (Medusa, EAGLE-2, greedy trees).
 
 Every draw is stored with the law that it was really drawn from.
@@ -35,7 +37,8 @@ Child = tuple[int, int]
 """A child's node and its token."""
 
 Propose = Callable[[TreeBuilder, int, Law, int, NoiseSource], list[Child]]
-"""Adds up to so many draws from a law below a parent; returns the distinct children in the order they were made."""
+"""Adds up to so many draws from a law below a parent; returns the distinct children in the order
+they were made."""
 
 
 def propose_with_replacement(
@@ -56,7 +59,11 @@ def propose_without_replacement(
 ) -> list[Child]:
     """Draw up to `count` different tokens, each from what the earlier ones left of the law."""
     # All siblings at once, because none of their laws depends on anything but the earlier tokens.
-    tokens = noise.choose_distinct(law, count) if isinstance(noise, DraftNoise) else choose_in_turn(noise, law, count)
+    tokens = (
+        noise.choose_distinct(law, count)
+        if isinstance(noise, DraftNoise)
+        else choose_in_turn(noise, law, count)
+    )
     children: list[Child] = [(builder.add(parent, tokens[0], law), tokens[0])]
     for earlier, token in pairwise(tokens):
         law = LawWithout(law, earlier)
@@ -64,7 +71,9 @@ def propose_without_replacement(
     return children
 
 
-def propose_most_likely(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:
+def propose_most_likely(
+    builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
+) -> list[Child]:
     """Take the `count` most likely tokens as point masses."""
     return [(builder.add(parent, token), token) for token, _ in most_likely(law, count)]
 
@@ -75,7 +84,8 @@ def proposal_scheme(sampling: TreeSampling) -> Propose:
 
 
 def most_likely(law: Law, count: int) -> list[tuple[int, float]]:
-    """Return the `count` most likely tokens with their probabilities, lower ids first among equals, none of zero."""
+    """Return the `count` most likely tokens with their probabilities, lower ids first among equals,
+    none of zero."""
     if isinstance(law, RankedLaw):
         return law.best(count)
     probs = law.probs
@@ -87,7 +97,11 @@ def most_likely(law: Law, count: int) -> list[tuple[int, float]]:
     else:
         order = np.argsort(-probs, kind="stable")[:count]
     tokens = order if law.ids is None else law.ids[order]
-    return [(token, prob) for token, prob in zip(tokens.tolist(), probs[order].tolist(), strict=True) if prob > 0.0]
+    return [
+        (token, prob)
+        for token, prob in zip(tokens.tolist(), probs[order].tolist(), strict=True)
+        if prob > 0.0
+    ]
 
 
 _SCHEMES: dict[TreeSampling, Propose] = {
@@ -106,18 +120,24 @@ class LawSource(Protocol):
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> Sequence[Law]:
         """Evaluate one depth and return the law after each of its tokens.
 
-        Token i follows the evaluated node `parents[i]`: ROOT, or a number counted over all calls of the round
-        in the order of their tokens, from 0.
+        Token i follows the evaluated node `parents[i]`: ROOT, or a number counted over all calls of
+        the round in the order of their tokens, from 0.
         """
 
 
 def grow_tree(
-    topology: Topology, laws: LawSource, propose: Propose, noise: NoiseSource, start: int, p_min: float = 0.0
+    topology: Topology,
+    laws: LawSource,
+    propose: Propose,
+    noise: NoiseSource,
+    start: int,
+    p_min: float = 0.0,
 ) -> DraftTree:
     """Return a tree of this shape, its first tokens standing at position `start`.
 
-    Where draws coincide or a law is exhausted the tree is smaller; the first distinct children take the first
-    subtrees. A node gets no children if the most likely one has a probability under `p_min`.
+    Where draws coincide or a law is exhausted the tree is smaller; the first distinct children take
+    the first subtrees. A node gets no children if the most likely one has a probability under
+    `p_min`.
     """
     builder = TreeBuilder()
     children = topology.children
@@ -135,7 +155,9 @@ def grow_tree(
                 continue
             place, node = level[index]
             places = children[place]
-            for below, (child, token) in zip(places, propose(builder, node, law, len(places), noise), strict=False):
+            for below, (child, token) in zip(
+                places, propose(builder, node, law, len(places), noise), strict=False
+            ):
                 if below in children:
                     grown.append((below, child))
                     parents.append(first + index)

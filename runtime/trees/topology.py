@@ -1,9 +1,10 @@
 """The shape of a draft tree before anything is drawn: how many children each node gets.
 
-Written in the drafter language as branching factors by depth, `4x2x2` (4 children of the root, 2 below each of
-them, 2 below each of those), or as a quoted list of nodes, `"0 1 00 01 000"`: each node is the path of child
-ranks that leads to it, one sign a depth (0 to 9, then a to v for the ranks 10 to 31). Lists of lists, as Medusa's and
-EAGLE's programs write their trees, mean the same: `"[[0], [1], [0, 0], [0, 1], [0, 0, 0]]"`.
+Written in the drafter language as branching factors by depth, `4x2x2` (4 children of the root, 2
+below each of them, 2 below each of those), or as a quoted list of nodes, `"0 1 00 01 000"`: each
+node is the path of child ranks that leads to it, one sign a depth (0 to 9, then a to v for the
+ranks 10 to 31). Lists of lists, as Medusa's and EAGLE's programs write their trees, mean the same:
+`"[[0], [1], [0, 0], [0, 1], [0, 0, 0]]"`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ MAX_NODES = 1024
 """More nodes than this are a mistake: no machine verifies them in the time of a few tokens."""
 
 _WIDTHS = re.compile(r"[1-9]\d{0,8}(x\d{1,9})*")
-_HINT = 'give branching factors such as 4x2x2, a quoted list of nodes such as "0 1 00 01", or sequoia'
+_HINT = (
+    'give branching factors such as 4x2x2, a quoted list of nodes such as "0 1 00 01", or sequoia'
+)
 _RANKS = "0123456789abcdefghijklmnopqrstuv"
 _LISTS = re.compile(r"[\d\s,\[\]()]*")
 _MAX_TEXT = 1 << 16
@@ -73,7 +76,9 @@ class Topology:
     @functools.cached_property
     def ranks(self) -> tuple[int, ...]:
         """The rank of each node among its siblings."""
-        by_node = {node: rank for nodes in self.children.values() for rank, node in enumerate(nodes)}
+        by_node = {
+            node: rank for nodes in self.children.values() for rank, node in enumerate(nodes)
+        }
         return tuple(by_node[node] for node in range(len(self)))
 
     @property
@@ -103,7 +108,8 @@ class Topology:
 
     @functools.cached_property
     def inner_widths(self) -> tuple[int, ...]:
-        """How many nodes with children each depth has, from the root's 1 on: what a drafter evaluates at once."""
+        """How many nodes with children each depth has, from the root's 1 on: what a drafter
+        evaluates at once."""
         widths = [0] * self.max_depth
         for parent in self.children:
             widths[0 if parent == ROOT else self.depths[parent]] += 1
@@ -158,7 +164,10 @@ def _from_widths(text: str) -> Topology:
     level = [ROOT]
     for width in widths:
         if len(parents) + len(level) * width > MAX_NODES:
-            raise OptionError(f"tree={text} has more than {MAX_NODES} nodes: use smaller or fewer branching factors")
+            raise OptionError(
+                f"tree={text} has more than {MAX_NODES} nodes: use smaller or fewer branching "
+                "factors"
+            )
         first = len(parents)
         parents += [parent for parent in level for _ in range(width)]
         level = list(range(first, len(parents)))
@@ -168,7 +177,9 @@ def _from_widths(text: str) -> Topology:
 def _from_paths(text: str) -> Topology:
     names = sorted(text.split(), key=lambda name: (len(name), name))
     if not names:
-        raise OptionError('tree is empty: give branching factors such as 4x2x2, or a list such as "0 1 00"')
+        raise OptionError(
+            'tree is empty: give branching factors such as 4x2x2, or a list such as "0 1 00"'
+        )
     if len(names) > MAX_NODES:
         raise OptionError(f"tree lists {len(names)} nodes: {MAX_NODES} at most; leave some out")
     places: dict[str, int] = {"": ROOT}
@@ -186,12 +197,15 @@ def _names_of_lists(text: str) -> str:
         with contextlib.suppress(ValueError, RecursionError):
             paths = json.loads(re.sub(r",\s*\]", "]", squared))  # a tuple of one has a comma
     if not isinstance(paths, list) or not all(isinstance(path, list) and path for path in paths):
-        raise OptionError(f"tree: {text[:40]!r} is not a list of nodes such as [[0], [1], [0, 0], [0, 1]]")
+        raise OptionError(
+            f"tree: {text[:40]!r} is not a list of nodes such as [[0], [1], [0, 0], [0, 1]]"
+        )
     names: list[str] = []
     for path in paths:
         if not all(isinstance(rank, int) and rank < len(_RANKS) for rank in path):
             raise OptionError(
-                f"tree lists node {str(path)[:40]}: a node is a list of ranks from 0 to {len(_RANKS) - 1}"
+                f"tree lists node {str(path)[:40]}: a node is a list of ranks from 0 to "
+                f"{len(_RANKS) - 1}"
             )
         names.append("".join(_RANKS[rank] for rank in path))
     return " ".join(names)
@@ -207,7 +221,9 @@ def _check_name(name: str, known: dict[str, int]) -> None:
         raise OptionError(f"tree lists node {name} without its parent {name[:-1]}: list both")
     before = name[:-1] + _RANKS[_RANKS.index(name[-1]) - 1]
     if name[-1] != "0" and before not in known:
-        raise OptionError(f"tree lists node {name} without its sibling {before}: ranks count up from 0")
+        raise OptionError(
+            f"tree lists node {name} without its sibling {before}: ranks count up from 0"
+        )
 
 
 def _checked(topology: Topology, text: str) -> Topology:
@@ -216,11 +232,13 @@ def _checked(topology: Topology, text: str) -> Topology:
 
 
 def check_leaves(what: object, n_leaves: int, advice: str = "use fewer branches") -> None:
-    """Raise `OptionError` where a tree has more leaves than llama.cpp has sequence ids: each path takes one.
+    """Raise `OptionError` where a tree has more leaves than llama.cpp has sequence ids: each path
+    takes one.
 
     `advice` says what of `what` to change.
     """
     if n_leaves > MAX_SEQUENCES:
         raise OptionError(
-            f"{what}: {n_leaves} leaves need as many sequences, and llama.cpp allows {MAX_SEQUENCES}: {advice}"
+            f"{what}: {n_leaves} leaves need as many sequences, and llama.cpp allows "
+            f"{MAX_SEQUENCES}: {advice}"
         )

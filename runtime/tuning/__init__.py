@@ -1,6 +1,11 @@
-"""Planning: how much to draft, and where the layers go, from what the machine and the context allow."""
+"""Planning: how much to draft, and where the layers go, from what the machine and the context
+allow."""
 
-from specrun.runtime.tuning.dynamic_acceptance import DynamicAcceptance, kept_nodes, measure_dynamic_acceptance
+from specrun.runtime.tuning.dynamic_acceptance import (
+    DynamicAcceptance,
+    kept_nodes,
+    measure_dynamic_acceptance,
+)
 from specrun.runtime.tuning.head_calibration import (
     HeadCalibration,
     HeadCalibrationOptions,
@@ -8,8 +13,19 @@ from specrun.runtime.tuning.head_calibration import (
     features_along,
 )
 from specrun.runtime.tuning.head_guesses import guess_kinds
-from specrun.runtime.tuning.rank_acceptance import CalibrationText, LawPair, acceptance_by_rank, law_pairs, laws_along
-from specrun.runtime.tuning.tree_plan import dynamic_round_seconds, plan_dynamic_tree, plan_tree, tokens_per_second
+from specrun.runtime.tuning.rank_acceptance import (
+    CalibrationText,
+    LawPair,
+    acceptance_by_rank,
+    law_pairs,
+    laws_along,
+)
+from specrun.runtime.tuning.tree_plan import (
+    dynamic_round_seconds,
+    plan_dynamic_tree,
+    plan_tree,
+    tokens_per_second,
+)
 from specrun.runtime.tuning.tuning import tune
 
 __all__ = [

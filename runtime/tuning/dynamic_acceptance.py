@@ -1,12 +1,13 @@
 """How far a text goes along in dynamic trees: what EAGLE-2's shapes are planned from.
 
-A dynamic tree hangs on the draft model's own tokens, so no acceptance by rank describes it. But its nodes are point
-masses, and for those the exact rule draws the target's token and descends where a child has it (`acceptance.exact`). So
-in a text that the target wrote, a round that starts at a position keeps exactly the nodes that spell the text's next
-tokens: growing the tree there, without the target, replays the round.
+A dynamic tree hangs on the draft model's own tokens, so no acceptance by rank describes it. But its
+nodes are point masses, and for those the exact rule draws the target's token and descends where a
+child has it (`acceptance.exact`). So in a text that the target wrote, a round that starts at a
+position keeps exactly the nodes that spell the text's next tokens: growing the tree there, without
+the target, replays the round.
 
-One expansion serves all shapes of the same `topk`: a smaller depth is a part of it, and fewer nodes are those of
-highest value (`drafters.path_probability`).
+One expansion serves all shapes of the same `topk`: a smaller depth is a part of it, and fewer nodes
+are those of highest value (`drafters.path_probability`).
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from specrun.runtime.tuning.rank_acceptance import CalibrationText
 class DynamicAcceptance:
     """The mean number of accepted tokens of dynamic trees with children of `topk` ranks.
 
-    `accepted[d, n]` is that of depth d with the best n nodes, [max_depth + 1, max_nodes + 1]; without the target's
-    own token. It is 0 for depths at which no text was long enough to tell.
+    `accepted[d, n]` is that of depth d with the best n nodes, [max_depth + 1, max_nodes + 1];
+    without the target's own token. It is 0 for depths at which no text was long enough to tell.
     """
 
     topk: int
@@ -52,7 +53,8 @@ class DynamicAcceptance:
 
 
 def kept_nodes(grown: GrownTree, text: Sequence[int], max_depth: int, max_nodes: int) -> FloatArray:
-    """Return how many tokens of `text` each shape keeps: [max_depth + 1, max_nodes + 1] for depth and best nodes."""
+    """Return how many tokens of `text` each shape keeps: [max_depth + 1, max_nodes + 1] for depth
+    and best nodes."""
     path = _path_along(grown, text)
     depths = np.array(grown.depths, np.intp)
     order = np.array(grown.by_value(), np.intp)
@@ -79,11 +81,13 @@ def measure_dynamic_acceptance(
 ) -> DynamicAcceptance:
     """Grow trees along texts in about so many seconds, and return what they would have kept.
 
-    The context is the draft model's, sized by `draft_size` for this depth and `topk`; it is left empty. Where time is
-    short every second, third, ... position is taken.
+    The context is the draft model's, sized by `draft_size` for this depth and `topk`; it is left
+    empty. Where time is short every second, third, ... position is taken.
     """
     shape = DynamicShape(max_depth, topk, max(max_nodes, max_depth))
-    drafter = DraftTreeDrafter(context, target_vocab_size=target_vocab_size, shape=shape, sampling="argmax")
+    drafter = DraftTreeDrafter(
+        context, target_vocab_size=target_vocab_size, shape=shape, sampling="argmax"
+    )
     noise = SeededNoise(0).for_drafting(0)  # point masses draw nothing
     total = np.zeros((max_depth + 1, max_nodes + 1))
     counts = np.zeros(max_depth + 1)
@@ -95,7 +99,9 @@ def measure_dynamic_acceptance(
             before = time.perf_counter()
             request = DraftRequest(text.tokens[:start], params, noise, max_depth, shape.nodes)
             grown = expand_by_path_probability(max_depth, topk, drafter.laws(request))
-            known = min(max_depth, len(text.tokens) - start)  # deeper trees could keep more than is known here
+            known = min(
+                max_depth, len(text.tokens) - start
+            )  # deeper trees could keep more than is known here
             total[: known + 1] += kept_nodes(grown, text.tokens[start:], known, max_nodes)
             counts[: known + 1] += 1.0
             if counts[0] == 2:  # the first tree's time is mostly the prompt's

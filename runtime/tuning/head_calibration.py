@@ -1,9 +1,10 @@
 """Calibrating heads: how often each of their guesses is right on a text, and what tree that makes.
 
-Medusa's authors run the target greedily and count, for each head and rank, the positions at which the guess is the
-token that came (medusa/eval/heads_accuracy.py), then take heads for independent. They are not: where the first head is
-right, the second is right more often. So a guess is counted here where the guesses above it were right too, and the
-product of such shares along a path is the probability of the path. The shares over all positions are kept beside them.
+Medusa's authors run the target greedily and count, for each head and rank, the positions at which
+the guess is the token that came (medusa/eval/heads_accuracy.py), then take heads for independent.
+They are not: where the first head is right, the second is right more often. So a guess is counted
+here where the guesses above it were right too, and the product of such shares along a path is the
+probability of the path. The shares over all positions are kept beside them.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ Progress = Callable[[str, float], None]
 class HeadCalibrationOptions:
     """What to measure: `n_tokens` guessed places, each depth with `ranks` tokens.
 
-    `seconds` are spent on the target's cost curve; 0 leaves it as it is known. `params` say how the target
-    writes its texts.
+    `seconds` are spent on the target's cost curve; 0 leaves it as it is known. `params` say how the
+    target writes its texts.
     """
 
     target: Path
@@ -66,7 +67,9 @@ class HeadCalibrationOptions:
 
     def __post_init__(self) -> None:
         if self.n_tokens < _FEWEST:
-            raise OptionError(f"{self.n_tokens} tokens say too little about heads: give {_FEWEST} or more")
+            raise OptionError(
+                f"{self.n_tokens} tokens say too little about heads: give {_FEWEST} or more"
+            )
         if not 1 <= self.ranks <= 32:
             raise OptionError(f"{self.ranks} tokens of each head: trees have 1 to 32")
         if not self.seconds >= 0.0:
@@ -75,11 +78,12 @@ class HeadCalibrationOptions:
 
 @dataclass(frozen=True, slots=True)
 class HeadCalibration:
-    """What was measured at `n_positions`: `accuracy` as trees are made from it, `alone` of each depth by itself.
+    """What was measured at `n_positions`: `accuracy` as trees are made from it, `alone` of each
+    depth by itself.
 
-    `n_reached[k]` and `n_asked[k]` are the numbers of positions behind their rows k. `plan` is the tree that follows on
-    this machine, `curve`
-    the target's costs and `is_measured` whether they are this machine's.
+    `n_reached[k]` and `n_asked[k]` are the numbers of positions behind their rows k. `plan` is the
+    tree that follows on this machine, `curve` the target's costs and `is_measured` whether they are
+    this machine's.
     """
 
     accuracy: Accuracy
@@ -99,9 +103,10 @@ def calibrate_heads(
 ) -> HeadCalibration:
     """Measure the heads along texts. `texts_of` makes them, once the target is loaded.
 
-    A text that is nothing but a prompt (`n_prompt` its length) is continued by the target, which writes `n_tokens` over
-    all such texts; of others the tokens from `n_prompt` on are counted, all where it is 0. Raises OptionError where
-    there is nothing to count, and the errors of the target's and the heads' files.
+    A text that is nothing but a prompt (`n_prompt` its length) is continued by the target, which
+    writes `n_tokens` over all such texts; of others the tokens from `n_prompt` on are counted, all
+    where it is 0. Raises OptionError where there is nothing to count, and the errors of the
+    target's and the heads' files.
     """
     layers = resolve_gpu_layers(options.n_gpu_layers, options.target)
     with Model(options.target, n_gpu_layers=layers, use_mmap=options.use_mmap) as target:
@@ -109,7 +114,11 @@ def calibrate_heads(
         context = _context(options, target)
         # First, so that heads which do not fit are refused before time is spent.
         guesses = open_guesses(
-            options.heads, target, ranks=options.ranks, n_tokens=context.n_ctx, n_threads=context.n_threads
+            options.heads,
+            target,
+            ranks=options.ranks,
+            n_tokens=context.n_ctx,
+            n_threads=context.n_threads,
         )
         try:
             texts = list(texts_of(target))
@@ -125,19 +134,33 @@ def calibrate_heads(
     plan = plan_medusa_tree(accuracy, curve, depth_seconds) if any(accuracy[0]) else None
     progress("done", 1.0)
     return HeadCalibration(
-        accuracy, counts.alone, counts.n_reached, counts.n_asked, counts.n_positions, plan, curve, is_measured
+        accuracy,
+        counts.alone,
+        counts.n_reached,
+        counts.n_asked,
+        counts.n_positions,
+        plan,
+        curve,
+        is_measured,
     )
 
 
-def features_along(context: Context, tokens: Sequence[int], taps: Sequence[int] = ()) -> npt.NDArray[np.float32]:
-    """Return what heads read of the target at all positions of a text, [n, ...]; the context is left empty.
+def features_along(
+    context: Context, tokens: Sequence[int], taps: Sequence[int] = ()
+) -> npt.NDArray[np.float32]:
+    """Return what heads read of the target at all positions of a text, [n, ...]; the context is
+    left empty.
 
     That is its final hidden state, or the inputs of the layers `taps` one after another.
     """
     pieces: list[npt.NDArray[np.float32]] = []
 
     def of(rows: EvaluatedRows, row: int) -> npt.NDArray[np.float32]:
-        return np.concatenate([rows.layer_input(row, layer) for layer in taps]) if taps else rows.hidden_state(row)
+        return (
+            np.concatenate([rows.layer_input(row, layer) for layer in taps])
+            if taps
+            else rows.hidden_state(row)
+        )
 
     def learn(_start: int, rows: EvaluatedRows, count: int) -> None:
         pieces.append(np.array([of(rows, row) for row in range(count)], np.float32))
@@ -150,17 +173,26 @@ def features_along(context: Context, tokens: Sequence[int], taps: Sequence[int] 
 
 def _context(options: HeadCalibrationOptions, target: Model) -> ContextOptions:
     given = options.context
-    return dataclasses.replace(given, n_ctx=given.size_for(target), n_batch=max(max(MEASURED_SIZES), given.n_batch))
+    return dataclasses.replace(
+        given, n_ctx=given.size_for(target), n_batch=max(max(MEASURED_SIZES), given.n_batch)
+    )
 
 
 def _curve(
-    options: HeadCalibrationOptions, target: Model, context: ContextOptions, layers: int, progress: Progress
+    options: HeadCalibrationOptions,
+    target: Model,
+    context: ContextOptions,
+    layers: int,
+    progress: Progress,
 ) -> tuple[CostCurve, bool]:
-    """Return the target's cost curve, and whether it was measured on this machine, now or before."""
+    """Return the target's cost curve, and whether it was measured on this machine, now or
+    before."""
     if options.seconds > 0.0:
         with Context(target, dataclasses.replace(context, n_outputs=max(MEASURED_SIZES))) as wide:
             curve = measure_cost_curve(
-                wide, seconds=options.seconds, progress=lambda done: progress("measuring the target", 0.3 * done)
+                wide,
+                seconds=options.seconds,
+                progress=lambda done: progress("measuring the target", 0.3 * done),
             )
         return curve, True
     return measured_or_typical(options.target, options.context, layers)
@@ -173,7 +205,8 @@ def _written(
     texts: list[CalibrationText],
     progress: Progress,
 ) -> list[CalibrationText]:
-    """Return the texts with every prompt continued, all cut to the context and to the wanted number of tokens."""
+    """Return the texts with every prompt continued, all cut to the context and to the wanted number
+    of tokens."""
     prompts = [text for text in texts if len(text.tokens) == text.n_prompt]
     found = [text for text in texts if len(text.tokens) > text.n_prompt]
     if prompts:
@@ -185,7 +218,9 @@ def _written(
                 progress("writing texts", 0.6 - 0.3 * left / options.n_tokens)
                 # What answers that ended early left over is for the later ones.
                 most = max(_SHORTEST, -(-left // (len(prompts) - number)))
-                written = session.stream(prompt.tokens, options.params, seed=number, max_tokens=most).drain()
+                written = session.stream(
+                    prompt.tokens, options.params, seed=number, max_tokens=most
+                ).drain()
                 found.append(CalibrationText((*prompt.tokens, *written.token_ids), prompt.n_prompt))
                 left -= len(written.token_ids)
     return [CalibrationText(answer.tokens[: context.n_ctx], answer.n_prompt) for answer in found]
@@ -207,7 +242,8 @@ def _count(
     )
     with Context(target, reading) as wide:
         for text in texts:
-            # The state at position t guesses the token at t + 2 first: the last two have nothing to guess.
+            # The state at position t guesses the token at t + 2 first: the last two have nothing to
+            # guess.
             begin = max(0, text.n_prompt - 2)
             tokens = text.tokens[: begin + 2 + options.n_tokens - counts.n_positions]
             if len(tokens) < begin + 3:
@@ -217,5 +253,8 @@ def _count(
                 first = begin + offset + 2
                 counts.add(named, tokens[first : first + guesses.n_depths])
                 if counts.n_positions % 16 == 0:
-                    progress("asking the heads", 0.6 + 0.4 * min(1.0, counts.n_positions / options.n_tokens))
+                    progress(
+                        "asking the heads",
+                        0.6 + 0.4 * min(1.0, counts.n_positions / options.n_tokens),
+                    )
     return counts

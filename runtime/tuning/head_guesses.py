@@ -1,8 +1,9 @@
-"""Heads asked along a text: which tokens they guess at each place, given that the text's own tokens lead there.
+"""Heads asked along a text: which tokens they guess at each place, given that the text's own tokens
+lead there.
 
-Teacher forcing, so that what a guess of depth k is worth is measured where a tree would make it: below the right tokens
-of the depths above. With the hidden state f_t of position t, depth k guesses the token at t + 2 + k (the target itself
-says the one at t + 1).
+Teacher forcing, so that what a guess of depth k is worth is measured where a tree would make it:
+below the right tokens of the depths above. With the hidden state f_t of position t, depth k guesses
+the token at t + 2 + k (the target itself says the one at t + 1).
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _POSITIONS, _PREFIX_ROWS = 16, 64  # of one evaluation of Hydra's heads, of its 
 class HeadGuesses(Protocol):
     """A kind of heads as calibration sees them.
 
-    `evaluated_params` are the weights that a depth of guesses reads; `taps` the layers of the target whose inputs the
-    heads read, none where they read its final hidden state.
+    `evaluated_params` are the weights that a depth of guesses reads; `taps` the layers of the
+    target whose inputs the heads read, none where they read its final hidden state.
     """
 
     n_depths: int
@@ -46,8 +47,8 @@ class HeadGuesses(Protocol):
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
         """Yield the guesses at positions `begin` to len(features) - 1, [depth][rank].
 
-        `features` [n, ...] are what the heads read of the target at the first n positions of the text `tokens`, which
-        is longer. Where the text ends, so do the depths.
+        `features` [n, ...] are what the heads read of the target at the first n positions of the
+        text `tokens`, which is longer. Where the text ends, so do the depths.
         """
 
     def close(self) -> None:
@@ -55,7 +56,8 @@ class HeadGuesses(Protocol):
 
 
 class MedusaGuesses:
-    """Medusa's heads, which see the hidden state alone: the tokens on the way make no difference."""
+    """Medusa's heads, which see the hidden state alone: the tokens on the way make no
+    difference."""
 
     taps: tuple[int, ...] = ()
 
@@ -76,7 +78,8 @@ class MedusaGuesses:
 
 
 class EagleGuesses:
-    """An EAGLE head that goes on from its own predicted states with the text's tokens, as a chain that is right does."""
+    """An EAGLE head that goes on from its own predicted states with the text's tokens, as a chain
+    that is right does."""
 
     def __init__(self, head: PairHead, n_cells: int, evaluated_params: float) -> None:
         self.n_depths = _EAGLE_DEPTHS
@@ -90,7 +93,8 @@ class EagleGuesses:
             raise
 
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
-        """Yield the head's tokens with 0, 1, ... predicted states before them; see `HeadGuesses`."""
+        """Yield the head's tokens with 0, 1, ... predicted states before them; see
+        `HeadGuesses`."""
         state = EagleState(self._cells)
         if begin:
             state.learn(0, features[:begin], tokens)
@@ -101,7 +105,9 @@ class EagleGuesses:
                 return
             guesses = [row.tokens[0].tolist()]
             for depth in range(1, min(self.n_depths, len(tokens) - position - 2)):
-                row = state.below([ROOT if depth == 1 else depth - 2], [tokens[position + 1 + depth]])
+                row = state.below(
+                    [ROOT if depth == 1 else depth - 2], [tokens[position + 1 + depth]]
+                )
                 guesses.append(row.tokens[0].tolist())
             yield guesses
 
@@ -153,7 +159,9 @@ class HydraGuesses:
             return features
         features = features[: layer.n_cells]
         starts = range(0, len(features), _PREFIX_ROWS)
-        return np.concatenate([layer.evaluate(features[i : i + _PREFIX_ROWS], i, i) for i in starts])
+        return np.concatenate(
+            [layer.evaluate(features[i : i + _PREFIX_ROWS], i, i) for i in starts]
+        )
 
 
 def guess_kinds() -> list[str]:
@@ -161,43 +169,62 @@ def guess_kinds() -> list[str]:
     return list(_OPENERS)
 
 
-def open_guesses(path: Path, target: Model, *, ranks: int, n_tokens: int, n_threads: int = 0) -> HeadGuesses:
+def open_guesses(
+    path: Path, target: Model, *, ranks: int, n_tokens: int, n_threads: int = 0
+) -> HeadGuesses:
     """Open the heads of a file for texts of up to `n_tokens`, each depth naming `ranks` tokens.
 
-    Raises UnsupportedModelError for a file that holds no such heads, PairError for heads of another target.
+    Raises UnsupportedModelError for a file that holds no such heads, PairError for heads of another
+    target.
     """
     kind = read_header(path).architecture
     opener = _OPENERS.get(kind)
     if opener is None:
         raise UnsupportedModelError(
-            f"{path} is a file of architecture {kind}: accuracies are measured for {', '.join(guess_kinds())}"
+            f"{path} is a file of architecture {kind}: accuracies are measured for "
+            f"{', '.join(guess_kinds())}"
         )
     return opener(path, target, ranks, n_tokens, n_threads)
 
 
-def _open_medusa(path: Path, target: Model, ranks: int, _n_tokens: int, n_threads: int) -> HeadGuesses:
-    return MedusaGuesses(MedusaHead(path, target, n_threads=n_threads), min(ranks, target.vocabulary.size))
+def _open_medusa(
+    path: Path, target: Model, ranks: int, _n_tokens: int, n_threads: int
+) -> HeadGuesses:
+    return MedusaGuesses(
+        MedusaHead(path, target, n_threads=n_threads), min(ranks, target.vocabulary.size)
+    )
 
 
-def _open_hydra(path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int) -> HeadGuesses:
+def _open_hydra(
+    path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int
+) -> HeadGuesses:
     head = HydraHead(path, target, n_threads=n_threads)
     head.prepare([ranks] * head.n_heads)
     return HydraGuesses(head, n_tokens)
 
 
-def _open_eagle(path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int) -> HeadGuesses:
+def _open_eagle(
+    path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int
+) -> HeadGuesses:
     head = EagleHead(path, target, ranks=ranks, n_threads=n_threads)
     return EagleGuesses(head, n_tokens + _EAGLE_DEPTHS, _evaluated(HeadFile(path, "eagle"), target))
 
 
-def _open_eagle3(path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int) -> HeadGuesses:
+def _open_eagle3(
+    path: Path, target: Model, ranks: int, n_tokens: int, n_threads: int
+) -> HeadGuesses:
     head = Eagle3Head(path, target, ranks=ranks, n_threads=n_threads)
-    return EagleGuesses(head, n_tokens + _EAGLE_DEPTHS, _evaluated(HeadFile(path, "eagle3"), target))
+    return EagleGuesses(
+        head, n_tokens + _EAGLE_DEPTHS, _evaluated(HeadFile(path, "eagle3"), target)
+    )
 
 
 def _evaluated(file: HeadFile, target: Model) -> float:
-    """Return how many weights a depth reads: the head's, and the target's output matrix where it has none."""
-    return file.header.n_parameters + (0 if _OUTPUT in file else target.n_embd * target.vocabulary.size)
+    """Return how many weights a depth reads: the head's, and the target's output matrix where it
+    has none."""
+    return file.header.n_parameters + (
+        0 if _OUTPUT in file else target.n_embd * target.vocabulary.size
+    )
 
 
 _OPENERS: Mapping[str, Callable[[Path, Model, int, int, int], HeadGuesses]] = {

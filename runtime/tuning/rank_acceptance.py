@@ -1,13 +1,15 @@
-"""Acceptance by rank: how often the child of each rank is the one that is accepted, measured on a text.
+"""Acceptance by rank: how often the child of each rank is the one that is accepted, measured on a
+text.
 
-At every position of a text the target's law P and the draft law Q are known. For a proposal scheme, siblings are
-proposed as a drafter would, and tested by the exact rule (`acceptance.exact`): sibling r is reached if the earlier
-ones were rejected, and accepted with min(1, R(x)/Q_r(x)). Summing the probabilities of acceptance, not their
-outcomes, leaves only the noise of the draws themselves. The first draw has none, it is accepted with the sum of
-min(P, Q), nor have point masses: rank r is accepted with P(x_r).
+At every position of a text the target's law P and the draft law Q are known. For a proposal scheme,
+siblings are proposed as a drafter would, and tested by the exact rule (`acceptance.exact`): sibling
+r is reached if the earlier ones were rejected, and accepted with min(1, R(x)/Q_r(x)). Summing the
+probabilities of acceptance, not their outcomes, leaves only the noise of the draws themselves. The
+first draw has none, it is accepted with the sum of min(P, Q), nor have point masses: rank r is
+accepted with P(x_r).
 
-This is Sequoia's acceptance vector (Chen et al. 2024, section 3.1): shares of all visits to a node, so that the ranks
-add up to the chance that any child is accepted.
+This is Sequoia's acceptance vector (Chen et al. 2024, section 3.1): shares of all visits to a node,
+so that the ranks add up to the chance that any child is accepted.
 
 Both models' laws along texts: what acceptance by rank is measured on.
 """
@@ -34,15 +36,19 @@ _REPEATS = 4
 
 @dataclass(frozen=True, slots=True)
 class LawPair:
-    """The laws of one position: the target's, the drafter's to draw from, and the one that ranks its tokens."""
+    """The laws of one position: the target's, the drafter's to draw from, and the one that ranks
+    its tokens."""
 
     target: Law
     draft: Law
     ranking: Law
 
 
-def acceptance_by_rank(pairs: Iterable[LawPair], sampling: TreeSampling, ranks: int, *, seed: int = 0) -> FloatArray:
-    """Return for each of `ranks` siblings the share of positions at which it is accepted, [ranks]."""
+def acceptance_by_rank(
+    pairs: Iterable[LawPair], sampling: TreeSampling, ranks: int, *, seed: int = 0
+) -> FloatArray:
+    """Return for each of `ranks` siblings the share of positions at which it is accepted,
+    [ranks]."""
     noise = SeededNoise(seed).for_drafting(0)
     total = np.zeros(ranks)
     count = 0
@@ -53,8 +59,11 @@ def acceptance_by_rank(pairs: Iterable[LawPair], sampling: TreeSampling, ranks: 
             for rank, (token, _) in enumerate(most_likely(pair.ranking, ranks)):
                 total[rank] += pair.target.probability(token)
             continue
-        shares: FloatArray = np.mean([_accepted(pair, sampling, ranks, noise) for _ in range(_REPEATS)], axis=0)
-        # The first rank needs no draws: 1 - TV(P, Q), the sum of min(P, Q). The others share what it leaves.
+        shares: FloatArray = np.mean(
+            [_accepted(pair, sampling, ranks, noise) for _ in range(_REPEATS)], axis=0
+        )
+        # The first rank needs no draws: 1 - TV(P, Q), the sum of min(P, Q). The others share what
+        # it leaves.
         first = float(np.minimum(pair.target.probs, pair.draft.aligned_to(pair.target)).sum())
         if shares[0] < 1.0:
             shares[1:] *= (1.0 - first) / (1.0 - shares[0])
@@ -64,7 +73,8 @@ def acceptance_by_rank(pairs: Iterable[LawPair], sampling: TreeSampling, ranks: 
 
 
 def _accepted(pair: LawPair, sampling: TreeSampling, ranks: int, noise: SeededNoise) -> FloatArray:
-    """Propose siblings once and return the probability that each is accepted; duplicates count for their node."""
+    """Propose siblings once and return the probability that each is accepted; duplicates count for
+    their node."""
     builder = TreeBuilder()
     proposal_scheme(sampling)(builder, ROOT, pair.draft, ranks, noise)
     tree = builder.build()
@@ -99,7 +109,8 @@ def law_pairs(
 ) -> tuple[list[LawPair], float]:
     """Return the laws that decided each token the target wrote, and the seconds of making one law.
 
-    Penalties are left out: they hang on the path, and move both laws alike. The contexts are left empty.
+    Penalties are left out: they hang on the path, and move both laws alike. The contexts are left
+    empty.
     """
     ranking = ranking_params(params, _RANKED)
     shared = min(target.model.vocabulary.size, draft.model.vocabulary.size)
@@ -115,14 +126,18 @@ def law_pairs(
     return pairs, spent / max(1, len(pairs))
 
 
-def laws_along(context: Context, text: CalibrationText, settings: Sequence[SamplingParams]) -> list[tuple[Law, ...]]:
-    """Return a model's laws that decided each token the target wrote, one for each of the settings."""
+def laws_along(
+    context: Context, text: CalibrationText, settings: Sequence[SamplingParams]
+) -> list[tuple[Law, ...]]:
+    """Return a model's laws that decided each token the target wrote, one for each of the
+    settings."""
     rows = _rows(context, text.tokens[:-1], text.n_prompt - 1)
     return [tuple(transformed_law(row, params) for params in settings) for row in rows]
 
 
 def _rows(context: Context, tokens: Sequence[int], begin: int) -> Iterator[Logits]:
-    """Yield the logits after each token from index `begin` on; each is valid until the next is asked for."""
+    """Yield the logits after each token from index `begin` on; each is valid until the next is
+    asked for."""
     batch = Batch(context.n_batch, 1)
     size = context.model.vocabulary.size
     known = [token if token < size else 0 for token in tokens]
@@ -130,7 +145,11 @@ def _rows(context: Context, tokens: Sequence[int], begin: int) -> Iterator[Logit
     start = 0
     while start < len(known):
         wanted = start >= begin
-        n = min(context.n_outputs, len(known) - start) if wanted else min(context.n_batch, begin - start)
+        n = (
+            min(context.n_outputs, len(known) - start)
+            if wanted
+            else min(context.n_batch, begin - start)
+        )
         batch.fill_chain(known[start : start + n], start, [0], n if wanted else 1)
         rows = context.decode(batch)
         for row in range(n if wanted else 0):

@@ -1,22 +1,22 @@
 """Sequoia's hardware-aware choice: the tree that yields the most tokens a second on this machine.
 
-Chen et al. (2024, section 3.3) pick size and depth by F(N, D) / (T(N) + D t) with constant t. Here the draft
-model's time depends on how many nodes a depth evaluates, t(w), so that a bushy tree pays for its width: the plan
-maximises F(tree) / (T(N + 1) + sum over depths of t(w_d)) over all trees.
+Chen et al. (2024, section 3.3) pick size and depth by F(N, D) / (T(N) + D t) with constant t. Here
+the draft model's time depends on how many nodes a depth evaluates, t(w), so that a bushy tree pays
+for its width: the plan maximises F(tree) / (T(N + 1) + sum over depths of t(w_d)) over all trees.
 
-For given widths the best tree is known: acceptance falls with rank, so at each depth the nodes to evaluate are those
-of highest value, each has a first child, and the rest are the most valuable of all their children. What is left to
-search are the widths, depth by depth: all of them for small trees, a beam of the most promising for large ones. A
-beginning is given up where even the dynamic programme's tree (`sequoia`), which ignores widths, could not make up for
-the time already spent.
+For given widths the best tree is known: acceptance falls with rank, so at each depth the nodes to
+evaluate are those of highest value, each has a first child, and the rest are the most valuable of
+all their children. What is left to search are the widths, depth by depth: all of them for small
+trees, a beam of the most promising for large ones. A beginning is given up where even the dynamic
+programme's tree (`sequoia`), which ignores widths, could not make up for the time already spent.
 
 Which of several plans to take: the fastest, or a smaller one that is hardly slower.
 
 The dynamic tree that yields the most tokens a second on this machine.
 
-Sequoia's objective (Chen et al. 2024, section 3.3) for EAGLE-2's trees (Li et al. 2024): over depth d, `topk` k and n
-kept nodes, maximise (1 + accepted(d, k, n)) / (T(n + 1) + t(1) + (d - 1) t(k)). The draft model evaluates k nodes at
-each depth but the last.
+Sequoia's objective (Chen et al. 2024, section 3.3) for EAGLE-2's trees (Li et al. 2024): over depth
+d, `topk` k and n kept nodes, maximise (1 + accepted(d, k, n)) / (T(n + 1) + t(1) + (d - 1) t(k)).
+The draft model evaluates k nodes at each depth but the last.
 """
 
 from __future__ import annotations
@@ -45,11 +45,17 @@ Plan = TypeVar("Plan", bound=_Plan)
 
 
 def fastest_plan(
-    plans: Iterable[Plan], costs: RoundCosts, *, tolerance: float, size: Callable[[Plan], tuple[int, ...]]
+    plans: Iterable[Plan],
+    costs: RoundCosts,
+    *,
+    tolerance: float,
+    size: Callable[[Plan], tuple[int, ...]],
 ) -> Plan | None:
-    """Return the smallest plan that is at most the share `tolerance` slower than the fastest, of equals the faster.
+    """Return the smallest plan that is at most the share `tolerance` slower than the fastest, of
+    equals the faster.
 
-    None where plain decoding is at least as fast as any. Fewer nodes are fewer guesses about the machine.
+    None where plain decoding is at least as fast as any. Fewer nodes are fewer guesses about the
+    machine.
     """
     worth = [plan for plan in plans if plan.tokens_per_second > 1.0 / costs.plain_seconds]
     if not worth:
@@ -73,7 +79,8 @@ class TreePlan:
 
 
 def tokens_per_second(topology: Topology, acceptance: Sequence[float], costs: RoundCosts) -> float:
-    """Return the tokens a second that rounds with this tree yield; an empty tree is plain decoding."""
+    """Return the tokens a second that rounds with this tree yield; an empty tree is plain
+    decoding."""
     if not len(topology):
         return float(1.0 / costs.plain_seconds)
     return float(expected_tokens(topology, acceptance) / costs.round_seconds(topology))
@@ -90,9 +97,9 @@ def plan_tree(
 ) -> TreePlan | None:
     """Return the fastest tree, or None where plain decoding is at least as fast.
 
-    `sizes` are the numbers of nodes it may have, `widths` how many of them a depth may evaluate. With a
-    `tolerance` the smallest tree is taken that is at most this share slower than the best. An `acceptance` that
-    rises with rank is taken for noise and levelled.
+    `sizes` are the numbers of nodes it may have, `widths` how many of them a depth may evaluate.
+    With a `tolerance` the smallest tree is taken that is at most this share slower than the best.
+    An `acceptance` that rises with rank is taken for noise and levelled.
     """
     levelled = np.minimum.accumulate(np.clip(np.asarray(acceptance, np.float64), 0.0, 1.0))
     levelled = levelled[levelled > 0.0]
@@ -101,7 +108,11 @@ def plan_tree(
     search = _Search(levelled, costs, sorted(set(sizes)), max_depth, sorted(set(widths)), tolerance)
     search.run()
     plans = [
-        TreePlan(tree, expected_tokens(tree, levelled.tolist()), tokens_per_second(tree, levelled.tolist(), costs))
+        TreePlan(
+            tree,
+            expected_tokens(tree, levelled.tolist()),
+            tokens_per_second(tree, levelled.tolist(), costs),
+        )
         for tree in search.best_trees()
     ]
     return fastest_plan(plans, costs, tolerance=tolerance, size=lambda plan: (len(plan.topology),))
@@ -109,10 +120,12 @@ def plan_tree(
 
 @dataclass(slots=True)
 class _Beginning:
-    """All trees that evaluate `widths` nodes at their first depths, and take so many seconds to draft.
+    """All trees that evaluate `widths` nodes at their first depths, and take so many seconds to
+    draft.
 
-    `level` are the values of the nodes evaluated last. Evaluated nodes and the first child of each are in the tree,
-    `n_fixed` of them worth `fixed` together; `free` are the values of the other children, the highest first.
+    `level` are the values of the nodes evaluated last. Evaluated nodes and the first child of each
+    are in the tree, `n_fixed` of them worth `fixed` together; `free` are the values of the other
+    children, the highest first.
     """
 
     widths: list[int]
@@ -134,13 +147,15 @@ class _Beginning:
         self.children, self.is_first = values.ravel()[order], is_first.ravel()[order]
 
     def stopped(self) -> tuple[float, int, FloatArray]:
-        """Return `fixed`, `n_fixed` and `free` of the trees that evaluate none of these children."""
+        """Return `fixed`, `n_fixed` and `free` of the trees that evaluate none of these
+        children."""
         first = self.is_first
         free = np.sort(np.concatenate([self.free, self.children[~first]]))[::-1]
         return self.fixed + float(self.children[first].sum()), self.n_fixed + int(first.sum()), free
 
     def longer(self, width: int, seconds: float, most: int) -> _Beginning:
-        """Return the trees that evaluate the best `width` of these children too; `most` is their largest size."""
+        """Return the trees that evaluate the best `width` of these children too; `most` is their
+        largest size."""
         fixed = self.is_first.copy()
         fixed[:width] = True
         return _Beginning(
@@ -162,7 +177,9 @@ class _Search:
     widths: list[int]
     tolerance: float
     best_speed: float = 0.0
-    best: dict[int, tuple[float, list[int]]] = field(default_factory=dict)  # nodes -> (speed, widths by depth)
+    best: dict[int, tuple[float, list[int]]] = field(
+        default_factory=dict
+    )  # nodes -> (speed, widths by depth)
     _verify: FloatArray = field(init=False)
     _bound: FloatArray = field(init=False)
     _cheapest: float = field(init=False)
@@ -172,10 +189,15 @@ class _Search:
         programme = SequoiaProgramme(self.acceptance.tolist(), most, self.max_depth)
         self._verify = np.array([self.costs.verify_seconds(size) for size in self.sizes])
         self._bound = np.array(
-            [[programme.value(size, depth) for size in self.sizes] for depth in range(self.max_depth + 1)]
+            [
+                [programme.value(size, depth) for size in self.sizes]
+                for depth in range(self.max_depth + 1)
+            ]
         )
         self._cheapest = min(
-            self.costs.depth_seconds(width, before) for width in self.widths for before in (None, width, width + 1)
+            self.costs.depth_seconds(width, before)
+            for width in self.widths
+            for before in (None, width, width + 1)
         )
 
     def run(self) -> None:
@@ -200,7 +222,9 @@ class _Search:
         for width in self.widths:
             if width > len(beginning.children):
                 return
-            longer = beginning.longer(width, self.costs.depth_seconds(width, beginning.widths[-1]), most)
+            longer = beginning.longer(
+                width, self.costs.depth_seconds(width, beginning.widths[-1]), most
+            )
             if longer.n_fixed + 1 > most:
                 return
             yield longer
@@ -277,18 +301,26 @@ def dynamic_round_seconds(shape: DynamicShape, costs: RoundCosts) -> float:
 
 
 def plan_dynamic_tree(
-    measured: Sequence[DynamicAcceptance], costs: RoundCosts, *, sizes: Sequence[int], tolerance: float = 0.0
+    measured: Sequence[DynamicAcceptance],
+    costs: RoundCosts,
+    *,
+    sizes: Sequence[int],
+    tolerance: float = 0.0,
 ) -> DynamicPlan | None:
     """Return the fastest shape, or None where plain decoding is at least as fast.
 
-    `sizes` are the numbers of nodes it may keep. With a `tolerance` the smallest shape is taken that is at most this
-    share slower than the best.
+    `sizes` are the numbers of nodes it may keep. With a `tolerance` the smallest shape is taken
+    that is at most this share slower than the best.
     """
     plans = [plan for acceptance in measured for plan in _plans(acceptance, costs, sizes)]
-    return fastest_plan(plans, costs, tolerance=tolerance, size=lambda plan: (plan.shape.nodes, plan.shape.depth))
+    return fastest_plan(
+        plans, costs, tolerance=tolerance, size=lambda plan: (plan.shape.nodes, plan.shape.depth)
+    )
 
 
-def _plans(measured: DynamicAcceptance, costs: RoundCosts, sizes: Sequence[int]) -> list[DynamicPlan]:
+def _plans(
+    measured: DynamicAcceptance, costs: RoundCosts, sizes: Sequence[int]
+) -> list[DynamicPlan]:
     plans: list[DynamicPlan] = []
     for depth in range(1, measured.max_depth + 1):
         most = measured.topk + (depth - 1) * measured.topk**2

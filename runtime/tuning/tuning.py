@@ -1,8 +1,10 @@
-"""Measures a pair of models on this machine and plans what to draft: the work behind `specrun tune`.
+"""Measures a pair of models on this machine and plans what to draft: the work behind
+`specrun tune`.
 
-Costs are measured once for each model. For each sampling setting the target then writes texts, on which both models'
-laws give the acceptance by rank of every proposal scheme; each scheme gets its fastest tree and its fastest chain, and
-the best of them are run, so that what was predicted stands beside what was measured.
+Costs are measured once for each model. For each sampling setting the target then writes texts, on
+which both models' laws give the acceptance by rank of every proposal scheme; each scheme gets its
+fastest tree and its fastest chain, and the best of them are run, so that what was predicted stands
+beside what was measured.
 """
 
 from __future__ import annotations
@@ -39,13 +41,18 @@ from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
 from specrun.runtime.trees import DynamicShape, Topology, TreeSampling
 from specrun.runtime.tuning.dynamic_acceptance import measure_dynamic_acceptance
-from specrun.runtime.tuning.rank_acceptance import CalibrationText, LawPair, acceptance_by_rank, law_pairs
+from specrun.runtime.tuning.rank_acceptance import (
+    CalibrationText,
+    LawPair,
+    acceptance_by_rank,
+    law_pairs,
+)
 from specrun.runtime.tuning.tree_plan import plan_dynamic_tree, plan_tree
 
 _RANKS = 8
 _TOLERANCE = 0.01
-# Python's own time beside turning logits into laws, in seconds: of any round, of one that drafts, of each evaluated
-# draft node and of each drafted one (`specrun bench overhead`).
+# Python's own time beside turning logits into laws, in seconds: of any round, of one that drafts,
+# of each evaluated draft node and of each drafted one (`specrun bench overhead`).
 _PER_ROUND, _PER_TREE, _PER_LAW, _PER_NODE = 40e-6, 80e-6, 20e-6, 9e-6
 _TARGETS_SHARE = 0.75  # of the time for cost curves
 _DYNAMIC_TOPK = (2, 3, 4)
@@ -75,7 +82,9 @@ def tune(
             check_pair(target, draft)
             curves = bench.measure_costs(draft)
             planned = [bench.plan(draft, curves, params, prompts) for params in options.params]
-        settings = tuple(bench.try_out(setting, prompts, number) for number, setting in enumerate(planned))
+        settings = tuple(
+            bench.try_out(setting, prompts, number) for number, setting in enumerate(planned)
+        )
     progress("done", 1.0)
     return TuneResult(*curves, settings, time.perf_counter() - started)
 
@@ -92,7 +101,10 @@ class _Bench:
             given, n_ctx=given.size_for(target), n_batch=max(max(MEASURED_SIZES), given.n_batch)
         )
         self._environment = DraftEnvironment(
-            target, self._context, n_gpu_layers=options.n_gpu_layers_draft, use_mmap=options.use_mmap
+            target,
+            self._context,
+            n_gpu_layers=options.n_gpu_layers_draft,
+            use_mmap=options.use_mmap,
         )
 
     def checked(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -102,7 +114,8 @@ class _Bench:
         longest = max(map(len, prompts))
         if longest + self._options.n_tokens > self._context.n_ctx:
             raise ContextFullError(
-                f"a prompt of {longest} tokens and {self._options.n_tokens} more do not fit a context of "
+                f"a prompt of {longest} tokens and {self._options.n_tokens} more do not fit a "
+                "context of "
                 f"{self._context.n_ctx}: shorten the prompt or raise the context size (-c)"
             )
         return [list(prompt) for prompt in prompts]
@@ -110,12 +123,16 @@ class _Bench:
     def measure_costs(self, draft: Model) -> tuple[CostCurve, CostCurve]:
         """Return both models' curves; the target's takes most of the time."""
 
-        def measured(model: Model, name: str, begin: float, end: float, seconds: float) -> CostCurve:
+        def measured(
+            model: Model, name: str, begin: float, end: float, seconds: float
+        ) -> CostCurve:
             with self._wide_context(model) as context:
                 return measure_cost_curve(
                     context,
                     seconds=seconds,
-                    progress=lambda done: self._progress(f"measuring the {name}", begin + (end - begin) * done),
+                    progress=lambda done: self._progress(
+                        f"measuring the {name}", begin + (end - begin) * done
+                    ),
                 )
 
         seconds = self._options.seconds
@@ -125,9 +142,14 @@ class _Bench:
         )
 
     def plan(
-        self, draft: Model, curves: tuple[CostCurve, CostCurve], params: SamplingParams, prompts: list[list[int]]
+        self,
+        draft: Model,
+        curves: tuple[CostCurve, CostCurve],
+        params: SamplingParams,
+        prompts: list[list[int]],
     ) -> TunedSetting:
-        """Let the target write texts and return the candidates for a setting; only plain decoding has been run."""
+        """Let the target write texts and return the candidates for a setting; only plain decoding
+        has been run."""
         self._progress(f"writing a text at temperature {params.temperature:g}", 0.4)
         with self._session(DrafterWeights(NoDrafter.name, NoDrafter)) as session:
             texts, speed, _ = self._answers(session, prompts, params)
@@ -151,7 +173,12 @@ class _Bench:
         unique = {candidate.options: candidate for candidate in (plain, *candidates, *dynamic)}
         alpha = max(shares[0] for shares in acceptance.values())
         theory = chain_theory(alpha, costs, draft.n_params / self._target.n_params)
-        return TunedSetting(params, acceptance, theory, tuple(sorted(unique.values(), key=lambda candidate: -candidate.predicted)))
+        return TunedSetting(
+            params,
+            acceptance,
+            theory,
+            tuple(sorted(unique.values(), key=lambda candidate: -candidate.predicted)),
+        )
 
     def _candidates(
         self, pairs: list[LawPair], costs: RoundCosts, params: SamplingParams
@@ -170,11 +197,19 @@ class _Bench:
                     tolerance=_TOLERANCE,
                 )
                 if plan is not None:
-                    candidates.append(_candidate(plan.topology, sampling, plan.expected_tokens, plan.tokens_per_second))
+                    candidates.append(
+                        _candidate(
+                            plan.topology, sampling, plan.expected_tokens, plan.tokens_per_second
+                        )
+                    )
         return acceptance, candidates
 
     def _dynamic_candidates(
-        self, draft: Model, texts: Sequence[CalibrationText], costs: RoundCosts, params: SamplingParams
+        self,
+        draft: Model,
+        texts: Sequence[CalibrationText],
+        costs: RoundCosts,
+        params: SamplingParams,
     ) -> list[Candidate]:
         """Return the best tree that grows by path probability, if one pays."""
         sizes = _tree_sizes(costs)
@@ -222,14 +257,23 @@ class _Bench:
         known = [candidate for candidate in planned.candidates if not candidate.options]
         # The most promising of each kind, where it has a chance: chain, fixed tree, dynamic tree.
         firsts = {candidate.kind: candidate for candidate in reversed(drafting)}
-        tried = [candidate for candidate in drafting if candidate is firsts[candidate.kind] and candidate.predicted > _CHANCE * drafting[0].predicted]
+        tried = [
+            candidate
+            for candidate in drafting
+            if candidate is firsts[candidate.kind]
+            and candidate.predicted > _CHANCE * drafting[0].predicted
+        ]
         for index, candidate in enumerate(tried):
             share = 0.6 + 0.4 * (number + index / len(tried)) / len(self._options.params)
-            self._progress(f"running draft({candidate.options}) at temperature {params.temperature:g}", share)
+            self._progress(
+                f"running draft({candidate.options}) at temperature {params.temperature:g}", share
+            )
             expression = f"draft({quoted(str(self._options.draft))}, {candidate.options})"
             with self._session(build_drafter(expression, self._environment)) as session:
                 _, speed, length = self._answers(session, prompts, params)
-            known.append(dataclasses.replace(candidate, measured=speed, mean_accepted_length=length))
+            known.append(
+                dataclasses.replace(candidate, measured=speed, mean_accepted_length=length)
+            )
         known.sort(key=lambda record: -record.speed)
         unknown = [candidate for candidate in drafting if candidate not in tried]
         return dataclasses.replace(planned, candidates=(*known, *unknown))
@@ -237,10 +281,13 @@ class _Bench:
     def _answers(
         self, session: Session, prompts: list[list[int]], params: SamplingParams
     ) -> tuple[list[CalibrationText], float | None, float | None]:
-        """Return what was answered, tokens a second, and tokens a round; a short answer first warms up."""
+        """Return what was answered, tokens a second, and tokens a round; a short answer first warms
+        up."""
         session.stream(prompts[0], params, seed=1, max_tokens=4).drain()
         most = max(8, self._options.n_tokens // len(prompts))
-        results = [session.stream(prompt, params, seed=0, max_tokens=most).drain() for prompt in prompts]
+        results = [
+            session.stream(prompt, params, seed=0, max_tokens=most).drain() for prompt in prompts
+        ]
         texts = [
             CalibrationText((*prompt, *result.token_ids), len(prompt))
             for prompt, result in zip(prompts, results, strict=True)
@@ -248,23 +295,33 @@ class _Bench:
         ]
         tokens = sum(len(result.token_ids) for result in results)
         seconds = sum(
-            len(result.token_ids) / result.stats.tokens_per_second for result in results if result.stats.tokens_per_second
+            len(result.token_ids) / result.stats.tokens_per_second
+            for result in results
+            if result.stats.tokens_per_second
         )
         rounds = sum(result.stats.rounds for result in results)
         return texts, tokens / seconds if seconds else None, tokens / rounds if rounds else None
 
     def _wide_context(self, model: Model) -> Context:
-        options = self._context if model is self._target else draft_context_options(self._context, model)
+        options = (
+            self._context if model is self._target else draft_context_options(self._context, model)
+        )
         return Context(model, dataclasses.replace(options, n_outputs=max(MEASURED_SIZES)))
 
     @contextmanager
     def _session(self, weights: DrafterWeights) -> Iterator[Session]:
-        """Yield a session that is closed at the end of the block, with its drafter and the weights."""
-        with closing(weights), Session.open(self._target, weights.start(), self._context, ExactRule()) as session:
+        """Yield a session that is closed at the end of the block, with its drafter and the
+        weights."""
+        with (
+            closing(weights),
+            Session.open(self._target, weights.start(), self._context, ExactRule()) as session,
+        ):
             yield session
 
 
-def _candidate(topology: Topology, sampling: TreeSampling, expected: float, speed: float) -> Candidate:
+def _candidate(
+    topology: Topology, sampling: TreeSampling, expected: float, speed: float
+) -> Candidate:
     """Return a plan as the options of a drafter expression: a chain where the tree is one."""
     depth = topology.max_depth
     kind: PlanKind
@@ -279,5 +336,6 @@ def _candidate(topology: Topology, sampling: TreeSampling, expected: float, spee
 
 
 def _tree_sizes(costs: RoundCosts) -> list[int]:
-    """Return the numbers of nodes whose evaluation was measured: with the root they are the curve's sizes."""
+    """Return the numbers of nodes whose evaluation was measured: with the root they are the curve's
+    sizes."""
     return [size - 1 for size in costs.target.sizes[1:]]

@@ -20,7 +20,22 @@ def bench(*arguments: str | Path) -> Result:
 @pytest.fixture
 def drafters(tiny_model: Path, tiny_flat_twin: Path) -> list[str]:
     """A small comparison."""
-    quick = ["-n", "12", "-r", "2", "-t", "1", "-c", "256", "-fa", "off", "-ctk", "f32", "-ctv", "f32"]
+    quick = [
+        "-n",
+        "12",
+        "-r",
+        "2",
+        "-t",
+        "1",
+        "-c",
+        "256",
+        "-fa",
+        "off",
+        "-ctk",
+        "f32",
+        "-ctv",
+        "f32",
+    ]
     return ["drafters", "-m", str(tiny_model), "-md", str(tiny_flat_twin), *quick]
 
 
@@ -30,7 +45,9 @@ def good(result: Result) -> str:
 
 
 def test_drafters_as_json(drafters: list[str]) -> None:
-    content = json.loads(good(bench(*drafters, "-p", "one", "-p", "two words", "--temp", "0,0.8", "--json")))
+    content = json.loads(
+        good(bench(*drafters, "-p", "one", "-p", "two words", "--temp", "0,0.8", "--json"))
+    )
     results = content["results"]
     assert content["bench"] == "drafters"
     assert [(result["drafter"], result["temperature"]) for result in results] == [
@@ -65,18 +82,45 @@ def test_drafters_in_the_other_forms(drafters: list[str], tmp_path: Path) -> Non
 def test_a_padded_target_says_so_and_answers_the_same(drafters: list[str], tmp_path: Path) -> None:
     pytest.importorskip("specrun.convert.cut.pad")
     picture, kept = tmp_path / "p.png", tmp_path / "padded.gguf"
-    padded = bench(*drafters, "-p", "one", "--pad-to", "200K", "--keep", kept, "--plot", picture, "--drafter", "none")
+    padded = bench(
+        *drafters,
+        "-p",
+        "one",
+        "--pad-to",
+        "200K",
+        "--keep",
+        kept,
+        "--plot",
+        picture,
+        "--drafter",
+        "none",
+    )
     assert "Padding scales the target's cost" in good(padded)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert kept.is_file()
 
 
 def test_chosen_drafters_only(drafters: list[str], tiny_model: Path) -> None:
-    chosen = [expression for expression in drafters if expression not in ("-md", drafters[drafters.index("-md") + 1])]
+    chosen = [
+        expression
+        for expression in drafters
+        if expression not in ("-md", drafters[drafters.index("-md") + 1])
+    ]
     output = good(
-        bench(*chosen, "-p", "one", "--drafter", "prompt-lookup(n=3, min_ngram=1)", "--json", "--no-chat-template")
+        bench(
+            *chosen,
+            "-p",
+            "one",
+            "--drafter",
+            "prompt-lookup(n=3, min_ngram=1)",
+            "--json",
+            "--no-chat-template",
+        )
     )
-    assert [result["drafter"] for result in json.loads(output)["results"]] == ["none", "prompt-lookup(n=3, min_ngram=1)"]
+    assert [result["drafter"] for result in json.loads(output)["results"]] == [
+        "none",
+        "prompt-lookup(n=3, min_ngram=1)",
+    ]
 
 
 def test_rules_are_compared_on_the_same_drafts(drafters: list[str]) -> None:
@@ -100,10 +144,14 @@ def test_planned_drafters_are_those_that_tune_found(
     assert asked.exit_code == 2
     assert "run specrun tune first" in asked.stderr
     loading = drafters[1:5] + drafters[drafters.index("-t") :]
-    tuned = CliRunner().invoke(cli, ["tune", *loading, "-n", "8", "--seconds", "0.05", "--temp", "0", "-p", "one"])
+    tuned = CliRunner().invoke(
+        cli, ["tune", *loading, "-n", "8", "--seconds", "0.05", "--temp", "0", "-p", "one"]
+    )
     assert tuned.exit_code == 0, tuned.output
     (plan,) = json.loads(next((tmp_path / "cache").rglob("*.json")).read_text())["plans"]
-    results = json.loads(good(bench(*drafters, "-p", "one", "--drafter", "none", "--planned", "--json")))["results"]
+    results = json.loads(
+        good(bench(*drafters, "-p", "one", "--drafter", "none", "--planned", "--json"))
+    )["results"]
     assert [result["drafter"] for result in results] == [
         "none",
         *(f"draft(twin.gguf, {options})" for options in plan["alternatives"]),
@@ -115,24 +163,48 @@ def test_the_demo_asks_its_own_questions(
     tiny_model: Path, tiny_flat_twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions = tmp_path / "questions.jsonl"
-    questions.write_text('{"question": "who?", "answer": "a"}\n{"question": "why?", "answer": "b"}\n', encoding="utf-8")
+    questions.write_text(
+        '{"question": "who?", "answer": "a"}\n{"question": "why?", "answer": "b"}\n',
+        encoding="utf-8",
+    )
     monkeypatch.setattr("specrun.runtime.demo.demo_target", lambda: tiny_model)
     monkeypatch.setattr("specrun.runtime.demo.demo_drafters", lambda: {"draft": tiny_flat_twin})
     monkeypatch.setattr("specrun.bench.drafters.prompts.demo_questions", lambda: questions)
-    quick = ["drafters", "--demo", "-n", "8", "-r", "1", "-t", "1", "-c", "256", "--spec-draft-n-max", "2"]
+    quick = [
+        "drafters",
+        "--demo",
+        "-n",
+        "8",
+        "-r",
+        "1",
+        "-t",
+        "1",
+        "-c",
+        "256",
+        "--spec-draft-n-max",
+        "2",
+    ]
     results = json.loads(good(bench(*quick, "--pad-to", "100K", "--json")))["results"]
-    assert [result["drafter"] for result in results] == ["none", "draft(twin.gguf, n=2)", "prompt-lookup"]
+    assert [result["drafter"] for result in results] == [
+        "none",
+        "draft(twin.gguf, n=2)",
+        "prompt-lookup",
+    ]
     assert results[0]["n_prompts"] == 2
     assert results[0]["target"]["padded_parameters"] > 0
     chosen = json.loads(good(bench(*quick[:-2], "--drafter", "draft(n=3)", "--json")))["results"]
     assert [result["drafter"] for result in chosen] == ["none", "draft(twin.gguf, n=3)"]
 
 
-def test_the_last_newline_of_a_file_is_not_part_of_its_prompt(drafters: list[str], tmp_path: Path) -> None:
+def test_the_last_newline_of_a_file_is_not_part_of_its_prompt(
+    drafters: list[str], tmp_path: Path
+) -> None:
     for name, text in (("a", "one"), ("b", "one\n")):
         (tmp_path / name).write_text(text, encoding="utf-8")
     tokens = [
-        json.loads(good(bench(*drafters, "-f", tmp_path / name, "--temp", "1", "-r", "1", "--json")))["results"][1]
+        json.loads(
+            good(bench(*drafters, "-f", tmp_path / name, "--temp", "1", "-r", "1", "--json"))
+        )["results"][1]
         for name in ("a", "b")
     ]
     assert tokens[0]["acceptance_by_position"] == tokens[1]["acceptance_by_position"]
@@ -145,11 +217,18 @@ def test_overhead_as_json_and_markdown() -> None:
         *("plain, greedy", "plain, temp 0.8", "prompt lookup, greedy"),
         *("chain of 5, greedy", "chain of 5, temp 0.8", "tree of 16, temp 0.8"),
         *("medusa tree of 16, greedy", "hydra++ chain of 5, greedy", "hydra++ tree of 16, greedy"),
-        *("eagle chain of 5, greedy", "eagle dynamic tree of 16, greedy", "eagle tree of 16, temp 0.8"),
+        *(
+            "eagle chain of 5, greedy",
+            "eagle dynamic tree of 16, greedy",
+            "eagle tree of 16, temp 0.8",
+        ),
     ]
     assert results[5]["drafted_per_round"] > 4
     assert all(result["rounds"] == result["overhead_us"]["n"] == 8 for result in results)
-    assert all(set(result["parts_us"]) == {"draft", "batch", "law", "acceptance", "commit", "text"} for result in results)
+    assert all(
+        set(result["parts_us"]) == {"draft", "batch", "law", "acceptance", "commit", "text"}
+        for result in results
+    )
     assert good(bench(*quick)).startswith("| vocab ")
 
 

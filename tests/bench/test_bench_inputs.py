@@ -19,7 +19,13 @@ from specrun.runtime.sampling import SamplingParams
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("400M", 400_000_000), ("1.5B", 1_500_000_000), ("12k", 12_000), ("77", 77), (" 2 G ", 2 * 10**9)],
+    [
+        ("400M", 400_000_000),
+        ("1.5B", 1_500_000_000),
+        ("12k", 12_000),
+        ("77", 77),
+        (" 2 G ", 2 * 10**9),
+    ],
 )
 def test_parameter_counts(text: str, count: int) -> None:
     assert parse_parameters(text) == count
@@ -33,7 +39,9 @@ def test_bad_parameter_counts(text: str) -> None:
 
 def test_prompts_of_text_and_json_lines(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\ntwo é\n", encoding="utf-8")
-    (tmp_path / "b.jsonl").write_text('{"question": "q?", "answer": "a"}\n\n{"prompt": "p"}\n', encoding="utf-8")
+    (tmp_path / "b.jsonl").write_text(
+        '{"question": "q?", "answer": "a"}\n\n{"prompt": "p"}\n', encoding="utf-8"
+    )
     assert read_prompts(tmp_path / "a.txt") == ("one", "two é")
     assert read_prompts(tmp_path / "b.jsonl") == ("q?", "p")
 
@@ -48,7 +56,9 @@ def test_prompts_of_text_and_json_lines(tmp_path: Path) -> None:
         ("a.jsonl", b'{"prompt": 3}', ModelError),
     ],
 )
-def test_bad_prompt_files(tmp_path: Path, name: str, content: bytes, error: type[Exception]) -> None:
+def test_bad_prompt_files(
+    tmp_path: Path, name: str, content: bytes, error: type[Exception]
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(error, match=name):
         read_prompts(tmp_path / name)
@@ -59,7 +69,9 @@ def test_a_missing_prompt_file(tmp_path: Path) -> None:
         read_prompts(tmp_path / "none.txt")
 
 
-def test_demo_questions_are_spread_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_demo_questions_are_spread_over_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(f'{{"question": "q{n}"}}\n' for n in range(10)), encoding="utf-8")
     monkeypatch.setattr("specrun.bench.drafters.prompts.demo_questions", lambda: file)
@@ -91,7 +103,10 @@ def test_padding_is_kept_where_asked(tiny_model: Path, tmp_path: Path) -> None:
     with padded_target(tiny_model, 100_000, keep=kept) as path:
         assert path == kept
     assert kept.is_file()
-    with pytest.raises(OptionError, match="already exists"), padded_target(tiny_model, 100_000, keep=kept):
+    with (
+        pytest.raises(OptionError, match="already exists"),
+        padded_target(tiny_model, 100_000, keep=kept),
+    ):
         pass
 
 
@@ -106,7 +121,11 @@ def test_padding_is_kept_where_asked(tiny_model: Path, tmp_path: Path) -> None:
     ],
 )
 def test_nothing_to_measure_is_refused(wrong: dict[str, object], problem: str) -> None:
-    good: dict[str, object] = {"drafters": ("none",), "prompts": ("p",), "params": (SamplingParams(),)}
+    good: dict[str, object] = {
+        "drafters": ("none",),
+        "prompts": ("p",),
+        "params": (SamplingParams(),),
+    }
     with pytest.raises(OptionError, match=problem):
         DrafterBench(Path("target.gguf"), **{**good, **wrong})
 

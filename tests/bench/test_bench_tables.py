@@ -48,14 +48,19 @@ DRAFTED = dataclasses.replace(
     acceptance_by_position=(0.8, 0.5, 0.25, 0.125),
     text=TextComparison(2, 2, None),
 )
-SLOW = dataclasses.replace(DRAFTED, drafter="a|b", speed_up=Ratio(0.8, 0.7, 0.9), text=TextComparison(2, 1, 5))
+SLOW = dataclasses.replace(
+    DRAFTED, drafter="a|b", speed_up=Ratio(0.8, 0.7, 0.9), text=TextComparison(2, 1, 5)
+)
 OVERHEAD = OverheadResult(
     setting="chain of 5, greedy",
     vocab_size=32_000,
     n_ctx=4096,
     rounds=100,
     overhead_us=spread_of([100.0, 200.0, 300.0]),
-    parts_us={name: spread_of([30.0]) for name in ("draft", "batch", "law", "acceptance", "commit", "text")},
+    parts_us={
+        name: spread_of([30.0])
+        for name in ("draft", "batch", "law", "acceptance", "commit", "text")
+    },
     target_native_us=spread_of([1234.0]),
     drafter_native_us=spread_of([567.0]),
     drafted_per_round=5.0,
@@ -71,7 +76,12 @@ def cells(table: Table, row: int) -> dict[str, str]:
 def test_drafters_table_says_what_was_measured() -> None:
     table = drafters_table([PLAIN, DRAFTED])
     plain, drafted = cells(table, 0), cells(table, 1)
-    assert (plain["drafter"], plain["speed-up"], plain["accept %"], plain["text"]) == ("none (plain)", "-", "-", "-")
+    assert (plain["drafter"], plain["speed-up"], plain["accept %"], plain["text"]) == (
+        "none (plain)",
+        "-",
+        "-",
+        "-",
+    )
     assert plain["params"] == "386.00 M"
     assert drafted["tok/s"] == "22.0 (19.0-23.0)"
     assert drafted["speed-up"] == "2.00x (1.90-2.00)"
@@ -92,7 +102,11 @@ def test_notes_tell_of_padding_differences_and_advice() -> None:
 
 
 def test_markdown_is_rectangular_and_escapes_bars() -> None:
-    lines = [line for line in to_markdown(drafters_table([PLAIN, DRAFTED, SLOW])).splitlines() if line.startswith("|")]
+    lines = [
+        line
+        for line in to_markdown(drafters_table([PLAIN, DRAFTED, SLOW])).splitlines()
+        if line.startswith("|")
+    ]
     assert len(lines) == 5
     assert len({len(line) for line in lines}) == 1
     assert "a\\|b" in lines[-1]
@@ -104,7 +118,9 @@ def test_folding_takes_out_what_is_the_same_in_every_row() -> None:
     assert "tok/s" in table.columns
     assert ("model", "target.gguf") in table.constants
     assert to_markdown(table).startswith("model target.gguf, ")
-    two = drafters_table([PLAIN, dataclasses.replace(DRAFTED, temperature=1.0)]).folded(CONSTANT_COLUMNS)
+    two = drafters_table([PLAIN, dataclasses.replace(DRAFTED, temperature=1.0)]).folded(
+        CONSTANT_COLUMNS
+    )
     assert "temp" in two.columns
 
 
@@ -120,7 +136,10 @@ def test_chains_show_eagles_n_alpha_and_trees_do_not() -> None:
 def test_rules_that_are_not_exact_are_marked() -> None:
     lossy = dataclasses.replace(DRAFTED, rule="typical(eps=0.09, delta=0.3)", exact=False)
     table = drafters_table([PLAIN, lossy])
-    assert cells(table, 1)["drafter"] == "draft(small.gguf, n=4), typical(eps=0.09, delta=0.3) (not exact)"
+    assert (
+        cells(table, 1)["drafter"]
+        == "draft(small.gguf, n=4), typical(eps=0.09, delta=0.3) (not exact)"
+    )
     assert any(note.startswith("NOT exact: typical(eps=0.09, delta=0.3)") for note in table.notes)
     assert not any("NOT exact" in note for note in drafters_table([PLAIN, DRAFTED]).notes)
 

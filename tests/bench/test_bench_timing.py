@@ -20,7 +20,12 @@ def test_every_repetition_visits_every_arm_and_the_order_alternates() -> None:
 def test_spread_of_known_values() -> None:
     spread = spread_of([4.0, 1.0, 3.0, 2.0, 10.0])
     assert (spread.n, spread.median, spread.mean) == (5, 3.0, 4.0)
-    assert (spread.low, spread.lower_quartile, spread.upper_quartile, spread.high) == (1.0, 2.0, 4.0, 10.0)
+    assert (spread.low, spread.lower_quartile, spread.upper_quartile, spread.high) == (
+        1.0,
+        2.0,
+        4.0,
+        10.0,
+    )
     assert spread.sd == pytest.approx(12.5**0.5)
 
 
@@ -41,7 +46,9 @@ def test_ratio_is_of_medians_and_its_spread_is_paired() -> None:
 
 @pytest.mark.parametrize(("values", "baseline"), [([], []), ([1.0], [1.0, 2.0])])
 def test_values_that_do_not_pair_are_refused(values: list[float], baseline: list[float]) -> None:
-    with pytest.raises(OptionError, match=f"{len(values)} values cannot be compared with {len(baseline)}"):
+    with pytest.raises(
+        OptionError, match=f"{len(values)} values cannot be compared with {len(baseline)}"
+    ):
         ratio_of(values, baseline)
 
 

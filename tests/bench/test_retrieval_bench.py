@@ -1,4 +1,5 @@
-"""What retrieval is measured on: conversations, documentation, lookups without a model, the literature beside it."""
+"""What retrieval is measured on: conversations, documentation, lookups without a model, the
+literature beside it."""
 
 from __future__ import annotations
 
@@ -42,16 +43,25 @@ def test_repeated_questions_were_answered_before(context: int) -> None:
     for chat in demo_workload("repeated", 4, context, count_words):
         question = chat[-1]["content"]
         assert [message["content"] for message in chat[:2]] == [question, ANSWERS[question]]
-        assert [message["role"] for message in chat] == ["user", "assistant"] * (len(chat) // 2) + ["user"]
+        assert [message["role"] for message in chat] == ["user", "assistant"] * (len(chat) // 2) + [
+            "user"
+        ]
         # Asked once before, however long the conversation.
         assert sum(message["content"] == question for message in chat) == 2
         assert context <= count_words(chat) < max(context, 60) + 60
 
 
-def test_edited_answers_differ_a_little_from_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edited_answers_differ_a_little_from_an_earlier_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sentence = "Return the lowest index in {} where the subsection sub is found, and -1 on failure."
-    entries = [Entry(f"{kind}.find", "method", None, sentence.format(kind)) for kind in ("bytes", "str")]
-    entries += [Entry("a.find", "method", None, "Search."), Entry("os.find", "method", None, "Walk the whole tree.")]
+    entries = [
+        Entry(f"{kind}.find", "method", None, sentence.format(kind)) for kind in ("bytes", "str")
+    ]
+    entries += [
+        Entry("a.find", "method", None, "Search."),
+        Entry("os.find", "method", None, "Walk the whole tree."),
+    ]
     monkeypatch.setattr("specrun.train.family.corpus.build_corpus", lambda: entries)
     chats = demo_workload("edited", 3, 0, count_words)
     assert len(chats) == 1
@@ -98,8 +108,13 @@ def test_lookups_are_timed_without_a_model() -> None:
 def test_lookup_on_the_command_line() -> None:
     done = bench("lookup", "--context", "50", "--rounds", "5", "--json")
     assert done.exit_code == 0, done.output
-    assert [result["drafter"] for result in json.loads(done.stdout)["results"]] == ["prompt-lookup", "rest"]
-    assert bench("lookup", "--context", "50", "--rounds", "5", "-o", "md").stdout.startswith("| drafter ")
+    assert [result["drafter"] for result in json.loads(done.stdout)["results"]] == [
+        "prompt-lookup",
+        "rest",
+    ]
+    assert bench("lookup", "--context", "50", "--rounds", "5", "-o", "md").stdout.startswith(
+        "| drafter "
+    )
 
 
 @pytest.fixture
@@ -108,7 +123,8 @@ def small_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
     known = [("f", QUESTIONS[0]["answer"]), ("g", "Something else that is documented here.")]
     monkeypatch.setattr("specrun.bench.drafters.documentation._of_files", lambda: iter(known))
     monkeypatch.setattr(
-        "specrun.bench.drafters.documentation.native_entries", lambda: iter([("h", "class", None, None)])
+        "specrun.bench.drafters.documentation.native_entries",
+        lambda: iter([("h", "class", None, None)]),
     )
 
 
@@ -127,9 +143,32 @@ def test_a_disjoint_store_holds_no_answer(tiny_model: Path) -> None:
 
 @pytest.mark.usefixtures("small_documentation")
 def test_a_bench_of_retrieval_says_what_was_asked_and_retrieved(tiny_model: Path) -> None:
-    quick = ["drafters", "-m", tiny_model, "-n", "8", "-r", "1", "-t", "1", "-c", "1024", "--questions", "1"]
+    quick = [
+        "drafters",
+        "-m",
+        tiny_model,
+        "-n",
+        "8",
+        "-r",
+        "1",
+        "-t",
+        "1",
+        "-c",
+        "1024",
+        "--questions",
+        "1",
+    ]
     done = bench(
-        *quick, "--workload", "repeated", "--context", "300", "--drafter", "rest", "--docs-store", "all", "--json"
+        *quick,
+        "--workload",
+        "repeated",
+        "--context",
+        "300",
+        "--drafter",
+        "rest",
+        "--docs-store",
+        "all",
+        "--json",
     )
     assert done.exit_code == 0, done.output
     results = json.loads(done.stdout)["results"]
@@ -149,7 +188,9 @@ def test_a_bench_of_retrieval_says_what_was_asked_and_retrieved(tiny_model: Path
         (["--workload", "nothing"], "nothing"),
     ],
 )
-def test_workloads_that_cannot_be_made(tiny_model: Path, arguments: list[str], message: str) -> None:
+def test_workloads_that_cannot_be_made(
+    tiny_model: Path, arguments: list[str], message: str
+) -> None:
     done = bench("drafters", "-m", tiny_model, *arguments)
     assert done.exit_code == 2, done.output
     assert message in done.stderr

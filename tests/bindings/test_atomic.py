@@ -1,4 +1,5 @@
-"""A file written through atomic_path appears whole or not at all, and never over another by accident."""
+"""A file written through atomic_path appears whole or not at all, and never over another by
+accident."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def test_the_file_appears_when_the_block_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("force", [False, True])
-def test_a_failure_leaves_everything_as_it_was(tmp_path: Path, error: type[BaseException], force: bool) -> None:
+def test_a_failure_leaves_everything_as_it_was(
+    tmp_path: Path, error: type[BaseException], force: bool
+) -> None:
     target = tmp_path / "out.bin"
     if force:
         target.write_bytes(b"before")
@@ -131,7 +134,9 @@ def test_a_full_disk_is_named(tmp_path: Path, code: int) -> None:
     assert not names(tmp_path)
 
 
-def test_the_file_is_synced_before_the_rename_and_the_folder_after(tmp_path: Path, monkeypatch) -> None:
+def test_the_file_is_synced_before_the_rename_and_the_folder_after(
+    tmp_path: Path, monkeypatch
+) -> None:
     events: list[str] = []
     sync, replace = os.fsync, Path.replace
 

@@ -25,7 +25,10 @@ FILLS = {
     "positions-short": (([1, 2], [0], [1, 1], [0, 0], [1, 1]), "differ in length"),
     "counts-short": (([1, 2], [0, 1], [1], [0, 0], [1, 1]), "differ in length"),
     "outputs-long": (([1, 2], [0, 1], [1, 1], [0, 0], [1, 1, 1]), "differ in length"),
-    "too-many-ids": (([1] * 4, range(4), [3] * 4, [0] * 12, [1] * 4), "12 sequence ids in a batch for 8"),
+    "too-many-ids": (
+        ([1] * 4, range(4), [3] * 4, [0] * 12, [1] * 4),
+        "12 sequence ids in a batch for 8",
+    ),
     "token-without-id": (([1, 2], [0, 1], [2, 0], [0, 1], [1, 1]), "at least one sequence id"),
     "id-left-over": (([1, 2], [0, 1], [1, 1], [0, 0, 0], [1, 1]), "left over"),
     "id-missing": (([1, 2], [0, 1], [1, 2], [0, 0], [1, 1]), "left over"),
@@ -116,7 +119,12 @@ def test_one_id_a_token_is_the_same_as_a_count_of_one_each():
     def described(batch):
         pointers = batch._pointers[:3] - batch.ids.ctypes.data
         fields = (batch.tokens, batch.positions, batch.id_counts, batch.ids, batch.outputs)
-        return [field[:3].tolist() for field in fields], pointers.tolist(), batch.id_bounds, batch.first_position
+        return (
+            [field[:3].tolist() for field in fields],
+            pointers.tolist(),
+            batch.id_bounds,
+            batch.first_position,
+        )
 
     assert described(single) == described(counted)
 
@@ -140,7 +148,9 @@ def test_a_single_token_after_a_batch_of_several_is_filled_anew():
         batch.fill_one(9, 32, 2)  # only token and position differ from what is in place
         assert (batch.n_tokens, batch.n_outputs, batch.first_position) == (1, 1, 32)
         assert (batch.token_bounds, batch.id_bounds) == ((9, 9), (2, 2))
-        assert [int(column[0]) for column in (batch.tokens, batch.positions, batch.id_counts, batch.ids)] == [9, 32, 1, 2]
+        assert [
+            int(column[0]) for column in (batch.tokens, batch.positions, batch.id_counts, batch.ids)
+        ] == [9, 32, 1, 2]
         batch.fill_one(9, 33, 1)
         assert batch.id_bounds == (1, 1)
         assert int(batch.ids[0]) == 1

@@ -1,4 +1,5 @@
-"""Contexts: what is checked before an assertion of llama.cpp would end the process, failures, rows, state."""
+"""Contexts: what is checked before an assertion of llama.cpp would end the process, failures, rows,
+state."""
 
 from __future__ import annotations
 
@@ -44,11 +45,17 @@ def chain(tokens, start=0, ids=(0,), n_outputs=1, capacity=300) -> Batch:
     return batch
 
 
-# -- checks before the native call ---------------------------------------------------------------------------
+# -- checks before the native call -----------------------------------------------------------------
 
 BAD_BATCHES = {
-    "more tokens than n_batch": (lambda: chain([1] * 9), "9 tokens in one evaluation of a context for 8"),
-    "more rows than n_outputs": (lambda: chain([1] * 5, n_outputs=5), "5 output rows asked of a context for 4"),
+    "more tokens than n_batch": (
+        lambda: chain([1] * 9),
+        "9 tokens in one evaluation of a context for 8",
+    ),
+    "more rows than n_outputs": (
+        lambda: chain([1] * 5, n_outputs=5),
+        "5 output rows asked of a context for 4",
+    ),
     "empty batch": (lambda: Batch(4, 1), "empty batch"),
     "token beyond the vocabulary": (lambda: chain([1, 320]), "outside the vocabulary of 320"),
     "negative token": (lambda: chain([-1, 1]), "outside the vocabulary"),
@@ -131,7 +138,9 @@ def test_an_option_out_of_range_is_refused_by_name(options):
         ContextOptions(**options)
 
 
-@pytest.mark.parametrize("reason", ["", "failed to initialize the context: std::bad_alloc", "Out Of Memory"])
+@pytest.mark.parametrize(
+    "reason", ["", "failed to initialize the context: std::bad_alloc", "Out Of Memory"]
+)
 def test_no_memory_for_a_context_is_an_error_with_advice(model, monkeypatch, reason):
     words = iter(["", reason])  # asked before the call, to forget, and after it
     monkeypatch.setattr("specrun.bindings.context.last_native_errors", lambda: next(words))
@@ -143,7 +152,9 @@ def test_no_memory_for_a_context_is_an_error_with_advice(model, monkeypatch, rea
 
 
 @pytest.mark.parametrize(
-    "options", [{"cache_type_v": "q8_0", "flash_attention": "off"}, {"cache_type_k": "q4_0"}], ids=["value", "key"]
+    "options",
+    [{"cache_type_v": "q8_0", "flash_attention": "off"}, {"cache_type_k": "q4_0"}],
+    ids=["value", "key"],
 )
 def test_cache_types_that_llama_refuses_are_not_called_a_lack_of_memory(model, options):
     with pytest.raises(OptionError, match="cache"):
@@ -151,17 +162,21 @@ def test_cache_types_that_llama_refuses_are_not_called_a_lack_of_memory(model, o
     model.close()
 
 
-# -- failed evaluations --------------------------------------------------------------------------------------
+# -- failed evaluations ----------------------------------------------------------------------------
 
 
 def test_a_full_cache_is_named_and_a_good_batch_follows(model):
-    with Context(model, ContextOptions(**{**F32, "n_ctx": 256}, n_sequences=2, n_outputs=2)) as context:
+    with Context(
+        model, ContextOptions(**{**F32, "n_ctx": 256}, n_sequences=2, n_outputs=2)
+    ) as context:
         context.decode(chain([7] * 200, ids=(0, 1), n_outputs=0))
         with pytest.raises(NoCacheSlotError, match="-c"):
             context.decode(chain([8] * 57, start=200, ids=(0, 1)))
         assert [context.memory.last_position(seq_id) for seq_id in (0, 1)] == [199, 199]
         rows = context.decode(chain([9], start=200, ids=(0, 1)))
-        np.testing.assert_allclose(rows.logits(0), fresh_logits(model, [7] * 200 + [9])[-1], atol=1e-4)
+        np.testing.assert_allclose(
+            rows.logits(0), fresh_logits(model, [7] * 200 + [9])[-1], atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("start", [5, 2, 0], ids=["gap", "overlap", "again"])
@@ -171,7 +186,9 @@ def test_positions_that_do_not_continue_are_named(context, start):
         context.decode(chain([14], start=start))
 
 
-def test_after_a_refused_batch_of_several_sequences_a_good_one_gives_the_right_logits(model, context):
+def test_after_a_refused_batch_of_several_sequences_a_good_one_gives_the_right_logits(
+    model, context
+):
     context.decode(chain(PROMPT, ids=(0, 1, 2)))
     batch = Batch(8, 3)
     # The second token of sequences 1 and 2 leaves a gap: llama.cpp refuses the whole batch.
@@ -181,12 +198,19 @@ def test_after_a_refused_batch_of_several_sequences_a_good_one_gives_the_right_l
     assert [context.memory.last_position(number) for number in range(3)] == [2, 2, 2]
     batch.fill([14, 15, 16], [3, 4, 4], [3, 1, 1], [0, 1, 2, 1, 2], [1, 1, 1])
     rows = context.decode(batch)
-    np.testing.assert_allclose(rows.logits(1), fresh_logits(model, [*PROMPT, 14, 15])[-1], atol=1e-4)
-    np.testing.assert_allclose(rows.logits(2), fresh_logits(model, [*PROMPT, 14, 16])[-1], atol=1e-4)
+    np.testing.assert_allclose(
+        rows.logits(1), fresh_logits(model, [*PROMPT, 14, 15])[-1], atol=1e-4
+    )
+    np.testing.assert_allclose(
+        rows.logits(2), fresh_logits(model, [*PROMPT, 14, 16])[-1], atol=1e-4
+    )
 
 
-def test_what_a_failed_evaluation_left_behind_is_dropped_from_every_sequence(model, context, monkeypatch):
-    """Llama.cpp cleans up under each token's first id only: play a failure after the cells were written."""
+def test_what_a_failed_evaluation_left_behind_is_dropped_from_every_sequence(
+    model, context, monkeypatch
+):
+    """Llama.cpp cleans up under each token's first id only: play a failure after the cells were
+    written."""
     context.decode(chain(PROMPT, ids=(0, 1, 2)))
     batch = Batch(8, 3)
     batch.fill([14, 15], [3, 4], [3, 2], [0, 1, 2, 1, 2], [1, 1])
@@ -209,7 +233,7 @@ def test_what_a_failed_evaluation_left_behind_is_dropped_from_every_sequence(mod
     np.testing.assert_allclose(rows.logits(0), fresh_logits(model, [*PROMPT, 16])[-1], atol=1e-4)
 
 
-# -- rows ----------------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
 
 def test_rows_are_stale_after_the_next_evaluation(context):
@@ -265,7 +289,9 @@ def test_rows_beside_hidden_states_are_those_asked_for(model, n_outputs):
     with Context(model, ContextOptions(**F32, n_outputs=3, hidden_states=True)) as context:
         rows = context.decode(chain(PROMPT, n_outputs=n_outputs))
         assert rows.count == n_outputs
-        np.testing.assert_allclose(rows.logits(n_outputs - 1), fresh_logits(model, PROMPT)[-1], atol=1e-4)
+        np.testing.assert_allclose(
+            rows.logits(n_outputs - 1), fresh_logits(model, PROMPT)[-1], atol=1e-4
+        )
 
 
 def test_the_hidden_state_is_the_normed_one_that_the_output_matrix_reads(model, tiny_model):
@@ -277,7 +303,7 @@ def test_the_hidden_state_is_the_normed_one_that_the_output_matrix_reads(model, 
         np.testing.assert_allclose(rows.logits(0), expected, atol=1e-4)
 
 
-# -- memory --------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 def test_a_branch_continues_on_its_own(model, context):
@@ -304,7 +330,7 @@ def test_keep_and_clear(context):
     assert context.memory.last_position(1) == -1
 
 
-# -- lifetime ------------------------------------------------------------------------------------------------
+# -- lifetime --------------------------------------------------------------------------------------
 
 
 def test_a_context_must_be_closed_before_its_model(model):

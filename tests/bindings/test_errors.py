@@ -1,4 +1,5 @@
-"""The error tree: exit codes, and a named error with advice for every return code of llama_decode."""
+"""The error tree: exit codes, and a named error with advice for every return code of
+llama_decode."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ CODES = [
 ]
 
 
-@pytest.mark.parametrize(("code", "kind", "advice"), CODES, ids=[f"code{code}" for code, _, _ in CODES])
+@pytest.mark.parametrize(
+    ("code", "kind", "advice"), CODES, ids=[f"code{code}" for code, _, _ in CODES]
+)
 def test_every_return_code_has_a_named_error_with_advice(code, kind, advice):
     error = decode_error(code, 17)
     assert type(error) is kind

@@ -1,4 +1,5 @@
-"""Layer inputs: the right numbers for every token of any batch, and no question that would end the process."""
+"""Layer inputs: the right numbers for every token of any batch, and no question that would end the
+process."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def renamed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 def normed_states(folder: Path, layers: int, text: list[int]) -> np.ndarray:
-    """Final hidden states of the same model with its first layers only: tensors are seeded by their names."""
+    """Final hidden states of the same model with its first layers only: tensors are seeded by their
+    names."""
     path = folder / f"first {layers}.gguf"
     if not path.exists():
         write_random_llama(path, RandomLlama(**{**CHAT, "layers": layers}))
@@ -62,20 +64,29 @@ def normed_states(folder: Path, layers: int, text: list[int]) -> np.ndarray:
 
 
 def normed(states: np.ndarray, path: Path) -> np.ndarray:
-    weight = next(tensor.data for tensor in GGUFReader(path).tensors if tensor.name == "output_norm.weight")
+    weight = next(
+        tensor.data for tensor in GGUFReader(path).tensors if tensor.name == "output_norm.weight"
+    )
     return states / np.sqrt((states**2).mean(-1, keepdims=True) + EPS) * weight
 
 
-def evaluated(model: Model, layers: tuple[int, ...], pieces: int, **options: int) -> dict[int, np.ndarray]:
-    """The inputs of layers at every token of TEXT, read in so many evaluations without output rows."""
+def evaluated(
+    model: Model, layers: tuple[int, ...], pieces: int, **options: int
+) -> dict[int, np.ndarray]:
+    """The inputs of layers at every token of TEXT, read in so many evaluations without output
+    rows."""
     found: dict[int, list[np.ndarray]] = {layer: [] for layer in layers}
-    with Context(model, ContextOptions(**{**F32, **options}, n_outputs=1, layer_inputs=layers)) as context:
+    with Context(
+        model, ContextOptions(**{**F32, **options}, n_outputs=1, layer_inputs=layers)
+    ) as context:
         batch = Batch(len(TEXT), 1)
         for piece in np.array_split(np.arange(len(TEXT)), pieces):
             batch.fill_chain([TEXT[i] for i in piece], int(piece[0]), [0], 0)
             rows = context.decode(batch)
             for layer in layers:
-                found[layer] += [rows.layer_input(token, layer).copy() for token in range(len(piece))]
+                found[layer] += [
+                    rows.layer_input(token, layer).copy() for token in range(len(piece))
+                ]
     return {layer: np.stack(states) for layer, states in found.items()}
 
 
@@ -84,11 +95,17 @@ def test_inputs_are_what_the_layers_before_have_made(
     model: Model, tiny_deep_model: Path, tmp_path: Path, pieces: int, options: dict[str, int]
 ) -> None:
     found = evaluated(model, (0, 1, 3), pieces, **options)
-    embedding = next(tensor.data for tensor in GGUFReader(tiny_deep_model).tensors if tensor.name == "token_embd.weight")
+    embedding = next(
+        tensor.data
+        for tensor in GGUFReader(tiny_deep_model).tensors
+        if tensor.name == "token_embd.weight"
+    )
     np.testing.assert_array_equal(found[0], embedding[TEXT])
     for layer in (1, 3):
         expected = normed_states(tmp_path, layer, TEXT)
-        np.testing.assert_allclose(normed(found[layer], tiny_deep_model), expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            normed(found[layer], tiny_deep_model), expected, rtol=1e-4, atol=1e-5
+        )
         wrong = normed_states(tmp_path, layer + 1, TEXT)  # the control: one layer further
         assert np.abs(normed(found[layer], tiny_deep_model) - wrong).max() > 0.1
 
@@ -96,11 +113,19 @@ def test_inputs_are_what_the_layers_before_have_made(
 def test_rows_of_a_tree_belong_to_its_nodes(model: Model) -> None:
     """Two branches below one prefix, in one batch with outputs for some tokens only."""
     chain = evaluated(model, (2,), 1)[2]
-    with Context(model, ContextOptions(**F32, n_sequences=2, n_outputs=3, layer_inputs=(2,))) as context:
+    with Context(
+        model, ContextOptions(**F32, n_sequences=2, n_outputs=3, layer_inputs=(2,))
+    ) as context:
         batch = Batch(8, 2)
         # TEXT[:3], then TEXT[3] in sequence 0 beside another token in sequence 1.
         ids = [0, 1, 0, 1, 0, 1, 0, 1]
-        batch.fill([*TEXT[:3], 99, TEXT[3]], [0, 1, 2, 3, 3], [2, 2, 2, 1, 1], [*ids[:6], 1, 0], [0, 0, 1, 1, 1])
+        batch.fill(
+            [*TEXT[:3], 99, TEXT[3]],
+            [0, 1, 2, 3, 3],
+            [2, 2, 2, 1, 1],
+            [*ids[:6], 1, 0],
+            [0, 0, 1, 1, 1],
+        )
         rows = context.decode(batch)
         found = np.stack([rows.layer_input(token, 2) for token in range(5)])
         np.testing.assert_allclose(found[[0, 1, 2, 4]], chain[:4], rtol=1e-4, atol=1e-5)
@@ -126,11 +151,15 @@ def test_views_go_stale(model: Model) -> None:
 
 
 def test_hidden_states_may_be_asked_for_beside_them(model: Model) -> None:
-    with Context(model, ContextOptions(**F32, n_outputs=4, hidden_states=True, layer_inputs=(1,))) as context:
+    with Context(
+        model, ContextOptions(**F32, n_outputs=4, hidden_states=True, layer_inputs=(1,))
+    ) as context:
         batch = Batch(4, 1)
         batch.fill_chain(TEXT[:4], 0, [0], 1)
         rows = context.decode(batch)
-        np.testing.assert_allclose(rows.layer_input(3, 1), evaluated(model, (1,), 1)[1][3], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            rows.layer_input(3, 1), evaluated(model, (1,), 1)[1][3], rtol=1e-4, atol=1e-5
+        )
         assert rows.hidden_state(0).shape == (WIDTH,)
 
 
@@ -151,13 +180,17 @@ def test_contexts_without_layer_inputs_say_so(model: Model) -> None:
 def test_an_architecture_without_them_is_refused_by_name(renamed: dict[str, Path]) -> None:
     assert WITHOUT not in LAYER_INPUT_ARCHITECTURES
     with Model(renamed[WITHOUT]) as model:
-        with pytest.raises(UnsupportedModelError, match=f"layer inputs of {WITHOUT} models.*llama.*qwen3"):
+        with pytest.raises(
+            UnsupportedModelError, match=f"layer inputs of {WITHOUT} models.*llama.*qwen3"
+        ):
             Context(model, ContextOptions(**F32, layer_inputs=(1,)))
         Context(model, ContextOptions(**F32)).close()
 
 
 @pytest.mark.parametrize("names", ["_SET", "_GET"])
-def test_a_library_without_the_functions_is_refused(model: Model, monkeypatch: pytest.MonkeyPatch, names: str) -> None:
+def test_a_library_without_the_functions_is_refused(
+    model: Model, monkeypatch: pytest.MonkeyPatch, names: str
+) -> None:
     monkeypatch.setattr(layer_inputs, names, ("llama_no_such_function", "_Z4nonev"))
     with pytest.raises(UnsupportedModelError, match="does not export llama_no_such_function"):
         check_layer_inputs(model, [1])
@@ -175,16 +208,21 @@ with Model(sys.argv[1]) as model, Context(model, ContextOptions(n_ctx=64, n_thre
     batch.fill_chain([5, 6], 0, [0], 1)
     rows = context.decode(batch)
     assert abs(rows.layer_input(1, 1)).max() > 0
-"""
+"""  # noqa: E501 - as it is shown
 
 
 @pytest.mark.parametrize(
-    ("architecture", "lives"), [("llama", True), ("qwen3", True), ("qwen35", True), (WITHOUT, False)]
+    ("architecture", "lives"),
+    [("llama", True), ("qwen3", True), ("qwen35", True), (WITHOUT, False)],
 )
-def test_the_list_says_who_survives_being_asked(renamed: dict[str, Path], architecture: str, lives: bool) -> None:
+def test_the_list_says_who_survives_being_asked(
+    renamed: dict[str, Path], architecture: str, lives: bool
+) -> None:
     """Asked in a process of its own, with the list out of the way."""
     command = [sys.executable, "-c", ASK, str(renamed[architecture]), architecture]
     quiet = {**os.environ, "GGML_NO_BACKTRACE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=quiet)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=quiet
+    )
     assert done.returncode == (0 if lives else -signal.SIGABRT), done.stderr
     assert (architecture in LAYER_INPUT_ARCHITECTURES) == lives

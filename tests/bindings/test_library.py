@@ -1,4 +1,5 @@
-"""llama.cpp's log: silent unless the application configures logging, then whole lines at the right level."""
+"""llama.cpp's log: silent unless the application configures logging, then whole lines at the right
+level."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ with Model(sys.argv[1]) as model, Context(model, ContextOptions(n_ctx=256, n_thr
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
 
 
@@ -34,7 +39,9 @@ def test_loading_is_silent_by_default(tiny_model):
 def test_a_refused_file_is_silent_too(tiny_model, tmp_path):
     path = tmp_path / "refused.gguf"
     path.write_bytes(tiny_model.read_bytes().replace(b"llama.block_count", b"llama.block_cpunt"))
-    code = LOAD.replace("with Model", "try:\n  Model(sys.argv[1])\nexcept Exception: sys.exit(0)\nwith Model")
+    code = LOAD.replace(
+        "with Model", "try:\n  Model(sys.argv[1])\nexcept Exception: sys.exit(0)\nwith Model"
+    )
     done = run(code, str(path))
     assert (done.stdout, done.stderr) == ("", "")
 
@@ -59,12 +66,20 @@ def test_parts_of_a_line_are_joined_under_its_first_level(router, caplog):
     router(5, b"two ", None)
     assert not caplog.records
     router(5, b"three\n", None)
-    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [(logging.WARNING, "one two three")]
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
+        (logging.WARNING, "one two three")
+    ]
 
 
 @pytest.mark.parametrize(
     ("level", "expected"),
-    [(0, logging.DEBUG), (1, logging.DEBUG), (2, logging.INFO), (3, logging.WARNING), (4, logging.ERROR)],
+    [
+        (0, logging.DEBUG),
+        (1, logging.DEBUG),
+        (2, logging.INFO),
+        (3, logging.WARNING),
+        (4, logging.ERROR),
+    ],
 )
 def test_levels_are_those_of_ggml_log_level(router, caplog, level, expected):
     router(level, b"line\n", None)

@@ -120,10 +120,15 @@ def test_an_architecture_llama_does_not_know(tiny_model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("token", "named"), [(b"aa", "'aa' twice .* 256 and 257"), (b"a\0", "'a' twice .* 97 and 257")], ids=["same", "cut"]
+    ("token", "named"),
+    [(b"aa", "'aa' twice .* 256 and 257"), (b"a\0", "'a' twice .* 97 and 257")],
+    ids=["same", "cut"],
 )
-def test_a_token_that_is_there_twice_is_refused_before_llama_aborts(tiny_model, tmp_path, token, named):
-    """Tokens 256 and 257 are "aa" and "ab"; llama.cpp asserts that all differ and ends the process."""
+def test_a_token_that_is_there_twice_is_refused_before_llama_aborts(
+    tiny_model, tmp_path, token, named
+):
+    """Tokens 256 and 257 are "aa" and "ab"; llama.cpp asserts that all differ and ends the
+    process."""
     data = tiny_model.read_bytes()
     two = b"\2\0\0\0\0\0\0\0aa\2\0\0\0\0\0\0\0ab"
     assert data.count(two) == 1
@@ -149,7 +154,9 @@ def test_loading_reports_progress_and_can_be_stopped(tiny_model):
         Model(tiny_model, progress=lambda _share: False)
 
 
-@pytest.mark.parametrize("name", ["n_embd", "n_layer", "chat_template", "description", "can_branch"])
+@pytest.mark.parametrize(
+    "name", ["n_embd", "n_layer", "chat_template", "description", "can_branch"]
+)
 def test_a_closed_model_raises(tiny_model, name):
     model = Model(tiny_model)
     model.close()

@@ -79,15 +79,27 @@ def test_llama_cpp_is_asked_for_it() -> None:
         "yarn_beta_fast": 30.0,
     }
     AS_TRAINED.apply(params)
-    assert (params.rope_scaling_type, params.rope_freq_base, params.rope_freq_scale) == (-1, 0.0, 0.0)
+    assert (params.rope_scaling_type, params.rope_freq_base, params.rope_freq_scale) == (
+        -1,
+        0.0,
+        0.0,
+    )
 
 
 def test_positions_are_stretched_and_the_trained_length_stays(tiny_model: Path) -> None:
-    """Linear scaling by 1 changes nothing, by 4 it does; and llama.cpp overwrites its own note of the length."""
+    """Linear scaling by 1 changes nothing, by 4 it does; and llama.cpp overwrites its own note of
+    the length."""
     with Model(tiny_model) as model:
         trained, rows = model.n_ctx_train, []
-        for rope in (AS_TRAINED, RopeScaling("linear", 1.0), RopeScaling("linear", 4.0), RopeScaling("yarn", 4.0)):
-            options = ContextOptions(n_ctx=256, n_threads=1, rope=rope, cache_type_k="f32", cache_type_v="f32")
+        for rope in (
+            AS_TRAINED,
+            RopeScaling("linear", 1.0),
+            RopeScaling("linear", 4.0),
+            RopeScaling("yarn", 4.0),
+        ):
+            options = ContextOptions(
+                n_ctx=256, n_threads=1, rope=rope, cache_type_k="f32", cache_type_v="f32"
+            )
             with Context(model, options) as context:
                 batch = Batch(context.n_batch, 1)
                 batch.fill_chain([5, 6, 7, 8, 9, 10], 0, [0], 1)
@@ -103,8 +115,12 @@ def test_a_draft_model_is_stretched_where_it_must_be(tiny_model: Path) -> None:
         yarn = RopeScaling("yarn", 2.0)
         far = draft_context_options(ContextOptions(n_ctx=model.n_ctx_train + 100, rope=yarn), model)
         assert (far.n_ctx, far.rope) == (model.n_ctx_train + 100, yarn)
-        shorter = draft_context_options(ContextOptions(n_ctx=5 * model.n_ctx_train, rope=yarn), model)
-        assert shorter.rope == RopeScaling("yarn", 5.0)  # the target's own factor would leave it short
+        shorter = draft_context_options(
+            ContextOptions(n_ctx=5 * model.n_ctx_train, rope=yarn), model
+        )
+        assert shorter.rope == RopeScaling(
+            "yarn", 5.0
+        )  # the target's own factor would leave it short
         near = draft_context_options(ContextOptions(n_ctx=model.n_ctx_train, rope=yarn), model)
         assert (near.n_ctx, near.rope) == (model.n_ctx_train, AS_TRAINED)
 
@@ -113,7 +129,9 @@ def test_a_runtime_goes_on_beyond_the_trained_length(tiny_model: Path) -> None:
     prompt, greedy = [5 + number % 50 for number in range(1100)], SamplingParams(temperature=0.0)
     texts = []
     for drafter in ("none", "prompt-lookup"):
-        with Runtime(tiny_model, drafter, n_threads=1, n_ctx=1280, rope=RopeScaling("yarn", 2.0)) as runtime:
+        with Runtime(
+            tiny_model, drafter, n_threads=1, n_ctx=1280, rope=RopeScaling("yarn", 2.0)
+        ) as runtime:
             assert runtime.n_ctx == 1280 > runtime.model.n_ctx_train
             texts.append(runtime.generate(prompt, greedy, max_tokens=12).token_ids)
     assert texts[0] == texts[1]

@@ -1,4 +1,5 @@
-"""Vocabularies: every text comes back, control tokens only when asked for, comparison token by token."""
+"""Vocabularies: every text comes back, control tokens only when asked for, comparison token by
+token."""
 
 from __future__ import annotations
 
@@ -104,7 +105,9 @@ def open_vocabulary(tmp_path_factory):
 
     def build(vocabulary: BytePairVocabulary) -> Vocabulary:
         path = folder / f"{len(models)}.gguf"
-        write_random_llama(path, RandomLlama(width=8, heads=1, kv_heads=1, layers=1, ffn=8, vocabulary=vocabulary))
+        write_random_llama(
+            path, RandomLlama(width=8, heads=1, kv_heads=1, layers=1, ffn=8, vocabulary=vocabulary)
+        )
         models.append(Model(path))
         return models[-1].vocabulary
 
@@ -115,7 +118,9 @@ def open_vocabulary(tmp_path_factory):
 
 def changed(vocabulary: BytePairVocabulary, tokens: dict[int, str], **others) -> BytePairVocabulary:
     fields = {name: getattr(vocabulary, name) for name in BytePairVocabulary.__dataclass_fields__}
-    fields["tokens"] = tuple(tokens.get(index, token) for index, token in enumerate(vocabulary.tokens))
+    fields["tokens"] = tuple(
+        tokens.get(index, token) for index, token in enumerate(vocabulary.tokens)
+    )
     return BytePairVocabulary(**{**fields, **others})
 
 
@@ -131,14 +136,17 @@ def test_the_first_difference_is_found_from_a_start_on(open_vocabulary):
 
 def test_only_the_common_tokens_are_compared(open_vocabulary):
     base = synthetic_vocabulary(300)
-    more = BytePairVocabulary((*base.tokens, "more"), (*base.types, NORMAL), base.merges, base.special_ids)
+    more = BytePairVocabulary(
+        (*base.tokens, "more"), (*base.types, NORMAL), base.merges, base.special_ids
+    )
     small, large = open_vocabulary(base), open_vocabulary(more)
     assert small.first_difference(large, 0) is None
     assert large.first_difference(small, 0) is None
 
 
 def test_a_user_defined_token_is_text_not_a_control_token(open_vocabulary):
-    """Gemma has runs of newlines as such tokens: taking them apart would change ordinary prompts."""
+    """Gemma has runs of newlines as such tokens: taking them apart would change ordinary
+    prompts."""
     base = synthetic_vocabulary(300)
     types = (*base.types[:290], USER_DEFINED, *base.types[291:])
     vocabulary = open_vocabulary(changed(base, {290: "\n\n"}, types=types))
@@ -158,6 +166,10 @@ def test_a_vocabulary_is_closed_with_its_model(tiny_model):
     model = Model(tiny_model)
     vocabulary = model.vocabulary
     model.close()
-    for call in (lambda: vocabulary.tokenize("a"), lambda: vocabulary.label(3), lambda: vocabulary.bos):
+    for call in (
+        lambda: vocabulary.tokenize("a"),
+        lambda: vocabulary.label(3),
+        lambda: vocabulary.bos,
+    ):
         with pytest.raises(ClosedError):
             call()

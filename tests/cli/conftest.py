@@ -33,7 +33,8 @@ READABLE = forbid((*ODD_BYTES, *CONTROL_TOKENS))  # neither does it, nor does it
 
 @dataclass(frozen=True)
 class Models:
-    """Files: a target with a chat template, the same without, a larger one, a stranger, and a long context."""
+    """Files: a target with a chat template, the same without, a larger one, a stranger, and a long
+    context."""
 
     target: Path
     plain: Path
@@ -48,7 +49,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     shape = {"vocab_size": VOCAB_SIZE, "width": 16, "ffn": 16, "layers": 1, "controls": CONTROLS}
     specs = {
         # wide and deep enough that its answers depend on more than the last tokens
-        "target": RandomLlama(**{**shape, "width": 32, "layers": 4}, chat_template=TEMPLATE, context=512, scale=2.0),
+        "target": RandomLlama(
+            **{**shape, "width": 32, "layers": 4}, chat_template=TEMPLATE, context=512, scale=2.0
+        ),
         "plain": RandomLlama(**shape, context=512, scale=2.0),
         "larger": RandomLlama(**{**shape, "width": 32, "layers": 5}, context=512),
         "stranger": RandomLlama(**{**shape, "vocab_size": 600}, context=512),
@@ -73,6 +76,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     def invoke(*arguments: object, input: str | bytes | None = None) -> Result:
         from specrun.cli.main import cli
 
-        return CliRunner().invoke(cli, [str(argument) for argument in arguments], input=input, prog_name="specrun")
+        return CliRunner().invoke(
+            cli, [str(argument) for argument in arguments], input=input, prog_name="specrun"
+        )
 
     return invoke

@@ -31,7 +31,9 @@ def heads(tmp_path: Path) -> Path:
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
-    path.write_text("Many words, of which some come again: many words, of which some come again. " * 8)
+    path.write_text(
+        "Many words, of which some come again: many words, of which some come again. " * 8
+    )
     return path
 
 
@@ -55,13 +57,27 @@ def test_a_texts_accuracies_go_into_the_heads_file(models: Models, heads: Path, 
     assert len(accuracy) == 3
     assert sum(accuracy[0]) > 0.0
     drafted = run(
-        "generate", "-m", models.target, "--drafter", f"medusa({heads})", "-t", "1", "-c", "256", "-p", "a", "-n", "4"
+        "generate",
+        "-m",
+        models.target,
+        "--drafter",
+        f"medusa({heads})",
+        "-t",
+        "1",
+        "-c",
+        "256",
+        "-p",
+        "a",
+        "-n",
+        "4",
     )
     assert drafted.exit_code == 0, drafted.output
 
 
 def test_what_the_target_writes_is_measured_with_its_costs(models: Models, heads: Path) -> None:
-    result = calibrate(models, heads, "-p", "abc", "-p", "xyz", "--seconds", "0.05", "--json", "--no-save")
+    result = calibrate(
+        models, heads, "-p", "abc", "-p", "xyz", "--seconds", "0.05", "--json", "--no-save"
+    )
     assert result.exit_code == 0, result.output
     content = json.loads(result.stdout)
     assert content["costs"] == "measured"
@@ -72,7 +88,9 @@ def test_what_the_target_writes_is_measured_with_its_costs(models: Models, heads
     assert "kept" not in result.stderr
 
 
-def test_a_csv_leaves_the_heads_file_alone(models: Models, heads: Path, text: Path, tmp_path: Path) -> None:
+def test_a_csv_leaves_the_heads_file_alone(
+    models: Models, heads: Path, text: Path, tmp_path: Path
+) -> None:
     before, table = heads.read_bytes(), tmp_path / "accuracy.csv"
     assert calibrate(models, heads, "-f", text, "-o", table).exit_code == 0
     assert heads.read_bytes() == before
@@ -82,7 +100,9 @@ def test_a_csv_leaves_the_heads_file_alone(models: Models, heads: Path, text: Pa
     assert calibrate(models, heads, "-f", text, "-o", table, "--force").exit_code == 0
 
 
-def test_what_cannot_be_calibrated_is_refused(models: Models, heads: Path, text: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_calibrated_is_refused(
+    models: Models, heads: Path, text: Path, tmp_path: Path
+) -> None:
     wide = random_medusa(2 * HIDDEN, VOCAB).write(tmp_path / "wide.gguf", VOCAB)
     short = tmp_path / "short.txt"
     short.write_text("a")
@@ -94,7 +114,11 @@ def test_what_cannot_be_calibrated_is_refused(models: Models, heads: Path, text:
         (("-m", models.target, "-md", heads, "-f", short), 2, "too short"),
         (("-m", models.target, "-md", heads, "-f", text, "-p", "a"), 2, "give one of them"),
         (("-m", models.target, "-md", heads, "-f", text, "--temp", "1"), 2, "leave it out with -f"),
-        (("-m", models.target, "-md", heads, "--no-save", "-o", tmp_path / "x.csv"), 2, "give one of them"),
+        (
+            ("-m", models.target, "-md", heads, "--no-save", "-o", tmp_path / "x.csv"),
+            2,
+            "give one of them",
+        ),
         (("-m", models.target, "-md", heads, "-o", tmp_path / "no" / "x.csv"), 3, "no folder"),
     ):
         result = run("calibrate", *FAST, *arguments)
@@ -110,18 +134,38 @@ def test_a_bad_csv_ends_with_its_line(models: Models, heads: Path, tmp_path: Pat
     table = tmp_path / "bad.csv"
     table.write_text("head,rank,accuracy\n0,0,0.5\n0,1,1.5\n")
     drafter = f'medusa("{heads}", accuracy="{table}")'
-    result = run("generate", "-m", models.target, "--drafter", drafter, "-p", "a", "-n", "4", "-t", "1")
+    result = run(
+        "generate", "-m", models.target, "--drafter", drafter, "-p", "a", "-n", "4", "-t", "1"
+    )
     assert result.exit_code == 3
     assert "bad.csv, line 3: accuracy is '1.5'" in result.output
 
 
 def test_a_rule_that_is_not_exact_is_announced_once(models: Models) -> None:
-    arguments = ("-m", models.plain, "--drafter", "prompt-lookup", "-p", "abab", "-n", "8", "-t", "1", "-c", "256")
+    arguments = (
+        "-m",
+        models.plain,
+        "--drafter",
+        "prompt-lookup",
+        "-p",
+        "abab",
+        "-n",
+        "8",
+        "-t",
+        "1",
+        "-c",
+        "256",
+    )
     result = run("generate", *arguments, "--accept", "typical(eps=0.2)")
     assert result.exit_code == 0, result.output
     assert result.stderr.count("is not exact") == 1
     assert "rule typical(eps=0.2, delta=0.3), not exact" in result.stderr
-    assert json.loads(run("generate", *arguments, "--accept", "typical", "--json").stdout)["stats"]["exact"] is False
+    assert (
+        json.loads(run("generate", *arguments, "--accept", "typical", "--json").stdout)["stats"][
+            "exact"
+        ]
+        is False
+    )
     assert "not exact" not in run("generate", *arguments).stderr
     bad = run("generate", *arguments, "--accept", "typical(eps=2)")
     assert (bad.exit_code, "eps is 2" in bad.output) == (2, True)

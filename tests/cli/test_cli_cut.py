@@ -1,4 +1,5 @@
-"""`specrun cut`: files that can draft, marks that inspect shows, and nothing left behind where it fails."""
+"""`specrun cut`: files that can draft, marks that inspect shows, and nothing left behind where it
+fails."""
 
 from __future__ import annotations
 
@@ -27,7 +28,19 @@ def test_a_cut_drafts_for_its_own_model(models: Models, run: Run, tmp_path: Path
     result = run("cut", models.target, cut, "--skip-layers", "2")
     assert (result.exit_code, result.stdout) == (0, ""), result.output
     assert "layers 0-1,3 of 4" in result.stderr
-    command = ["generate", "-m", models.target, "-p", "abc", "-n", "24", "--temp", "0", *ENDLESS, "--json"]
+    command = [
+        "generate",
+        "-m",
+        models.target,
+        "-p",
+        "abc",
+        "-n",
+        "24",
+        "--temp",
+        "0",
+        *ENDLESS,
+        "--json",
+    ]
     plain = json.loads(run(*command).stdout)
     drafted = json.loads(run(*command, "--drafter", f'draft("{cut}", n=4, p_min=adaptive)').stdout)
     assert drafted["token_ids"] == plain["token_ids"]
@@ -36,7 +49,9 @@ def test_a_cut_drafts_for_its_own_model(models: Models, run: Run, tmp_path: Path
 
 def test_inspect_shows_both_marks(models: Models, run: Run, tmp_path: Path) -> None:
     assert run("cut", models.target, tmp_path / "cut.gguf", "--layers", "0,2-").exit_code == 0
-    assert run("cut", tmp_path / "cut.gguf", tmp_path / "padded.gguf", "--pad-to", "1M").exit_code == 0
+    assert (
+        run("cut", tmp_path / "cut.gguf", tmp_path / "padded.gguf", "--pad-to", "1M").exit_code == 0
+    )
     shown = run("inspect", tmp_path / "padded.gguf")
     assert "layers 0, 2, 3 of the 4 of target.gguf" in shown.stdout
     assert "cut.gguf, widened" in shown.stdout
@@ -105,7 +120,13 @@ def test_bad_files_have_their_own_exit_codes(models: Models, run: Run, tmp_path:
     ],
 )
 def test_a_full_disk_and_a_read_only_folder(
-    models: Models, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int, problem: str
+    models: Models,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    code: int,
+    problem: str,
 ) -> None:
     original = os.open
 
@@ -149,14 +170,18 @@ cut_layers(sys.argv[1], sys.argv[2], layers="0-1", force=True, progress=slowly)
 
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="only Linux has files without a name")
 @pytest.mark.parametrize("before", [None, b"the file that was there"])
-def test_kill_9_while_writing_leaves_nothing_or_the_whole_file(tmp_path: Path, before: bytes | None) -> None:
+def test_kill_9_while_writing_leaves_nothing_or_the_whole_file(
+    tmp_path: Path, before: bytes | None
+) -> None:
     source, folder = tmp_path / "whole.gguf", tmp_path / "out"
     write_random_llama(source, RandomLlama())
     folder.mkdir()
     if before is not None:
         (folder / "cut.gguf").write_bytes(before)
     process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, source, folder / "cut.gguf"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", KILLED, source, folder / "cut.gguf"],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     with process:
         assert process.stdout is not None

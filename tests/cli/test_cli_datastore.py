@@ -43,8 +43,23 @@ def test_info_as_text_and_json(run, models, store: Path):
     assert values["model"] == models.target.name
 
 
-def test_drafting_from_a_store_and_a_reference_keeps_the_text(run, models, store: Path, corpus: Path):
-    common = ("generate", "-m", models.target, "-p", "the quick", "-n", "24", "--temp", "0.8", "-s", "3", "--json")
+def test_drafting_from_a_store_and_a_reference_keeps_the_text(
+    run, models, store: Path, corpus: Path
+):
+    common = (
+        "generate",
+        "-m",
+        models.target,
+        "-p",
+        "the quick",
+        "-n",
+        "24",
+        "--temp",
+        "0.8",
+        "-s",
+        "3",
+        "--json",
+    )
     plain = json.loads(run(*common).stdout)
     for extra in (
         ("--drafter", f'rest("{store}", min_match=1)'),
@@ -73,16 +88,42 @@ def test_drafting_from_a_store_and_a_reference_keeps_the_text(run, models, store
         (["datastore", "inof", "STORE"], 2, "info"),
         (["generate", "-m", "MODEL", "-p", "x", "--drafter", "rest(none.store)"], 3, "none.store"),
         (["generate", "-m", "MODEL", "-p", "x", "--drafter", "rest(CORPUS)"], 3, "not a datastore"),
-        (["generate", "-m", "STRANGER", "-p", "x", "--drafter", "rest(STORE)"], 4, "another vocabulary"),
+        (
+            ["generate", "-m", "STRANGER", "-p", "x", "--drafter", "rest(STORE)"],
+            4,
+            "another vocabulary",
+        ),
         (["generate", "-m", "MODEL", "-p", "x", "--reference", "none.txt"], 3, "none.txt"),
         (["generate", "-m", "MODEL", "-p", "x", "--reference", "EMPTY"], 2, "0 tokens"),
         (["generate", "-m", "MODEL", "-p", "x", "--reference", "MODEL"], 3, "UTF-8"),
-        (["generate", "-m", "MODEL", "-md", "MODEL", "-p", "x", "--reference", "CORPUS"], 2, "ensemble"),
-        (["generate", "-m", "MODEL", "-p", "x", "--drafter", "none", "--reference", "CORPUS"], 2, "not part of none"),
-        (["generate", "-m", "MODEL", "-p", "x", "--drafter", "prompt-lookup(reference=none.txt)"], 3, "none.txt"),
+        (
+            ["generate", "-m", "MODEL", "-md", "MODEL", "-p", "x", "--reference", "CORPUS"],
+            2,
+            "ensemble",
+        ),
+        (
+            ["generate", "-m", "MODEL", "-p", "x", "--drafter", "none", "--reference", "CORPUS"],
+            2,
+            "not part of none",
+        ),
+        (
+            [
+                "generate",
+                "-m",
+                "MODEL",
+                "-p",
+                "x",
+                "--drafter",
+                "prompt-lookup(reference=none.txt)",
+            ],
+            3,
+            "none.txt",
+        ),
     ],
 )
-def test_bad_input_says_what_and_writes_nothing(run, models, store, corpus, arguments, code, message):
+def test_bad_input_says_what_and_writes_nothing(
+    run, models, store, corpus, arguments, code, message
+):
     empty = corpus.with_name("empty.txt")
     empty.write_text("", encoding="utf-8")
     before = sorted(corpus.parent.iterdir())
@@ -90,7 +131,12 @@ def test_bad_input_says_what_and_writes_nothing(run, models, store, corpus, argu
     names |= {"MODEL": models.target, "STRANGER": models.stranger}
     for name, path in names.items():
         arguments = [
-            argument.replace(name, f'"{path}"') if "(" in argument else str(path) if argument == name else argument for argument in arguments
+            argument.replace(name, f'"{path}"')
+            if "(" in argument
+            else str(path)
+            if argument == name
+            else argument
+            for argument in arguments
         ]
     result = run(*arguments)
     assert result.exit_code == code, result.output
@@ -111,7 +157,14 @@ def test_a_damaged_store_is_seen_by_info(run, store: Path):
 def test_ctrl_c_in_a_real_process_leaves_nothing(models, tmp_path: Path):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(TEXT * 20_000, encoding="utf-8")  # 18 MB: seconds of work
-    command = [sys.executable, "-c", "from specrun.cli.main import main; main()", "datastore", "build", str(corpus)]
+    command = [
+        sys.executable,
+        "-c",
+        "from specrun.cli.main import main; main()",
+        "datastore",
+        "build",
+        str(corpus),
+    ]
     command += ["-m", str(models.target), "-o", str(tmp_path / "out.store")]
     with hearing_ctrl_c():
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -131,8 +184,12 @@ def test_a_reference_implies_prompt_lookup_only_where_nothing_else_drafts():
     from specrun.cli.options.model import DraftSettings
 
     def chosen(**values: object) -> str:
-        nothing = dict.fromkeys(("model_draft", "drafter", "spec_type", "spec_draft_n_max", "spec_draft_p_min"))
-        return drafter_expression(DraftSettings(**{**nothing, "accept": "exact", **values}), demo=False)
+        nothing = dict.fromkeys(
+            ("model_draft", "drafter", "spec_type", "spec_draft_n_max", "spec_draft_p_min")
+        )
+        return drafter_expression(
+            DraftSettings(**{**nothing, "accept": "exact", **values}), demo=False
+        )
 
     reference = Path("r.txt")
     assert chosen() == "none"

@@ -31,11 +31,18 @@ def test_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def probes(monkeypatch: pytest.MonkeyPatch, kernels: Completed) -> None:
     """Let the probes answer without running: all is well but for the kernels."""
-    engine = {"versions": {}, "devices": [], "features": "CPU : AVX = 1 | AMX_INT8 = 0 | ", "cores": 2}
+    engine = {
+        "versions": {},
+        "devices": [],
+        "features": "CPU : AVX = 1 | AMX_INT8 = 0 | ",
+        "cores": 2,
+    }
     good = json.dumps({**engine, "gpu_offload": False}).encode()
 
     def answer(command: list[str], **_options: object) -> Completed:
-        return kernels if "kernels" in command else subprocess.CompletedProcess(command, 0, good, b"")
+        return (
+            kernels if "kernels" in command else subprocess.CompletedProcess(command, 0, good, b"")
+        )
 
     monkeypatch.setattr(subprocess, "run", answer)
 
@@ -50,7 +57,9 @@ def test_an_illegal_instruction_is_explained(run: Run, monkeypatch: pytest.Monke
     assert "CPU features  AVX\n" in result.stdout
 
 
-def test_without_the_converter_kernels_are_not_tried(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_converter_kernels_are_not_tried(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     probes(monkeypatch, subprocess.CompletedProcess([], 1, b"", b""))
     monkeypatch.setattr(diagnosis, "find_spec", lambda _name: None)
     result = run("doctor", "--json")
@@ -82,7 +91,9 @@ def test_a_probe_that_never_answers(run: Run, monkeypatch: pytest.MonkeyPatch) -
         (-99, b"", b"", "failed", "exit code -99"),
     ],
 )
-def test_how_a_probe_ended(exit_code: int, output: bytes, messages: bytes, state: str, detail: str) -> None:
+def test_how_a_probe_ended(
+    exit_code: int, output: bytes, messages: bytes, state: str, detail: str
+) -> None:
     answer, check = interpret(exit_code, output, messages)
     assert check.state == state
     assert detail in check.detail

@@ -47,7 +47,10 @@ def test_the_answer_is_the_runtimes_and_alone_on_stdout(run: Run, models: Models
     result = run("generate", "-m", models.target, "-p", "hello", "-n", 24, "-s", 3)
     assert result.exit_code == 0
     assert result.stdout == expected.removesuffix("\n") + "\n"
-    line = r"prompt \d+ tok [\d.]+ tok/s \| gen 24 tok [\d.]+ tok/s \| draft - \| 1\.00 tok/round \| TTFT \d+\.\d\d s\n"
+    line = (
+        r"prompt \d+ tok [\d.]+ tok/s \| gen 24 tok [\d.]+ tok/s \| draft - \| 1\.00 "
+        r"tok/round \| TTFT \d+\.\d\d s\n"
+    )
     assert re.fullmatch(line, result.stderr)
 
 
@@ -58,13 +61,31 @@ def test_json_has_the_promised_keys(run: Run, models: Models) -> None:
     assert list(values) == ["text", "token_ids", "finish_reason", "usage", "stats", "seed"]
     assert list(values["usage"]) == ["prompt_tokens", "completion_tokens"]
     assert list(values["stats"]) == STATS_KEYS
-    assert (values["usage"]["completion_tokens"], values["finish_reason"], values["seed"]) == (9, "length", 3)
+    assert (values["usage"]["completion_tokens"], values["finish_reason"], values["seed"]) == (
+        9,
+        "length",
+        3,
+    )
 
 
-def test_a_pool_of_ngrams_goes_from_one_run_to_the_next(run: Run, models: Models, tmp_path: Path) -> None:
+def test_a_pool_of_ngrams_goes_from_one_run_to_the_next(
+    run: Run, models: Models, tmp_path: Path
+) -> None:
     pool = tmp_path / "a.pool"
     drafter = f'lookahead(window=2, ngram=4, guesses=3, pool="{pool}")'
-    asked = ("generate", "-m", models.target, "-p", "hello", "-n", 40, "--temp", 0, "--json", *ENDLESS)
+    asked = (
+        "generate",
+        "-m",
+        models.target,
+        "-p",
+        "hello",
+        "-n",
+        40,
+        "--temp",
+        0,
+        "--json",
+        *ENDLESS,
+    )
     plain = json.loads(run(*asked).stdout)
     cold, warm = (json.loads(run(*asked, "--drafter", drafter).stdout) for _ in range(2))
     assert cold["token_ids"] == warm["token_ids"] == plain["token_ids"]
@@ -81,7 +102,9 @@ def test_a_pool_of_ngrams_goes_from_one_run_to_the_next(run: Run, models: Models
 
 def test_drafting_keeps_the_tokens(run: Run, models: Models) -> None:
     def tokens(*arguments: object) -> tuple[list[int], int]:
-        result = run("generate", "-m", models.target, "-p", "abcabcabcabc", "-n", 40, "--json", *arguments)
+        result = run(
+            "generate", "-m", models.target, "-p", "abcabcabcabc", "-n", 40, "--json", *arguments
+        )
         values = json.loads(result.stdout)
         return values["token_ids"], values["stats"]["accepted"]
 
@@ -95,7 +118,9 @@ def test_drafting_keeps_the_tokens(run: Run, models: Models) -> None:
 
 
 def test_statistics_of_drafts(run: Run, models: Models) -> None:
-    result = run("generate", "-m", models.target, "-md", models.target, "-p", "hello", "-n", 24, "--temp", 0)
+    result = run(
+        "generate", "-m", models.target, "-md", models.target, "-p", "hello", "-n", 24, "--temp", 0
+    )
     found = re.search(r"draft (\d+)/(\d+) accepted ([\d.]+)% \| ([\d.]+) tok/round", result.stderr)
     assert found is not None
     assert float(found[3]) == pytest.approx(100 * int(found[1]) / int(found[2]), abs=0.06)
@@ -103,7 +128,9 @@ def test_statistics_of_drafts(run: Run, models: Models) -> None:
 
 
 @pytest.mark.parametrize("how", ["file", "stdin", "dash"])
-def test_prompts_from_elsewhere_lose_one_newline(run: Run, models: Models, tmp_path: Path, how: str) -> None:
+def test_prompts_from_elsewhere_lose_one_newline(
+    run: Run, models: Models, tmp_path: Path, how: str
+) -> None:
     base = ["generate", "-m", models.plain, "-n", 12, "--temp", 0]
     expected = run(*base, "-p", "one\ntwo\n").stdout
     if how == "file":
@@ -117,7 +144,9 @@ def test_prompts_from_elsewhere_lose_one_newline(run: Run, models: Models, tmp_p
     assert result.stdout != run(*base, "-p", "one\ntwo").stdout
 
 
-def test_the_chat_template_is_used_where_there_is_one(run: Run, models: Models, tmp_path: Path) -> None:
+def test_the_chat_template_is_used_where_there_is_one(
+    run: Run, models: Models, tmp_path: Path
+) -> None:
     def prompt_tokens(*arguments: object) -> int:
         result = run("generate", "-p", "abc", "-n", 1, "--json", *arguments)
         assert result.exit_code == 0, result.stderr
@@ -154,7 +183,19 @@ def test_a_pipe_gets_the_bytes_the_model_wrote(run: Run, models: Models) -> None
 
 
 def test_drafted_tokens_are_cyan_only_when_asked(run: Run, models: Models) -> None:
-    base = ["generate", "-m", models.target, "-md", models.target, "-p", "hello", "-n", 24, "--temp", 0]
+    base = [
+        "generate",
+        "-m",
+        models.target,
+        "-md",
+        models.target,
+        "-p",
+        "hello",
+        "-n",
+        24,
+        "--temp",
+        0,
+    ]
     colored = run(*base, "--show-draft", "--color", "on").stdout
     plain = run(*base, "--show-draft").stdout
     assert "\x1b[36m" in colored
@@ -165,16 +206,22 @@ def test_drafted_tokens_are_cyan_only_when_asked(run: Run, models: Models) -> No
 def test_a_full_context_is_said(run: Run, models: Models) -> None:
     result = run("generate", "-m", models.target, "-p", "hello", "-c", 256, *ENDLESS)
     assert result.exit_code == 0
-    assert "The context of 256 tokens is full, so the answer ends here; a larger -c gives more room" in result.stderr
+    assert (
+        "The context of 256 tokens is full, so the answer ends here; a larger -c gives more room"
+        in result.stderr
+    )
     whole = run("generate", "-m", models.target, "-p", "hello", *ENDLESS)
     assert (
-        "The context of 512 tokens is full, so the answer ends here; the model was trained for no more" in whole.stderr
-    )
+        "The context of 512 tokens is full, so the answer ends here; the model was trained for "
+        "no more"
+    ) in whole.stderr
     limited = run("generate", "-m", models.target, "-p", "hello", "-c", 256, "-n", 10, *ENDLESS)
     assert "full" not in limited.stderr
 
 
-def test_options_come_from_the_environment(run: Run, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_come_from_the_environment(
+    run: Run, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SPECRUN_MODEL", str(models.target))
     monkeypatch.setenv("SPECRUN_PREDICT", "5")
     monkeypatch.setenv("SPECRUN_GENERATE_PREDICT", "3")
@@ -189,7 +236,9 @@ def test_options_come_from_the_environment(run: Run, models: Models, monkeypatch
     assert length() == 5
 
 
-def test_flags_outvote_the_environment(run: Run, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_outvote_the_environment(
+    run: Run, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SPECRUN_MODEL", str(models.target))
     monkeypatch.setenv("SPECRUN_MODEL_DRAFT", str(models.plain))
     monkeypatch.setenv("SPECRUN_SPEC_DRAFT_N_MAX", "2")
@@ -205,7 +254,9 @@ def test_flags_outvote_the_environment(run: Run, models: Models, monkeypatch: py
     monkeypatch.setenv("SPECRUN_DRAFTER", "prompt-lookup")
     assert drafter("-md", models.target) == f"draft({models.target}, n=2)"
     monkeypatch.delenv("SPECRUN_DRAFTER")
-    monkeypatch.setattr("specrun.cli.options.opening.demo_target", lambda: models.target.with_name("no.gguf"))
+    monkeypatch.setattr(
+        "specrun.cli.options.opening.demo_target", lambda: models.target.with_name("no.gguf")
+    )
     demo = run("generate", "--demo", "-p", "x")
     assert "embedded models are not part" in demo.stderr
     monkeypatch.setenv("SPECRUN_DEMO", "1")
@@ -237,7 +288,12 @@ def test_very_verbose_logs_to_stderr(run: Run, models: Models) -> None:
     ],
 )
 def test_surprises_become_a_sentence(
-    run: Run, models: Models, monkeypatch: pytest.MonkeyPatch, error: BaseException, exit_code: int, message: str
+    run: Run,
+    models: Models,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    exit_code: int,
+    message: str,
 ) -> None:
     def fail(*_arguments: object) -> None:
         raise error

@@ -63,14 +63,19 @@ def test_plain_text_in_a_pipe(run: Run, models: Models) -> None:
     assert any(line.split() == ["type", "tensors", "parameters", "size"] for line in lines)
 
 
-def test_nextn_blocks_are_mentioned_and_a_file_of_them_is_checked(run: Run, tmp_path: Path, models: Models) -> None:
+def test_nextn_blocks_are_mentioned_and_a_file_of_them_is_checked(
+    run: Run, tmp_path: Path, models: Models
+) -> None:
     whole = TinyNextN().write(tmp_path / "whole.gguf")
     apart = TinyNextN().write_blocks_only(tmp_path / "mtp.gguf")
     assert json.loads(run("inspect", whole, "--json").stdout)["nextn_blocks"] == 1
     assert json.loads(run("inspect", models.target, "--json").stdout)["nextn_blocks"] == 0
     lines = run("inspect", whole).stdout.splitlines()
     assert "  NextN blocks        1; --drafter mtp drafts with them" in lines
-    assert "  NextN blocks        1; without a model: mtp(FILE) drafts with them" in run("inspect", apart).stdout
+    assert (
+        "  NextN blocks        1; without a model: mtp(FILE) drafts with them"
+        in run("inspect", apart).stdout
+    )
     assert "The pair fits" in run("inspect", whole, "-md", apart).stdout
     other = run("inspect", models.target, "-md", apart)
     assert other.exit_code == 4
@@ -97,7 +102,9 @@ def test_a_pair_that_fits(run: Run, models: Models) -> None:
 def test_heads_are_checked_as_heads(run: Run, models: Models, tmp_path: Path) -> None:
     medusa = random_medusa(32, 320).write(tmp_path / "medusa.gguf", 320)
     assert "The pair fits" in run("inspect", models.target, "-md", medusa).stdout
-    other = run("inspect", models.target, "-md", random_medusa(64, 320).write(tmp_path / "wide.gguf", 320))
+    other = run(
+        "inspect", models.target, "-md", random_medusa(64, 320).write(tmp_path / "wide.gguf", 320)
+    )
     assert other.exit_code == 4
     assert "hidden states of 64 numbers, and the target's have 32" in other.stderr
 
@@ -111,12 +118,21 @@ def test_a_pair_that_does_not_fit(run: Run, models: Models) -> None:
     values = json.loads(run("inspect", models.target, "-md", models.stranger, "--json").stdout)
     assert values["pair"]["fits"] is False
     assert "600" in values["pair"]["reason"]
-    assert json.loads(run("inspect", models.target, "-md", models.plain, "--json").stdout)["pair"]["fits"] is True
+    assert (
+        json.loads(run("inspect", models.target, "-md", models.plain, "--json").stdout)["pair"][
+            "fits"
+        ]
+        is True
+    )
 
 
 def test_checksums(run: Run, models: Models) -> None:
     right = hashlib.sha256(models.target.read_bytes()).hexdigest()
-    for arguments in ([models.target, "--sha256"], ["--sha256", models.target], [models.target, "--sha256", right]):
+    for arguments in (
+        [models.target, "--sha256"],
+        ["--sha256", models.target],
+        [models.target, "--sha256", right],
+    ):
         result = run("inspect", *arguments)
         assert result.exit_code == 0, result.stderr
         assert right in result.stdout
@@ -140,7 +156,9 @@ def test_metadata_cannot_control_the_terminal(run: Run, tmp_path: Path) -> None:
     assert "\x1b" not in result.stdout
 
 
-@pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model at all", b"GGUF\x03\0\0\0" + b"\xff" * 40])
+@pytest.mark.parametrize(
+    "content", [b"", b"GGUF", b"not a model at all", b"GGUF\x03\0\0\0" + b"\xff" * 40]
+)
 def test_files_that_are_no_models(run: Run, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "broken.gguf"
     path.write_bytes(content)

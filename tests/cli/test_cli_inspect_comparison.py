@@ -16,7 +16,9 @@ from .conftest import Models, Run
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("pair")
-    write_random_llama(folder / "a.gguf", RandomLlama(vocab_size=320, width=64, ffn=64, layers=1, context=512))
+    write_random_llama(
+        folder / "a.gguf", RandomLlama(vocab_size=320, width=64, ffn=64, layers=1, context=512)
+    )
     quantize_model(folder / "a.gguf", folder / "b.gguf", "Q4_0", n_threads=1)
     return folder / "a.gguf", folder / "b.gguf"
 
@@ -46,7 +48,9 @@ def test_a_model_against_itself(run: Run, pair: tuple[Path, Path]) -> None:
     assert result.stderr == ""
 
 
-def test_other_vocabularies_are_refused_by_the_first_difference(run: Run, models: Models, pair: tuple[Path, Path]) -> None:
+def test_other_vocabularies_are_refused_by_the_first_difference(
+    run: Run, models: Models, pair: tuple[Path, Path]
+) -> None:
     result = run("inspect", models.target, models.stranger, "-t", 1)
     assert result.exit_code == 4
     assert "token 316 is '<|end|>' in the first" in result.stderr

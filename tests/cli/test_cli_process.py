@@ -22,7 +22,9 @@ PROGRAM = [sys.executable, "-c", "from specrun.cli.main import main; main()"]
 
 @contextmanager
 def started(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPECRUN_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("SPECRUN_")
+    }
     with hearing_ctrl_c():
         process = subprocess.Popen(
             [*PROGRAM, *map(str, arguments)],
@@ -63,12 +65,16 @@ def test_a_closed_stdout_ends_quietly(models: Models) -> None:
 
 
 @posix
-@pytest.mark.parametrize("command", ["--help", "generate --help", "inspect FILE", "inspect FILE --json"])
+@pytest.mark.parametrize(
+    "command", ["--help", "generate --help", "inspect FILE", "inspect FILE --json"]
+)
 def test_a_stdout_that_nobody_reads_is_no_error(models: Models, command: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     arguments = [str(models.target) if word == "FILE" else word for word in command.split()]
-    done = subprocess.run([*PROGRAM, *arguments], stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
+    done = subprocess.run(
+        [*PROGRAM, *arguments], stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False
+    )
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -89,7 +95,8 @@ def test_ctrl_c_prints_what_there_is_and_ends_with_130(models: Models) -> None:
 
 @posix
 def test_ctrl_c_with_json_prints_a_cancelled_answer(models: Models) -> None:
-    # Nothing is printed before the end: the log says when the context is made, and the answer begins soon after.
+    # Nothing is printed before the end: the log says when the context is made, and the answer
+    # begins soon after.
     for delay in (0.3, 1.0, 2.0):
         with started(*endless(models), "--json", "-vv") as process:
             assert process.stderr is not None
@@ -110,23 +117,55 @@ def test_ctrl_c_with_json_prints_a_cancelled_answer(models: Models) -> None:
 @posix
 def test_streams_that_are_closed_from_the_start(models: Models) -> None:
     command = [*PROGRAM, "generate", "-m", str(models.target), "-p", "x", "-n", "3", "-t", "1"]
-    done = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command], timeout=60, check=False)
+    done = subprocess.run(
+        ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command], timeout=60, check=False
+    )
     assert done.returncode == 0
 
 
 def test_an_encoding_without_the_character_does_not_end_the_answer(models: Models) -> None:
-    command = [*PROGRAM, "generate", "-m", str(models.target), "-p", "x", "-n", "2", "-t", "1", "-q"]
+    command = [
+        *PROGRAM,
+        "generate",
+        "-m",
+        str(models.target),
+        "-p",
+        "x",
+        "-n",
+        "2",
+        "-t",
+        "1",
+        "-q",
+    ]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     # Token 255 is the byte FF, which is no UTF-8: it becomes U+FFFD, which ASCII lacks.
-    done = subprocess.run([*command, "-l", "255+1000"], capture_output=True, env=environment, timeout=60, check=False)
+    done = subprocess.run(
+        [*command, "-l", "255+1000"], capture_output=True, env=environment, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout) == (0, b"\\ufffd\\ufffd\n")
 
 
 def test_bytes_that_are_no_text_do_not_end_a_chat(models: Models) -> None:
-    command = [*PROGRAM, "chat", "-m", str(models.target), "-n", "2", "-t", "1", "-q", "--no-show-timings"]
+    command = [
+        *PROGRAM,
+        "chat",
+        "-m",
+        str(models.target),
+        "-n",
+        "2",
+        "-t",
+        "1",
+        "-q",
+        "--no-show-timings",
+    ]
     environment = {**os.environ, "PYTHONUTF8": "1"}
     done = subprocess.run(
-        command, input=b"\xff\xfe\nhello\n", capture_output=True, env=environment, timeout=60, check=False
+        command,
+        input=b"\xff\xfe\nhello\n",
+        capture_output=True,
+        env=environment,
+        timeout=60,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout
@@ -143,8 +182,10 @@ except SystemExit:
     pass
 heavy = {"llama_cpp", "torch", "numpy", "rich", "prompt_toolkit", "jinja2", "specrun.runtime"} & set(sys.modules)
 print(sorted(heavy), file=sys.stderr)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+"""  # noqa: E501 - as it is shown
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert "generate" in done.stdout
     assert done.stderr.strip() == "[]"
 
@@ -155,4 +196,10 @@ def test_version_names_everything_that_matters() -> None:
     lines = dict(line.rsplit(" ", 1) for line in output.decode().splitlines())
     assert process.returncode == 0
     assert messages == b""
-    assert {"specrun", "llama-cpp-python", "llama.cpp", "llama.cpp commit", "backends"} <= lines.keys()
+    assert {
+        "specrun",
+        "llama-cpp-python",
+        "llama.cpp",
+        "llama.cpp commit",
+        "backends",
+    } <= lines.keys()

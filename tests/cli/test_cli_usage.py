@@ -53,7 +53,9 @@ from .conftest import Models, Run
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )
-def test_nonsense_is_a_usage_error(run: Run, models: Models, arguments: list[object], named: str) -> None:
+def test_nonsense_is_a_usage_error(
+    run: Run, models: Models, arguments: list[object], named: str
+) -> None:
     result = run("generate", "-m", models.target, "-p", "x", "-n", 1, *arguments)
     assert result.exit_code == 2
     assert named in result.stderr
@@ -129,7 +131,9 @@ def test_a_template_that_tries_to_run_code(run: Run, models: Models) -> None:
     assert "chat template" in result.stderr
 
 
-def test_missing_embedded_models_are_explained(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_embedded_models_are_explained(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(opening, "demo_target", lambda: tmp_path / "target.gguf")
     result = run("generate", "--demo", "-p", "x")
     assert result.exit_code == 3
@@ -140,7 +144,10 @@ def test_a_model_without_a_template_cannot_chat(run: Run, models: Models) -> Non
     result = run("chat", "-m", models.plain, input="hello\n")
     assert result.exit_code == 3
     assert "--chat-template-file" in result.stderr
-    assert run("chat", "-m", models.plain, "--no-chat-template", "-n", 3, input="hello\n").exit_code == 0
+    assert (
+        run("chat", "-m", models.plain, "--no-chat-template", "-n", 3, input="hello\n").exit_code
+        == 0
+    )
 
 
 @pytest.mark.parametrize("command", [[], ["chat"], ["generate"], ["inspect"], ["doctor"]])

@@ -1,4 +1,5 @@
-"""Old spellings of options: they still work, from the environment too, and the help does not show them."""
+"""Old spellings of options: they still work, from the environment too, and the help does not show
+them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from specrun.cli.option_group import SectionedCommand, option
 
 
 @click.command(cls=SectionedCommand, context_settings={"auto_envvar_prefix": "SPECRUN_TEST"})
-@option("--draft-tokens", old_names=("--draft-words",), section="Head", type=int, default=5, help="How many.")
+@option(
+    "--draft-tokens",
+    old_names=("--draft-words",),
+    section="Head",
+    type=int,
+    default=5,
+    help="How many.",
+)
 def command(draft_tokens: int) -> None:
     click.echo(draft_tokens)
 
@@ -50,4 +58,6 @@ def test_commands_know_them(kind: str, new: str, old: str) -> None:
     assert isinstance(train, click.Group)
     found = train.get_command(click.Context(train), kind)
     assert found is not None
-    assert any(new in param.opts and old in getattr(param, "old_names", ()) for param in found.params)
+    assert any(
+        new in param.opts and old in getattr(param, "old_names", ()) for param in found.params
+    )

@@ -1,4 +1,5 @@
-"""`specrun quantize` and `specrun imatrix` as users type them: names, tables, exit codes, nothing left behind."""
+"""`specrun quantize` and `specrun imatrix` as users type them: names, tables, exit codes, nothing
+left behind."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ TEXT = "all work and no play makes a model dull. " * 60
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_random_llama(tmp_path / "wide-F32.gguf", RandomLlama(width=256, ffn=256, layers=1, vocab_size=320))
+    write_random_llama(
+        tmp_path / "wide-F32.gguf", RandomLlama(width=256, ffn=256, layers=1, vocab_size=320)
+    )
     (tmp_path / "text.txt").write_text(TEXT)
     return tmp_path
 
@@ -52,7 +55,9 @@ def test_a_table_says_what_was_written(run, folder: Path) -> None:
 
 
 def test_json_has_the_same(run, folder: Path) -> None:
-    result = run("quantize", folder / "wide-F32.gguf", folder / "small.gguf", "Q8_0", "--json", "-q")
+    result = run(
+        "quantize", folder / "wide-F32.gguf", folder / "small.gguf", "Q8_0", "--json", "-q"
+    )
     said = json.loads(result.stdout)
     assert (said["file_type"], said["output"]) == ("Q8_0", str(folder / "small.gguf"))
     assert {kind["type"]: kind["tensors"] for kind in said["types"]} == {"Q8_0": 9, "F32": 3}
@@ -66,17 +71,43 @@ def test_help_lists_every_type_with_its_bits(run) -> None:
 
 
 def test_a_matrix_is_made_resumed_and_used(run, folder: Path) -> None:
-    base = ("imatrix", "-m", folder / "wide-F32.gguf", "-f", folder / "text.txt", "-o", folder / "m.gguf", "-c", 64)
+    base = (
+        "imatrix",
+        "-m",
+        folder / "wide-F32.gguf",
+        "-f",
+        folder / "text.txt",
+        "-o",
+        folder / "m.gguf",
+        "-c",
+        64,
+    )
     result = run(*base, "--chunks", 2, "--json")
     assert result.exit_code == 0, result.output
     assert (json.loads(result.stdout)["chunks"], json.loads(result.stdout)["entries"]) == (2, 7)
     assert run(*base).exit_code == 2  # it exists
     result = run(*base, "--resume", "--json")
     assert json.loads(result.stdout)["chunks_now"] == json.loads(result.stdout)["chunks"] - 2
-    result = run("quantize", folder / "wide-F32.gguf", "IQ3_XXS", "--pure", "--imatrix", folder / "m.gguf", "-v")
+    result = run(
+        "quantize",
+        folder / "wide-F32.gguf",
+        "IQ3_XXS",
+        "--pure",
+        "--imatrix",
+        folder / "m.gguf",
+        "-v",
+    )
     assert result.exit_code == 0, result.output
     assert read_header(folder / "wide-IQ3_XXS.gguf").tensor_type_counts["IQ3_XXS"] == 9
-    result = run("imatrix", "--in-file", folder / "m.gguf", "--in-file", folder / "m.gguf", "-o", folder / "two.gguf")
+    result = run(
+        "imatrix",
+        "--in-file",
+        folder / "m.gguf",
+        "--in-file",
+        folder / "m.gguf",
+        "-o",
+        folder / "two.gguf",
+    )
     assert result.exit_code == 0, result.output
 
 
@@ -86,8 +117,18 @@ def test_heads_need_no_type(run, tmp_path: Path) -> None:
     rows = np.ones((4, 64), np.float16)
     planned = [PlannedTensor("medusa.0.res.weight", (4, 64), "F16", lambda: rows)]
     write_gguf(tmp_path / "heads-F16.gguf", "medusa", Metadata(), planned)
-    for arguments in (["heads-F16.gguf"], ["heads-F16.gguf", "other.gguf"], ["heads-F16.gguf", "x.gguf", "q4_0"]):
-        result = run("quantize", *(tmp_path / argument if argument.endswith("gguf") else argument for argument in arguments))
+    for arguments in (
+        ["heads-F16.gguf"],
+        ["heads-F16.gguf", "other.gguf"],
+        ["heads-F16.gguf", "x.gguf", "q4_0"],
+    ):
+        result = run(
+            "quantize",
+            *(
+                tmp_path / argument if argument.endswith("gguf") else argument
+                for argument in arguments
+            ),
+        )
         assert result.exit_code == 0, result.output
     assert read_header(tmp_path / "heads-Q8_0.gguf").tensor_type_counts == {"Q8_0": 1}
     assert read_header(tmp_path / "x.gguf").tensor_type_counts == {"Q4_0": 1}
@@ -110,13 +151,19 @@ def test_heads_need_no_type(run, tmp_path: Path) -> None:
         (["text.txt", "Q4_0"], 3, "not a GGUF file"),
         (["wide-F32.gguf", "IQ1_S"], 2, "needs an importance matrix"),
         (["wide-F32.gguf", "Q4_0", "--tensor-type", "attn_q"], 2, "is not RE=TYPE"),
-        (["wide-F32.gguf", "Q4_0", "--tensor-type", "attn_q=Q9"], 2, "there is no tensor type 'Q9'"),
+        (
+            ["wide-F32.gguf", "Q4_0", "--tensor-type", "attn_q=Q9"],
+            2,
+            "there is no tensor type 'Q9'",
+        ),
         (["wide-F32.gguf", "none/out.gguf", "Q4_0"], 3, "there is no folder"),
         (["wide-F32.gguf", "wide-F32.gguf", "Q4_0"], 2, "already exists"),
         (["wide-F32.gguf", "Q4_0", "--imatrix", "text.txt"], 3, "is no importance matrix"),
     ],
 )
-def test_wrong_input_is_one_sentence_and_leaves_nothing(run, folder: Path, monkeypatch, arguments, code, message):
+def test_wrong_input_is_one_sentence_and_leaves_nothing(
+    run, folder: Path, monkeypatch, arguments, code, message
+):
     monkeypatch.chdir(folder)
     before = sorted(os.listdir(folder))
     result = run("quantize", *arguments)
@@ -134,7 +181,11 @@ def test_wrong_input_is_one_sentence_and_leaves_nothing(run, folder: Path, monke
         (["-f", "text.txt", "-o", "m.gguf"], 2, "the model is missing"),
         (["-m", "wide-F32.gguf", "-f", "none.txt", "-o", "m.gguf"], 3, "there is no file none.txt"),
         (["-m", "wide-F32.gguf", "-f", "text.txt", "-o", "no/m.gguf"], 3, "there is no folder"),
-        (["-m", "wide-F32.gguf", "-f", "text.txt", "-o", "m.gguf", "-c", "512", "--chunk", "9"], 2, "with chunk 9"),
+        (
+            ["-m", "wide-F32.gguf", "-f", "text.txt", "-o", "m.gguf", "-c", "512", "--chunk", "9"],
+            2,
+            "with chunk 9",
+        ),
         (["-m", "text.txt", "-f", "text.txt", "-o", "m.gguf"], 3, "not a GGUF file"),
         (["--resume", "--in-file", "text.txt", "-o", "m.gguf"], 2, "exclude each other"),
     ],

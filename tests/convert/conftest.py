@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from support.tiny_checkpoints import Tensors, llama_config, llama_tensors, safetensors_bytes, tokenizer_files
+from support.tiny_checkpoints import (
+    Tensors,
+    llama_config,
+    llama_tensors,
+    safetensors_bytes,
+    tokenizer_files,
+)
 
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context
@@ -25,7 +31,12 @@ def logits() -> Callable[..., npt.NDArray[np.float32]]:
     def evaluate(path: Path, tokens: Sequence[int], n_ctx: int = 64) -> npt.NDArray[np.float32]:
         n = len(tokens)
         options = ContextOptions(
-            n_ctx=n_ctx, n_outputs=n, n_threads=1, flash_attention="off", cache_type_k="f32", cache_type_v="f32"
+            n_ctx=n_ctx,
+            n_outputs=n,
+            n_threads=1,
+            flash_attention="off",
+            cache_type_k="f32",
+            cache_type_v="f32",
         )
         with Model(path) as model, Context(model, options) as context:
             batch = Batch(n, 1)
@@ -37,7 +48,9 @@ def logits() -> Callable[..., npt.NDArray[np.float32]]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Fail what was skipped in the comparison of families."""
     report = yield
     if report.skipped and item.path.name == "test_families.py":
@@ -69,14 +82,21 @@ def write_checkpoint(tmp_path: Path) -> Callable[..., Path]:
     """Writes a Hugging Face folder; files may be replaced by name, None leaves one out."""
 
     def write(
-        config: dict[str, Any] | None = None, tensors: Tensors | None = None, **files: bytes | dict[str, Any] | None
+        config: dict[str, Any] | None = None,
+        tensors: Tensors | None = None,
+        **files: bytes | dict[str, Any] | None,
     ) -> Path:
         config = config or llama_config()
         folder = tmp_path / "checkpoint"
         folder.mkdir(exist_ok=True)
         # One token less than the matrix has rows, as in checkpoints that round the vocabulary up.
-        contents: dict[str, Any] = {"config.json": config, **tokenizer_files(config["vocab_size"] - 1)}
-        contents["model.safetensors"] = safetensors_bytes(llama_tensors(config) if tensors is None else tensors)
+        contents: dict[str, Any] = {
+            "config.json": config,
+            **tokenizer_files(config["vocab_size"] - 1),
+        }
+        contents["model.safetensors"] = safetensors_bytes(
+            llama_tensors(config) if tensors is None else tensors
+        )
         contents.update(files)
         for name, content in contents.items():
             if content is None:

@@ -1,4 +1,5 @@
-"""What a conversion leaves behind: name, metadata, the source's hash, any type; and nothing where it fails."""
+"""What a conversion leaves behind: name, metadata, the source's hash, any type; and nothing where
+it fails."""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ import numpy as np
 import pytest
 from support.tiny_checkpoints import llama_config, llama_tensors, safetensors_bytes
 
-from specrun.bindings.errors import MalformedFileError, OptionError, SpecrunError, UnsupportedModelError
+from specrun.bindings.errors import (
+    MalformedFileError,
+    OptionError,
+    SpecrunError,
+    UnsupportedModelError,
+)
 from specrun.bindings.gguf import read_header
 from specrun.convert import conversion, convert_checkpoint, plan_conversion, tensor_stream
 from specrun.convert.checkpoint import source_tensor as source_digest
@@ -26,17 +32,26 @@ def bf16_bits(array: Any) -> Any:
 
 
 @pytest.mark.parametrize("outtype", ["f16", "bf16", "f32"])
-def test_pieces_give_the_same_numbers_as_whole_tensors(tmp_path, write_checkpoint, monkeypatch, outtype) -> None:
+def test_pieces_give_the_same_numbers_as_whole_tensors(
+    tmp_path, write_checkpoint, monkeypatch, outtype
+) -> None:
     tensors = {name: bf16_bits(array) for name, array in llama_tensors(llama_config()).items()}
     folder = write_checkpoint(tensors=tensors)
     convert_checkpoint(folder, tmp_path / "whole.gguf", outtype=outtype)
     for module in (source_digest, tensor_stream):
         monkeypatch.setattr(module, "PIECE_BYTES", 1000)
     seen: list[int] = []
-    convert_checkpoint(folder, tmp_path / "m.gguf", outtype=outtype, progress=lambda done, _total: seen.append(done))
+    convert_checkpoint(
+        folder,
+        tmp_path / "m.gguf",
+        outtype=outtype,
+        progress=lambda done, _total: seen.append(done),
+    )
     assert len(seen) > 80
     start = read_header(tmp_path / "m.gguf").tensors[0].offset
-    assert (tmp_path / "m.gguf").read_bytes()[start:] == (tmp_path / "whole.gguf").read_bytes()[start:]
+    assert (tmp_path / "m.gguf").read_bytes()[start:] == (tmp_path / "whole.gguf").read_bytes()[
+        start:
+    ]
 
 
 def test_the_source_hash_follows_every_number_and_file(tmp_path: Path, write_checkpoint) -> None:
@@ -44,9 +59,9 @@ def test_the_source_hash_follows_every_number_and_file(tmp_path: Path, write_che
     header = read_header(first.output)
     assert header.metadata["specrun.source.sha256"] == first.source_sha256
     assert len(set(first.source_sha256)) > 8
-    assert convert_checkpoint(write_checkpoint(), tmp_path / "b.gguf", outtype="f32").source_sha256 == (
-        first.source_sha256
-    )
+    assert convert_checkpoint(
+        write_checkpoint(), tmp_path / "b.gguf", outtype="f32"
+    ).source_sha256 == (first.source_sha256)
     tensors = llama_tensors(llama_config())
     tensors[HEAD][299, 31] += 1e-6
     changed = convert_checkpoint(write_checkpoint(tensors=tensors), tmp_path / "c.gguf")
@@ -80,7 +95,9 @@ def test_the_metadata_says_what_the_model_is(tmp_path: Path, write_checkpoint) -
 
 
 @pytest.mark.parametrize(
-    "front", [b"- 1", b"a: [", b"\xff\xfe", b"[" * 400, b"[" * 60000], ids=["list", "open", "bytes", "nested", "deep"]
+    "front",
+    [b"- 1", b"a: [", b"\xff\xfe", b"[" * 400, b"[" * 60000],
+    ids=["list", "open", "bytes", "nested", "deep"],
 )
 def test_a_card_that_says_nothing_is_no_fault(tmp_path: Path, front: bytes) -> None:
     (tmp_path / "README.md").write_bytes(b"---\n" + front + b"\n---\n")
@@ -97,7 +114,9 @@ def test_names_by_the_convention(tmp_path: Path) -> None:
     assert file_name(odd, "F16").endswith("-1M-F16.gguf")
 
 
-def test_without_a_name_the_file_is_written_here(tmp_path: Path, write_checkpoint, monkeypatch) -> None:
+def test_without_a_name_the_file_is_written_here(
+    tmp_path: Path, write_checkpoint, monkeypatch
+) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     report = convert_checkpoint(write_checkpoint())
@@ -124,7 +143,9 @@ def test_any_type_of_the_quantizer(tmp_path: Path, write_checkpoint) -> None:
 def test_a_failing_quantizer_leaves_nothing(tmp_path: Path, write_checkpoint, monkeypatch) -> None:
     for error in (KeyboardInterrupt, SpecrunError):
 
-        def fail(*_arguments: object, error: type[BaseException] = error, **_options: object) -> None:
+        def fail(
+            *_arguments: object, error: type[BaseException] = error, **_options: object
+        ) -> None:
             raise error
 
         monkeypatch.setattr(conversion, "quantize_model", fail)
@@ -141,7 +162,9 @@ def test_unknown_types_name_the_nearest(write_checkpoint) -> None:
 def test_all_missing_and_all_extra_tensors_are_named(tmp_path: Path, write_checkpoint) -> None:
     tensors = llama_tensors(llama_config())
     gone = [name for name in tensors if ".layers.1." in name]
-    weights = safetensors_bytes({name: array for name, array in tensors.items() if name not in gone})
+    weights = safetensors_bytes(
+        {name: array for name, array in tensors.items() if name not in gone}
+    )
     with pytest.raises(MalformedFileError, match="it is incomplete") as caught:
         convert_checkpoint(write_checkpoint(**{"model.safetensors": weights}), tmp_path / "m.gguf")
     assert all(name in str(caught.value) for name in gone)
@@ -170,19 +193,26 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, write_checkpoint, monke
     (tmp_path / "closed").mkdir(mode=0o555)
     for path in (tmp_path, folder, *folder.iterdir()):
         path.chmod(0o755)
-    # The folders above belong to the user who runs the tests: relative paths need no way through them.
+    # The folders above belong to the user who runs the tests: relative paths need no way through
+    # them.
     monkeypatch.chdir(tmp_path)
     with (
         unprivileged(),
-        pytest.raises(SpecrunError, match=r"closed/m\.gguf cannot be written \(Permission denied\)") as e,
+        pytest.raises(
+            SpecrunError, match=r"closed/m\.gguf cannot be written \(Permission denied\)"
+        ) as e,
     ):
         convert_checkpoint("checkpoint", "closed/m.gguf")
     assert e.value.exit_code == 1
     assert not list((tmp_path / "closed").iterdir())
 
 
-def test_a_file_that_came_out_otherwise_is_not_kept(tmp_path: Path, write_checkpoint, monkeypatch) -> None:
-    monkeypatch.setattr(conversion, "check_written", lambda *_: (_ for _ in ()).throw(SpecrunError("other")))
+def test_a_file_that_came_out_otherwise_is_not_kept(
+    tmp_path: Path, write_checkpoint, monkeypatch
+) -> None:
+    monkeypatch.setattr(
+        conversion, "check_written", lambda *_: (_ for _ in ()).throw(SpecrunError("other"))
+    )
     with pytest.raises(SpecrunError, match="other"):
         convert_checkpoint(write_checkpoint(), tmp_path / "m.gguf")
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint"}

@@ -1,4 +1,5 @@
-"""A converted checkpoint computes what the checkpoint means, and reads text as its tokenizer does."""
+"""A converted checkpoint computes what the checkpoint means, and reads text as its tokenizer
+does."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 from support.llama_reference import reference_logits
-from support.tiny_checkpoints import CONTROLS, TEMPLATE, llama_config, llama_tensors, safetensors_bytes, tokenizer_files
+from support.tiny_checkpoints import (
+    CONTROLS,
+    TEMPLATE,
+    llama_config,
+    llama_tensors,
+    safetensors_bytes,
+    tokenizer_files,
+)
 from tokenizers import Tokenizer
 
 from specrun.bindings.gguf import read_header
@@ -19,7 +27,12 @@ from specrun.bindings.model import Model
 from specrun.convert import convert_checkpoint
 
 TOKENS = [72, 101, 108, 256, 298, 32, 0, 255, 119, 111, 270, 33]
-TEXTS = ["hello there", "Straße 東京 42\n\n\tdef f(x):  return x", "don't we'll  ab cd\n", " <|end|> a"]
+TEXTS = [
+    "hello there",
+    "Straße 東京 42\n\n\tdef f(x):  return x",
+    "don't we'll  ab cd\n",
+    " <|end|> a",
+]
 
 
 def relative_error(found: Any, wanted: Any) -> float:
@@ -40,7 +53,9 @@ def relative_error(found: Any, wanted: Any) -> float:
 def test_logits_are_the_checkpoints(tmp_path, write_checkpoint, logits, changes) -> None:
     config = llama_config(**changes)
     tensors = llama_tensors(config)
-    report = convert_checkpoint(write_checkpoint(config, tensors), tmp_path / "m.gguf", outtype="f32")
+    report = convert_checkpoint(
+        write_checkpoint(config, tensors), tmp_path / "m.gguf", outtype="f32"
+    )
     found = logits(report.output, TOKENS)
     assert relative_error(found, reference_logits(config, tensors, TOKENS)) < 1e-4
     assert report.n_parameters == sum(array.size for array in tensors.values())
@@ -70,11 +85,18 @@ def test_every_source_type_is_read(tmp_path, write_checkpoint, logits, kind) -> 
             stored[name] = (array.view(np.uint32) >> 16).astype(np.uint16)
             tensors[name] = (stored[name].astype(np.uint32) << 16).view(np.float32)
     convert_checkpoint(write_checkpoint(config, stored), tmp_path / "m.gguf", outtype="f32")
-    assert relative_error(logits(tmp_path / "m.gguf", TOKENS), reference_logits(config, tensors, TOKENS)) < 1e-4
+    assert (
+        relative_error(
+            logits(tmp_path / "m.gguf", TOKENS), reference_logits(config, tensors, TOKENS)
+        )
+        < 1e-4
+    )
 
 
 @pytest.mark.parametrize(("outtype", "bits"), [("f16", 11), ("BF16", 8)])
-def test_matrices_are_rounded_to_nearest_and_vectors_kept(tmp_path, write_checkpoint, outtype, bits) -> None:
+def test_matrices_are_rounded_to_nearest_and_vectors_kept(
+    tmp_path, write_checkpoint, outtype, bits
+) -> None:
     tensors = llama_tensors(llama_config())
     report = convert_checkpoint(write_checkpoint(), tmp_path / "m.gguf", outtype=outtype)
     header = read_header(report.output)
@@ -85,10 +107,14 @@ def test_matrices_are_rounded_to_nearest_and_vectors_kept(tmp_path, write_checkp
     assert matrix.tensor_type.name == outtype.upper()
     values = matrix.data
     if outtype == "BF16":
-        values = (np.ascontiguousarray(values).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        values = (np.ascontiguousarray(values).view(np.uint16).astype(np.uint32) << 16).view(
+            np.float32
+        )
     wanted = tensors["model.layers.1.mlp.up_proj.weight"]
     # Rounding to nearest is off by at most half of the last bit.
-    assert (np.abs(values.reshape(wanted.shape) - wanted) <= np.abs(wanted) * 2.0**-bits + 2.0**-25).all()
+    assert (
+        np.abs(values.reshape(wanted.shape) - wanted) <= np.abs(wanted) * 2.0**-bits + 2.0**-25
+    ).all()
 
 
 def test_llama3_rope_scaling(tmp_path, write_checkpoint, logits) -> None:
@@ -108,7 +134,9 @@ def test_llama3_rope_scaling(tmp_path, write_checkpoint, logits) -> None:
         smooth = (fits - 1.0) / 3.0
         between = (1 - smooth) * frequency / 8 + smooth * frequency
         scaled.append(frequency / 8 if fits < 1 else frequency if fits > 4 else between)
-    assert len({round(a / b, 3) for a, b in zip(scaled, plain, strict=True)}) == 3  # all three cases occur
+    assert (
+        len({round(a / b, 3) for a, b in zip(scaled, plain, strict=True)}) == 3
+    )  # all three cases occur
     convert_checkpoint(write_checkpoint(config, tensors), tmp_path / "m.gguf", outtype="f32")
     found = logits(tmp_path / "m.gguf", TOKENS)
     assert relative_error(found, reference_logits(config, tensors, TOKENS, np.array(scaled))) < 1e-4
@@ -122,7 +150,10 @@ def test_shards_give_the_same_file(tmp_path, write_checkpoint) -> None:
     names = list(tensors)
     parts = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
     index = {"weight_map": {name: part for part, held in parts.items() for name in held}}
-    files = {part: safetensors_bytes({name: tensors[name] for name in held}) for part, held in parts.items()}
+    files = {
+        part: safetensors_bytes({name: tensors[name] for name in held})
+        for part, held in parts.items()
+    }
     write_checkpoint(**{"model.safetensors": None, "model.safetensors.index.json": index, **files})
     convert_checkpoint(whole, tmp_path / "shards.gguf")
     assert (tmp_path / "shards.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
@@ -144,10 +175,17 @@ def test_text_is_split_as_the_tokenizer_does(tmp_path, write_checkpoint) -> None
         assert model.chat_template == TEMPLATE
 
 
-def test_the_beginning_token_is_added_where_the_post_processor_adds_it(tmp_path, write_checkpoint) -> None:
+def test_the_beginning_token_is_added_where_the_post_processor_adds_it(
+    tmp_path, write_checkpoint
+) -> None:
     settings = {"bos_token": {"content": "<|user|>"}, "eos_token": "<|end|>"}
-    post = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|user|>", "type_id": 0}}]}
-    tokenizer = tokenizer_files(299, post_processor={"type": "Sequence", "processors": [post]})["tokenizer.json"]
+    post = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<|user|>", "type_id": 0}}],
+    }
+    tokenizer = tokenizer_files(299, post_processor={"type": "Sequence", "processors": [post]})[
+        "tokenizer.json"
+    ]
     folder = write_checkpoint(**{"tokenizer.json": tokenizer, "tokenizer_config.json": settings})
     convert_checkpoint(folder, tmp_path / "m.gguf")
     with Model(tmp_path / "m.gguf") as model:
@@ -157,7 +195,10 @@ def test_the_beginning_token_is_added_where_the_post_processor_adds_it(tmp_path,
 
 
 def test_a_second_end_token_and_a_template_file(tmp_path, write_checkpoint) -> None:
-    extra = {"generation_config.json": {"eos_token_id": [298, 297]}, "chat_template.jinja": b"{{ 1 }}"}
+    extra = {
+        "generation_config.json": {"eos_token_id": [298, 297]},
+        "chat_template.jinja": b"{{ 1 }}",
+    }
     convert_checkpoint(write_checkpoint(**extra), tmp_path / "m.gguf")
     with Model(tmp_path / "m.gguf") as model:
         assert model.vocabulary.end_of_generation == {297, 298}
@@ -167,11 +208,17 @@ def test_a_second_end_token_and_a_template_file(tmp_path, write_checkpoint) -> N
 def test_progress_counts_bytes_up_to_all(tmp_path, write_checkpoint) -> None:
     seen: list[tuple[int, int]] = []
     report = convert_checkpoint(
-        write_checkpoint(), tmp_path / "m.gguf", progress=lambda done, total: seen.append((done, total))
+        write_checkpoint(),
+        tmp_path / "m.gguf",
+        progress=lambda done, total: seen.append((done, total)),
     )
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
     assert len(seen) == report.n_tensors
-    assert seen[-1][0] == seen[-1][1] == sum(tensor.n_bytes for tensor in read_header(report.output).tensors)
+    assert (
+        seen[-1][0]
+        == seen[-1][1]
+        == sum(tensor.n_bytes for tensor in read_header(report.output).tensors)
+    )
 
 
 def pairs_folder() -> Path:
@@ -180,9 +227,13 @@ def pairs_folder() -> Path:
 
 
 @pytest.mark.pair
-@pytest.mark.skipif(not pairs_folder().is_dir(), reason="the model pair is not here (SPECRUN_PAIRS)")
+@pytest.mark.skipif(
+    not pairs_folder().is_dir(), reason="the model pair is not here (SPECRUN_PAIRS)"
+)
 @pytest.mark.parametrize("name", ["target", "drafter"])
-def test_same_file_as_another_converter_made(tmp_path: Path, name: str, greedy_text: Callable[..., str]) -> None:
+def test_same_file_as_another_converter_made(
+    tmp_path: Path, name: str, greedy_text: Callable[..., str]
+) -> None:
     reference = pairs_folder() / f"{name}-f16.gguf"
     convert_checkpoint(pairs_folder() / name, tmp_path / "m.gguf")
     ours, theirs = GGUFReader(tmp_path / "m.gguf"), GGUFReader(reference)
@@ -198,4 +249,6 @@ def test_same_file_as_another_converter_made(tmp_path: Path, name: str, greedy_t
         if not key.startswith("GGUF."):
             assert ours.fields[key].types == field.types
             assert ours.fields[key].contents() == field.contents(), key
-    assert greedy_text(tmp_path / "m.gguf", "The ls command", 24) == greedy_text(reference, "The ls command", 24)
+    assert greedy_text(tmp_path / "m.gguf", "The ls command", 24) == greedy_text(
+        reference, "The ls command", 24
+    )

@@ -7,7 +7,9 @@ import sys
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 def test_importing_loads_neither_torch_nor_llama_cpp_and_prints_nothing() -> None:

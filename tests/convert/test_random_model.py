@@ -44,7 +44,9 @@ def test_a_vocabulary_of_any_size_reads_and_writes(tmp_path: Path, size: int) ->
 
 def test_tokens_of_a_large_vocabulary_are_reached(tmp_path: Path) -> None:
     started = time.perf_counter()
-    write_random_llama(tmp_path / "m.gguf", RandomLlama(vocab_size=128_000, layers=1, file_type="F16"))
+    write_random_llama(
+        tmp_path / "m.gguf", RandomLlama(vocab_size=128_000, layers=1, file_type="F16")
+    )
     assert time.perf_counter() - started < 10
     with Model(tmp_path / "m.gguf") as model:
         tokens = model.vocabulary.tokenize(" the quick brown fox")
@@ -54,7 +56,9 @@ def test_tokens_of_a_large_vocabulary_are_reached(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(("scale", "low", "high"), [(0.0, 5.545, 5.546), (1.0, 4.7, 5.4), (6.0, 0.0, 2.5)])
+@pytest.mark.parametrize(
+    ("scale", "low", "high"), [(0.0, 5.545, 5.546), (1.0, 4.7, 5.4), (6.0, 0.0, 2.5)]
+)
 def test_scale_sets_how_peaked_the_laws_are(tmp_path, logits, tied, scale, low, high) -> None:
     # Half of the spread squared is what a normal law of logits takes from ln 256 = 5.545.
     write_random_llama(tmp_path / "m.gguf", RandomLlama(vocab_size=256, scale=scale, tied=tied))
@@ -81,11 +85,21 @@ def test_scales_share_their_most_likely_tokens_and_context_matters(tmp_path: Pat
 
 @pytest.mark.parametrize("file_type", ["F32", "F16"])
 def test_the_header_says_what_was_asked(tmp_path: Path, file_type: str) -> None:
-    spec = RandomLlama(width=48, layers=3, heads=6, kv_heads=3, ffn=80, file_type=file_type, chat_template="{{ 1 }}")
+    spec = RandomLlama(
+        width=48,
+        layers=3,
+        heads=6,
+        kv_heads=3,
+        ffn=80,
+        file_type=file_type,
+        chat_template="{{ 1 }}",
+    )
     write_random_llama(tmp_path / "m.gguf", spec)
     header = read_header(tmp_path / "m.gguf")
     assert header.file_type_name == file_type
-    assert header.n_parameters == 2 * 64 * 48 + 48 + 3 * (2 * 48 * 48 + 2 * 24 * 48 + 3 * 80 * 48 + 2 * 48)
+    assert header.n_parameters == 2 * 64 * 48 + 48 + 3 * (
+        2 * 48 * 48 + 2 * 24 * 48 + 3 * 80 * 48 + 2 * 48
+    )
     with Model(tmp_path / "m.gguf") as model:
         assert (model.n_embd, model.n_layer, model.n_ctx_train) == (48, 3, 512)
         assert model.chat_template == "{{ 1 }}"

@@ -1,4 +1,5 @@
-"""Chat templates: rendered as plain Jinja does, harmless when hostile, and users cannot write control tokens."""
+"""Chat templates: rendered as plain Jinja does, harmless when hostile, and users cannot write
+control tokens."""
 
 from __future__ import annotations
 
@@ -29,41 +30,58 @@ TALK = [
 ORDINARY = {
     "ours": TEMPLATE,
     "chatml": (
-        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>'"
-        " + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
+        "message['content'] + '<|im_end|>'"
+        " + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% "
+        "endif %}"
     ),
     "llama-2": (
         "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
-        "{% set system = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% endif %}"
+        "{% set system = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% "
+        "endif %}"
         "{% for m in loop_messages %}{% if m.role == 'user' %}"
         "{{ bos_token + '[INST] ' + m.content.strip() + ' [/INST]' }}"
-        "{% elif m.role == 'assistant' %}{{ ' ' ~ m.content|trim ~ ' ' ~ eos_token }}{% endif %}{% endfor %}"
+        "{% elif m.role == 'assistant' %}{{ ' ' ~ m.content|trim ~ ' ' ~ eos_token }}{% endif "
+        "%}{% endfor %}"
     ),
     "whitespace": (
-        "\n  {%- for m in messages %}\n    {{- m.role | upper }}:\n    {% if loop.last %}\n last\n    {% endif %}\n"
+        "\n  {%- for m in messages %}\n    {{- m.role | upper }}:\n    {% if loop.last %}\n "
+        "last\n    {% endif %}\n"
         "  {%- endfor %}\n"
     ),
-    "loop-controls": "{% for m in messages %}{% if loop.index0 == 2 %}{% break %}{% endif %}{{ m.role }},{% endfor %}",
+    "loop-controls": (
+        "{% for m in messages %}{% if loop.index0 == 2 %}{% break %}{% endif %}{{ "
+        "m.role }},{% endfor %}"
+    ),
     "namespace": (
-        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + m.content|length %}{% endfor %}"
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + "
+        "m.content|length %}{% endfor %}"
         "{{ ns.n }}"
     ),
     "macro": (
-        "{% macro say(m) %}<{{ m.role }}>{{ caller() if caller else m.content }}{% endmacro %}{{ say(messages[0]) }}"
+        "{% macro say(m) %}<{{ m.role }}>{{ caller() if caller else m.content }}{% endmacro %}{{ "
+        "say(messages[0]) }}"
     ),
     "filters": (
-        "{{ messages | map(attribute='role') | join(', ') }} {{ messages | selectattr('role', 'equalto', 'user') | list"
-        " | length }} {{ messages[-1].content | replace('a', 'aa') | title }} {{ 3.14159 | round(2) }}"
-        " {{ none | default('x', true) }} {{ messages | map('upper') | list }} {{ messages[0] | items | list }}"
+        "{{ messages | map(attribute='role') | join(', ') }} {{ messages | selectattr('role', "
+        "'equalto', 'user') | list"
+        " | length }} {{ messages[-1].content | replace('a', 'aa') | title }} {{ 3.14159 | "
+        "round(2) }}"
+        " {{ none | default('x', true) }} {{ messages | map('upper') | list }} {{ messages[0] | "
+        "items | list }}"
     ),
     "methods": (
-        "{{ messages[0].content.split(' ')[0].lower().replace('b', 'B').ljust(9) }}|{{ '-'.join(['a', 'b']) }}"
+        "{{ messages[0].content.split(' ')[0].lower().replace('b', 'B').ljust(9) }}|{{ "
+        "'-'.join(['a', 'b']) }}"
         "|{{ '{}: {:>5}'.format('a', 7) }}"
     ),
     "operators": (
-        "{{ 'ab' * 3 }} {{ 2 ** 10 }} {{ 7 % 3 }} {{ '%s is %05.1f' % ('x', 2.5) }} {{ [1] + [2] }}{{ 'a' ~ 1 ~ none }}"
+        "{{ 'ab' * 3 }} {{ 2 ** 10 }} {{ 7 % 3 }} {{ '%s is %05.1f' % ('x', 2.5) }} {{ [1] + [2] "
+        "}}{{ 'a' ~ 1 ~ none }}"
     ),
-    "undefined": "{{ tools }}{% if tools is defined %}no{% endif %}{{ messages[0].name.first or 'nobody' }}",
+    "undefined": (
+        "{{ tools }}{% if tools is defined %}no{% endif %}{{ messages[0].name.first or 'nobody' }}"
+    ),
     "block-set": "{% set x %}{{ messages[0].content }}!{% endset %}{{ x }}{{ x }}",
 }
 
@@ -81,7 +99,9 @@ def plain_jinja(source: str, **values) -> str:
 @pytest.mark.parametrize("generation", [True, False], ids=["prompt", "history"])
 @pytest.mark.parametrize("source", ORDINARY.values(), ids=ORDINARY)
 def test_ordinary_templates_render_as_plain_jinja(source, generation):
-    expected = plain_jinja(source, messages=TALK, add_generation_prompt=generation, bos_token="<s>", eos_token="</s>")
+    expected = plain_jinja(
+        source, messages=TALK, add_generation_prompt=generation, bos_token="<s>", eos_token="</s>"
+    )
     template = ChatTemplate(source, bos="<s>", eos="</s>")
     assert template.render(TALK, add_generation_prompt=generation) == expected
     assert expected.strip()
@@ -128,7 +148,7 @@ def test_a_broken_template_is_one_named_error(source):
         ChatTemplate(source).render(TALK)
 
 
-# -- hostile templates ---------------------------------------------------------------------------------------
+# -- hostile templates -----------------------------------------------------------------------------
 
 ESCAPES = [
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -165,7 +185,9 @@ def test_a_template_cannot_reach_python(source):
         text = ChatTemplate(source).render(TALK)
     except TemplateError:
         return
-    assert not any(word in text for word in ("class", "built-in", "function", "os", "uid", "module", "object"))
+    assert not any(
+        word in text for word in ("class", "built-in", "function", "os", "uid", "module", "object")
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,7 +209,10 @@ def test_a_template_cannot_change_the_conversation(source):
 
 
 def repeat(statement: str, times: int = 60) -> str:
-    return f"{{% set ns = namespace(x='aa', n=9, l=[1, 2]) %}}{{% for _ in range({times}) %}}{statement}{{% endfor %}}"
+    return (
+        f"{{% set ns = namespace(x='aa', n=9, l=[1, 2]) %}}{{% for _ in range({times}) "
+        f"%}}{statement}{{% endfor %}}"
+    )
 
 
 BOMBS = {
@@ -232,14 +257,19 @@ def test_a_template_cannot_take_all_memory_or_time(source):
     started = time.monotonic()
     with pytest.raises(TemplateError):
         ChatTemplate(source).render(TALK)
-    assert time.monotonic() - started < 20  # a guard against hanging: each takes well under a second
+    assert (
+        time.monotonic() - started < 20
+    )  # a guard against hanging: each takes well under a second
 
 
 @pytest.mark.parametrize(
     "source",
     [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = 1 %}{% endfor %}{% endfor %}",
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = 1 %}{% endfor %}{% "
+            "endfor %}"
+        ),
         "{{ range(99999) | map('string') | map('length') | list }}" * 500,
     ],
     ids=["empty loops", "loops", "generators"],
@@ -259,15 +289,19 @@ def test_the_budget_is_there_again_for_every_rendering():
 
 
 def test_a_long_conversation_is_within_the_budget():
-    long = [{"role": "user", "content": "word " * 20_000}, {"role": "assistant", "content": "yes"}] * 20
+    long = [
+        {"role": "user", "content": "word " * 20_000},
+        {"role": "assistant", "content": "yes"},
+    ] * 20
     counting = (
-        "{% for m in messages %}{{ messages | length }}{{ (messages | list)[-1].role }}{{ m.content }}{% endfor %}"
+        "{% for m in messages %}{{ messages | length }}{{ (messages | list)[-1].role }}{{ "
+        "m.content }}{% endfor %}"
     )
     for source in (ORDINARY["chatml"], ORDINARY["llama-2"], TEMPLATE, counting):
         assert len(ChatTemplate(source).render(long)) > 2_000_000
 
 
-# -- tokens --------------------------------------------------------------------------------------------------
+# -- tokens ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -307,34 +341,59 @@ def test_what_a_message_says_never_becomes_a_control_token(vocabulary, content, 
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(st.lists(st.sampled_from(["<|end|>", "<|user|>", "<|", "|>", "end", "<", "|", "a", " ", "\ue000"]), max_size=8))
+@given(
+    st.lists(
+        st.sampled_from(["<|end|>", "<|user|>", "<|", "|>", "end", "<", "|", "a", " ", "\ue000"]),
+        max_size=8,
+    )
+)
 def test_no_mixture_of_pieces_becomes_a_control_token(vocabulary, pieces):
     content = "".join(pieces)
-    tokens = chat_tokens(ChatTemplate("{{ messages[0].content }}"), vocabulary, [{"role": "user", "content": content}])
+    tokens = chat_tokens(
+        ChatTemplate("{{ messages[0].content }}"),
+        vocabulary,
+        [{"role": "user", "content": content}],
+    )
     assert vocabulary.detokenize(tokens) == content
 
 
 def test_texts_deep_in_a_message_are_taken_apart_too(vocabulary):
-    message = {"role": "assistant", "content": "", "tool_calls": [{"arguments": {"x": ["<|end|>"]}}]}
+    message = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"arguments": {"x": ["<|end|>"]}}],
+    }
     template = ChatTemplate("{{ messages[0].tool_calls[0].arguments.x[0] }}")
     assert vocabulary.detokenize(chat_tokens(template, vocabulary, [message])) == "<|end|>"
 
 
 def test_ordinary_text_is_tokenized_in_one_piece(vocabulary):
     content = "the < quick | brown > fox"
-    tokens = chat_tokens(ChatTemplate("{{ messages[0].content }}"), vocabulary, [{"role": "user", "content": content}])
+    tokens = chat_tokens(
+        ChatTemplate("{{ messages[0].content }}"),
+        vocabulary,
+        [{"role": "user", "content": content}],
+    )
     assert tokens == vocabulary.tokenize(content)
 
 
-@pytest.mark.parametrize("source", ["{{ bos_token }}{{ messages[0].content }}", "{{ messages[0].content }}"])
+@pytest.mark.parametrize(
+    "source", ["{{ bos_token }}{{ messages[0].content }}", "{{ messages[0].content }}"]
+)
 @pytest.mark.parametrize("adds_bos", [True, False])
 def test_there_is_never_a_second_bos(tmp_path, source, adds_bos):
     base = synthetic_vocabulary(300, controls=("<s>", "<|end|>"))
-    vocabulary = BytePairVocabulary(base.tokens, base.types, base.merges, {"bos": 298, "eos": 299}, add_bos=adds_bos)
+    vocabulary = BytePairVocabulary(
+        base.tokens, base.types, base.merges, {"bos": 298, "eos": 299}, add_bos=adds_bos
+    )
     path = tmp_path / "bos.gguf"
-    write_random_llama(path, RandomLlama(width=8, heads=1, kv_heads=1, layers=1, ffn=8, vocabulary=vocabulary))
+    write_random_llama(
+        path, RandomLlama(width=8, heads=1, kv_heads=1, layers=1, ffn=8, vocabulary=vocabulary)
+    )
     with Model(path) as model:
-        tokens = chat_tokens(ChatTemplate(source, bos="<s>"), model.vocabulary, [{"role": "user", "content": "hi"}])
+        tokens = chat_tokens(
+            ChatTemplate(source, bos="<s>"), model.vocabulary, [{"role": "user", "content": "hi"}]
+        )
     expected = 1 if adds_bos or "bos_token" in source else 0
     assert tokens.count(298) == expected
     assert tokens.index(298) == 0 if expected else 298 not in tokens

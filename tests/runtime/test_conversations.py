@@ -1,7 +1,8 @@
-"""Weights and conversation apart: two conversations of one `DrafterWeights` draft as each does alone.
+"""Weights and conversation apart: two conversations of one `DrafterWeights` draft as each does
+alone.
 
-Everything is compared round by round: the tree, its draws, the accepted path and the target's own token. Round times,
-by which `auto` chooses, are those of a clock that counts its readings.
+Everything is compared round by round: the tree, its draws, the accepted path and the target's own
+token. Round times, by which `auto` chooses, are those of a clock that counts its readings.
 """
 
 from __future__ import annotations
@@ -81,11 +82,21 @@ TALKS = [
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("conversations")
     write_random_llama(folder / "target.gguf", RandomLlama(vocab_size=400, seed=1, scale=4.0))
-    write_random_llama(folder / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=2, scale=3.0))
-    write_random_llama(folder / "other.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5))
+    write_random_llama(
+        folder / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=2, scale=3.0)
+    )
+    write_random_llama(
+        folder / "other.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5)
+    )
     text, store, pool = (folder / name for name in ("text.txt", "docs.store", "some.pool"))
-    text.write_text("To be, or not to be, that is the question. To be, or not to sleep.\n" * 3, encoding="utf-8")
-    found = {"TARGET": folder / "target.gguf", "FILE": folder / "drafter.gguf", "OTHER": folder / "other.gguf"}
+    text.write_text(
+        "To be, or not to be, that is the question. To be, or not to sleep.\n" * 3, encoding="utf-8"
+    )
+    found = {
+        "TARGET": folder / "target.gguf",
+        "FILE": folder / "drafter.gguf",
+        "OTHER": folder / "other.gguf",
+    }
     found |= {"TEXT": text, "STORE": store, "POOL": pool}
     with Model(found["TARGET"]) as model:
         build_store([text], model.vocabulary, store, model="target")
@@ -105,7 +116,11 @@ def weights_of(drafter: str, files: dict[str, Path], model: Model) -> DrafterWei
         drafter = drafter.replace(name, quoted(str(path)))
     ticks = itertools.count()
     environment = DraftEnvironment(
-        model, ContextOptions(**F32), n_gpu_layers=0, costs=TYPICAL_GPU, clock=lambda: float(next(ticks))
+        model,
+        ContextOptions(**F32),
+        n_gpu_layers=0,
+        costs=TYPICAL_GPU,
+        clock=lambda: float(next(ticks)),
     )
     return build_drafter(drafter, environment)
 
@@ -120,15 +135,29 @@ def conversation(weights: DrafterWeights, model: Model, talk: Talk) -> Iterator[
         for asked in (talk.prompt, *talk.more):
             talked.begin(target, [*talked.tokens, *asked])
             talked.noise = SeededNoise(talk.params.seed or 0)
-            limits = RoundLimits(n_ctx=target.context.n_ctx, max_nodes=target.max_nodes, max_tokens=LENGTH)
-            for one in decode_rounds(target, talked, DecodeSettings(ExactRule(), talk.params, limits)):
-                yield one.tree.tokens, one.tree.parents, draws_of(one.tree), one.path, one.next_token
+            limits = RoundLimits(
+                n_ctx=target.context.n_ctx, max_nodes=target.max_nodes, max_tokens=LENGTH
+            )
+            for one in decode_rounds(
+                target, talked, DecodeSettings(ExactRule(), talk.params, limits)
+            ):
+                yield (
+                    one.tree.tokens,
+                    one.tree.parents,
+                    draws_of(one.tree),
+                    one.path,
+                    one.next_token,
+                )
 
 
 def draws_of(tree: DraftTree) -> object:
     """The laws that were drawn from, as far as they can be compared."""
     return [
-        (parent, draw.node, None if draw.law is None else draw.law.probability(tree.tokens[draw.node]))
+        (
+            parent,
+            draw.node,
+            None if draw.law is None else draw.law.probability(tree.tokens[draw.node]),
+        )
         for parent, draws in sorted(tree.draws.items())
         for draw in draws
     ]
@@ -149,15 +178,21 @@ def in_turn(rounds: Sequence[Iterator[Event]]) -> list[list[Event]]:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_conversations_draft_as_each_does_alone(drafter: str, files: dict[str, Path], model: Model) -> None:
+def test_conversations_draft_as_each_does_alone(
+    drafter: str, files: dict[str, Path], model: Model
+) -> None:
     wanted = [alone(weights_of(drafter, files, model), model, talk) for talk in TALKS]
     assert drafter == "none" or sum(len(event[0]) for events in wanted for event in events) > 20
     with closing(weights_of(drafter, files, model)) as weights:
         assert in_turn([conversation(weights, model, talk) for talk in TALKS]) == wanted
 
 
-@pytest.mark.parametrize("drafter", ["draft(FILE, tree=3x2)", "cascade(draft(FILE, n=6), draft(OTHER))"])
-def test_a_conversation_goes_on_when_another_is_closed(drafter: str, files: dict[str, Path], model: Model) -> None:
+@pytest.mark.parametrize(
+    "drafter", ["draft(FILE, tree=3x2)", "cascade(draft(FILE, n=6), draft(OTHER))"]
+)
+def test_a_conversation_goes_on_when_another_is_closed(
+    drafter: str, files: dict[str, Path], model: Model
+) -> None:
     wanted = alone(weights_of(drafter, files, model), model, TALKS[1])
     with closing(weights_of(drafter, files, model)) as weights:
         first, second = (conversation(weights, model, talk) for talk in TALKS[:2])
@@ -179,7 +214,8 @@ def test_one_drafter_for_two_conversations_is_seen(files: dict[str, Path], model
 def test_a_pool_with_a_file_is_shared_and_saved_with_the_weights(
     files: dict[str, Path], model: Model, tmp_path: Path
 ) -> None:
-    """Each conversation drafts what any of them wrote: a second one with the same text is as one that starts warm."""
+    """Each conversation drafts what any of them wrote: a second one with the same text is as one
+    that starts warm."""
     files = {**files, "POOL": tmp_path / "new.pool"}
     drafter = "lookahead(window=2, ngram=4, guesses=3, pool=POOL)"
     first, second = (Talk(talk.prompt, (), talk.params) for talk in TALKS[:2])
@@ -200,11 +236,15 @@ def test_a_second_conversation_drafts_as_one_that_reads_the_first_ones_file(
     files: dict[str, Path], model: Model, tmp_path: Path
 ) -> None:
     drafter = "lookahead(window=2, ngram=4, guesses=3, pool=POOL)"
-    together, apart = ({**files, "POOL": tmp_path / name} for name in ("together.pool", "apart.pool"))
+    together, apart = (
+        {**files, "POOL": tmp_path / name} for name in ("together.pool", "apart.pool")
+    )
     with closing(weights_of(drafter, together, model)) as weights:
         events = [list(conversation(weights, model, talk)) for talk in TALKS[:2]]
     assert events == [alone(weights_of(drafter, apart, model), model, talk) for talk in TALKS[:2]]
-    assert load_pool(together["POOL"], model.vocabulary) == load_pool(apart["POOL"], model.vocabulary)
+    assert load_pool(together["POOL"], model.vocabulary) == load_pool(
+        apart["POOL"], model.vocabulary
+    )
 
 
 def written(event: Event) -> list[int]:
@@ -212,7 +252,7 @@ def written(event: Event) -> list[int]:
     return [*(tokens[node] for node in path), *([] if own is None else [own])]
 
 
-# -- starting and closing ------------------------------------------------------------------------------------------
+# -- starting and closing --------------------------------------------------------------------------
 
 
 class Closing(NoDrafter):

@@ -15,7 +15,8 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def questions() -> list[tuple[str, str]]:
-    """The questions drawn with a fixed seed, with the first sentence of the docstring they ask for."""
+    """The questions drawn with a fixed seed, with the first sentence of the docstring they ask
+    for."""
     lines = demo_questions().read_text(encoding="utf-8").splitlines()
     return [(record["question"], record["answer"]) for record in map(json.loads, lines)]
 
@@ -47,7 +48,10 @@ def test_a_chain_of_five_accepts_at_least_three_tokens_a_round(drafted: Runtime)
     ("question", "beginning"),
     [
         ("What does shutil.copytree do?", "Recursively copy a directory tree"),
-        ("What does os.getcwd do?", "Return a unicode string representing the current working directory."),
+        (
+            "What does os.getcwd do?",
+            "Return a unicode string representing the current working directory.",
+        ),
     ],
 )
 def test_the_questions_of_the_readme_are_answered_from_their_docstrings(
@@ -66,7 +70,9 @@ def test_llama_cpp_pythons_own_sampler_gives_the_same_tokens() -> None:
                 for question, _ in questions()[:8]:
                     prompt = runtime.chat_prompt([{"role": "user", "content": question}])
                     wanted = []
-                    for token in own.generate(prompt, temp=0.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0):
+                    for token in own.generate(
+                        prompt, temp=0.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0
+                    ):
                         wanted.append(token)
                         if token in end or len(wanted) == 64:
                             break
@@ -77,17 +83,26 @@ def test_llama_cpp_pythons_own_sampler_gives_the_same_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("drafter", "fewest"),
-    [("medusa", 2.5), ("eagle(n=5)", 3.4), ("eagle(depth=5, topk=4, nodes=16)", 3.6), ("eagle3(n=3)", 3.0)],
+    [
+        ("medusa", 2.5),
+        ("eagle(n=5)", 3.4),
+        ("eagle(depth=5, topk=4, nodes=16)", 3.6),
+        ("eagle3(n=3)", 3.0),
+    ],
 )
 def test_heads_draft_what_the_target_says(drafter: str, fewest: float) -> None:
     asked = [question for question, _ in questions()[:20]]
     with Runtime.demo("none", n_ctx=1024) as plain, Runtime.demo(drafter, n_ctx=1024) as runtime:
         results = [ask(runtime, question) for question in asked]
-        assert [result.text for result in results] == [ask(plain, question).text for question in asked]
+        assert [result.text for result in results] == [
+            ask(plain, question).text for question in asked
+        ]
         warm = SamplingParams(temperature=1.0)
         for question in asked[:4]:
             message = [{"role": "user", "content": question}]
-            texts = [opened.chat(message, warm, max_tokens=48).token_ids for opened in (plain, runtime)]
+            texts = [
+                opened.chat(message, warm, max_tokens=48).token_ids for opened in (plain, runtime)
+            ]
             assert texts[0] == texts[1]
     tokens = sum(result.usage.completion_tokens for result in results)
     assert tokens / sum(result.stats.rounds for result in results) >= fewest
@@ -95,4 +110,7 @@ def test_heads_draft_what_the_target_says(drafter: str, fewest: float) -> None:
 
 def test_the_family_is_whole_and_small_enough_to_ship() -> None:
     assert set(demo_drafters()) == {"draft", "medusa", "eagle", "eagle3"}
-    assert sum(path.stat().st_size for path in (demo_target(), *demo_drafters().values())) <= 25_000_000
+    assert (
+        sum(path.stat().st_size for path in (demo_target(), *demo_drafters().values()))
+        <= 25_000_000
+    )

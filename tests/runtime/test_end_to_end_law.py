@@ -1,7 +1,7 @@
 """Invariant 1 end to end: on a real GGUF, the sampled texts follow the target's joint law.
 
-The joint law of three tokens is computed exactly from the model's own logits. Hypothesis, test and its chance of a
-false alarm are `joint_law`'s, with 5,000 texts for each drafter.
+The joint law of three tokens is computed exactly from the model's own logits. Hypothesis, test and
+its chance of a false alarm are `joint_law`'s, with 5,000 texts for each drafter.
 """
 
 from __future__ import annotations
@@ -9,7 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.joint_law import ALPHA, REJECTED, KeepsTooMuch, Text, model_joint_law, p_value, sampled_texts
+from support.joint_law import (
+    ALPHA,
+    REJECTED,
+    KeepsTooMuch,
+    Text,
+    model_joint_law,
+    p_value,
+    sampled_texts,
+)
 
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime
@@ -25,8 +33,12 @@ SAMPLES = 5000
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("law")
     # Random laws that differ clearly between target and drafter, at more than two nats of entropy.
-    write_random_llama(folder / "target.gguf", RandomLlama(vocab_size=VOCABULARY, seed=1, scale=0.6))
-    write_random_llama(folder / "drafter.gguf", RandomLlama(vocab_size=VOCABULARY, seed=2, scale=0.8))
+    write_random_llama(
+        folder / "target.gguf", RandomLlama(vocab_size=VOCABULARY, seed=1, scale=0.6)
+    )
+    write_random_llama(
+        folder / "drafter.gguf", RandomLlama(vocab_size=VOCABULARY, seed=2, scale=0.8)
+    )
     return folder / "target.gguf", folder / "drafter.gguf"
 
 
@@ -38,13 +50,19 @@ def joint(pair: tuple[Path, Path]) -> dict[Text, float]:
 @pytest.mark.parametrize(
     "drafter", ["none", "draft(FILE, n=1)", "draft(FILE, n=3)", "draft(FILE, n=3, sampling=argmax)"]
 )
-def test_texts_follow_the_targets_joint_law(pair: tuple[Path, Path], joint: dict[Text, float], drafter: str) -> None:
+def test_texts_follow_the_targets_joint_law(
+    pair: tuple[Path, Path], joint: dict[Text, float], drafter: str
+) -> None:
     expression = drafter.replace("FILE", quoted(str(pair[1])))
     with Runtime(pair[0], drafter=expression, n_ctx=256, n_threads=1) as runtime:
         assert p_value(sampled_texts(runtime, PROMPT, LENGTH, SAMPLES), joint) > ALPHA
 
 
-def test_a_biased_rule_is_rejected_at_the_same_sample_size(pair: tuple[Path, Path], joint: dict[Text, float]) -> None:
-    with Runtime(pair[0], drafter=f"draft({quoted(str(pair[1]))}, n=3)", n_ctx=256, n_threads=1) as runtime:
+def test_a_biased_rule_is_rejected_at_the_same_sample_size(
+    pair: tuple[Path, Path], joint: dict[Text, float]
+) -> None:
+    with Runtime(
+        pair[0], drafter=f"draft({quoted(str(pair[1]))}, n=3)", n_ctx=256, n_threads=1
+    ) as runtime:
         runtime.session.rule = KeepsTooMuch()
         assert p_value(sampled_texts(runtime, PROMPT, LENGTH, SAMPLES), joint) < REJECTED

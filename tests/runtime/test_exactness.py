@@ -1,8 +1,8 @@
 """Invariant 1: every exact rule, run through the shipped loop, gives the target's law to 1e-12.
 
-The loop runs under a noise source that enumerates every outcome with its probability, so nothing here is
-sampled: a bias of one part in a million million fails. Known wrong variants run through the same test and
-must fail it, which is what shows that the test can see a bias.
+The loop runs under a noise source that enumerates every outcome with its probability, so nothing
+here is sampled: a bias of one part in a million million fails. Known wrong variants run through the
+same test and must fail it, which is what shows that the test can see a bias.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ from support.enumeration import (
 )
 from support.scripted import LawTable, law_of
 
-from specrun.runtime.acceptance import Acceptance, AcceptanceRule, ExactRule, LawAt, build_rule, rule_names
+from specrun.runtime.acceptance import (
+    Acceptance,
+    AcceptanceRule,
+    ExactRule,
+    LawAt,
+    build_rule,
+    rule_names,
+)
 from specrun.runtime.drafter import DraftRequest
 from specrun.runtime.law import Law
 from specrun.runtime.noise import NoiseSource
@@ -39,20 +46,32 @@ EXACT_RULES = [name for name in rule_names() if build_rule(name).exact]
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("rule", EXACT_RULES)
 def test_exact_rules_give_the_targets_law(rule: str, name: str, seed: int) -> None:
-    length = {"without replacement": 2, "i.i.d. siblings": 2, "two drafters": 2, "wandering chain": 4}.get(name, 3)
+    length = {
+        "without replacement": 2,
+        "i.i.d. siblings": 2,
+        "two drafters": 2,
+        "wandering chain": 4,
+    }.get(name, 3)
     assert bias(build_rule(rule), proposals(3, seed)[name], LawTable(3, seed), length) < TOLERANCE
 
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("rule", EXACT_RULES)
 def test_arbitrary_trees_give_the_targets_law(rule: str, seed: int) -> None:
-    assert bias(build_rule(rule), mixed_tree(LawTable(4, seed + 50), seed), LawTable(4, seed), length=2) < TOLERANCE
+    assert (
+        bias(
+            build_rule(rule), mixed_tree(LawTable(4, seed + 50), seed), LawTable(4, seed), length=2
+        )
+        < TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("name", ["chain", "point masses", "mixed"])
 @pytest.mark.parametrize("rule", EXACT_RULES)
 def test_an_end_token_inside_an_accepted_path_ends_the_text(rule: str, name: str) -> None:
-    assert bias(build_rule(rule), proposals(3, 5)[name], LawTable(3, 5), 3, frozenset({2})) < TOLERANCE
+    assert (
+        bias(build_rule(rule), proposals(3, 5)[name], LawTable(3, 5), 3, frozenset({2})) < TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("rule", EXACT_RULES)
@@ -64,19 +83,22 @@ def test_a_drafter_that_equals_its_target_is_always_accepted(rule: str) -> None:
 @pytest.mark.parametrize("name", list(proposals(3, 0)))
 @pytest.mark.parametrize("rule", EXACT_RULES)
 def test_no_number_decides_twice(rule: str, name: str) -> None:
-    """Enumeration takes every decision for independent; with seeded noise that holds if no key comes back."""
+    """Enumeration takes every decision for independent; with seeded noise that holds if no key
+    comes back."""
     for seed in range(5):
         used = numbers_used(build_rule(rule), proposals(3, seed)[name], seed)
         assert len(used) == len(set(used)) > 0
 
 
-# -- negative controls: what must not pass -----------------------------------------------------------------
+# -- negative controls: what must not pass ---------------------------------------------------------
 
 
 class DropsDuplicates(ExactRule):
     """Tests every child once, however often it was drawn."""
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         draws = {
             parent: tuple({draw.node: draw for draw in reversed(draws)}.values())[::-1]
             for parent, draws in tree.draws.items()
@@ -88,7 +110,9 @@ class DropsDuplicates(ExactRule):
 class ForgetsTheResidual(ExactRule):
     """Draws from the target's law, not from the residual, after a rejection."""
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         path: list[int] = []
         node = ROOT
         while True:
@@ -107,7 +131,9 @@ class ForgetsTheResidual(ExactRule):
 class ForgetsToRenormalise(ExactRule):
     """Tests later siblings against max(0, R - Q) as it stands, without the division by its mass."""
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         path: list[int] = []
         node = ROOT
         while True:
@@ -116,7 +142,9 @@ class ForgetsToRenormalise(ExactRule):
             for draw in tree.draws.get(node, ()):
                 assert draw.law is not None
                 token = tree.tokens[draw.node]
-                if noise.accept(min(1.0, Law(left, law.ids).probability(token) / draw.law.probability(token))):
+                if noise.accept(
+                    min(1.0, Law(left, law.ids).probability(token) / draw.law.probability(token))
+                ):
                     path.append(draw.node)
                     node = draw.node
                     break
@@ -126,16 +154,23 @@ class ForgetsToRenormalise(ExactRule):
 
 
 class TakesDrawsForPointMasses(ExactRule):
-    """Accepts a drawn token with the target's probability and then removes it (sampled drafts as points)."""
+    """Accepts a drawn token with the target's probability and then removes it (sampled drafts as
+    points)."""
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
-        draws = {parent: tuple(type(draw)(draw.node) for draw in draws) for parent, draws in tree.draws.items()}
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
+        draws = {
+            parent: tuple(type(draw)(draw.node) for draw in draws)
+            for parent, draws in tree.draws.items()
+        }
         points = DraftTree(tree.tokens, tree.parents, tree.depths, tree.is_candidate, draws)
         return super().accept(points, law_at, noise, position)
 
 
 def sorted_siblings(drafts: LawTable) -> Propose:
-    """Re-sorts sampled siblings by their own probability: which is tested first depends on its value."""
+    """Re-sorts sampled siblings by their own probability: which is tested first depends on its
+    value."""
 
     def propose(request: DraftRequest) -> DraftTree:
         if request.max_depth < 1:
@@ -166,7 +201,8 @@ def pruned_siblings(drafts: LawTable) -> Propose:
 
 
 def top_k_as_if_sampled(drafts: LawTable) -> Propose:
-    """Proposes the two most likely tokens and says that they were drawn (as llama.cpp's example does)."""
+    """Proposes the two most likely tokens and says that they were drawn (as llama.cpp's example
+    does)."""
 
     def propose(request: DraftRequest) -> DraftTree:
         tree = TreeBuilder()
@@ -217,12 +253,16 @@ def test_wrong_rules_are_caught(rule: AcceptanceRule, name: str) -> None:
     ids=lambda value: value.__name__,
 )
 def test_wrong_drafters_are_caught(wrong: Callable[[LawTable], Propose]) -> None:
-    biases = [bias(ExactRule(), wrong(LawTable(3, seed + 9, 0.0)), LawTable(3, seed, 0.0), 2) for seed in range(4)]
+    biases = [
+        bias(ExactRule(), wrong(LawTable(3, seed + 9, 0.0)), LawTable(3, seed, 0.0), 2)
+        for seed in range(4)
+    ]
     assert max(biases) > 1e-2
 
 
 def test_a_draw_that_is_not_from_its_stated_law_is_caught() -> None:
-    """The stored law must be the one the token was drawn from: a drafter that lies biases the text."""
+    """The stored law must be the one the token was drawn from: a drafter that lies biases the
+    text."""
     drafts = LawTable(3, 21, 0.0)
 
     def propose(request: DraftRequest) -> DraftTree:
@@ -246,8 +286,12 @@ def test_a_sampled_draft_taken_for_a_point_mass_is_exact_but_accepts_less() -> N
         return accepted_lengths(rule, propose, table, 2).get(1, 0.0)
 
     target_probs, draft_probs = table(PROMPT), drafts(PROMPT)
-    assert accepted(ExactRule()) == pytest.approx(np.minimum(target_probs, draft_probs).sum(), abs=1e-12)
-    assert accepted(TakesDrawsForPointMasses()) == pytest.approx((target_probs * draft_probs).sum(), abs=1e-12)
+    assert accepted(ExactRule()) == pytest.approx(
+        np.minimum(target_probs, draft_probs).sum(), abs=1e-12
+    )
+    assert accepted(TakesDrawsForPointMasses()) == pytest.approx(
+        (target_probs * draft_probs).sum(), abs=1e-12
+    )
 
 
 def test_the_enumeration_itself_is_complete() -> None:

@@ -1,4 +1,5 @@
-"""Hybrid models whose recurrent state can be rolled back verify chains; trees and other architectures are refused."""
+"""Hybrid models whose recurrent state can be rolled back verify chains; trees and other
+architectures are refused."""
 
 from __future__ import annotations
 
@@ -62,16 +63,24 @@ def test_after_a_rollback_the_logits_are_a_fresh_evaluations(qwen: Path, accepte
                 tree = DraftTree.chain([3, 3] if token != 4 else [])
                 text.tokens.append(token)
                 rows = target.evaluate(text, tree)
-                np.testing.assert_allclose(rows.logits(0), fresh_logits(model, text.tokens)[-1], rtol=1e-4, atol=1e-4)
+                np.testing.assert_allclose(
+                    rows.logits(0), fresh_logits(model, text.tokens)[-1], rtol=1e-4, atol=1e-4
+                )
                 target.commit(text, tree, [])
         # Keeping a rejected draft would be seen.
         kept = fresh_logits(model, [*PROMPT, *drafts, 17])[-1]
         if accepted < 4:
-            assert np.abs(kept - fresh_logits(model, [*PROMPT, *drafts[:accepted], 17])[-1]).max() > 1e-2
+            assert (
+                np.abs(kept - fresh_logits(model, [*PROMPT, *drafts[:accepted], 17])[-1]).max()
+                > 1e-2
+            )
 
 
 def test_what_is_further_back_cannot_be_taken_back(qwen: Path) -> None:
-    with Model(qwen) as model, Context(model, ContextOptions(**F32, n_outputs=5, n_rollback=4)) as context:
+    with (
+        Model(qwen) as model,
+        Context(model, ContextOptions(**F32, n_outputs=5, n_rollback=4)) as context,
+    ):
         assert model.can_roll_back
         assert not model.can_branch
         target = TargetModel(context)
@@ -109,7 +118,9 @@ def test_an_abandoned_answer_leaves_it_usable(qwen: Path) -> None:
     wanted = answer(qwen, "none", GREEDY, 20).token_ids
     with Runtime(qwen, drafter="mtp(n=4)", **F32) as runtime:
         for n_events in (1, 2, 5):
-            stream = runtime.stream(PROMPT, SamplingParams(temperature=1.0, seed=n_events), max_tokens=20)
+            stream = runtime.stream(
+                PROMPT, SamplingParams(temperature=1.0, seed=n_events), max_tokens=20
+            )
             for _ in range(n_events):
                 next(stream)
             stream.close()
@@ -118,15 +129,20 @@ def test_an_abandoned_answer_leaves_it_usable(qwen: Path) -> None:
 
 def test_without_a_rollback_nothing_can_draft(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specrun.bindings.model.ROLLBACK_ARCHITECTURES", ())
-    with pytest.raises(UnsupportedModelError, match=r"hybrid model \(qwen35\).*without a drafter only"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"hybrid model \(qwen35\).*without a drafter only"
+    ):
         Runtime(qwen, drafter="mtp", **F32)
     assert answer(qwen, "none", GREEDY, 5).token_ids
 
 
-@pytest.mark.parametrize("drafter", ["prompt-lookup", "lookahead(window=3, guesses=2)", "ensemble(mtp, prompt-lookup)"])
+@pytest.mark.parametrize(
+    "drafter", ["prompt-lookup", "lookahead(window=3, guesses=2)", "ensemble(mtp, prompt-lookup)"]
+)
 def test_trees_are_refused_with_what_works(qwen: Path, drafter: str) -> None:
     with pytest.raises(
-        UnsupportedModelError, match=r"hybrid model \(qwen35\).*one chain.*may branch. Use mtp, draft"
+        UnsupportedModelError,
+        match=r"hybrid model \(qwen35\).*one chain.*may branch. Use mtp, draft",
     ) as caught:
         Runtime(qwen, drafter=drafter, **F32)
     assert caught.value.exit_code == 3

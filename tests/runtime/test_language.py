@@ -21,7 +21,9 @@ PARSED = {
     "medusa()": Expression("medusa", is_call=True),
     "draft(a.gguf)": Expression("draft", (name("a.gguf"),), is_call=True),
     "draft(a.gguf, n=5)": Expression("draft", (name("a.gguf"),), (("n", name("5")),), is_call=True),
-    "draft( a.gguf ,n = 5 )": Expression("draft", (name("a.gguf"),), (("n", name("5")),), is_call=True),
+    "draft( a.gguf ,n = 5 )": Expression(
+        "draft", (name("a.gguf"),), (("n", name("5")),), is_call=True
+    ),
     "draft(tree=4x2x2)": Expression("draft", (), (("tree", name("4x2x2")),), is_call=True),
     "a@3": Expression("a", count=3),
     "a() @ 3": Expression("a", count=3, is_call=True),
@@ -31,10 +33,16 @@ PARSED = {
         is_call=True,
     ),
     "cascade(draft(a.gguf), prompt-lookup)": Expression(
-        "cascade", (Expression("draft", (name("a.gguf"),), is_call=True), name("prompt-lookup")), is_call=True
+        "cascade",
+        (Expression("draft", (name("a.gguf"),), is_call=True), name("prompt-lookup")),
+        is_call=True,
     ),
-    'draft("my models/a (1).gguf")': Expression("draft", (name("my models/a (1).gguf"),), is_call=True),
-    "draft('my models/a, b=c.gguf')": Expression("draft", (name("my models/a, b=c.gguf"),), is_call=True),
+    'draft("my models/a (1).gguf")': Expression(
+        "draft", (name("my models/a (1).gguf"),), is_call=True
+    ),
+    "draft('my models/a, b=c.gguf')": Expression(
+        "draft", (name("my models/a, b=c.gguf"),), is_call=True
+    ),
     r'draft("C:\\models\\a.gguf")': Expression("draft", (name(r"C:\models\a.gguf"),), is_call=True),
     r"draft('C:\models\a.gguf')": Expression("draft", (name(r"C:\models\a.gguf"),), is_call=True),
     r"draft(C:\models\a.gguf)": Expression("draft", (name(r"C:\models\a.gguf"),), is_call=True),
@@ -44,7 +52,17 @@ PARSED = {
     "a(x=b(y=c(z=1)))": Expression(
         "a",
         (),
-        (("x", Expression("b", (), (("y", Expression("c", (), (("z", name("1")),), is_call=True)),), is_call=True)),),
+        (
+            (
+                "x",
+                Expression(
+                    "b",
+                    (),
+                    (("y", Expression("c", (), (("z", name("1")),), is_call=True)),),
+                    is_call=True,
+                ),
+            ),
+        ),
         is_call=True,
     ),
 }
@@ -68,7 +86,9 @@ expressions = st.recursive(
         Expression,
         atoms,
         st.lists(inner, max_size=2).map(tuple),
-        st.lists(st.tuples(atoms, inner), max_size=2, unique_by=lambda option: option[0]).map(tuple),
+        st.lists(st.tuples(atoms, inner), max_size=2, unique_by=lambda option: option[0]).map(
+            tuple
+        ),
         st.none() | st.integers(1, 10**9 - 1),
         st.just(True),
     ),
@@ -90,7 +110,10 @@ def test_quoted_text_is_that_text(text):
 
 
 @settings(max_examples=500, deadline=None, derandomize=True)
-@given(st.text(alphabet=st.sampled_from(list("ab1(),@='\"\\ \n\t٣")), max_size=30) | st.text(max_size=30))
+@given(
+    st.text(alphabet=st.sampled_from(list("ab1(),@='\"\\ \n\t٣")), max_size=30)
+    | st.text(max_size=30)
+)
 def test_garbage_raises_nothing_but_option_errors(text):
     try:
         parsed = parse_expression(text)

@@ -33,7 +33,9 @@ def spread(law: Law, size: int = SIZE) -> np.ndarray:
 
 @st.composite
 def laws(draw, positive: bool = False) -> Law:
-    weights = draw(st.lists(st.integers(1 if positive else 0, 5), min_size=SIZE, max_size=SIZE).filter(any))
+    weights = draw(
+        st.lists(st.integers(1 if positive else 0, 5), min_size=SIZE, max_size=SIZE).filter(any)
+    )
     probs = np.array(weights) / sum(weights)
     if draw(st.booleans()):
         return Law(probs)
@@ -85,7 +87,9 @@ def test_acceptance_and_residual_add_up_to_the_target(target, draft):
     """sum over x of Q(x) min(1, P(x)/Q(x)) [x] + P(rejection) residual = P."""
     p, q = spread(target), spread(draft)
     kept = np.minimum(p, q)
-    np.testing.assert_allclose(kept + (1.0 - kept.sum()) * spread(target.residual(draft)), p, atol=1e-12)
+    np.testing.assert_allclose(
+        kept + (1.0 - kept.sum()) * spread(target.residual(draft)), p, atol=1e-12
+    )
 
 
 def test_operations_leave_their_operands_alone():
@@ -122,7 +126,9 @@ def test_a_draw_never_has_zero_mass(law, uniform):
     assert law.probability(law.token_at(uniform)) > 0.0
 
 
-@pytest.mark.parametrize("uniform", [0.0, 2.0**-53, 0.5, 1.0 - 2.0**-53], ids=["0", "least", "half", "most"])
+@pytest.mark.parametrize(
+    "uniform", [0.0, 2.0**-53, 0.5, 1.0 - 2.0**-53], ids=["0", "least", "half", "most"]
+)
 @pytest.mark.parametrize("zeros", [(0, 1), (5, 6), (0, 6), (2, 3)], ids=str)
 def test_a_draw_at_the_edges_never_has_zero_mass(uniform, zeros):
     probs = np.full(SIZE, 0.1)
@@ -140,7 +146,8 @@ def test_a_draw_at_the_end_survives_rounding():
 @any_case
 @given(laws())
 def test_the_inverse_cumulative_law_is_exact(law):
-    """Between two neighbouring borders the token is constant, so their distances are the probabilities."""
+    """Between two neighbouring borders the token is constant, so their distances are the
+    probabilities."""
     borders = np.concatenate([[0.0], np.cumsum(spread(law))])
     for token, (low, high) in enumerate(itertools.pairwise(borders)):
         if high - low > 1e-9:

@@ -63,7 +63,14 @@ def tree(*depths_of_leaves: int) -> DraftTree:
 
 @pytest.mark.parametrize(
     ("proposed", "fits"),
-    [(tree(), True), (tree(3), True), (tree(2, 2), True), (tree(4), False), (tree(3, 2), False), (tree(1), True)],
+    [
+        (tree(), True),
+        (tree(3), True),
+        (tree(2, 2), True),
+        (tree(4), False),
+        (tree(3, 2), False),
+        (tree(1), True),
+    ],
     ids=["empty", "chain", "two-chains", "too-deep", "too-large", "one"],
 )
 def test_a_drafter_that_proposes_more_than_allowed_is_named(proposed, fits):
@@ -75,7 +82,9 @@ def test_a_drafter_that_proposes_more_than_allowed_is_named(proposed, fits):
             allowance.check(proposed, "greedy drafter")
 
 
-@pytest.mark.parametrize(("text", "expected"), [("auto", "auto"), ("all", "all"), ("0", 0), ("33", 33), ("-1", -1)])
+@pytest.mark.parametrize(
+    ("text", "expected"), [("auto", "auto"), ("all", "all"), ("0", 0), ("33", 33), ("-1", -1)]
+)
 def test_layer_counts(text, expected):
     assert parse_layer_count(text) == expected
 

@@ -1,5 +1,5 @@
-"""Every row of the method table is true, every list of methods agrees with it, and the page that shows how to add a
-method can be run.
+"""Every row of the method table is true, every list of methods agrees with it, and the page that
+shows how to add a method can be run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def section(text: str, title: str) -> str:
     return text.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
 
 
-# -- the rows ----------------------------------------------------------------------------------------------
+# -- the rows --------------------------------------------------------------------------------------
 
 
 def test_every_row_names_a_builder() -> None:
@@ -87,7 +87,11 @@ def test_options_are_those_of_the_row_and_no_others(environment: DraftEnvironmen
 
 def literals_read(module: types.ModuleType) -> set[str]:
     """The names that a module asks its `options` for."""
-    calls = (node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Call))
+    calls = (
+        node
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call)
+    )
     return {
         call.args[0].value
         for call in calls
@@ -103,7 +107,11 @@ def readers(module: types.ModuleType) -> Iterator[types.ModuleType]:
     yield module
     for value in vars(module).values():
         home = inspect.getmodule(value) if inspect.isfunction(value) else None
-        if home is not None and home is not module and "options" in inspect.signature(value).parameters:
+        if (
+            home is not None
+            and home is not module
+            and "options" in inspect.signature(value).parameters
+        ):
             yield home
 
 
@@ -120,7 +128,9 @@ def test_builders_read_the_options_of_their_rows_and_no_others() -> None:
 def test_what_is_no_option_is_checked_too(environment: DraftEnvironment) -> None:
     for method in METHODS.values():
         if method.file is not None and method.file.needed:
-            with pytest.raises(OptionError, match=re.escape(f"{method.name}: {method.file.request}")):
+            with pytest.raises(
+                OptionError, match=re.escape(f"{method.name}: {method.file.request}")
+            ):
                 open_drafter(method.name, environment)
             assert parse_expression(method.file.example).atom == method.name
         most = method.members if method.file is None else 1
@@ -132,19 +142,27 @@ def test_what_is_no_option_is_checked_too(environment: DraftEnvironment) -> None
                 open_drafter(f"{method.name}(a@2)", environment)
 
 
-def test_a_name_that_is_no_method_is_answered_with_the_nearest(environment: DraftEnvironment) -> None:
-    for wrong, near in (("eagle2", "eagle"), ("lookahed", "lookahead"), ("prompt_lookup", "prompt-lookup")):
+def test_a_name_that_is_no_method_is_answered_with_the_nearest(
+    environment: DraftEnvironment,
+) -> None:
+    for wrong, near in (
+        ("eagle2", "eagle"),
+        ("lookahed", "lookahead"),
+        ("prompt_lookup", "prompt-lookup"),
+    ):
         with pytest.raises(OptionError, match=f"did you mean '{near}'"):
             find_method(wrong)
         with pytest.raises(OptionError, match=f"did you mean '{near}'"):
             open_drafter(f"ensemble(none, {wrong}(x.gguf))", environment)
 
 
-# -- what reads them ---------------------------------------------------------------------------------------
+# -- what reads them -------------------------------------------------------------------------------
 
 
 def test_a_kind_of_head_exists_once() -> None:
-    assert [method.name for method in METHODS.values() if method.head is not None] == list(head_kinds())
+    assert [method.name for method in METHODS.values() if method.head is not None] == list(
+        head_kinds()
+    )
     assert {kind.name for kind in HEAD_KINDS} == set(head_kinds())
     assert (MODEL, *head_kinds()) == KINDS
     assert set(guess_kinds()) == set(head_kinds())
@@ -169,20 +187,25 @@ def test_the_readmes_table_has_every_method() -> None:
 
 def test_the_map_has_every_method() -> None:
     rows = [
-        f"| `{method.name}` | {method.summary} | `{method.module.removeprefix('specrun.').replace('.', '/')}.py` |"
+        (
+            f"| `{method.name}` | {method.summary} | "
+            f"`{method.module.removeprefix('specrun.').replace('.', '/')}.py` |"
+        )
         for method in METHODS.values()
     ]
     table = "\n".join(["| name | what it is | builder |", "|---|---|---|", *rows])
     assert table in section(ARCHITECTURE, "The methods")
 
 
-# -- the worked example ------------------------------------------------------------------------------------
+# -- the worked example ----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def repeat(monkeypatch: pytest.MonkeyPatch) -> Method:
     """The page's method: its file as a module, its row in a copy of the table."""
-    file, row = re.findall(r"```python\n(.*?)```", section(ARCHITECTURE, "Adding a method"), re.DOTALL)
+    file, row = re.findall(
+        r"```python\n(.*?)```", section(ARCHITECTURE, "Adding a method"), re.DOTALL
+    )
     method = eval(row, {"Method": Method})
     assert isinstance(method, Method)
     module = types.ModuleType(method.module)
@@ -207,9 +230,15 @@ def text_of(drafter: Drafter, seed: int) -> tuple[list[int], int]:
     return list(conversation.tokens), kept
 
 
-def test_the_worked_example_drafts_and_keeps_the_text(repeat: Method, environment: DraftEnvironment) -> None:
-    assert not (ROOT / "runtime" / "drafters" / "repeat.py").exists()  # otherwise the page shows nothing new
-    weights = load_builder(find_method("repeat"))(parse_expression("repeat(n=4)"), environment, no_parts)
+def test_the_worked_example_drafts_and_keeps_the_text(
+    repeat: Method, environment: DraftEnvironment
+) -> None:
+    assert not (
+        ROOT / "runtime" / "drafters" / "repeat.py"
+    ).exists()  # otherwise the page shows nothing new
+    weights = load_builder(find_method("repeat"))(
+        parse_expression("repeat(n=4)"), environment, no_parts
+    )
     assert isinstance(weights, DrafterWeights)
     assert weights.name == "repeat(n=4)"
     drafter = weights.start()
@@ -238,7 +267,9 @@ def test_the_worked_example_runs_by_its_name(repeat: Method, tiny_model: Path) -
     assert drafted > none == 0
 
 
-def test_the_worked_examples_options_are_those_of_its_row(repeat: Method, environment: DraftEnvironment) -> None:
+def test_the_worked_examples_options_are_those_of_its_row(
+    repeat: Method, environment: DraftEnvironment
+) -> None:
     for text, problem in (
         ("repeat(m=3)", "repeat has no option 'm': known are n"),
         ("repeat(n=0)", "give 1 to 31"),

@@ -1,7 +1,8 @@
 """The noise source: keyed by position alone, uniform, and independent between streams.
 
-Statistical tests use fixed seeds, so their outcome is fixed too. A correct source had a chance of ALPHA to be
-given seeds that fail; each test's counterpart shows that a wrong one is rejected at the same sample size.
+Statistical tests use fixed seeds, so their outcome is fixed too. A correct source had a chance of
+ALPHA to be given seeds that fail; each test's counterpart shows that a wrong one is rejected at the
+same sample size.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ ALPHA = 1e-4
 SAMPLES = 4000
 FLAT = Law(np.full(64, 1 / 64))
 SKEWED = Law(np.array([0.05, 0.6, 0.0, 0.25, 0.1]))
-NOT_SKEWED = Law(np.array([0.1, 0.55, 0.0, 0.25, 0.1]))  # what a wrong source might draw from instead
+NOT_SKEWED = Law(
+    np.array([0.1, 0.55, 0.0, 0.25, 0.1])
+)  # what a wrong source might draw from instead
 
 
 def at(noise: SeededNoise, position: int) -> SeededNoise:
@@ -50,7 +53,7 @@ def law_p_value(drawn: np.ndarray, law: Law) -> float:
     return stats.chisquare(counts[support], law.probs[support] * len(drawn)).pvalue
 
 
-# -- keys ----------------------------------------------------------------------------------------------------
+# -- keys ------------------------------------------------------------------------------------------
 
 
 def both(noise: SeededNoise) -> tuple[int, list[bool]]:
@@ -84,17 +87,25 @@ def test_draws_at_one_position_differ():
     noise = at(SeededNoise(7), 3)
     assert len({noise.choose(FLAT) for _ in range(30)}) > 15
     noise.seek(3)
-    assert 4 < sum(noise.accept(0.5) for _ in range(30)) < 26  # a false alarm of 6e-5; one draw gives 0 or 30
+    assert (
+        4 < sum(noise.accept(0.5) for _ in range(30)) < 26
+    )  # a false alarm of 6e-5; one draw gives 0 or 30
 
 
-@pytest.mark.parametrize("other", [SeededNoise(8), SeededNoise(7).for_drafting(0), SeededNoise(7).for_drafting(5)])
+@pytest.mark.parametrize(
+    "other", [SeededNoise(8), SeededNoise(7).for_drafting(0), SeededNoise(7).for_drafting(5)]
+)
 def test_other_seeds_and_streams_draw_otherwise(other):
     same = choices(SeededNoise(7), range(200), FLAT) == choices(other, range(200), FLAT)
-    assert same.sum() < 20  # 200 / 64 on average, 20 by a chance of 1e-10; the same stream agrees 200 times
+    assert (
+        same.sum() < 20
+    )  # 200 / 64 on average, 20 by a chance of 1e-10; the same stream agrees 200 times
 
 
 def test_every_round_drafts_with_a_stream_of_its_own():
-    first, other = (choices(SeededNoise(7).for_drafting(start), range(200), FLAT) for start in (5, 6))
+    first, other = (
+        choices(SeededNoise(7).for_drafting(start), range(200), FLAT) for start in (5, 6)
+    )
     assert (first == other).sum() < 20
 
 
@@ -108,7 +119,7 @@ def test_large_positions_do_not_collide():
     assert len(set(drawn)) > 40
 
 
-# -- laws ----------------------------------------------------------------------------------------------------
+# -- laws ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("probability", [1.0, 1.5])
@@ -157,14 +168,20 @@ def test_second_choices_at_a_position_follow_the_law_too():
 
 
 def independence_p_value(rows: np.ndarray, columns: np.ndarray) -> float:
-    """Chi-square of a contingency table, [rows' values, columns' values]; what never came is left out."""
-    return stats.contingency.chi2_contingency(stats.contingency.crosstab(rows, columns).count).pvalue
+    """Chi-square of a contingency table, [rows' values, columns' values]; what never came is left
+    out."""
+    return stats.contingency.chi2_contingency(
+        stats.contingency.crosstab(rows, columns).count
+    ).pvalue
 
 
 def test_choice_and_acceptance_at_a_position_are_independent():
-    """A rejection must not tell which token the residual gives, as it does where both read one number."""
+    """A rejection must not tell which token the residual gives, as it does where both read one
+    number."""
     noise = SeededNoise(17)
-    decided = [(at(noise, position).accept(0.4), noise.choose(SKEWED)) for position in range(SAMPLES)]
+    decided = [
+        (at(noise, position).accept(0.4), noise.choose(SKEWED)) for position in range(SAMPLES)
+    ]
     accepted, drawn = (np.array(column) for column in zip(*decided, strict=True))
     same_number = choices(noise, range(SAMPLES), Law(np.array([0.4, 0.6]))) == 0
     assert independence_p_value(accepted, drawn) > ALPHA
@@ -176,7 +193,9 @@ def test_a_drafted_token_tells_nothing_about_the_targets():
     main, drafting = SeededNoise(17), SeededNoise(17).for_drafting(0)
     targets = choices(main, range(SAMPLES), SKEWED)
     assert independence_p_value(targets, choices(drafting, range(SAMPLES), SKEWED)) > ALPHA
-    assert independence_p_value(targets, choices(SeededNoise(17), range(SAMPLES), NOT_SKEWED)) < ALPHA
+    assert (
+        independence_p_value(targets, choices(SeededNoise(17), range(SAMPLES), NOT_SKEWED)) < ALPHA
+    )
 
 
 @pytest.mark.parametrize("form", ["dense", "sparse"])
@@ -196,15 +215,18 @@ def test_dense_and_sparse_laws_choose_the_same_token():
         probs /= probs.sum()
         ids = np.flatnonzero(probs)
         noise = SeededNoise(23)
-        assert at(noise, position).choose(Law(probs)) == at(noise, position).choose(Law(probs[ids], ids))
+        assert at(noise, position).choose(Law(probs)) == at(noise, position).choose(
+            Law(probs[ids], ids)
+        )
 
 
 def test_nearly_equal_laws_nearly_always_choose_alike():
     """Backends round batches differently: an equal seed must still give the equal text.
 
-    Hypothesis: the race of each position changes with at most 2 TV / (1 + TV), TV the laws' distance. The number of
-    changes has then a Poisson's tail at most (Hoeffding 1956): more than `allowed` have a probability below ALPHA. One
-    uniform number on the cumulative law feels every token before the one it falls on, and changes more often.
+    Hypothesis: the race of each position changes with at most 2 TV / (1 + TV), TV the laws'
+    distance. The number of changes has then a Poisson's tail at most (Hoeffding 1956): more than
+    `allowed` have a probability below ALPHA. One uniform number on the cumulative law feels every
+    token before the one it falls on, and changes more often.
     """
     generator = np.random.default_rng(1)
     raced = fell = 0
@@ -222,7 +244,7 @@ def test_nearly_equal_laws_nearly_always_choose_alike():
     assert raced <= allowed < fell
 
 
-# -- several different tokens at once ------------------------------------------------------------------------
+# -- several different tokens at once --------------------------------------------------------------
 
 
 def random_law(generator: np.random.Generator) -> Law:
@@ -238,8 +260,15 @@ def test_distinct_tokens_are_those_of_drawing_in_turn():
     generator = np.random.default_rng(11)
     for seed in range(400):
         law, count = random_law(generator), int(generator.integers(1, 8))
-        at_once, in_turn = SeededNoise(seed).for_drafting(seed), SeededNoise(seed).for_drafting(seed)
-        for position in (3, 3, 4):  # twice the same node's position, as siblings of another parent are drawn
+        at_once, in_turn = (
+            SeededNoise(seed).for_drafting(seed),
+            SeededNoise(seed).for_drafting(seed),
+        )
+        for position in (
+            3,
+            3,
+            4,
+        ):  # twice the same node's position, as siblings of another parent are drawn
             if position == 4:
                 at_once.seek(position), in_turn.seek(position)
             tokens = at_once.choose_distinct(law, count)
@@ -253,4 +282,6 @@ def test_a_race_over_lists_has_numpys_winner(monkeypatch: pytest.MonkeyPatch):
     laws = [random_law(generator) for _ in range(300)]
     winners = [at(SeededNoise(5), position).choose(law) for position, law in enumerate(laws)]
     monkeypatch.setattr("specrun.runtime.noise._SHORT", 0)
-    assert winners == [at(SeededNoise(5), position).choose(law) for position, law in enumerate(laws)]
+    assert winners == [
+        at(SeededNoise(5), position).choose(law) for position, law in enumerate(laws)
+    ]

@@ -31,13 +31,16 @@ def changed(**changes) -> BytePairVocabulary:
 
 
 def resized(size: int) -> BytePairVocabulary:
-    """The first `size` tokens of the base, or more tokens after them; the end token stays where it is, if there."""
+    """The first `size` tokens of the base, or more tokens after them; the end token stays where it
+    is, if there."""
     extra = tuple(f"extra{index}" for index in range(max(0, size - SIZE)))
     specials = BASE.special_ids if size >= SIZE else {"bos": 0, "eos": 0}
     # Only merges whose tokens exist: a pair stands for the token both parts make.
     tokens = (*BASE.tokens, *extra)[:size]
     merges = tuple(merge for merge in BASE.merges if merge.replace(" ", "") in tokens)
-    return BytePairVocabulary(tokens, (*BASE.types, *(NORMAL,) * len(extra))[:size], merges, specials)
+    return BytePairVocabulary(
+        tokens, (*BASE.types, *(NORMAL,) * len(extra))[:size], merges, specials
+    )
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,9 @@ def write(folder):
     def write_model(name: str, vocabulary: BytePairVocabulary, **shape) -> Path:
         if name not in written:
             written[name] = folder / f"{name}.gguf"
-            spec = RandomLlama(**{"width": 16, "layers": 1, "scale": 2.0, **shape}, vocabulary=vocabulary)
+            spec = RandomLlama(
+                **{"width": 16, "layers": 1, "scale": 2.0, **shape}, vocabulary=vocabulary
+            )
             write_random_llama(written[name], spec)
         return written[name]
 
@@ -72,8 +77,14 @@ def check(target: Path, drafter: Path) -> None:
 REFUSED = {
     "a token": (changed(tokens={300: "other"}), ["token 300", repr(BASE.tokens[300]), "'other'"]),
     "the first compared token": (changed(tokens={5: "five"}), ["token 5", "'five'"]),
-    "the first of several": (changed(tokens={310: "later", 305: "sooner"}), ["token 305", "'sooner'"]),
-    "the last token": (changed(tokens={END: "<|fin|>"}), [f"token {END}", "'<|fin|>'", "'<|end|>'"]),
+    "the first of several": (
+        changed(tokens={310: "later", 305: "sooner"}),
+        ["token 305", "'sooner'"],
+    ),
+    "the last token": (
+        changed(tokens={END: "<|fin|>"}),
+        [f"token {END}", "'<|fin|>'", "'<|end|>'"],
+    ),
     "adding bos": (changed(add_bos=True), ["bos", "target False", "drafter True"]),
     "adding eos": (changed(add_eos=True), ["eos", "drafter True"]),
     "129 tokens fewer": (resized(SIZE - 129), ["400 tokens", "271", "128"]),
@@ -82,7 +93,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("vocabulary", "named"), REFUSED.values(), ids=REFUSED)
-def test_a_drafter_that_does_not_fit_is_refused_by_its_first_difference(write, target, request, vocabulary, named):
+def test_a_drafter_that_does_not_fit_is_refused_by_its_first_difference(
+    write, target, request, vocabulary, named
+):
     drafter = write(request.node.callspec.id, vocabulary)
     with pytest.raises(PairError) as caught:
         check(target, drafter)
@@ -123,12 +136,16 @@ def test_what_llama_accepts_is_accepted(write, target, request, vocabulary):
 @pytest.mark.parametrize("size", [SIZE - 128, SIZE, SIZE + 128], ids=["fewer", "equal", "more"])
 def test_a_pair_of_unequal_size_answers_as_plain_decoding(write, target, size, sampling):
     drafter = write(f"size {size}", resized(size))
-    greedy = SamplingParams(temperature=0.0, logit_bias={END: float("-inf"), 350: 30.0, 351: 30.0, 399 - 128: -5.0})
+    greedy = SamplingParams(
+        temperature=0.0, logit_bias={END: float("-inf"), 350: 30.0, 351: 30.0, 399 - 128: -5.0}
+    )
     # Tokens beyond the smaller vocabulary stand in the prompt and are favoured in the answer.
     prompt = [*PROMPT, 380, 390, *PROMPT, 398]
     with Runtime(target, **F32) as runtime:
         plain = runtime.generate(prompt, greedy, max_tokens=40)
-    with Runtime(target, f"draft({quoted(str(drafter))}, n=4, sampling={sampling})", **F32) as runtime:
+    with Runtime(
+        target, f"draft({quoted(str(drafter))}, n=4, sampling={sampling})", **F32
+    ) as runtime:
         result = runtime.generate(prompt, greedy, max_tokens=40)
         sampled = runtime.generate(
             prompt, SamplingParams(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0), max_tokens=60
@@ -145,9 +162,13 @@ def test_a_larger_drafter_never_proposes_a_token_the_target_lacks(write, target,
         proposals = []
         propose = runtime.session.drafter.propose
         monkeypatch.setattr(
-            runtime.session.drafter, "propose", lambda request: proposals.append(propose(request)) or proposals[-1]
+            runtime.session.drafter,
+            "propose",
+            lambda request: proposals.append(propose(request)) or proposals[-1],
         )
-        runtime.generate(PROMPT, SamplingParams(temperature=5.0, top_k=0, top_p=1.0, min_p=0.0), max_tokens=60)
+        runtime.generate(
+            PROMPT, SamplingParams(temperature=5.0, top_k=0, top_p=1.0, min_p=0.0), max_tokens=60
+        )
     drafted = [token for tree in proposals for token in tree.tokens]
     assert len(drafted) > 40
     assert max(drafted) < SIZE
@@ -167,7 +188,10 @@ def test_a_recurrent_or_hybrid_model_is_refused_for_drafting(write, target, monk
 @pytest.mark.parametrize("drafter", ["prompt-lookup", "none"])
 def test_a_recurrent_target_runs_without_a_drafter_only(target, monkeypatch, drafter):
     with Runtime(target, **F32) as runtime:
-        expected = [runtime.generate(prompt, max_tokens=8).token_ids for prompt in (PROMPT, PROMPT[:9], PROMPT)]
+        expected = [
+            runtime.generate(prompt, max_tokens=8).token_ids
+            for prompt in (PROMPT, PROMPT[:9], PROMPT)
+        ]
     monkeypatch.setattr(Model, "can_branch", property(lambda model: False))
     if drafter != "none":
         with pytest.raises(UnsupportedModelError, match="--drafter none"):
@@ -175,7 +199,10 @@ def test_a_recurrent_target_runs_without_a_drafter_only(target, monkeypatch, dra
         return
     with Runtime(target, drafter, **F32) as runtime:
         # Its memory cannot drop a part, so a departing prompt is evaluated from the start.
-        assert [runtime.generate(prompt, max_tokens=8).token_ids for prompt in (PROMPT, PROMPT[:9], PROMPT)] == expected
+        assert [
+            runtime.generate(prompt, max_tokens=8).token_ids
+            for prompt in (PROMPT, PROMPT[:9], PROMPT)
+        ] == expected
 
 
 def test_every_ordinary_target_is_draftable(target):

@@ -1,4 +1,5 @@
-"""Recurrent models: plain decoding works over several prompts, drafting is refused with a sentence."""
+"""Recurrent models: plain decoding works over several prompts, drafting is refused with a
+sentence."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
         add(block + "ssm_x.weight", RANK + 2 * STATE, INNER)
         add(block + "ssm_dt.weight", INNER, RANK)
         add(block + "ssm_dt.bias", INNER)
-        writer.add_tensor(block + "ssm_a", -np.abs(random.standard_normal((INNER, STATE))).astype(np.float32))
+        writer.add_tensor(
+            block + "ssm_a", -np.abs(random.standard_normal((INNER, STATE))).astype(np.float32)
+        )
         add(block + "ssm_d", INNER)
         add(block + "ssm_out.weight", WIDTH, INNER)
     writer.write_header_to_file()
@@ -75,12 +78,16 @@ def test_plain_decoding_works_and_a_second_prompt_starts_from_a_clean_state(mamb
     for prompt, given in zip(prompts, answers, strict=True):
         with Runtime(mamba, n_ctx=256, n_threads=1) as fresh:
             assert answer(fresh, prompt) == given
-    assert len({tuple(answer) for answer in answers}) > 1  # a state that ignored the prompt would answer alike
+    assert (
+        len({tuple(answer) for answer in answers}) > 1
+    )  # a state that ignored the prompt would answer alike
 
 
 @pytest.mark.parametrize("drafter", ["prompt-lookup", "draft(FILE)", "draft(FILE, tree=2x2)"])
 def test_drafting_is_refused_with_what_to_do(mamba: Path, drafter: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"recurrent or hybrid model \(mamba\).*--drafter none") as caught:
+    with pytest.raises(
+        UnsupportedModelError, match=r"recurrent or hybrid model \(mamba\).*--drafter none"
+    ) as caught:
         Runtime(mamba, drafter=drafter.replace("FILE", f'"{mamba}"'), n_ctx=256, n_threads=1)
     assert caught.value.exit_code == 3
 

@@ -12,7 +12,13 @@ from support.tiny_models import F32, fresh_logits
 
 import specrun.runtime
 from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.errors import ClosedError, FileMissingError, ModelError, OptionError, TemplateError
+from specrun.bindings.errors import (
+    ClosedError,
+    FileMissingError,
+    ModelError,
+    OptionError,
+    TemplateError,
+)
 from specrun.runtime import GenerationResult, Runtime, RuntimeOptions, SamplingParams, TokenEvent
 from specrun.runtime.language import quoted
 
@@ -25,9 +31,11 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 @pytest.fixture(params=["none", "draft", "prompt-lookup"])
 def drafter(request, tiny_flat_twin) -> str:
     twin = quoted(str(tiny_flat_twin))
-    return {"none": "none", "draft": f"draft({twin}, n=4)", "prompt-lookup": "prompt-lookup(n=4, min_ngram=1)"}[
-        request.param
-    ]
+    return {
+        "none": "none",
+        "draft": f"draft({twin}, n=4)",
+        "prompt-lookup": "prompt-lookup(n=4, min_ngram=1)",
+    }[request.param]
 
 
 @pytest.fixture
@@ -48,7 +56,7 @@ def test_star_import_equals_all():
     assert set(names) - {"__builtins__"} == set(specrun.runtime.__all__)
 
 
-# -- answers -------------------------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------
 
 
 def test_events_add_up_to_the_result(runtime):
@@ -82,7 +90,9 @@ def expected_logprobs(runtime: Runtime, tokens: list[int]) -> np.ndarray:
     return rows[np.arange(len(tokens)), tokens]
 
 
-@pytest.mark.parametrize("when", ["at once", "one event later", "at the end", "after another answer"])
+@pytest.mark.parametrize(
+    "when", ["at once", "one event later", "at the end", "after another answer"]
+)
 def test_logprobs_are_the_targets_whenever_they_are_read(runtime, when):
     """A field bug of other servers: 0.0 for every token under speculation."""
     stream = runtime.stream(PROMPT, WARM, max_tokens=24)
@@ -137,8 +147,22 @@ def test_results_are_ready_for_json(runtime):
     assert set(written) == {"text", "token_ids", "finish_reason", "usage", "stats"}
     assert {"prompt_tokens", "completion_tokens"} <= set(written["usage"])
     assert set(written["stats"]) == {
-        *("drafter", "rule", "exact", "rounds", "drafted", "accepted", "acceptance_rate", "mean_accepted_length"),
-        *("acceptance_by_position", "tokens_per_second", "prompt_tokens_per_second", "time_to_first_token_s"),
+        *(
+            "drafter",
+            "rule",
+            "exact",
+            "rounds",
+            "drafted",
+            "accepted",
+            "acceptance_rate",
+            "mean_accepted_length",
+        ),
+        *(
+            "acceptance_by_position",
+            "tokens_per_second",
+            "prompt_tokens_per_second",
+            "time_to_first_token_s",
+        ),
         *("target_s", "drafter_s", "overhead_s", "wall_s", "non_candidates", "drafting"),
         *("acceptance_given_prefix", "tested_by_position"),
     }
@@ -160,8 +184,15 @@ def test_statistics_are_consistent(runtime, drafter):
     else:
         assert stats.acceptance_rate == stats.accepted / stats.drafted
         assert len(stats.acceptance_by_position) <= 4
-        assert list(stats.acceptance_by_position) == sorted(stats.acceptance_by_position, reverse=True)
-        kept = [share * n for share, n in zip(stats.acceptance_given_prefix, stats.tested_by_position, strict=True)]
+        assert list(stats.acceptance_by_position) == sorted(
+            stats.acceptance_by_position, reverse=True
+        )
+        kept = [
+            share * n
+            for share, n in zip(
+                stats.acceptance_given_prefix, stats.tested_by_position, strict=True
+            )
+        ]
         assert sum(kept) == pytest.approx(stats.accepted)
     assert stats.wall_s == pytest.approx(stats.target_s + stats.drafter_s + stats.overhead_s)
     assert 0.0 < stats.time_to_first_token_s <= stats.wall_s
@@ -178,7 +209,7 @@ def test_time_the_consumer_takes_is_not_counted(plain):
     assert stream.result.stats.wall_s < 0.3  # the answer itself takes a few milliseconds
 
 
-# -- randomness ----------------------------------------------------------------------------------------------
+# -- randomness ------------------------------------------------------------------------------------
 
 
 def test_the_same_seed_gives_the_same_answer(runtime, tiny_model, drafter):
@@ -194,7 +225,10 @@ def test_without_a_seed_answers_differ_and_can_be_repeated(tiny_model):
         streams = [runtime.stream(PROMPT, WARM, max_tokens=20) for _ in range(2)]
         texts = [stream.drain().token_ids for stream in streams]
         assert texts[0] != texts[1]
-        assert runtime.generate(PROMPT, WARM.replace(seed=streams[0].seed), max_tokens=20).token_ids == texts[0]
+        assert (
+            runtime.generate(PROMPT, WARM.replace(seed=streams[0].seed), max_tokens=20).token_ids
+            == texts[0]
+        )
 
 
 @pytest.mark.parametrize("seed", [-1, 0, 2**63, 2**70])
@@ -204,13 +238,17 @@ def test_any_whole_number_is_a_seed(plain, seed):
     assert plain.generate(PROMPT, params, max_tokens=8).token_ids == first
 
 
-# -- chat ----------------------------------------------------------------------------------------------------
+# -- chat ------------------------------------------------------------------------------------------
 
 
 def test_a_chat_reuses_its_history(runtime):
     greedy = SamplingParams(temperature=0.0, logit_bias={**NO_END, 97: 3.0, 98: 2.0})
     first = runtime.chat(MESSAGES, greedy, max_tokens=8)
-    history = [*MESSAGES, {"role": "assistant", "content": first.text}, {"role": "user", "content": "go on"}]
+    history = [
+        *MESSAGES,
+        {"role": "assistant", "content": first.text},
+        {"role": "user", "content": "go on"},
+    ]
     second = runtime.chat(history, greedy, max_tokens=8)
     assert second.usage.cached_tokens >= len(runtime.chat_prompt(MESSAGES))
     assert second.usage.prompt_tokens == len(runtime.chat_prompt(history))
@@ -236,11 +274,12 @@ def test_the_text_of_a_prompt_is_not_read_as_control_tokens(plain):
     assert with_text.usage.prompt_tokens == len("a<|end|>")
 
 
-# -- opening and closing -------------------------------------------------------------------------------------
+# -- opening and closing ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("wrong", "near"), [("n_ctxx", "n_ctx"), ("gpu_layers", "n_gpu_layers"), ("thread", "n_threads"), ("sed", "seed")]
+    ("wrong", "near"),
+    [("n_ctxx", "n_ctx"), ("gpu_layers", "n_gpu_layers"), ("thread", "n_threads"), ("sed", "seed")],
 )
 def test_an_unknown_option_raises_with_the_nearest_name(tiny_model, wrong, near):
     with pytest.raises(OptionError, match=f"did you mean '{near}'"):
@@ -290,7 +329,9 @@ def test_a_drafter_that_makes_no_sense_is_refused(tiny_model, expression, named)
 
 
 @pytest.mark.parametrize("bad", ["n=0", "n=-3", "p_min=2", "p_min=nan"])
-def test_a_bad_number_for_a_draft_model_is_refused_and_the_model_closed(tiny_model, tiny_drafter, bad, monkeypatch):
+def test_a_bad_number_for_a_draft_model_is_refused_and_the_model_closed(
+    tiny_model, tiny_drafter, bad, monkeypatch
+):
     from specrun.bindings.model import Model
 
     closed: list[Path] = []
@@ -366,20 +407,35 @@ def test_prompts_may_be_arrays(plain):
 
 def test_options_have_the_defaults_of_llama():
     context = RuntimeOptions().context
-    assert (context.n_ctx, context.n_batch, context.n_ubatch, context.n_threads) == (4096, 512, 512, 0)
-    assert (context.cache_type_k, context.cache_type_v, RuntimeOptions().accept) == ("f16", "f16", "exact")
+    assert (context.n_ctx, context.n_batch, context.n_ubatch, context.n_threads) == (
+        4096,
+        512,
+        512,
+        0,
+    )
+    assert (context.cache_type_k, context.cache_type_v, RuntimeOptions().accept) == (
+        "f16",
+        "f16",
+        "exact",
+    )
 
 
 def test_options_of_a_context_may_be_given_one_by_one_or_as_one(tiny_model):
     whole = ContextOptions(n_ctx=512, n_threads=1, cache_type_k="f32")
     with Runtime(tiny_model, context=whole, cache_type_v="f32") as runtime:
-        assert runtime.options.context == ContextOptions(n_ctx=512, n_threads=1, cache_type_k="f32", cache_type_v="f32")
+        assert runtime.options.context == ContextOptions(
+            n_ctx=512, n_threads=1, cache_type_k="f32", cache_type_v="f32"
+        )
         assert (runtime.n_ctx, runtime.session.target.context.options.cache_type_k) == (512, "f32")
     with Runtime(tiny_model, n_threads=1, flash_attention="on") as runtime:
-        assert runtime.options == RuntimeOptions(ContextOptions(n_ctx=4096, n_threads=1, flash_attention="on"))
+        assert runtime.options == RuntimeOptions(
+            ContextOptions(n_ctx=4096, n_threads=1, flash_attention="on")
+        )
 
 
-@pytest.mark.parametrize("wrong", ["n_outputs", "n_sequences", "hidden_states", "layer_inputs", "n_rollback"])
+@pytest.mark.parametrize(
+    "wrong", ["n_outputs", "n_sequences", "hidden_states", "layer_inputs", "n_rollback"]
+)
 def test_what_follows_from_the_drafter_is_no_option(tiny_model, wrong):
     with pytest.raises(OptionError, match=f"no option {wrong!r}"):
         Runtime(tiny_model, **{wrong: 1})

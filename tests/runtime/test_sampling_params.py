@@ -13,7 +13,11 @@ from specrun.runtime import SamplingParams
 def test_defaults_are_those_of_llama():
     params = SamplingParams()
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.8, 40, 0.95, 0.05)
-    assert (params.repeat_penalty, params.presence_penalty, params.frequency_penalty) == (1.0, 0.0, 0.0)
+    assert (params.repeat_penalty, params.presence_penalty, params.frequency_penalty) == (
+        1.0,
+        0.0,
+        0.0,
+    )
     assert (params.repeat_last_n, params.stop, params.seed) == (64, (), None)
 
 
@@ -86,13 +90,16 @@ def test_a_value_at_the_edge_is_accepted(name, value):
     assert getattr(SamplingParams(**{name: value}), name) == value
 
 
-@pytest.mark.parametrize("stop", ["END", ["END"], ("END",), iter(["END"])], ids=["text", "list", "tuple", "iterator"])
+@pytest.mark.parametrize(
+    "stop", ["END", ["END"], ("END",), iter(["END"])], ids=["text", "list", "tuple", "iterator"]
+)
 def test_stop_strings_come_in_any_form(stop):
     assert SamplingParams(stop=stop).stop == ("END",)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "near"), [("temperatur", "temperature"), ("topp", "top_p"), ("repetition_penalty", "repeat_penalty")]
+    ("wrong", "near"),
+    [("temperatur", "temperature"), ("topp", "top_p"), ("repetition_penalty", "repeat_penalty")],
 )
 def test_an_unknown_name_raises_with_the_nearest(wrong, near):
     for make in (SamplingParams.from_dict, lambda values: SamplingParams().replace(**values)):

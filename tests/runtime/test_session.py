@@ -1,6 +1,7 @@
 """Sessions: what a cache carries from answer to answer, and that no interruption leaves it wrong.
 
-The yardstick throughout is a fresh runtime: whatever happened before, an answer is the one it would give.
+The yardstick throughout is a fresh runtime: whatever happened before, an answer is the one it would
+give.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ import pytest
 from support.tiny_models import F32, fresh_logits
 
 from specrun.bindings.context import Context
-from specrun.bindings.errors import BusyError, ClosedError, ContextFullError, OptionError, StaleViewError
+from specrun.bindings.errors import (
+    BusyError,
+    ClosedError,
+    ContextFullError,
+    OptionError,
+    StaleViewError,
+)
 from specrun.runtime import GenerationResult, Runtime, SamplingParams
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafters.combinators import CascadeDrafter, DraftModelTarget
@@ -66,12 +73,14 @@ def fresh(open_runtime, drafter: str, prompt=PROMPT, params=GREEDY, max_tokens=2
     return answer(open_runtime(drafter), prompt, params, max_tokens).token_ids
 
 
-# -- prefixes ------------------------------------------------------------------------------------------------
+# -- prefixes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_second_turn_reuses_the_first_and_answers_as_a_fresh_runtime(open_runtime, drafter, params):
+def test_a_second_turn_reuses_the_first_and_answers_as_a_fresh_runtime(
+    open_runtime, drafter, params
+):
     runtime = open_runtime(drafter)
     first = answer(runtime, params=params)
     turn = [*PROMPT, *first.token_ids, *b" and then"]
@@ -123,7 +132,7 @@ def test_after_many_answers_the_next_logits_are_those_of_a_fresh_evaluation(open
     assert event.logprob == pytest.approx(expected, abs=1e-4)
 
 
-# -- interruptions -------------------------------------------------------------------------------------------
+# -- interruptions ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["close", "drop", "break"])
@@ -155,7 +164,8 @@ def test_a_loop_left_by_an_exception_leaves_the_session_usable(open_runtime):
 
 
 class Interrupts:
-    """Raises KeyboardInterrupt at the k-th evaluation of one model, before or after llama.cpp ran."""
+    """Raises KeyboardInterrupt at the k-th evaluation of one model, before or after llama.cpp
+    ran."""
 
     def __init__(self, monkeypatch, path, call: int, after: bool) -> None:
         self.calls = 0
@@ -211,8 +221,11 @@ class InterruptsLine:
 
 
 @pytest.mark.parametrize("drafter", [*DRAFTERS, "tree", "cascade"])
-def test_an_interrupt_at_any_line_leaves_a_session_that_answers_as_a_fresh_one(open_runtime, drafter):
-    """Cache and tokens change together: every line of loop, target, conversation and draft models' caches is tried."""
+def test_an_interrupt_at_any_line_leaves_a_session_that_answers_as_a_fresh_one(
+    open_runtime, drafter
+):
+    """Cache and tokens change together: every line of loop, target, conversation and draft models'
+    caches is tried."""
     runtime = open_runtime(drafter)
     ours = (decode_rounds, TargetModel, Conversation)
     drafters = (DraftModelState, DraftTreeState, CascadeDrafter, DraftModelTarget)
@@ -231,7 +244,9 @@ def test_an_interrupt_at_any_line_leaves_a_session_that_answers_as_a_fresh_one(o
             pass
         finally:
             sys.settrace(before)
-        assert answer(runtime, PROMPT[:12], WARM, 6).token_ids == wanted, f"after an interrupt before line {line}"
+        assert answer(runtime, PROMPT[:12], WARM, 6).token_ids == wanted, (
+            f"after an interrupt before line {line}"
+        )
     assert line > 100
 
 
@@ -271,13 +286,18 @@ def test_a_second_call_while_one_streams_is_refused(open_runtime):
     with pytest.raises(BusyError):
         next(runtime.stream(OTHER, GREEDY))
     # The refusal did not disturb the one that streams.
-    assert [first.token_id, *(event.token_id for event in stream)] == fresh(open_runtime, "draft", max_tokens=8)
+    assert [first.token_id, *(event.token_id for event in stream)] == fresh(
+        open_runtime, "draft", max_tokens=8
+    )
     answer(runtime)
 
 
 def test_of_two_streams_made_at_once_the_second_to_start_is_refused(open_runtime):
     runtime = open_runtime()
-    first, two = runtime.stream(PROMPT, GREEDY, max_tokens=3), runtime.stream(OTHER, GREEDY, max_tokens=3)
+    first, two = (
+        runtime.stream(PROMPT, GREEDY, max_tokens=3),
+        runtime.stream(OTHER, GREEDY, max_tokens=3),
+    )
     next(two)
     with pytest.raises(BusyError):
         next(first)
@@ -307,12 +327,14 @@ def test_a_stream_that_was_never_started_outlives_the_runtime(open_runtime):
     assert stream.result.token_ids == []
 
 
-# -- the end of the context ----------------------------------------------------------------------------------
+# -- the end of the context ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("drafter", ["draft-argmax", "prompt-lookup"])
-def test_a_full_context_ends_the_answer_at_the_same_token_with_and_without_drafter(open_runtime, drafter, params):
+def test_a_full_context_ends_the_answer_at_the_same_token_with_and_without_drafter(
+    open_runtime, drafter, params
+):
     prompt = [*PROMPT] * 8  # 240 of 256 positions
     plain = answer(open_runtime("none"), prompt, params, None)
     result = answer(open_runtime(drafter), prompt, params, None)
@@ -349,14 +371,16 @@ def test_a_drafter_with_a_shorter_context_stops_drafting(open_runtime, tiny_fold
 
     path = tiny_folder / "short.gguf"
     write_random_llama(path, RandomLlama(**{**CHAT, "context": 256, "scale": 2.0}), force=True)
-    with Runtime(tiny_model, f"draft({quoted(str(path))}, n=4)", **{**F32, "n_ctx": 512}) as runtime:
+    with Runtime(
+        tiny_model, f"draft({quoted(str(path))}, n=4)", **{**F32, "n_ctx": 512}
+    ) as runtime:
         result = answer(runtime, (PROMPT * 9)[:250], max_tokens=30)
         assert 0 < result.stats.drafted < 30
         expected = answer(open_runtime("none", n_ctx=512), (PROMPT * 9)[:250], max_tokens=30)
         assert result.token_ids == expected.token_ids
 
 
-# -- limits --------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prompt", ["", []], ids=["text", "tokens"])
@@ -379,7 +403,7 @@ def test_a_negative_limit_is_refused(open_runtime):
         answer(open_runtime(), max_tokens=-1)
 
 
-# -- stop strings --------------------------------------------------------------------------------------------
+# -- stop strings ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -395,17 +419,23 @@ def test_a_stop_string_across_tokens_and_rounds(open_runtime, drafter, start, le
     assert result.text == whole.text[: whole.text.index(stop)]
     assert result.finish_reason == "stop"
     assert result.token_ids == whole.token_ids[: len(result.token_ids)]
-    assert answer(runtime, params=params).token_ids == whole.token_ids  # nothing is left of the early end
+    assert (
+        answer(runtime, params=params).token_ids == whole.token_ids
+    )  # nothing is left of the early end
 
 
 def test_a_stop_string_that_never_comes_changes_nothing(open_runtime):
     runtime = open_runtime("draft")
     plain = answer(runtime)
     result = answer(runtime, params=GREEDY.replace(stop=("\x00never\x00",)))
-    assert (result.text, result.token_ids, result.finish_reason) == (plain.text, plain.token_ids, "length")
+    assert (result.text, result.token_ids, result.finish_reason) == (
+        plain.text,
+        plain.token_ids,
+        "length",
+    )
 
 
-# -- ends ----------------------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

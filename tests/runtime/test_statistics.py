@@ -49,14 +49,17 @@ def test_positions_are_depths_not_nodes_of_a_tree():
 
 def test_acceptance_given_the_prefix_is_over_the_rounds_that_kept_all_above():
     counter = counted((3, 3, 4), (3, 1, 2), (3, 0, 1), (1, 1, 2), (0, 0, 1))
-    # Depth 1 is tested in four rounds; depth 2 in the two that kept depth 1 and drafted on; depth 3 in one.
+    # Depth 1 is tested in four rounds; depth 2 in the two that kept depth 1 and drafted on; depth 3
+    # in one.
     assert counter.tested_by_position == (4, 2, 1)
     assert counter.acceptance_given_prefix == pytest.approx((3 / 4, 1 / 2, 1.0))
 
 
 def test_depths_below_a_leaf_of_a_tree_are_not_tested():
     counter = RoundCounter()
-    counter.count(n_candidates=5, depth=3, n_accepted=1, n_tokens=2, n_tested=1)  # kept a leaf; others went deeper
+    counter.count(
+        n_candidates=5, depth=3, n_accepted=1, n_tokens=2, n_tested=1
+    )  # kept a leaf; others went deeper
     counter.count(n_candidates=5, depth=3, n_accepted=1, n_tokens=2, n_tested=2)
     assert counter.tested_by_position == (2, 1)
     assert counter.acceptance_given_prefix == (1.0, 0.0)

@@ -1,4 +1,5 @@
-"""Invariant 2, KV truth: after any rounds, the next logits equal a fresh evaluation of the same tokens.
+"""Invariant 2, KV truth: after any rounds, the next logits equal a fresh evaluation of the same
+tokens.
 
 F32 weights and cache, flash attention off, so that only the order of sums differs: 1e-5.
 """
@@ -81,7 +82,9 @@ def random_path(tree: DraftTree, generator: np.random.Generator) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_after_many_rounds_the_cache_is_that_of_the_committed_tokens(model: Model, seed: int) -> None:
+def test_after_many_rounds_the_cache_is_that_of_the_committed_tokens(
+    model: Model, seed: int
+) -> None:
     generator = np.random.default_rng(seed)
     with Context(model, options()) as context:
         target = TargetModel(context)
@@ -94,7 +97,9 @@ def test_after_many_rounds_the_cache_is_that_of_the_committed_tokens(model: Mode
             np.testing.assert_allclose(rows.logits(0), fresh_logits(model, tokens), atol=1e-5)
             for node in range(len(tree)):
                 path = [tree.tokens[ancestor] for ancestor in tree.path_to(node)]
-                np.testing.assert_allclose(rows.logits(node + 1), fresh_logits(model, tokens + path), atol=1e-5)
+                np.testing.assert_allclose(
+                    rows.logits(node + 1), fresh_logits(model, tokens + path), atol=1e-5
+                )
             accepted = random_path(tree, generator)
             target.commit(text, tree, accepted)
             tokens += [tree.tokens[node] for node in accepted]
@@ -130,7 +135,9 @@ def test_a_rejected_sibling_left_in_the_cache_is_seen(model: Model) -> None:
         assert sequence_of_stale != 0
     with Context(model, options()) as context:
         target = TargetModel(context)
-        text = CachedText([5, 9, 2, 17, 21, 8])  # what a commit that keeps the wrong sibling would leave
+        text = CachedText(
+            [5, 9, 2, 17, 21, 8]
+        )  # what a commit that keeps the wrong sibling would leave
         target.prefill(text, 5)
         assert np.abs(target.evaluate(text, DraftTree()).logits(0) - clean).max() > 1e-3
 
@@ -146,7 +153,9 @@ def test_rewinding_and_going_another_way_leaves_no_trace(model: Model) -> None:
         text.tokens += [9, 10]
         target.prefill(text, 4)
         np.testing.assert_allclose(
-            target.evaluate(text, DraftTree()).logits(0), fresh_logits(model, [1, 2, 3, 9, 10]), atol=1e-5
+            target.evaluate(text, DraftTree()).logits(0),
+            fresh_logits(model, [1, 2, 3, 9, 10]),
+            atol=1e-5,
         )
 
 
@@ -177,7 +186,8 @@ class Interrupting:
 def test_an_interrupt_in_the_midst_of_a_commit_or_a_rewind_leaves_a_number_that_is_true(
     model: Model, monkeypatch: pytest.MonkeyPatch, call: int, after: bool
 ) -> None:
-    """Cache and tokens change together: what the text says is cached is, and is what a fresh evaluation finds."""
+    """Cache and tokens change together: what the text says is cached is, and is what a fresh
+    evaluation finds."""
     builder = TreeBuilder()
     nodes = [builder.add(ROOT, token) for token in (40, 21, 33)]
     last = builder.add(nodes[1], 50)
@@ -197,12 +207,17 @@ def test_an_interrupt_in_the_midst_of_a_commit_or_a_rewind_leaves_a_number_that_
         text.tokens = [5, 9, 2, 8]
         target.prefill(text, 3)
         np.testing.assert_allclose(
-            target.evaluate(text, DraftTree()).logits(0), fresh_logits(model, [5, 9, 2, 8]), atol=1e-5
+            target.evaluate(text, DraftTree()).logits(0),
+            fresh_logits(model, [5, 9, 2, 8]),
+            atol=1e-5,
         )
 
 
 def test_a_text_of_which_more_than_the_last_token_is_missing_is_refused(model: Model) -> None:
-    with Context(model, options()) as context, pytest.raises(OptionError, match="of 3 tokens 0 are cached"):
+    with (
+        Context(model, options()) as context,
+        pytest.raises(OptionError, match="of 3 tokens 0 are cached"),
+    ):
         TargetModel(context).evaluate(CachedText([1, 2, 3]), DraftTree())
 
 
@@ -226,7 +241,9 @@ def test_a_tree_with_too_many_leaves_is_refused_before_the_call(model: Model) ->
             TargetModel(context).evaluate(CachedText([3]), builder.build())
 
 
-@pytest.mark.parametrize("parents", [(), (-1,), (-1, 0, 1), (-1, -1, 0, 0, 1), (-1, 0, -1, 2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "parents", [(), (-1,), (-1, 0, 1), (-1, -1, 0, 0, 1), (-1, 0, -1, 2, 2)], ids=str
+)
 def test_layout_gives_every_path_its_sequences(parents: tuple[int, ...]) -> None:
     layout = layout_tree(parents, 4)
     ids = [set(sequence_ids) for sequence_ids in layout.ids]
@@ -234,11 +251,15 @@ def test_layout_gives_every_path_its_sequences(parents: tuple[int, ...]) -> None
         if parent != ROOT:
             assert ids[node] <= ids[parent]
         siblings = [
-            set(layout.ids[other]) for other in range(len(parents)) if other != node and parents[other] == parent
+            set(layout.ids[other])
+            for other in range(len(parents))
+            if other != node and parents[other] == parent
         ]
         assert all(ids[node].isdisjoint(other) for other in siblings)
     assert set(range(4)) == (
-        set().union(*(ids[n] for n, p in enumerate(parents) if p == ROOT)) if parents else set(range(4))
+        set().union(*(ids[n] for n, p in enumerate(parents) if p == ROOT))
+        if parents
+        else set(range(4))
     )
     assert list(layout.flat_ids[:4]) == [0, 1, 2, 3]
 

@@ -1,4 +1,5 @@
-"""Text assembly: characters split over tokens, stop strings split over pushes, and nothing of a stop leaks."""
+"""Text assembly: characters split over tokens, stop strings split over pushes, and nothing of a
+stop leaks."""
 
 from __future__ import annotations
 
@@ -76,7 +77,13 @@ def test_a_stop_string_split_anywhere_never_leaks(first, second):
 
 def test_text_is_held_back_only_while_it_may_be_a_stop():
     assembler = TextAssembler(["</s>"])
-    assert [assembler.push(piece) for piece in (b"a<", b"/", b"b", b"<<", b"x")] == ["a", "", "</b", "<", "<x"]
+    assert [assembler.push(piece) for piece in (b"a<", b"/", b"b", b"<<", b"x")] == [
+        "a",
+        "",
+        "</b",
+        "<",
+        "<x",
+    ]
 
 
 def test_finish_releases_what_never_became_a_stop():
@@ -117,7 +124,9 @@ def test_nothing_is_released_after_a_stop():
 @pytest.mark.parametrize("size", [1, 2, 100], ids=["byte-by-byte", "two-bytes", "at-once"])
 def test_which_stop_ends_the_answer_does_not_depend_on_the_split(text, stop, expected, by, size):
     data = text.encode()
-    texts, stopped_by = assembled([data[start : start + size] for start in range(0, len(data), size)], stop)
+    texts, stopped_by = assembled(
+        [data[start : start + size] for start in range(0, len(data), size)], stop
+    )
     assert "".join(texts) == expected
     assert stopped_by == by
 

@@ -26,7 +26,8 @@ def spread(law: Law, size: int) -> np.ndarray:
 
 
 def reference(logits: np.ndarray, params: SamplingParams, window: list[int]) -> np.ndarray:
-    """The law token by token, as llama.cpp's documentation puts it; sorting is by (logit, lower id first)."""
+    """The law token by token, as llama.cpp's documentation puts it; sorting is by (logit, lower id
+    first)."""
     values = {token: np.float32(value) for token, value in enumerate(logits)}
     for token, bias in params.logit_bias.items():
         if token in values:
@@ -53,8 +54,15 @@ def reference(logits: np.ndarray, params: SamplingParams, window: list[int]) -> 
             kept += 1
         order, weights = order[:kept], weights[:kept]
     if params.min_p > 0.0:
-        order = [token for token, weight in zip(order, weights, strict=True) if weight >= params.min_p * weights[0]]
-    tempered = [math.exp((float(values[token]) - float(values[order[0]])) / params.temperature) for token in order]
+        order = [
+            token
+            for token, weight in zip(order, weights, strict=True)
+            if weight >= params.min_p * weights[0]
+        ]
+    tempered = [
+        math.exp((float(values[token]) - float(values[order[0]])) / params.temperature)
+        for token in order
+    ]
     law[order] = np.array(tempered) / math.fsum(tempered)
     return law
 
@@ -63,7 +71,9 @@ def reference(logits: np.ndarray, params: SamplingParams, window: list[int]) -> 
 def cases(draw) -> tuple[np.ndarray, SamplingParams, list[int]]:
     size = draw(st.sampled_from([1, 2, 5, 40, 200]))
     generator = np.random.default_rng(draw(st.integers(0, 2**32)))
-    logits = (draw(st.sampled_from([0.0, 1.0, 5.0])) * generator.standard_normal(size)).astype(np.float32)
+    logits = (draw(st.sampled_from([0.0, 1.0, 5.0])) * generator.standard_normal(size)).astype(
+        np.float32
+    )
     params = SamplingParams(
         temperature=draw(st.sampled_from([0.0, 0.1, 0.8, 1.0, 3.0])),
         top_k=draw(st.sampled_from([0, 1, 2, 7, 1000])),
@@ -84,7 +94,9 @@ def test_equals_the_plain_reference(case):
     logits, params, window = case
     before = logits.copy()
     law = transformed_law(logits, params, window)
-    np.testing.assert_allclose(spread(law, len(logits)), reference(logits, params, window), atol=1e-9)
+    np.testing.assert_allclose(
+        spread(law, len(logits)), reference(logits, params, window), atol=1e-9
+    )
     np.testing.assert_array_equal(logits, before)  # the row is a view of llama.cpp's memory
     if law.ids is not None:
         assert (np.diff(law.ids) > 0).all()
@@ -94,7 +106,9 @@ class NativeChain:
     """llama.cpp's samplers over one row."""
 
     def __init__(self, params: SamplingParams, size: int) -> None:
-        self.chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        self.chain = llama_cpp.llama_sampler_chain_init(
+            llama_cpp.llama_sampler_chain_default_params()
+        )
         native = llama_cpp
         for sampler in (
             self._penalties(params, size),
@@ -141,7 +155,12 @@ NATIVE = {
     "min-p-cold": {"min_p": 0.2, "temperature": 0.3},
     "all": {"temperature": 1.4, "top_k": 20, "top_p": 0.9, "min_p": 0.1},
     "penalties": {"repeat_penalty": 1.4, "presence_penalty": 0.3, "frequency_penalty": 0.2},
-    "penalties-and-all": {"repeat_penalty": 1.2, "frequency_penalty": 0.5, "top_k": 10, "top_p": 0.8},
+    "penalties-and-all": {
+        "repeat_penalty": 1.2,
+        "frequency_penalty": 0.5,
+        "top_k": 10,
+        "top_p": 0.8,
+    },
     "short-window": {"repeat_penalty": 1.5, "repeat_last_n": 3},
 }
 
@@ -179,7 +198,9 @@ def test_min_p_reads_what_top_p_left():
 
 
 @pytest.mark.parametrize("size", [50, 40_000])
-@pytest.mark.parametrize(("changes", "kept"), [({"top_k": 3}, 3), ({"top_k": 1}, 1), ({"min_p": 1.0}, None)])
+@pytest.mark.parametrize(
+    ("changes", "kept"), [({"top_k": 3}, 3), ({"top_k": 1}, 1), ({"min_p": 1.0}, None)]
+)
 def test_of_equal_logits_the_lower_ids_stay(size, changes, kept):
     law = transformed_law(np.zeros(size, np.float32), OFF.replace(**changes))
     kept = size if kept is None else kept
@@ -187,7 +208,9 @@ def test_of_equal_logits_the_lower_ids_stay(size, changes, kept):
 
 
 def test_greedy_takes_the_lowest_of_equals():
-    assert transformed_law(np.array([1.0, 3.0, 3.0], np.float32), OFF.replace(temperature=0.0)).most_likely == (1, 1.0)
+    assert transformed_law(
+        np.array([1.0, 3.0, 3.0], np.float32), OFF.replace(temperature=0.0)
+    ).most_likely == (1, 1.0)
 
 
 @pytest.mark.parametrize("size", [1_000, 32_000, 32_003, 128_000])
@@ -213,7 +236,8 @@ def test_top_k_of_large_vocabularies_equals_a_sort(size, k, kind):
 def test_a_top_k_beyond_the_vocabulary_keeps_all(top_k):
     logits = np.array([0.0, 1.0, 2.0], np.float32)
     np.testing.assert_allclose(
-        spread(transformed_law(logits, OFF.replace(top_k=top_k)), 3), spread(transformed_law(logits, OFF), 3)
+        spread(transformed_law(logits, OFF.replace(top_k=top_k)), 3),
+        spread(transformed_law(logits, OFF), 3),
     )
 
 

@@ -1,1 +1,2 @@
-"""What tests share: tiny models and checkpoints, scripted targets, enumeration, references in numpy and torch."""
+"""What tests share: tiny models and checkpoints, scripted targets, enumeration, references in numpy
+and torch."""

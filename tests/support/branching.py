@@ -13,8 +13,8 @@ from specrun.runtime.law import Law
 class BranchingNoise:
     """Replays a script of decisions, then takes the first possible branch and notes the others.
 
-    `accept` and `choose` are the only sources of randomness in the shipped loop, so running it under
-    every script enumerates the law of what it produces.
+    `accept` and `choose` are the only sources of randomness in the shipped loop, so running it
+    under every script enumerates the law of what it produces.
     """
 
     def __init__(self, script: list[int]) -> None:

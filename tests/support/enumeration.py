@@ -55,7 +55,9 @@ def branching_tree(drafts: LawTable, widths: Sequence[int], replace: bool) -> Pr
         grow(tree, ROOT, list(request.tokens), 0, request)
         return tree.build()
 
-    def grow(tree: TreeBuilder, parent: int, prefix: list[int], depth: int, request: DraftRequest) -> None:
+    def grow(
+        tree: TreeBuilder, parent: int, prefix: list[int], depth: int, request: DraftRequest
+    ) -> None:
         if depth >= min(len(widths), request.max_depth):
             return
         law = law_of(drafts(prefix))
@@ -91,7 +93,8 @@ def top_k_points(drafts: LawTable, k: int, depth: int) -> Propose:
 
 
 def mixed_tree(drafts: LawTable, seed: int) -> Propose:
-    """Arbitrary trees: point masses between draws of several laws, duplicates, hidden nodes, zero masses.
+    """Arbitrary trees: point masses between draws of several laws, duplicates, hidden nodes, zero
+    masses.
 
     The shape depends on the prefix only, never on what was drawn beside it.
     """
@@ -171,11 +174,15 @@ def two_drafters(drafts: LawTable, others: LawTable) -> Propose:
     return propose
 
 
-# -- the law of what is emitted ---------------------------------------------------------------------------------------
+# -- the law of what is emitted --------------------------------------------------------------------
 
 
 def emitted_law(
-    rule: AcceptanceRule, propose: Propose | None, table: LawTable, length: int, end_tokens: frozenset[int]
+    rule: AcceptanceRule,
+    propose: Propose | None,
+    table: LawTable,
+    length: int,
+    end_tokens: frozenset[int],
 ) -> dict[tuple[int, ...], float]:
     """Return the exact law of what the shipped loop emits after the prompt."""
 
@@ -192,21 +199,26 @@ def law_with_drafter(
     length: int,
     end_tokens: frozenset[int] = frozenset(),
 ) -> dict[tuple[int, ...], float]:
-    """Return the exact law of an answer with a drafter that keeps state from round to round, made anew each time."""
+    """Return the exact law of an answer with a drafter that keeps state from round to round, made
+    anew each time."""
 
     def program(noise: BranchingNoise) -> tuple[int, ...]:
         drafter = make()
         drafter.begin(PROMPT)
         conversation = conversation_of(drafter, PROMPT, noise)
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
-        for _ in decode_rounds(TableTarget(table), conversation, DecodeSettings(rule, PLAIN, limits, end_tokens)):
+        for _ in decode_rounds(
+            TableTarget(table), conversation, DecodeSettings(rule, PLAIN, limits, end_tokens)
+        ):
             pass
         return tuple(conversation.tokens[len(PROMPT) :])
 
     return enumerate_law(program)
 
 
-def target_law(table: LawTable, length: int, end_tokens: frozenset[int]) -> dict[tuple[int, ...], float]:
+def target_law(
+    table: LawTable, length: int, end_tokens: frozenset[int]
+) -> dict[tuple[int, ...], float]:
     """Return the product of the target's conditional laws, texts ending at the first end token."""
     laws = {(): 1.0}
     for _ in range(length):
@@ -230,29 +242,41 @@ def bias(
     end_tokens: frozenset[int] = frozenset(),
 ) -> float:
     """Return the largest error of any text's probability."""
-    return largest_error(emitted_law(rule, propose, table, length, end_tokens), table, length, end_tokens)
+    return largest_error(
+        emitted_law(rule, propose, table, length, end_tokens), table, length, end_tokens
+    )
 
 
-def drafter_bias(rule: AcceptanceRule, make: Callable[[], Drafter], table: LawTable, length: int = 3) -> float:
+def drafter_bias(
+    rule: AcceptanceRule, make: Callable[[], Drafter], table: LawTable, length: int = 3
+) -> float:
     """Return the largest error of any text's probability, with a drafter that keeps state."""
     return largest_error(law_with_drafter(rule, make, table, length), table, length)
 
 
 def largest_error(
-    emitted: dict[tuple[int, ...], float], table: LawTable, length: int, end_tokens: frozenset[int] = frozenset()
+    emitted: dict[tuple[int, ...], float],
+    table: LawTable,
+    length: int,
+    end_tokens: frozenset[int] = frozenset(),
 ) -> float:
     """Return the largest error of any text's probability."""
     wanted = target_law(table, length, end_tokens)
     return max(abs(emitted.get(text, 0.0) - wanted.get(text, 0.0)) for text in {*emitted, *wanted})
 
 
-def accepted_lengths(rule: AcceptanceRule, propose: Propose, table: LawTable, length: int) -> dict[int, float]:
-    """Return the exact law of how many drafted tokens the first round keeps when `length` may follow."""
+def accepted_lengths(
+    rule: AcceptanceRule, propose: Propose, table: LawTable, length: int
+) -> dict[int, float]:
+    """Return the exact law of how many drafted tokens the first round keeps when `length` may
+    follow."""
 
     def program(noise: BranchingNoise) -> int:
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
         conversation = conversation_of(ScriptedDrafter(propose), PROMPT, noise)
-        rounds = decode_rounds(TableTarget(table), conversation, DecodeSettings(rule, PLAIN, limits))
+        rounds = decode_rounds(
+            TableTarget(table), conversation, DecodeSettings(rule, PLAIN, limits)
+        )
         return len(next(rounds).path)
 
     return enumerate_law(program)  # type: ignore[return-value]

@@ -1,4 +1,5 @@
-"""Greedy chains token by token, from the evaluations of a head that know nothing of chains: what one graph must equal."""
+"""Greedy chains token by token, from the evaluations of a head that know nothing of chains: what
+one graph must equal."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from specrun.runtime.heads import ChainTokens
 
 
 class PairChainByDepth:
-    """For heads over pairs, real ones and those of tests: `chain` from `evaluate_features` and `evaluate`."""
+    """For heads over pairs, real ones and those of tests: `chain` from `evaluate_features` and
+    `evaluate`."""
 
     def chain(
         self,
@@ -26,22 +28,32 @@ class PairChainByDepth:
         return pair_chain(self, tokens, features, position, count, n)
 
 
-def pair_chain(head: Any, tokens: Sequence[int], features: np.ndarray, position: int, count: int, n: int) -> ChainTokens:
+def pair_chain(
+    head: Any, tokens: Sequence[int], features: np.ndarray, position: int, count: int, n: int
+) -> ChainTokens:
     m = len(tokens)
     cells = np.arange(count, count + m)
     sees = np.tri(m, count + m, count, dtype=bool)
-    rows = head.evaluate_features(tokens, features, (cells - count + position).astype(np.int32), cells, sees)
+    rows = head.evaluate_features(
+        tokens, features, (cells - count + position).astype(np.int32), cells, sees
+    )
     drafted, log_probs = [int(rows.tokens[-1, 0])], [rows.log_probs[-1, 0]]
     for depth in range(n - 1):
         cell = count + m + depth
-        place = np.array([position + m + depth], np.int32), np.array([cell]), np.ones((1, cell + 1), bool)
+        place = (
+            np.array([position + m + depth], np.int32),
+            np.array([cell]),
+            np.ones((1, cell + 1), bool),
+        )
         rows = head.evaluate([drafted[-1]], rows.states[-1:], *place)
         drafted.append(int(rows.tokens[0, 0]))
         log_probs.append(rows.log_probs[0, 0])
     return ChainTokens(drafted, np.array(log_probs))
 
 
-def hydra_chain(head: Any, states: np.ndarray, position: int, count: int, token: int, n: int) -> ChainTokens:
+def hydra_chain(
+    head: Any, states: np.ndarray, position: int, count: int, token: int, n: int
+) -> ChainTokens:
     state = head.states(states, position, count)[-1]
     path, log_probs = [token], []
     for _ in range(n):

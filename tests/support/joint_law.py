@@ -1,9 +1,10 @@
-"""Are sampled texts draws from the target's joint law? That law, computed exactly; the test; a rule that must fail it.
+"""Are sampled texts draws from the target's joint law? That law, computed exactly; the test; a rule
+that must fail it.
 
-Hypothesis: the texts are independent draws from the product of the target's conditional laws. Test: Pearson's
-chi-square over all texts, the rarest pooled; its size is what `sampled_texts` is asked for. A correct sampler had a
-chance of ALPHA to be given seeds that fail; they are fixed, and so the outcome is. Negative control: the texts of
-`KeepsTooMuch`, as many, have a p-value below REJECTED.
+Hypothesis: the texts are independent draws from the product of the target's conditional laws. Test:
+Pearson's chi-square over all texts, the rarest pooled; its size is what `sampled_texts` is asked
+for. A correct sampler had a chance of ALPHA to be given seeds that fail; they are fixed, and so the
+outcome is. Negative control: the texts of `KeepsTooMuch`, as many, have a p-value below REJECTED.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def softmax(logits: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
     return probs / probs.sum()
 
 
-def joint_law(next_law: NextLaw, length: int, end: frozenset[int], least_entropy: float = 0.0) -> dict[Text, float]:
+def joint_law(
+    next_law: NextLaw, length: int, end: frozenset[int], least_entropy: float = 0.0
+) -> dict[Text, float]:
     """Return the probability of every text of `length` tokens, or fewer that end in one of `end`.
 
     `least_entropy` are the nats that every conditional law must have: a bias needs room to show.
@@ -54,14 +57,20 @@ def joint_law(next_law: NextLaw, length: int, end: frozenset[int], least_entropy
                 continue
             conditional = next_law(text)
             assert stats.entropy(conditional) >= least_entropy
-            longer |= {(*text, token): probability * float(share) for token, share in enumerate(conditional)}
+            longer |= {
+                (*text, token): probability * float(share)
+                for token, share in enumerate(conditional)
+            }
         law = longer
     assert abs(sum(law.values()) - 1.0) < 1e-9
     return law
 
 
-def model_joint_law(path: Path, prompt: list[int], length: int, least_entropy: float = 0.0) -> dict[Text, float]:
-    """Return a GGUF's joint law, every prefix evaluated from nothing in a context of the runtime's defaults."""
+def model_joint_law(
+    path: Path, prompt: list[int], length: int, least_entropy: float = 0.0
+) -> dict[Text, float]:
+    """Return a GGUF's joint law, every prefix evaluated from nothing in a context of the runtime's
+    defaults."""
     with Model(path) as model, Context(model, ContextOptions(n_ctx=256, n_threads=1)) as context:
         batch = Batch(context.n_batch, 1)
 
@@ -75,19 +84,24 @@ def model_joint_law(path: Path, prompt: list[int], length: int, least_entropy: f
 
 def sampled_texts(runtime: Runtime, prompt: list[int], length: int, samples: int) -> Counter[Text]:
     """Return the texts of the seeds below `samples`, each with how often it came."""
-    texts = (runtime.generate(prompt, WHOLE.replace(seed=seed), max_tokens=length) for seed in range(samples))
+    texts = (
+        runtime.generate(prompt, WHOLE.replace(seed=seed), max_tokens=length)
+        for seed in range(samples)
+    )
     return Counter(tuple(text.token_ids) for text in texts)
 
 
 def p_value(counts: Counter[Text], law: Mapping[Text, float]) -> float:
-    """Return the chi-square test's p-value of such counts under the law; a text that it lacks is impossible."""
+    """Return the chi-square test's p-value of such counts under the law; a text that it lacks is
+    impossible."""
     if not counts.keys() <= law.keys():
         return 0.0
     samples = counts.total()
     texts = sorted(law, key=law.__getitem__)
     expected = samples * np.array([law[text] for text in texts])
     observed = np.array([counts[text] for text in texts])
-    # The rarest share a cell: as many as it takes for it, and every other, to be expected often enough.
+    # The rarest share a cell: as many as it takes for it, and every other, to be expected often
+    # enough.
     n_rare = int((expected < LEAST_EXPECTED).sum())
     pooled = max(n_rare, int(np.searchsorted(expected.cumsum(), LEAST_EXPECTED)) + 1)
     cells = [np.append(counts[pooled:], counts[:pooled].sum()) for counts in (observed, expected)]
@@ -97,7 +111,9 @@ def p_value(counts: Counter[Text], law: Mapping[Text, float]) -> float:
 class KeepsTooMuch(ExactRule):
     """Accepts with min(1, 1.5 p/q): the kind of slip that reads well."""
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         return super().accept(tree, law_at, _Eager(noise), position)
 
 

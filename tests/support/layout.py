@@ -82,7 +82,10 @@ class Floor:
 def read_sources(root: Path, folders: Collection[str]) -> list[Source]:
     """Return all Python files in `folders` of `root`, in the order of their paths."""
     paths = sorted(path for folder in folders for path in (root / folder).rglob("*.py"))
-    return [Source(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")) for path in paths]
+    return [
+        Source(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8"))
+        for path in paths
+    ]
 
 
 # -- imports between packages --------------------------------------------------------------------
@@ -99,7 +102,9 @@ def imports(source: Source, *, top_level_only: bool = False) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
+            yield from (
+                f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names
+            )
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             left.extend(node.orelse if top_level_only else [*node.body, *node.orelse])
         elif not (top_level_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
@@ -122,7 +127,9 @@ def imports_upwards(sources: Sequence[Source], order: Sequence[str]) -> list[str
     return found
 
 
-def forbidden_imports(sources: Sequence[Source], names: Collection[str], *, top_level_only: bool = False) -> list[str]:
+def forbidden_imports(
+    sources: Sequence[Source], names: Collection[str], *, top_level_only: bool = False
+) -> list[str]:
     """Return imports of the libraries `names`; `top_level_only` as of `imports`."""
     return [
         f"{source.path}: {name}"
@@ -139,10 +146,16 @@ def unplaced(sources: Sequence[Source], package: str, floors: Sequence[Floor]) -
     """Return files of `package` on no floor, and members of floors that are no file or folder."""
     inside = _inside(sources, package)
     lost = [source.path for source in inside if _place(source, package, floors) is None]
-    known = {"/".join(source.parts[1:]) for source in inside} | {source.folder.partition("/")[2] for source in inside}
+    known = {"/".join(source.parts[1:]) for source in inside} | {
+        source.folder.partition("/")[2] for source in inside
+    }
     members = [member for floor in floors for member in floor.members]
     stale = [f"{member} is nothing in {package}" for member in members if member not in known]
-    return lost + stale + [f"{member} is on two floors" for member in members if members.count(member) > 1]
+    return (
+        lost
+        + stale
+        + [f"{member} is on two floors" for member in members if members.count(member) > 1]
+    )
 
 
 def imports_back_up(sources: Sequence[Source], package: str, floors: Sequence[Floor]) -> list[str]:
@@ -166,7 +179,10 @@ def import_circles(sources: Sequence[Source], package: str, floors: Sequence[Flo
             reached.setdefault(above, set()).add(below)
             reasons.setdefault((above, below), []).append(f"{here.path} imports {there.path}")
     while True:  # to the transitive closure
-        more = {start: ends.union(*(reached.get(end, set()) for end in ends)) for start, ends in reached.items()}
+        more = {
+            start: ends.union(*(reached.get(end, set()) for end in ends))
+            for start, ends in reached.items()
+        }
         if more == reached:
             break
         reached = more
@@ -177,7 +193,9 @@ def import_circles(sources: Sequence[Source], package: str, floors: Sequence[Flo
     }
     found = []
     for circle in sorted(circles):
-        whys = [why for pair, all_of_it in reasons.items() if {*pair} <= {*circle} for why in all_of_it]
+        whys = [
+            why for pair, all_of_it in reasons.items() if {*pair} <= {*circle} for why in all_of_it
+        ]
         found.append(f"{', '.join(circle)}: {'; '.join(whys)}")
     return found
 
@@ -194,7 +212,11 @@ def _place(source: Source, package: str, floors: Sequence[Floor]) -> tuple[int, 
         for member in floor.members:
             parts = tuple(member.split("/"))
             if below[: len(parts)] == parts and (found is None or len(parts) > found[0]):
-                found = (len(parts), number, floor.name if parts == below else f"{package}/{member}")
+                found = (
+                    len(parts),
+                    number,
+                    floor.name if parts == below else f"{package}/{member}",
+                )
     return None if found is None else found[1:]
 
 
@@ -219,14 +241,18 @@ def _edges(sources: Sequence[Source], package: str, floors: Sequence[Floor]) -> 
     for here in inside.values():
         place = _place(here, package, floors)
         hands_on = f"{here.module}." if here.parts[-1] == "__init__" else None
-        names = sorted(name for name in imports(here) if hands_on is None or not name.startswith(hands_on))
+        names = sorted(
+            name for name in imports(here) if hands_on is None or not name.startswith(hands_on)
+        )
         for there in dict.fromkeys(_made_in(name, inside, handed_on) for name in names):
             other = None if there is None else _place(there, package, floors)
             if there is not None and place is not None and other is not None:
                 yield here, there, place, other
 
 
-def _made_in(name: str, modules: Mapping[str, Source], handed_on: Mapping[str, str]) -> Source | None:
+def _made_in(
+    name: str, modules: Mapping[str, Source], handed_on: Mapping[str, str]
+) -> Source | None:
     """Return the file that an imported name is, or is defined in; None for what lies elsewhere."""
     while name not in modules and name in handed_on:
         name = handed_on[name]
@@ -236,17 +262,26 @@ def _made_in(name: str, modules: Mapping[str, Source], handed_on: Mapping[str, s
 # -- how much there is ---------------------------------------------------------------------------
 
 
-def crowded_folders(sources: Sequence[Source], most: int, exceptions: Mapping[str, int]) -> list[str]:
+def crowded_folders(
+    sources: Sequence[Source], most: int, exceptions: Mapping[str, int]
+) -> list[str]:
     """Return folders with more than `most` files right in them, or than `exceptions` say."""
     counts: dict[str, int] = {}
     for source in sources:
         counts[source.folder] = counts.get(source.folder, 0) + 1
-    return [f"{folder}: {n} files" for folder, n in sorted(counts.items()) if n > exceptions.get(folder, most)]
+    return [
+        f"{folder}: {n} files"
+        for folder, n in sorted(counts.items())
+        if n > exceptions.get(folder, most)
+    ]
 
 
 def too_much(sources: Sequence[Source], *, most_files: int, most_lines: int) -> list[str]:
     """Return what there is more of than there may be."""
-    counts = {"files": (len(sources), most_files), "lines": (sum(s.text.count("\n") for s in sources), most_lines)}
+    counts = {
+        "files": (len(sources), most_files),
+        "lines": (sum(s.text.count("\n") for s in sources), most_lines),
+    }
     return [f"{n:,} {what}: at most {most:,}" for what, (n, most) in counts.items() if n > most]
 
 
@@ -264,8 +299,15 @@ def printing(sources: Sequence[Source]) -> list[str]:
     return _nodes(
         sources,
         lambda node: (
-            (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("print", "input"))
-            or (isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.stdout", "sys.stderr"))
+            (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in ("print", "input")
+            )
+            or (
+                isinstance(node, ast.Attribute)
+                and ast.unparse(node) in ("sys.stdout", "sys.stderr")
+            )
         ),
     )
 
@@ -280,7 +322,9 @@ def undocumented(sources: Sequence[Source]) -> list[str]:
         if ast.get_docstring(source.tree) is None:
             found.append(source.path)
         for node in _defined(source.tree):
-            overload = any(ast.unparse(decorator).endswith("overload") for decorator in node.decorator_list)
+            overload = any(
+                ast.unparse(decorator).endswith("overload") for decorator in node.decorator_list
+            )
             if not node.name.startswith("_") and not overload and ast.get_docstring(node) is None:
                 found.append(f"{source.path}:{node.lineno} {node.name}")
     return found
@@ -298,7 +342,11 @@ def mixed_names(sources: Sequence[Source]) -> list[str]:
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 bound.add(node.id)
         lazy = "__getattr__" in bound
-        found += [f"{source.path}: {name}" for name in names if names.count(name) > 1 or not (lazy or name in bound)]
+        found += [
+            f"{source.path}: {name}"
+            for name in names
+            if names.count(name) > 1 or not (lazy or name in bound)
+        ]
     return found
 
 
@@ -315,7 +363,9 @@ def long_lines(sources: Sequence[Source], most: int) -> list[str]:
 def riddles(sources: Sequence[Source]) -> list[str]:
     """Return docstrings of modules that ask instead of saying what is in the file."""
     question = re.compile(r"(What|Which|Where|How|Whether|Who)\b")
-    firsts = [(source, (ast.get_docstring(source.tree) or "").partition("\n")[0]) for source in sources]
+    firsts = [
+        (source, (ast.get_docstring(source.tree) or "").partition("\n")[0]) for source in sources
+    ]
     return [f"{source.path}: {first}" for source, first in firsts if question.match(first)]
 
 
@@ -326,13 +376,18 @@ def variables_called_one(sources: Sequence[Source]) -> list[str]:
         lambda node: (
             (isinstance(node, ast.Name) and node.id == "one" and isinstance(node.ctx, ast.Store))
             or (isinstance(node, ast.arg) and node.arg == "one")
-            or (isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name == "one")
+            or (
+                isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar)
+                and node.name == "one"
+            )
         ),
     )
 
 
 def _nodes(sources: Sequence[Source], wanted: Callable[[ast.AST], bool]) -> list[str]:
-    found = [(source.path, node) for source in sources for node in ast.walk(source.tree) if wanted(node)]
+    found = [
+        (source.path, node) for source in sources for node in ast.walk(source.tree) if wanted(node)
+    ]
     return [f"{path}:{getattr(node, 'lineno', 0)}" for path, node in found]
 
 

@@ -1,4 +1,5 @@
-"""llama.cpp's own EAGLE-3 graphs, driven as its common/speculative.cpp drives them: taps are encoded, pairs decoded."""
+"""llama.cpp's own EAGLE-3 graphs, driven as its common/speculative.cpp drives them: taps are
+encoded, pairs decoded."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ Rows = npt.NDArray[np.float32]
 
 
 class LlamaEagle3:
-    """A head as a llama.cpp model, in a context beside the target's, which lends it what it lacks."""
+    """A head as a llama.cpp model, in a context beside the target's, which lends it what it
+    lacks."""
 
     def __init__(self, path: Path, target: Context) -> None:
         self._native = llama()
@@ -31,7 +33,8 @@ class LlamaEagle3:
         params.ctx_other = target.handle
         self._context = self._native.llama_init_from_model(self._model.handle, params)
         assert self._context
-        native_function("_Z26llama_set_embeddings_nextnP13llama_contextbb", None, ctypes.c_void_p, ctypes.c_bool,
+        native_function("_Z26llama_set_embeddings_nextnP13llama_contextbb", None, ctypes.c_void_p,
+        ctypes.c_bool,
                         ctypes.c_bool)(self._context, True, True)  # fmt: skip
         self.hidden = self._model.n_embd
         self.vocab_size = self._model.vocabulary.size
@@ -46,29 +49,40 @@ class LlamaEagle3:
         return self._states(len(features))
 
     def decode(self, tokens: Sequence[int], states: Rows, start: int) -> tuple[Rows, Rows]:
-        """What is fed back [n, hidden] and logits over the target's tokens [n, vocab], after a chain of pairs."""
+        """What is fed back [n, hidden] and logits over the target's tokens [n, vocab], after a
+        chain of pairs."""
         states = np.ascontiguousarray(states, np.float32)
         batch = Batch(len(tokens), 1)
         batch.fill_chain(tokens, start, [0], len(tokens))
         struct = batch.struct
         struct.embd = states.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         assert self._native.llama_decode(self._context, struct) == 0
-        logits = native_function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)(self._context)
+        logits = native_function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)(
+            self._context
+        )
         return self._states(len(tokens)), _copied(logits, len(tokens), self.vocab_size)
 
     def truncate(self, length: int) -> None:
         """Forget the pairs from a position on."""
-        self._native.llama_memory_seq_rm(self._native.llama_get_memory(self._context), 0, length, -1)
+        self._native.llama_memory_seq_rm(
+            self._native.llama_get_memory(self._context), 0, length, -1
+        )
 
     def close(self) -> None:
         self._native.llama_free(self._context)
         self._model.close()
 
     def _states(self, count: int) -> Rows:
-        get = native_function("_Z26llama_get_embeddings_nextnP13llama_context", ctypes.c_void_p, ctypes.c_void_p)
+        get = native_function(
+            "_Z26llama_get_embeddings_nextnP13llama_context", ctypes.c_void_p, ctypes.c_void_p
+        )
         return _copied(get(self._context), count, self.hidden)
 
 
 def _copied(address: Any, count: int, width: int) -> Rows:
     assert address
-    return np.ctypeslib.as_array((ctypes.c_float * (count * width)).from_address(address)).reshape(count, width).copy()
+    return (
+        np.ctypeslib.as_array((ctypes.c_float * (count * width)).from_address(address))
+        .reshape(count, width)
+        .copy()
+    )

@@ -1,4 +1,5 @@
-"""A Llama in numpy as Hugging Face defines it: the oracle for what a converted file must compute."""
+"""A Llama in numpy as Hugging Face defines it: the oracle for what a converted file must
+compute."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def reference_logits(
         hidden = hidden + _attention(config, weights, f"{name}.self_attn", normed, frequencies)
         normed = _norm(hidden, weights[f"{name}.post_attention_layernorm.weight"], config)
         gate, up = (normed @ weights[f"{name}.mlp.{part}_proj.weight"].T for part in ("gate", "up"))
-        hidden = hidden + (gate / (1 + np.exp(-gate)) * up) @ weights[f"{name}.mlp.down_proj.weight"].T
+        hidden = (
+            hidden + (gate / (1 + np.exp(-gate)) * up) @ weights[f"{name}.mlp.down_proj.weight"].T
+        )
     hidden = _norm(hidden, weights["model.norm.weight"], config)
     output = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
     return np.asarray(hidden @ weights[output].T)
@@ -38,7 +41,11 @@ def _norm(hidden: Array, weight: Array, config: dict[str, Any]) -> Array:
 
 
 def _attention(
-    config: dict[str, Any], weights: dict[str, Array], name: str, normed: Array, frequencies: Array | None
+    config: dict[str, Any],
+    weights: dict[str, Array],
+    name: str,
+    normed: Array,
+    frequencies: Array | None,
 ) -> Array:
     heads, shared, n = config["num_attention_heads"], config["num_key_value_heads"], len(normed)
     head = config.get("head_dim", config["hidden_size"] // heads)
@@ -46,10 +53,14 @@ def _attention(
         frequencies = 1 / config["rope_theta"] ** (np.arange(0, head, 2) / head)
 
     def project(part: str, inputs: Array) -> Array:
-        return inputs @ weights[f"{name}.{part}_proj.weight"].T + weights.get(f"{name}.{part}_proj.bias", 0.0)
+        return inputs @ weights[f"{name}.{part}_proj.weight"].T + weights.get(
+            f"{name}.{part}_proj.bias", 0.0
+        )
 
     query = _rotate(project("q", normed).reshape(n, heads, head), frequencies)
-    key = _rotate(project("k", normed).reshape(n, shared, head), frequencies).repeat(heads // shared, axis=1)
+    key = _rotate(project("k", normed).reshape(n, shared, head), frequencies).repeat(
+        heads // shared, axis=1
+    )
     value = project("v", normed).reshape(n, shared, head).repeat(heads // shared, axis=1)
     scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(head)
     scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)

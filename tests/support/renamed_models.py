@@ -1,4 +1,5 @@
-"""A Llama's file under the name of another architecture with the same tensors: llama.cpp goes by the name."""
+"""A Llama's file under the name of another architecture with the same tensors: llama.cpp goes by
+the name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The exact law of what the shipped loop emits with a drafter that retrieves, with everything it learns meanwhile."""
+"""The exact law of what the shipped loop emits with a drafter that retrieves, with everything it
+learns meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from support.scripted import PLAIN, LawTable, TableTarget, conversation_of
 def retrieval_bias(
     make: Callable[[], Drafter], table: LawTable, prompt: Sequence[int], length: int
 ) -> tuple[float, int, int]:
-    """Return the largest error of any text's probability, the nodes drafted in all outcomes, and the widest tree."""
+    """Return the largest error of any text's probability, the nodes drafted in all outcomes, and
+    the widest tree."""
     nodes = widest = 0
 
     def program(noise: BranchingNoise) -> tuple[int, ...]:
@@ -24,7 +26,9 @@ def retrieval_bias(
         drafter.begin(prompt)
         conversation = conversation_of(drafter, prompt, noise)
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
-        rounds = decode_rounds(TableTarget(table), conversation, DecodeSettings(ExactRule(), PLAIN, limits))
+        rounds = decode_rounds(
+            TableTarget(table), conversation, DecodeSettings(ExactRule(), PLAIN, limits)
+        )
         for this_round in rounds:
             nodes += len(this_round.tree)
             widest = max(widest, max(map(len, this_round.tree.draws.values()), default=0))

@@ -57,7 +57,8 @@ class TableRows:
 
 
 class TableTarget:
-    """A target that reads its laws from a table and checks that commits are paths of the evaluated tree."""
+    """A target that reads its laws from a table and checks that commits are paths of the evaluated
+    tree."""
 
     def __init__(self, table: LawTable) -> None:
         self._table = table
@@ -66,7 +67,10 @@ class TableTarget:
     def evaluate(self, text: CachedText, tree: DraftTree) -> TableRows:
         assert text.n_cached < len(text.tokens)
         prefix = list(text.tokens)
-        nodes = [[*prefix, *(tree.tokens[ancestor] for ancestor in tree.path_to(node))] for node in range(len(tree))]
+        nodes = [
+            [*prefix, *(tree.tokens[ancestor] for ancestor in tree.path_to(node))]
+            for node in range(len(tree))
+        ]
         self._evaluated = prefix, tree
         return TableRows([self._table(prefix), *map(self._table, nodes)])
 

@@ -1,4 +1,5 @@
-"""What small heads are trained on in tests: a target's own greedy texts, and its states along them."""
+"""What small heads are trained on in tests: a target's own greedy texts, and its states along
+them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from specrun.bindings.model import Model
 from specrun.runtime import Runtime, SamplingParams
 
 
-def greedy_answers(path: Path, options: dict[str, Any], count: int = 8, length: int = 30) -> list[list[int]]:
+def greedy_answers(
+    path: Path, options: dict[str, Any], count: int = 8, length: int = 30
+) -> list[list[int]]:
     """Prompts of three tokens, each with the target's answer at temperature 0."""
     texts = []
     with Runtime(path, **options) as runtime:

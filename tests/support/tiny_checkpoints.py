@@ -42,16 +42,27 @@ def llama_config(**changes: Any) -> dict[str, Any]:
 def llama_tensors(config: dict[str, Any], seed: int = 0) -> Tensors:
     """Random weights in float32, named as Hugging Face names them."""
     source = np.random.default_rng(seed)
-    width, ffn, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    width, ffn, heads = (
+        config["hidden_size"],
+        config["intermediate_size"],
+        config["num_attention_heads"],
+    )
     head = config.get("head_dim", width // heads)
     inner, kv = heads * head, config["num_key_value_heads"] * head
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], width)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], width)
+    }
     shapes["model.norm.weight"] = (width,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], width)
     for layer in range(config["num_hidden_layers"]):
         name = f"model.layers.{layer}"
-        for part, rows, columns in (("q", inner, width), ("k", kv, width), ("v", kv, width), ("o", width, inner)):
+        for part, rows, columns in (
+            ("q", inner, width),
+            ("k", kv, width),
+            ("v", kv, width),
+            ("o", width, inner),
+        ):
             shapes[f"{name}.self_attn.{part}_proj.weight"] = (rows, columns)
             if config["attention_bias"]:
                 shapes[f"{name}.self_attn.{part}_proj.bias"] = (rows,)
@@ -73,14 +84,19 @@ def safetensors_bytes(tensors: Tensors) -> bytes:
     data = b""
     for name, array in tensors.items():
         end = len(data) + array.nbytes
-        header[name] = {"dtype": kinds[array.dtype.name], "shape": array.shape, "data_offsets": [len(data), end]}
+        header[name] = {
+            "dtype": kinds[array.dtype.name],
+            "shape": array.shape,
+            "data_offsets": [len(data), end],
+        }
         data += array.tobytes()
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + data
 
 
 def tokenizer_files(size: int, **changes: Any) -> dict[str, Any]:
-    """The files of a byte-level BPE tokenizer with `size` tokens, the last two of them control tokens."""
+    """The files of a byte-level BPE tokenizer with `size` tokens, the last two of them control
+    tokens."""
     vocabulary = synthetic_vocabulary(size, controls=CONTROLS)
     added = [
         {"id": token, "content": text, "special": True, "normalized": False}
@@ -89,7 +105,12 @@ def tokenizer_files(size: int, **changes: Any) -> dict[str, Any]:
     ]
     for entry in added:
         entry.update(single_word=False, lstrip=False, rstrip=False)
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     model = {
         "type": "BPE",
         "dropout": None,
@@ -113,5 +134,10 @@ def tokenizer_files(size: int, **changes: Any) -> dict[str, Any]:
         "decoder": byte_level,
         "model": model,
     }
-    settings = {"eos_token": "<|end|>", "pad_token": "<|end|>", "add_bos_token": False, "chat_template": TEMPLATE}
+    settings = {
+        "eos_token": "<|end|>",
+        "pad_token": "<|end|>",
+        "add_bos_token": False,
+        "chat_template": TEMPLATE,
+    }
     return {"tokenizer.json": {**tokenizer, **changes}, "tokenizer_config.json": settings}

@@ -12,10 +12,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TinyEagle:
-    """Weights by name, [out, in], under the names of the GGUF file without `eagle.`; biases and norms are vectors.
+    """Weights by name, [out, in], under the names of the GGUF file without `eagle.`; biases and
+    norms are vectors.
 
-    Reference: SafeAILab/EAGLE, eagle/model/cnets1.py, `Model.forward`: cat(embedding, hidden state) in that order,
-    fc, one LlamaDecoderLayer whose input norm is left out for layer 0. Float64 here.
+    Reference: SafeAILab/EAGLE, eagle/model/cnets1.py, `Model.forward`: cat(embedding, hidden state)
+    in that order, fc, one LlamaDecoderLayer whose input norm is left out for layer 0. Float64 here.
     """
 
     weights: dict[str, np.ndarray]
@@ -29,13 +30,22 @@ class TinyEagle:
         return self.weights["fc.weight"].shape[0]
 
     def states(
-        self, embeddings: np.ndarray, features: np.ndarray, positions: Sequence[int], sees: np.ndarray
+        self,
+        embeddings: np.ndarray,
+        features: np.ndarray,
+        positions: Sequence[int],
+        sees: np.ndarray,
     ) -> np.ndarray:
-        """Predicted states [n, h] of n pairs at once; pair i attends to the pairs j with sees[i, j]."""
+        """Predicted states [n, h] of n pairs at once; pair i attends to the pairs j with
+        sees[i, j]."""
         w = {name: weight.astype(np.float64) for name, weight in self.weights.items()}
-        x = np.concatenate([embeddings, features], 1).astype(np.float64) @ w["fc.weight"].T + w.get("fc.bias", 0.0)
+        x = np.concatenate([embeddings, features], 1).astype(np.float64) @ w["fc.weight"].T + w.get(
+            "fc.bias", 0.0
+        )
         n, d = len(x), self.hidden // self.n_heads
-        q, k, v = (x @ w[f"attn_{name}.weight"].T + w.get(f"attn_{name}.bias", 0.0) for name in "qkv")
+        q, k, v = (
+            x @ w[f"attn_{name}.weight"].T + w.get(f"attn_{name}.bias", 0.0) for name in "qkv"
+        )
         q = self._rotated(q.reshape(n, self.n_heads, d), positions)
         k = self._rotated(k.reshape(n, self.n_kv_heads, d), positions)
         v = v.reshape(n, self.n_kv_heads, d)
@@ -49,7 +59,11 @@ class TinyEagle:
         x = x + mixed.reshape(n, -1) @ w["attn_output.weight"].T
         normed = x / np.sqrt((x**2).mean(1, keepdims=True) + self.eps) * w["ffn_norm.weight"]
         gate = normed @ w["ffn_gate.weight"].T
-        return x + (gate / (1 + np.exp(-gate)) * (normed @ w["ffn_up.weight"].T)) @ w["ffn_down.weight"].T
+        return (
+            x
+            + (gate / (1 + np.exp(-gate)) * (normed @ w["ffn_up.weight"].T))
+            @ w["ffn_down.weight"].T
+        )
 
     def _rotated(self, heads: np.ndarray, positions: Sequence[int]) -> np.ndarray:
         half = heads.shape[-1] // 2
@@ -77,7 +91,9 @@ class TinyEagle:
             if name == changes.get("without"):
                 continue
             if array.ndim == 2 and kind != gguf.GGMLQuantizationType.F32:
-                writer.add_tensor(f"eagle.{name}", gguf.quants.quantize(array, kind), raw_dtype=kind)
+                writer.add_tensor(
+                    f"eagle.{name}", gguf.quants.quantize(array, kind), raw_dtype=kind
+                )
             else:
                 writer.add_tensor(f"eagle.{name}", np.ascontiguousarray(array, np.float32))
         writer.write_header_to_file()
@@ -117,7 +133,11 @@ def random_eagle(
     if bias:
         weights["fc.bias"] = normal(hidden)
     if qkv_bias:
-        weights |= {"attn_q.bias": normal(hidden), "attn_k.bias": normal(kv), "attn_v.bias": normal(kv)}
+        weights |= {
+            "attn_q.bias": normal(hidden),
+            "attn_k.bias": normal(kv),
+            "attn_v.bias": normal(kv),
+        }
     return TinyEagle(weights, n_heads, n_kv_heads)
 
 
@@ -129,6 +149,14 @@ def read_eagle(path: Path) -> TinyEagle:
     def number(name: str) -> float:
         return reader.fields[f"eagle.{name}"].contents()
 
-    weights = {tensor.name.removeprefix("eagle."): np.array(tensor.data) for tensor in reader.tensors}
+    weights = {
+        tensor.name.removeprefix("eagle."): np.array(tensor.data) for tensor in reader.tensors
+    }
     heads, kv_heads = int(number("attention.head_count")), int(number("attention.head_count_kv"))
-    return TinyEagle(weights, heads, kv_heads, number("rope.freq_base"), number("attention.layer_norm_rms_epsilon"))
+    return TinyEagle(
+        weights,
+        heads,
+        kv_heads,
+        number("rope.freq_base"),
+        number("attention.layer_norm_rms_epsilon"),
+    )

@@ -1,4 +1,5 @@
-"""A tiny EAGLE-3 head under the names of the checkpoints that exist, a torch reference, and its file for llama.cpp."""
+"""A tiny EAGLE-3 head under the names of the checkpoints that exist, a torch reference, and its
+file for llama.cpp."""
 
 from __future__ import annotations
 
@@ -24,13 +25,16 @@ LLAMA3 = {
 
 @dataclass(frozen=True)
 class TinyEagle3:
-    """`weights` [out, in] under SafeAILab's names; `d2t` offsets among them where there is a draft vocabulary.
+    """`weights` [out, in] under SafeAILab's names; `d2t` offsets among them where there is a draft
+    vocabulary.
 
-    Reference: SafeAILab/EAGLE at 148042c5, eagle/model/cnets.py: `Model.forward` (fc where the width of the states is
-    not the embedding's), `LlamaDecoderLayeremb.forward` (hidden_norm, input_layernorm, cat(embedding, state), residual
-    is the state that is not normed), `topK_genrate` (lm_head(norm(z)), z is fed back, first position 0). What
-    speculators add: vllm-project/speculators, models/eagle3/model_definitions.py at 08af5f4d (norm_before_residual),
-    core.py at 033c87f2 (input_norm). EAGLE-3.1's fc_norm and norm_output: NVIDIA NeMo Automodel, draft_llama.py.
+    Reference: SafeAILab/EAGLE at 148042c5, eagle/model/cnets.py: `Model.forward` (fc where the
+    width of the states is not the embedding's), `LlamaDecoderLayeremb.forward` (hidden_norm,
+    input_layernorm, cat(embedding, state), residual is the state that is not normed),
+    `topK_genrate` (lm_head(norm(z)), z is fed back, first position 0). What speculators add:
+    vllm-project/speculators, models/eagle3/model_definitions.py at 08af5f4d (norm_before_residual),
+    core.py at 033c87f2 (input_norm). EAGLE-3.1's fc_norm and norm_output: NVIDIA NeMo Automodel,
+    draft_llama.py.
     """
 
     weights: dict[str, npt.NDArray[Any]]
@@ -62,16 +66,24 @@ class TinyEagle3:
 
     def tensors(self, kind: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
         """The weights that compute something."""
-        wanted = {name: weight for name, weight in self.weights.items() if name not in ("d2t", "t2d")}
-        return {name: torch.tensor(np.asarray(array, np.float64), dtype=kind) for name, array in wanted.items()}
+        wanted = {
+            name: weight for name, weight in self.weights.items() if name not in ("d2t", "t2d")
+        }
+        return {
+            name: torch.tensor(np.asarray(array, np.float64), dtype=kind)
+            for name, array in wanted.items()
+        }
 
     def frequencies(self) -> torch.Tensor:
         """Radians by which a pair of numbers turns from one position to the next."""
         half = self.head_size // 2
-        return self.rope_base ** (-torch.arange(half, dtype=torch.float64) / half) / torch.tensor(self.factors())
+        return self.rope_base ** (-torch.arange(half, dtype=torch.float64) / half) / torch.tensor(
+            self.factors()
+        )
 
     def factors(self) -> npt.NDArray[np.float64]:
-        """What divides the frequencies; for llama3, Meta's `apply_scaling` (llama-models, llama3/model.py)."""
+        """What divides the frequencies; for llama3, Meta's `apply_scaling` (llama-models,
+        llama3/model.py)."""
         half = self.head_size // 2
         if self.rope_scaling is None:
             return np.ones(half)
@@ -87,7 +99,7 @@ class TinyEagle3:
         between = 1 / ((1 - smooth) / scaling["factor"] + smooth)
         return np.where(waves < high, 1.0, np.where(waves > low, scaling["factor"], between))
 
-    # -- the reference ---------------------------------------------------------------------------------------------
+    # -- the reference -----------------------------------------------------------------------------
 
     def fused(self, w: Tensors, features: torch.Tensor) -> torch.Tensor:
         """States [n, hidden] of the taps [n, taps * target's hidden]."""
@@ -95,7 +107,9 @@ class TinyEagle3:
             features = self._norm(features, w["input_norm.weight"])
         if "fc_norm.0.weight" in w:
             parts = features.chunk(len(self.taps), -1)
-            features = torch.cat([self._norm(part, w[f"fc_norm.{i}.weight"]) for i, part in enumerate(parts)], -1)
+            features = torch.cat(
+                [self._norm(part, w[f"fc_norm.{i}.weight"]) for i, part in enumerate(parts)], -1
+            )
         return features @ w["fc.weight"].T
 
     def predicted(
@@ -106,21 +120,30 @@ class TinyEagle3:
         positions: Sequence[int],
         sees: npt.NDArray[np.bool_],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is fed back and what lm_head reads, [n, hidden] each; pair i attends to the pairs j with sees[i, j]."""
+        """What is fed back and what lm_head reads, [n, hidden] each; pair i attends to the pairs j
+        with sees[i, j]."""
         layer = {name.removeprefix("midlayer."): weight for name, weight in w.items()}
         normed = self._norm(states, layer["hidden_norm.weight"])
         x = torch.cat([self._norm(tokens, layer["input_layernorm.weight"]), normed], -1)
         residual = normed if self.norm_before_residual else states
-        y = residual + self._attention(layer, x, positions, torch.tensor(sees)) @ layer["self_attn.o_proj.weight"].T
+        y = (
+            residual
+            + self._attention(layer, x, positions, torch.tensor(sees))
+            @ layer["self_attn.o_proj.weight"].T
+        )
         m = self._norm(y, layer["post_attention_layernorm.weight"])
         gate = torch.nn.functional.silu(m @ layer["mlp.gate_proj.weight"].T)
         z = y + (gate * (m @ layer["mlp.up_proj.weight"].T)) @ layer["mlp.down_proj.weight"].T
         read = self._norm(z, w["norm.weight"])
         return (read if self.norm_output else z), read
 
-    def _attention(self, layer: Tensors, x: torch.Tensor, positions: Sequence[int], sees: torch.Tensor) -> torch.Tensor:
+    def _attention(
+        self, layer: Tensors, x: torch.Tensor, positions: Sequence[int], sees: torch.Tensor
+    ) -> torch.Tensor:
         n, d = len(x), self.head_size
-        angles = torch.tensor(list(positions), dtype=torch.float64)[:, None, None] * self.frequencies()
+        angles = (
+            torch.tensor(list(positions), dtype=torch.float64)[:, None, None] * self.frequencies()
+        )
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
         def heads(part: str, count: int) -> torch.Tensor:
@@ -141,10 +164,11 @@ class TinyEagle3:
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x / (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt() * weight
 
-    # -- files -----------------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------------------
 
     def write(self, path: Path, target: Path, **changes: Any) -> Path:
-        """The file as llama.cpp's converter writes it: conversion/llama.py, `permute` and `modify_tensors`."""
+        """The file as llama.cpp's converter writes it: conversion/llama.py, `permute` and
+        `modify_tensors`."""
         gguf = __import__("gguf")
         kind = gguf.GGMLQuantizationType[changes.pop("quantization", "F32")]
         writer = gguf.GGUFWriter(path, changes.pop("architecture", "eagle3"))
@@ -173,7 +197,9 @@ class TinyEagle3:
         scaling = changes.get("scaling", (self.rope_scaling or {}).get("rope_type"))
         if scaling not in (None, "llama3"):
             writer.add_string("eagle3.rope.scaling.type", scaling)
-            writer.add_float32("eagle3.rope.scaling.factor", (self.rope_scaling or {"factor": 1.0})["factor"])
+            writer.add_float32(
+                "eagle3.rope.scaling.factor", (self.rope_scaling or {"factor": 1.0})["factor"]
+            )
         for name, flag in self._flags().items():
             writer.add_bool(f"eagle3.{name}", flag)
         for name, known in source.fields.items():
@@ -223,12 +249,21 @@ class TinyEagle3:
             found[_GGUF_NAMES.get(name, name)] = array
         return found
 
-    def save(self, folder: Path, target_config: Mapping[str, Any], layout: str = "safeailab", **changes: Any) -> Path:
-        """A checkpoint folder: SafeAILab's layout, SpecForge's with `eagle_config`, or that of speculators."""
+    def save(
+        self,
+        folder: Path,
+        target_config: Mapping[str, Any],
+        layout: str = "safeailab",
+        **changes: Any,
+    ) -> Path:
+        """A checkpoint folder: SafeAILab's layout, SpecForge's with `eagle_config`, or that of
+        speculators."""
         from safetensors.numpy import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
-        draft_tokens = len(self.weights["lm_head.weight"]) if "lm_head.weight" in self.weights else None
+        draft_tokens = (
+            len(self.weights["lm_head.weight"]) if "lm_head.weight" in self.weights else None
+        )
         width = self.weights["fc.weight"].shape[1] // 3
         inner = {
             "hidden_size": self.hidden,
@@ -257,11 +292,15 @@ class TinyEagle3:
         else:
             outer["architectures"] = ["LlamaForCausalLMEagle3"]
             if layout == "specforge":  # names layers by their outputs
-                outer["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in self.taps]}
+                outer["eagle_config"] = {
+                    "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in self.taps]
+                }
             config = {**outer, **inner}
         config.update(changes)
         (folder / "config.json").write_text(json.dumps(config))
-        tensors = {names[name]: np.ascontiguousarray(weight) for name, weight in self.weights.items()}
+        tensors = {
+            names[name]: np.ascontiguousarray(weight) for name, weight in self.weights.items()
+        }
         save_file(tensors, folder / "model.safetensors")
         return folder
 
@@ -297,7 +336,9 @@ class Variant:
     changes: dict[str, Any] = field(default_factory=dict)
 
 
-def random_eagle3(hidden: int, vocab_size: int, variant: Variant | None = None, *, seed: int = 0) -> TinyEagle3:
+def random_eagle3(
+    hidden: int, vocab_size: int, variant: Variant | None = None, *, seed: int = 0
+) -> TinyEagle3:
     """Random weights; the draft vocabulary is drawn from the tokens."""
     variant = variant or Variant()
     rng = np.random.default_rng(seed)

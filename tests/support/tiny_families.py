@@ -1,4 +1,5 @@
-"""Tiny random checkpoints of every family that can be converted, built and saved by transformers itself."""
+"""Tiny random checkpoints of every family that can be converted, built and saved by transformers
+itself."""
 
 from __future__ import annotations
 
@@ -35,7 +36,12 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-_YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 _LONG = {
     "rope_type": "longrope",
     "rope_theta": 1000.0,
@@ -54,10 +60,12 @@ _GEMMA_ROPE = {
 
 @dataclass(frozen=True)
 class Family:
-    """One checkpoint: transformers' class, what its config has, its tokenizer, and one thing that must matter.
+    """One checkpoint: transformers' class, what its config has, its tokenizer, and one thing that
+    must matter.
 
-    `tokenizer` is llama.cpp's name of a pre-tokenizer, or one of SENTENCEPIECE; `model_file`
-    is whether tokenizer.model is there. `wrong` is a change of the config that the comparison must notice.
+    `tokenizer` is llama.cpp's name of a pre-tokenizer, or one of SENTENCEPIECE; `model_file` is
+    whether tokenizer.model is there. `wrong` is a change of the config that the comparison must
+    notice.
     """
 
     name: str
@@ -71,33 +79,42 @@ class Family:
 
 FAMILIES = (
     Family("llama2", "Llama", {}, "llama", {"rope_parameters": _PLAIN}),
-    Family("vicuna json only", "Llama", {"num_key_value_heads": 4}, "newer llama", {"rms_norm_eps": 0.1},
+    Family("vicuna json only", "Llama", {"num_key_value_heads": 4}, "newer llama",
+    {"rms_norm_eps": 0.1},
            model_file=False),
     Family("llama3", "Llama", {"rope_parameters": _LLAMA3, "attention_bias": True}, "llama-bpe",
            {"rope_parameters": {**_LLAMA3, "rope_type": "default"}}),
-    Family("llama linear", "Llama", {"rope_parameters": {**_PLAIN, "rope_type": "linear", "factor": 4.0}}, "llama",
+    Family("llama linear", "Llama", {"rope_parameters": {**_PLAIN, "rope_type": "linear",
+    "factor": 4.0}}, "llama",
            {"rope_parameters": _PLAIN}),
     Family("smollm", "Llama", {"tie_word_embeddings": True}, "smollm", {"rope_parameters": _PLAIN}),
     Family("mistral", "Mistral", {"sliding_window": 100}, "llama", {"sliding_window": 50}),
-    Family("mistral nemo", "Mistral", {"head_dim": 32, "sliding_window": None}, "tekken", {"sliding_window": 50}),
-    Family("smollm3", "SmolLM3", {"num_hidden_layers": 5}, "llama-bpe", {"no_rope_layers": [1, 1, 1, 1, 1]}),
+    Family("mistral nemo", "Mistral", {"head_dim": 32, "sliding_window": None}, "tekken",
+    {"sliding_window": 50}),
+    Family("smollm3", "SmolLM3", {"num_hidden_layers": 5}, "llama-bpe", {"no_rope_layers": [1, 1, 1,
+    1, 1]}),
     Family("qwen2", "Qwen2", {}, "qwen2", {"rope_parameters": _PLAIN}),
     Family("qwen2 yarn", "Qwen2", {"rope_parameters": _YARN, "tie_word_embeddings": True}, "qwen2",
            {"rope_parameters": _PLAIN}),
     Family("qwen3", "Qwen3", {"head_dim": 32}, "qwen2", {"rms_norm_eps": 0.1}),
-    Family("qwen3 yarn", "Qwen3", {"head_dim": 32, "rope_parameters": {**_YARN, "attention_factor": 1.3}}, "qwen2",
+    Family("qwen3 yarn", "Qwen3", {"head_dim": 32, "rope_parameters": {**_YARN,
+    "attention_factor": 1.3}}, "qwen2",
            {"rope_parameters": _YARN}),
-    Family("gemma2", "Gemma2", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}, "gemma",
+    Family("gemma2", "Gemma2", {**_GEMMA, "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 3.0}, "gemma",
            {"attn_logit_softcapping": None}),
     Family("gemma3", "Gemma3", {**_GEMMA, "num_hidden_layers": 7}, "gemma", {"sliding_window": 64}),
     Family("gemma3 scaled", "Gemma3",
-           {**_GEMMA, "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
+           {**_GEMMA, "num_hidden_layers": 4, "layer_types": ["sliding_attention",
+           "full_attention"] * 2,
             "rope_parameters": _GEMMA_ROPE},
            "gemma", {"layer_types": ["full_attention", "sliding_attention"] * 2}, model_file=False),
     Family("phi3", "Phi3", {}, "llama", {"rope_parameters": _PLAIN}),
-    Family("phi3 longrope", "Phi3", {"rope_parameters": _LONG, "original_max_position_embeddings": 256,
+    Family("phi3 longrope", "Phi3", {"rope_parameters": _LONG,
+    "original_max_position_embeddings": 256,
                                      "max_position_embeddings": 1024}, "llama",
-           {"rope_parameters": {**_LONG, "long_factor": _LONG["short_factor"], "short_factor": _LONG["long_factor"]}},
+           {"rope_parameters": {**_LONG, "long_factor": _LONG["short_factor"],
+           "short_factor": _LONG["long_factor"]}},
            lengths=(24, 300)),
     Family("phi4 mini", "Phi3", {"rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.75},
                                  "tie_word_embeddings": True}, "gpt-4o",
@@ -116,7 +133,8 @@ class Built:
 
 
 def build(family: Family, folder: Path) -> Built:
-    """Make the checkpoint in `folder`, with random weights that make every part of the model matter."""
+    """Make the checkpoint in `folder`, with random weights that make every part of the model
+    matter."""
     folder.mkdir()
     tokenizer = _tokenizer(family, folder)
     model = _model(family, {})
@@ -124,7 +142,9 @@ def build(family: Family, folder: Path) -> Built:
         source = torch.Generator().manual_seed(0)
         for name, weights in model.named_parameters():
             spread = weights.shape[-1] ** -0.5 if weights.dim() > 1 else 0.125
-            weights.copy_(torch.randn(weights.shape, generator=source) * spread + _mean(family, name))
+            weights.copy_(
+                torch.randn(weights.shape, generator=source) * spread + _mean(family, name)
+            )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     if not family.model_file:
@@ -137,8 +157,9 @@ def _mean(family: Family, name: str) -> float:
         return 0.0
     if "Gemma" not in family.architecture:
         return 1.0
-    # Gemma's norms are stored less 1. Its feed-forward part gets a twentieth of its weight: llama.cpp's CPU backend
-    # looks GELU up in a table of float16, which would move logits by 5e-4 otherwise.
+    # Gemma's norms are stored less 1. Its feed-forward part gets a twentieth of its weight:
+    # llama.cpp's CPU backend looks GELU up in a table of float16, which would move logits by 5e-4
+    # otherwise.
     return -0.95 if "post_feedforward" in name else 0.0
 
 
@@ -154,14 +175,19 @@ def _tokenizer(family: Family, folder: Path) -> PreTrainedTokenizerBase:
 
 def _model(family: Family, changes: dict[str, Any]) -> PreTrainedModel:
     config_name = f"{family.architecture}{'Text' if family.architecture == 'Gemma3' else ''}Config"
-    settings = copy.deepcopy({**_SHAPE, "bos_token_id": 1, "eos_token_id": 2, **family.config, **changes})
+    settings = copy.deepcopy(
+        {**_SHAPE, "bos_token_id": 1, "eos_token_id": 2, **family.config, **changes}
+    )
     config = getattr(transformers, config_name)(**settings)
     config._attn_implementation = "eager"
     return getattr(transformers, f"{family.architecture}ForCausalLM")(config).eval()
 
 
-def transformers_logits(built: Built, tokens: Sequence[int], *, wrong: bool = False) -> npt.NDArray[np.float32]:
-    """Transformers' logits after each token, float32; with `wrong`, of the model with its config changed."""
+def transformers_logits(
+    built: Built, tokens: Sequence[int], *, wrong: bool = False
+) -> npt.NDArray[np.float32]:
+    """Transformers' logits after each token, float32; with `wrong`, of the model with its config
+    changed."""
     model = built.model
     if wrong:
         model = _model(built.family, built.family.wrong)

@@ -1,4 +1,5 @@
-"""A tiny family: a target that has learnt a few answers, a drafter that hardly has, their folders and their data."""
+"""A tiny family: a target that has learnt a few answers, a drafter that hardly has, their folders
+and their data."""
 
 from __future__ import annotations
 
@@ -17,8 +18,12 @@ from specrun.train.trainer.trainer import train_learner
 
 VOCAB_SIZE = 300
 DRAFT_STEPS = 26
-TARGET = LlamaShape(vocab_size=VOCAB_SIZE, hidden_size=64, num_layers=2, intermediate_size=128, num_heads=2)
-DRAFT = LlamaShape(vocab_size=VOCAB_SIZE, hidden_size=32, num_layers=1, intermediate_size=64, num_heads=2)
+TARGET = LlamaShape(
+    vocab_size=VOCAB_SIZE, hidden_size=64, num_layers=2, intermediate_size=128, num_heads=2
+)
+DRAFT = LlamaShape(
+    vocab_size=VOCAB_SIZE, hidden_size=32, num_layers=1, intermediate_size=64, num_heads=2
+)
 # Questions with several answers, so that the target is unsure of the tokens that tell them apart.
 COPIES = 3  # enough texts to hold some out
 ANSWERS = {
@@ -54,21 +59,34 @@ def all_in_one(texts: list[TokenSequence]) -> TokenCorpus:
 def tiny_settings(steps: int, warmup_steps: int, learning_rate: float = 0.02) -> TrainerSettings:
     """As the demo family is trained: Muon, a plateau, then a straight line."""
     return TrainerSettings(
-        steps, learning_rate, warmup_steps=warmup_steps, decay=0.5, betas=(0.9, 0.98), matrix_optimizer="muon"
+        steps,
+        learning_rate,
+        warmup_steps=warmup_steps,
+        decay=0.5,
+        betas=(0.9, 0.98),
+        matrix_optimizer="muon",
     )
 
 
 def make_family(folder: Path) -> Family:
     """Train the target and write everything into `folder`."""
     pairs = [(question(name), answer) for name, answers in ANSWERS.items() for answer in answers]
-    tokenizer = train_tokenizer([text for pair in pairs for text in pair] * 2, vocab_size=VOCAB_SIZE)
+    tokenizer = train_tokenizer(
+        [text for pair in pairs for text in pair] * 2, vocab_size=VOCAB_SIZE
+    )
     target = Llama(TARGET)
     corpus = all_in_one([encode(turn(*pair), tokenizer) for pair in pairs])
-    train_learner(LlamaLearner(target, other_rate=0.25), corpus, tiny_settings(steps=40, warmup_steps=3))
+    train_learner(
+        LlamaLearner(target, other_rate=0.25), corpus, tiny_settings(steps=40, warmup_steps=3)
+    )
     save_folder(target, tokenizer, folder / "target")
     # It speaks, and badly: what samples nonsense only learns to sample other nonsense.
     draft = Llama(DRAFT, seed=1)
-    train_learner(LlamaLearner(draft, other_rate=0.25), corpus, tiny_settings(steps=DRAFT_STEPS, warmup_steps=1))
+    train_learner(
+        LlamaLearner(draft, other_rate=0.25),
+        corpus,
+        tiny_settings(steps=DRAFT_STEPS, warmup_steps=1),
+    )
     save_folder(draft, tokenizer, folder / "draft")
     lines = [json.dumps({"question": asked, "answer": answer}) + "\n" for asked, answer in pairs]
     (folder / "data.jsonl").write_text("".join(lines) * COPIES)

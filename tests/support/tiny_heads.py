@@ -1,4 +1,5 @@
-"""Tiny Medusa heads as GGUF files, random or fitted, with a numpy reference of what they compute."""
+"""Tiny Medusa heads as GGUF files, random or fitted, with a numpy reference of what they
+compute."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ Block = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class TinyMedusa:
-    """Head k: residual blocks (weight [h, h], bias [h]), then an output matrix [vocab, h] or None for the target's.
+    """Head k: residual blocks (weight [h, h], bias [h]), then an output matrix [vocab, h] or None
+    for the target's.
 
-    Reference: Medusa's `ResBlock` and heads (medusa/model/medusa_model.py), x + SiLU(W x + b), applied in turn.
+    Reference: Medusa's `ResBlock` and heads (medusa/model/medusa_model.py), x + SiLU(W x + b),
+    applied in turn.
     """
 
     blocks: Sequence[Sequence[Block]]
@@ -73,7 +76,13 @@ class TinyMedusa:
 
 
 def random_medusa(
-    hidden: int, vocab_size: int, *, heads: int = 3, blocks: int = 1, own_output: bool = True, seed: int = 0
+    hidden: int,
+    vocab_size: int,
+    *,
+    heads: int = 3,
+    blocks: int = 1,
+    own_output: bool = True,
+    seed: int = 0,
 ) -> TinyMedusa:
     rng = np.random.default_rng(seed)
 
@@ -81,4 +90,6 @@ def random_medusa(
         return (rng.normal(size=shape) / np.sqrt(shape[-1])).astype(np.float32)
 
     made = [[(normal(hidden, hidden), normal(hidden)) for _ in range(blocks)] for _ in range(heads)]
-    return TinyMedusa(made, [normal(vocab_size, hidden) if own_output else None for _ in range(heads)])
+    return TinyMedusa(
+        made, [normal(vocab_size, hidden) if own_output else None for _ in range(heads)]
+    )

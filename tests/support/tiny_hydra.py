@@ -1,10 +1,12 @@
-"""Tiny Hydra heads under the names of upstream's checkpoints, a torch reference of them, and GGUF files of them.
+"""Tiny Hydra heads under the names of upstream's checkpoints, a torch reference of them, and GGUF
+files of them.
 
 The reference follows the paper (Ankner et al. 2024, sections 3 and 4.3) and zankner/Hydra, commit
-7f39cbdae4be9da38c677317891f2b96d539f2c6, hydra/model/hydra_heads/prefix_mlp_head.py (`ResBlock`, `HydraPrefixMLP`):
-the residual connection of a block that makes its input narrower is a linear layer with a bias, cat(state, embeddings of
-the path) in that order, a LlamaModel of one layer over the states for Hydra++. The heads without that layer are its
-mlp_head.py, read in hemingkx/Spec-Bench, commit 02afedb1f5872edd14f16aa7a292d726cb96c146, model/hydra/hydra_heads/.
+7f39cbdae4be9da38c677317891f2b96d539f2c6, hydra/model/hydra_heads/prefix_mlp_head.py (`ResBlock`,
+`HydraPrefixMLP`): the residual connection of a block that makes its input narrower is a linear
+layer with a bias, cat(state, embeddings of the path) in that order, a LlamaModel of one layer over
+the states for Hydra++. The heads without that layer are its mlp_head.py, read in
+hemingkx/Spec-Bench, commit 02afedb1f5872edd14f16aa7a292d726cb96c146, model/hydra/hydra_heads/.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ _OURS = {
 
 @dataclass(frozen=True)
 class TinyHydra:
-    """Weights by upstream's names; `dropout` says whether dropout takes every other place, as in Hydra++."""
+    """Weights by upstream's names; `dropout` says whether dropout takes every other place, as in
+    Hydra++."""
 
     weights: dict[str, torch.Tensor]
     heads: int
@@ -65,19 +68,22 @@ class TinyHydra:
     def output(self, head: int) -> str:
         return f"hydra_lm_head.{head}.1" if self.dropout else f"hydra_lm_head.{head}"
 
-    # -- the reference ------------------------------------------------------------------------------------------------
+    # -- the reference -----------------------------------------------------------------------------
 
     def double(self) -> TinyHydra:
         weights = {name: weight.double() for name, weight in self.weights.items()}
         return TinyHydra(**{**self.__dict__, "weights": weights})
 
     def logits(self, head: int, states: Any, embedded: Any, target_output: Any) -> torch.Tensor:
-        """Head's logits [n, vocab] for states [n, h] and embeddings [n, head + 1, h] of the tokens after them."""
+        """Head's logits [n, vocab] for states [n, h] and embeddings [n, head + 1, h] of the tokens
+        after them."""
         w = self.weights
         x = torch.cat([states, embedded.flatten(1)], 1) if self.grounded else states
         for block in range(self.blocks):
             name = self.block(head, block)
-            around = self._linear(f"{name}.res_connection", x) if self.grounded and block == 0 else x
+            around = (
+                self._linear(f"{name}.res_connection", x) if self.grounded and block == 0 else x
+            )
             x = around + functional.silu(self._linear(f"{name}.linear", x))
         name = self.output(head)
         return functional.linear(x, w.get(f"{name}.weight", target_output), w.get(f"{name}.bias"))
@@ -86,8 +92,13 @@ class TinyHydra:
         """The prefix layer's outputs [n, h] for the states [n, h] of positions `first` on."""
         x = states + self._attention(self._norm(states, f"{LAYER}input_layernorm"), first)
         normed = self._norm(x, f"{LAYER}post_attention_layernorm")
-        gate, up = (functional.linear(normed, self.weights[f"{LAYER}mlp.{part}_proj.weight"]) for part in ("gate", "up"))
-        x = x + functional.linear(functional.silu(gate) * up, self.weights[f"{LAYER}mlp.down_proj.weight"])
+        gate, up = (
+            functional.linear(normed, self.weights[f"{LAYER}mlp.{part}_proj.weight"])
+            for part in ("gate", "up")
+        )
+        x = x + functional.linear(
+            functional.silu(gate) * up, self.weights[f"{LAYER}mlp.down_proj.weight"]
+        )
         return self._norm(x, f"{PREFIX}norm")
 
     def read_states(self, states: Any) -> torch.Tensor:
@@ -98,12 +109,16 @@ class TinyHydra:
         return functional.linear(x, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"])
 
     def _norm(self, x: Any, name: str) -> torch.Tensor:
-        return x / (x.pow(2).mean(1, keepdim=True) + self.eps).sqrt() * self.weights[f"{name}.weight"]
+        return (
+            x / (x.pow(2).mean(1, keepdim=True) + self.eps).sqrt() * self.weights[f"{name}.weight"]
+        )
 
     def _attention(self, x: Any, first: int) -> torch.Tensor:
         n, d = len(x), self.hidden // self.n_heads
         q, k, v = (
-            functional.linear(x, self.weights[f"{LAYER}self_attn.{letter}_proj.weight"]).view(n, -1, d).transpose(0, 1)
+            functional.linear(x, self.weights[f"{LAYER}self_attn.{letter}_proj.weight"])
+            .view(n, -1, d)
+            .transpose(0, 1)
             for letter in "qkv"
         )
         q, k = self._rotated(q, first), self._rotated(k, first)
@@ -118,12 +133,16 @@ class TinyHydra:
         speeds = self.rope_base ** (-torch.arange(half, dtype=heads.dtype) / half)
         if self.rope_divisors:
             speeds = speeds / torch.tensor(self.rope_divisors, dtype=heads.dtype)
-        positions = torch.arange(first, first + heads.shape[1], dtype=heads.dtype) / self.rope_factor
+        positions = (
+            torch.arange(first, first + heads.shape[1], dtype=heads.dtype) / self.rope_factor
+        )
         angles = positions[:, None] * speeds
         a, b = heads[..., :half], heads[..., half:]
-        return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
+        return torch.cat(
+            [a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1
+        )
 
-    # -- files --------------------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------------------
 
     def gguf_tensors(self) -> dict[str, np.ndarray]:
         """The weights under the names of the GGUF file."""
@@ -134,7 +153,9 @@ class TinyHydra:
             for ours, theirs in names.items():
                 for part in ("weight", "bias"):
                     if f"{theirs}.{part}" in self.weights:
-                        found[f"hydra.{head}.{ours}.{part}"] = self.weights[f"{theirs}.{part}"].numpy()
+                        found[f"hydra.{head}.{ours}.{part}"] = self.weights[
+                            f"{theirs}.{part}"
+                        ].numpy()
         for theirs, ours in _OURS.items():
             if self.prefixed:
                 found[f"hydra.prefix.{ours}.weight"] = self.weights[f"{theirs}.weight"].numpy()
@@ -218,12 +239,25 @@ def random_hydra(
             linear(made.output(head), n_vocab, hidden)
     if prefix:
         kv = hidden // n_heads * n_kv_heads
-        shapes = {"q": (hidden, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, hidden)}
+        shapes = {
+            "q": (hidden, hidden),
+            "k": (kv, hidden),
+            "v": (kv, hidden),
+            "o": (hidden, hidden),
+        }
         for name, shape in shapes.items():
             w[f"{LAYER}self_attn.{name}_proj.weight"] = normal(*shape)
-        for name, shape in {"gate": (wide, hidden), "up": (wide, hidden), "down": (hidden, wide)}.items():
+        for name, shape in {
+            "gate": (wide, hidden),
+            "up": (wide, hidden),
+            "down": (hidden, wide),
+        }.items():
             w[f"{LAYER}mlp.{name}_proj.weight"] = normal(*shape)
-        for name in (f"{LAYER}input_layernorm", f"{LAYER}post_attention_layernorm", f"{PREFIX}norm"):
+        for name in (
+            f"{LAYER}input_layernorm",
+            f"{LAYER}post_attention_layernorm",
+            f"{PREFIX}norm",
+        ):
             w[f"{name}.weight"] = 1 + 0.1 * torch.randn(hidden, generator=source)
     return made
 
@@ -235,10 +269,13 @@ def log_probs(
     embedding: np.ndarray,
     output: np.ndarray,
 ) -> np.ndarray:
-    """The reference's log-probabilities [n, vocab] after each path below a state [h], in float64."""
+    """The reference's log-probabilities [n, vocab] after each path below a state [h], in
+    float64."""
     embedded = torch.tensor(embedding, dtype=torch.float64)[torch.tensor(paths)]
     states = torch.tensor(state, dtype=torch.float64).expand(len(paths), -1)
-    logits = reference.double().logits(len(paths[0]) - 1, states, embedded, torch.tensor(output, dtype=torch.float64))
+    logits = reference.double().logits(
+        len(paths[0]) - 1, states, embedded, torch.tensor(output, dtype=torch.float64)
+    )
     return logits.log_softmax(1).numpy()
 
 
@@ -252,13 +289,17 @@ def train(
     steps: int = 60,
     rate: float = 0.02,
 ) -> TinyHydra:
-    """The heads after some steps of cross-entropy on texts with the target's states of all positions."""
+    """The heads after some steps of cross-entropy on texts with the target's states of all
+    positions."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     weights = {name: torch.nn.Parameter(weight.clone()) for name, weight in hydra.weights.items()}
     learner = TinyHydra(**{**hydra.__dict__, "weights": weights})
     table, output_matrix = torch.tensor(embedding), torch.tensor(output)
-    pairs = [(torch.tensor(list(text)), torch.tensor(state)) for text, state in zip(texts, states, strict=True)]
+    pairs = [
+        (torch.tensor(list(text)), torch.tensor(state))
+        for text, state in zip(texts, states, strict=True)
+    ]
     optimiser = torch.optim.Adam(weights.values(), rate)
     for _ in range(steps):
         predicted, wanted = [], []

@@ -1,11 +1,13 @@
-"""Tiny random models with NextN blocks (hy_v3, step35, glm4moe, qwen35), and a numpy reference of the first two.
+"""Tiny random models with NextN blocks (hy_v3, step35, glm4moe, qwen35), and a numpy reference of
+the first two.
 
-hy_v3 without experts is a Llama with normed queries and keys. Reference: llama.cpp's src/models/hy-v3.cpp at 4df29be4f,
-which follows vLLM's HYV3MultiTokenPredictorLayer: h' = eh_proj [enorm(embed(x)); hnorm(h)], a decoder layer, a norm,
-the output matrix; the normed state takes the place of h for the next token.
+hy_v3 without experts is a Llama with normed queries and keys. Reference: llama.cpp's
+src/models/hy-v3.cpp at 4df29be4f, which follows vLLM's HYV3MultiTokenPredictorLayer: h' = eh_proj
+[enorm(embed(x)); hnorm(h)], a decoder layer, a norm, the output matrix; the normed state takes the
+place of h for the next token.
 
-step35 (src/models/step35.cpp) hands on the state before the norm, in the trunk as in its blocks. Every other layer sees
-a window only, and the others rotate half of a head.
+step35 (src/models/step35.cpp) hands on the state before the norm, in the trunk as in its blocks.
+Every other layer sees a window only, and the others rotate half of a head.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ _BASE = 10000.0
 class TinyNextN:
     """A model of `layers` trunk layers and `blocks` NextN blocks: hy_v3, or with a `window` step35.
 
-    `agreement` between 0 and 1 says how much the blocks are like the trunk: the smaller the `strength` of the layers,
-    the more do both predict a token from the last one alone.
+    `agreement` between 0 and 1 says how much the blocks are like the trunk: the smaller the
+    `strength` of the layers, the more do both predict a token from the last one alone.
     """
 
     vocab_size: int = 320
@@ -60,7 +62,9 @@ class TinyNextN:
         random = np.random.default_rng(self.seed)
 
         def matrix(rows: int, columns: int, spread: float = 1.0) -> np.ndarray:
-            return (random.standard_normal((rows, columns)) * spread * columns**-0.5).astype(np.float32)
+            return (random.standard_normal((rows, columns)) * spread * columns**-0.5).astype(
+                np.float32
+            )
 
         def norm(width: int) -> np.ndarray:
             return (1.0 + 0.1 * random.standard_normal(width)).astype(np.float32)
@@ -101,7 +105,14 @@ class TinyNextN:
     def write(self, path: Path, *, without: Sequence[str] = ()) -> Path:
         """Write the model; `without` leaves out the tensors whose names start so."""
         architecture = self.architecture
-        metadata = _metadata(architecture, self.vocab_size, self.context, self.width, self.layers + self.blocks, self.ffn)
+        metadata = _metadata(
+            architecture,
+            self.vocab_size,
+            self.context,
+            self.width,
+            self.layers + self.blocks,
+            self.ffn,
+        )
         metadata.count(f"{architecture}.attention.head_count", self.heads)
         metadata.count(f"{architecture}.attention.head_count_kv", self.kv_heads)
         metadata.count(f"{architecture}.rope.dimension_count", self.head_width)
@@ -113,15 +124,20 @@ class TinyNextN:
             metadata.number("step35.rope.freq_base_swa", _BASE)
         if self.blocks:
             metadata.count(f"{architecture}.nextn_predict_layers", self.blocks)
-        kept = {name: tensor for name, tensor in self.tensors().items() if not name.startswith(tuple(without) or ("?",))}
+        kept = {
+            name: tensor
+            for name, tensor in self.tensors().items()
+            if not name.startswith(tuple(without) or ("?",))
+        }
         _write(path, architecture, metadata, kept)
         return path
 
     def write_blocks_only(self, path: Path) -> Path:
-        """Write the NextN blocks in a file of their own, as llama.cpp's converter does with --mtp."""
+        """Write the NextN blocks in a file of their own, as llama.cpp's converter does with
+        --mtp."""
         return self.write(path, without=[f"blk.{layer}." for layer in range(self.layers)])
 
-    # -- reference -----------------------------------------------------------------------------------------
+    # -- reference ---------------------------------------------------------------------------------
 
     def trunk(self, tokens: Sequence[int]) -> np.ndarray:
         """The states that NextN blocks read, float64 [n, width]."""
@@ -131,13 +147,21 @@ class TinyNextN:
             state = self._layer(made, layer, state)
         return state if self.window else _rms(state, made["output_norm.weight"])
 
-    def block(self, which: int, tokens: Sequence[int], states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The logits and the states that a NextN block makes of pairs: token i with the state in row i."""
+    def block(
+        self, which: int, tokens: Sequence[int], states: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The logits and the states that a NextN block makes of pairs: token i with the state in
+        row i."""
         made = self.tensors()
         prefix = f"blk.{self.layers + which}.nextn."
-        embedded = _rms(made["token_embd.weight"][list(tokens)].astype(np.float64), made[prefix + "enorm.weight"])
+        embedded = _rms(
+            made["token_embd.weight"][list(tokens)].astype(np.float64),
+            made[prefix + "enorm.weight"],
+        )
         before = _rms(states.astype(np.float64), made[prefix + "hnorm.weight"])
-        mixed = np.concatenate([embedded, before], axis=1) @ made[prefix + "eh_proj.weight"].T.astype(np.float64)
+        mixed = np.concatenate([embedded, before], axis=1) @ made[
+            prefix + "eh_proj.weight"
+        ].T.astype(np.float64)
         state = self._layer(made, self.layers + which, mixed)
         normed = _rms(state, made[prefix + "shared_head_norm.weight"])
         return normed @ made["output.weight"].T.astype(np.float64), state if self.window else normed
@@ -153,7 +177,10 @@ class TinyNextN:
         normed = _rms(state, made[f"blk.{layer}.attn_norm.weight"])
         query, key = (
             _rotated(
-                _rms(linear(f"attn_{name}", normed).reshape(n, -1, d), made[f"blk.{layer}.attn_{name}_norm.weight"]),
+                _rms(
+                    linear(f"attn_{name}", normed).reshape(n, -1, d),
+                    made[f"blk.{layer}.attn_{name}_norm.weight"],
+                ),
                 d // 2 if self.window and not self._has_window(layer) else d,
             )
             for name in ("q", "k")
@@ -175,7 +202,8 @@ class TinyNextN:
 
 
 def write_tiny_glm4moe(path: Path, *, seed: int = 0) -> Path:
-    """Write a random glm4moe (GLM-4.5): a dense layer, two with experts, a NextN block like these."""
+    """Write a random glm4moe (GLM-4.5): a dense layer, two with experts, a NextN block like
+    these."""
     random = np.random.default_rng(seed)
     vocab_size, width, ffn, layers, heads, kv_heads, head, experts = 320, 64, 48, 3, 4, 2, 16, 3
 
@@ -213,7 +241,9 @@ def write_tiny_glm4moe(path: Path, *, seed: int = 0) -> Path:
             made[block + f"ffn_{name}_shexp.weight"] = matrix(*shape)
     both = np.concatenate([np.eye(width), np.zeros((width, width))], axis=1)
     made |= {
-        f"blk.{layers}.nextn.eh_proj.weight": (both + 0.2 * matrix(width, 2 * width)).astype(np.float32),
+        f"blk.{layers}.nextn.eh_proj.weight": (both + 0.2 * matrix(width, 2 * width)).astype(
+            np.float32
+        ),
         f"blk.{layers}.nextn.enorm.weight": norm(width),
         f"blk.{layers}.nextn.hnorm.weight": norm(width),
     }
@@ -238,7 +268,8 @@ def write_tiny_glm4moe(path: Path, *, seed: int = 0) -> Path:
 
 
 def write_tiny_qwen35(path: Path, *, blocks: int = 1, seed: int = 0) -> Path:
-    """Write a random qwen35: three layers with a recurrent state, one of attention, and NextN blocks."""
+    """Write a random qwen35: three layers with a recurrent state, one of attention, and NextN
+    blocks."""
     random = np.random.default_rng(seed)
     vocab_size, width, ffn, layers = 320, 64, 48, 4
     heads, kv_heads, head = 2, 1, 32
@@ -258,7 +289,10 @@ def write_tiny_qwen35(path: Path, *, blocks: int = 1, seed: int = 0) -> Path:
     }
     for layer in range(layers + blocks):
         block = f"blk.{layer}."
-        made |= {block + "attn_norm.weight": norm(width), block + "post_attention_norm.weight": norm(width)}
+        made |= {
+            block + "attn_norm.weight": norm(width),
+            block + "post_attention_norm.weight": norm(width),
+        }
         made |= {block + f"ffn_{name}.weight": matrix(ffn, width) for name in ("gate", "up")}
         made[block + "ffn_down.weight"] = matrix(width, ffn)
         if layer >= layers or layer % 4 == 3:
@@ -285,7 +319,9 @@ def write_tiny_qwen35(path: Path, *, blocks: int = 1, seed: int = 0) -> Path:
         if layer >= layers:
             both = np.concatenate([np.eye(width), np.zeros((width, width))], axis=1)
             made |= {
-                block + "nextn.eh_proj.weight": (both + 0.2 * matrix(width, 2 * width)).astype(np.float32),
+                block + "nextn.eh_proj.weight": (both + 0.2 * matrix(width, 2 * width)).astype(
+                    np.float32
+                ),
                 block + "nextn.enorm.weight": norm(width),
                 block + "nextn.hnorm.weight": norm(width),
                 block + "nextn.shared_head_norm.weight": norm(width),
@@ -308,7 +344,9 @@ def write_tiny_qwen35(path: Path, *, blocks: int = 1, seed: int = 0) -> Path:
     return path
 
 
-def _metadata(architecture: str, vocab_size: int, context: int, width: int, layers: int, ffn: int) -> Metadata:
+def _metadata(
+    architecture: str, vocab_size: int, context: int, width: int, layers: int, ffn: int
+) -> Metadata:
     metadata = Metadata()
     metadata.text("general.name", f"tiny {architecture}")
     metadata.count(f"{architecture}.vocab_size", vocab_size)
@@ -323,7 +361,10 @@ def _metadata(architecture: str, vocab_size: int, context: int, width: int, laye
 
 
 def _write(path: Path, architecture: str, metadata: Metadata, tensors: Tensors) -> None:
-    planned = [PlannedTensor(name, tensor.shape, "F32", lambda array=tensor: array) for name, tensor in tensors.items()]
+    planned = [
+        PlannedTensor(name, tensor.shape, "F32", lambda array=tensor: array)
+        for name, tensor in tensors.items()
+    ]
     write_gguf(path, architecture, metadata, planned)
 
 
@@ -332,7 +373,8 @@ def _rms(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def _rotated(heads: np.ndarray, d: int) -> np.ndarray:
-    """Rotary positions 0, 1, ... of the first d of [n, heads, head width], halves against each other (NeoX)."""
+    """Rotary positions 0, 1, ... of the first d of [n, heads, head width], halves against each
+    other (NeoX)."""
     n = len(heads)
     angles = np.arange(n)[:, np.newaxis] * _BASE ** (-np.arange(0, d, 2) / d)
     cos, sin = np.cos(angles)[:, np.newaxis], np.sin(angles)[:, np.newaxis]

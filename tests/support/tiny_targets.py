@@ -1,4 +1,5 @@
-"""A tiny Llama that has learnt a few answers by heart: a Hugging Face folder, its GGUF file, and the data."""
+"""A tiny Llama that has learnt a few answers by heart: a Hugging Face folder, its GGUF file, and
+the data."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class TaughtTarget:
     data: Path
 
 
-def write_untaught(folder: Path, *, size: int = 400, seed: int = 0, **changes: object) -> LlamaForCausalLM:
+def write_untaught(
+    folder: Path, *, size: int = 400, seed: int = 0, **changes: object
+) -> LlamaForCausalLM:
     """Write a checkpoint with random weights and a tokenizer of `size` tokens; return the model."""
     tokenizer = byte_level("gpt-2", size)
     torch.manual_seed(seed)
@@ -59,14 +62,18 @@ def write_untaught(folder: Path, *, size: int = 400, seed: int = 0, **changes: o
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": TEMPLATE}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**settings, "chat_template": TEMPLATE})
+    )
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     return model
 
 
 def write_chats(path: Path) -> Path:
     """Write the questions and answers, one object a line."""
-    lines = [json.dumps({"prompt": question, "answer": answer}) for question, answer in ANSWERS.items()]
+    lines = [
+        json.dumps({"prompt": question, "answer": answer}) for question, answer in ANSWERS.items()
+    ]
     path.write_text("\n".join(lines) + "\n")
     return path
 

@@ -1,4 +1,5 @@
-"""Tiny models of the transformers library, written as GGUF files: the oracle for what other files must compute."""
+"""Tiny models of the transformers library, written as GGUF files: the oracle for what other files
+must compute."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ torch.set_num_threads(1)  # other threads would wait in loops for tensors this s
 VOCAB = 96
 SHAPE: dict[str, Any] = {
     **{"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4},
-    **{"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "attn_implementation": "eager"},
+    **{
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+        "attn_implementation": "eager",
+    },
     **{"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "tie_word_embeddings": True},
 }
 _GEMMA = {"query_pre_attn_scalar": 8, "sliding_window": 4}
@@ -31,7 +37,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"use_sliding_window": False}),
     "qwen3": ("Qwen3", {"use_sliding_window": False}),
     "smollm3": ("SmolLM3", {"use_sliding_window": False}),
-    "gemma2": ("Gemma2", {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
+    "gemma2": (
+        "Gemma2",
+        {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    ),
     "gemma3": ("Gemma3", _GEMMA),
 }
 _NAMES = {
@@ -55,10 +64,13 @@ _GEMMA_NAMES = {
 
 
 def make_model(architecture: str, n_layers: int, seed: int = 0) -> Any:
-    """Return a model with random weights, norms included, so that every tensor in the wrong place is seen."""
+    """Return a model with random weights, norms included, so that every tensor in the wrong place
+    is seen."""
     family, options = FAMILIES[architecture]
     suffix = "Text" if architecture == "gemma3" else ""
-    config = getattr(transformers, f"{family}{suffix}Config")(**SHAPE, **options, num_hidden_layers=n_layers)
+    config = getattr(transformers, f"{family}{suffix}Config")(
+        **SHAPE, **options, num_hidden_layers=n_layers
+    )
     torch.manual_seed(seed)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
@@ -67,7 +79,8 @@ def make_model(architecture: str, n_layers: int, seed: int = 0) -> Any:
             if "norm" in name and "gemma" not in architecture:
                 weight.add_(1.0)
             if "post_feedforward" in name:
-                # Where a number lies between two half floats (see _Gelu), the last bits decide: let little hang on it.
+                # Where a number lies between two half floats (see _Gelu), the last bits decide: let
+                # little hang on it.
                 weight.mul_(0.2).add_(-0.9)
     if "gemma" in architecture:
         for layer in model.model.layers:
@@ -122,12 +135,17 @@ def write_model(path: Path, model: Any, architecture: str) -> Path:
     for key, value in values.items():
         metadata.count(f"{architecture}.{key}", value)
     ropes = config.rope_parameters
-    theta = ropes["full_attention"]["rope_theta"] if "full_attention" in ropes else ropes["rope_theta"]
+    theta = (
+        ropes["full_attention"]["rope_theta"] if "full_attention" in ropes else ropes["rope_theta"]
+    )
     metadata.number(f"{architecture}.rope.freq_base", theta)
     metadata.number(f"{architecture}.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
     metadata.text("general.name", "tiny")
     synthetic_vocabulary(VOCAB).describe(metadata)
-    tensors = [_tensor(name, weight.detach().numpy(), architecture) for name, weight in model.named_parameters()]
+    tensors = [
+        _tensor(name, weight.detach().numpy(), architecture)
+        for name, weight in model.named_parameters()
+    ]
     write_gguf(path, architecture, metadata, tensors)
     return path
 
@@ -138,13 +156,18 @@ def _tensor(name: str, array: np.ndarray, architecture: str) -> PlannedTensor:
     if architecture in ("llama", "smollm3") and (".q_proj." in name or ".k_proj." in name):
         # llama.cpp turns neighbours, transformers element i with element i + half.
         heads = len(array) // SHAPE["head_dim"]
-        array = array.reshape(heads, 2, SHAPE["head_dim"] // 2, -1).swapaxes(1, 2).reshape(array.shape)
+        array = (
+            array.reshape(heads, 2, SHAPE["head_dim"] // 2, -1).swapaxes(1, 2).reshape(array.shape)
+        )
     array = np.ascontiguousarray(array, np.float32)
     return PlannedTensor(_gguf_name(name, architecture), array.shape, "F32", lambda: array)
 
 
 def _gguf_name(name: str, architecture: str) -> str:
-    whole = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    whole = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+    }
     if name in whole:
         return whole[name]
     _, _, layer, rest = name.split(".", 3)

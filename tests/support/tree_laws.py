@@ -1,4 +1,5 @@
-"""A source of draft laws that reads a table instead of evaluating a model, and drafters made of it."""
+"""A source of draft laws that reads a table instead of evaluating a model, and drafters made of
+it."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ class TableLaws:
         return [law_of(self._table([*self._prefix, *path])) for path in paths]
 
 
-def fixed(drafts: LawTable, topology: Topology, sampling: TreeSampling | Propose, p_min: float = 0.0) -> Grow:
+def fixed(
+    drafts: LawTable, topology: Topology, sampling: TreeSampling | Propose, p_min: float = 0.0
+) -> Grow:
     """Return what proposes trees of a fixed shape, as `DraftTreeDrafter` does with a model."""
     scheme = sampling if callable(sampling) else proposal_scheme(sampling)
 

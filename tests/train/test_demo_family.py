@@ -11,7 +11,9 @@ from specrun.train.family.corpus import Entry, build_corpus
 from specrun.train.family.demo_card import ModelFacts, Scores, draw_questions, model_card
 from specrun.train.family.llama import Llama, LlamaShape
 
-SMALL = LlamaShape(vocab_size=1024, hidden_size=256, num_layers=1, intermediate_size=256, num_heads=4)
+SMALL = LlamaShape(
+    vocab_size=1024, hidden_size=256, num_layers=1, intermediate_size=256, num_heads=4
+)
 SCORES = Scores(
     exact=0.95,
     n_questions=200,
@@ -30,7 +32,16 @@ def test_every_stage_runs_once_and_the_files_are_published(tmp_path, monkeypatch
     monkeypatch.setattr(demo_family, "DRAFTER_SHAPE", SMALL)
     published = tmp_path / "published"
     published.mkdir()
-    arguments = ["--work", str(tmp_path / "work"), "--publish", str(published), "--device", "cpu", "--threads", "1"]
+    arguments = [
+        "--work",
+        str(tmp_path / "work"),
+        "--publish",
+        str(published),
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+    ]
     plan = parse_plan([*arguments, "--target-steps", "40", "--drafter-steps", "30"])
     scores = make_family(plan)
     assert scores.n_questions == len(entries)
@@ -75,7 +86,15 @@ def test_parameters_are_counted_as_torch_counts_them():
 def test_the_card_states_what_was_measured():
     entries = [Entry("a", "class", None, "An entry."), Entry("a.b", "method", None, "A method.")]
     facts = ModelFacts("target", SMALL, 4500, 13_000_000, 1800.0, 7_900_000)
-    card = model_card(entries, [facts], SCORES, precision="float32", device="cpu", threads=2, notes="Stopped twice.")
+    card = model_card(
+        entries,
+        [facts],
+        SCORES,
+        precision="float32",
+        device="cpu",
+        threads=2,
+        notes="Stopped twice.",
+    )
     for stated in (
         "95.0% of 200",
         "4.32 over 50",

@@ -27,8 +27,12 @@ def embedded(tmp_path_factory):
     family = make_family(folder)
     convert_checkpoint(family.target, folder / "target.gguf", outtype="q8_0")
     convert_checkpoint(family.draft, folder / "drafter.gguf", outtype="q8_0")
-    asked = [{"question": question(name), "answer": answers[0]} for name, answers in ANSWERS.items()]
-    (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in asked))
+    asked = [
+        {"question": question(name), "answer": answers[0]} for name, answers in ANSWERS.items()
+    ]
+    (folder / "questions.jsonl").write_text(
+        "".join(json.dumps(question) + "\n" for question in asked)
+    )
     return folder
 
 
@@ -38,7 +42,9 @@ def tiny(embedded, monkeypatch):
     monkeypatch.setattr(demo_heads, "demo_drafters", lambda: {"draft": embedded / "drafter.gguf"})
     monkeypatch.setattr(demo_heads, "demo_questions", lambda: embedded / "questions.jsonl")
     monkeypatch.setattr(demo_heads, "build_corpus", lambda: ENTRIES)
-    turns = [turn(question(name), answer) for name, answers in ANSWERS.items() for answer in answers]
+    turns = [
+        turn(question(name), answer) for name, answers in ANSWERS.items() for answer in answers
+    ]
     monkeypatch.setattr(demo_heads, "epoch_conversations", lambda entries, rng: turns)
     monkeypatch.setattr(demo_heads, "TOKENS_PER_BATCH", 400)
     monkeypatch.setattr(demo_heads, "RATES", {"medusa": 2e-2, "eagle": 5e-3, "drafter": 1e-2})
@@ -60,7 +66,11 @@ def test_every_stage_runs_once_and_the_files_are_published(tiny, tmp_path, caplo
     assert set(lengths) == {"medusa", "eagle", "drafter", "embedded drafter"}
     assert lengths["drafter"] > lengths["embedded drafter"] + 0.3
     assert lengths["medusa"] > 1.2
-    assert sorted(path.name for path in published.iterdir()) == ["drafter.gguf", "eagle.gguf", "medusa.gguf"]
+    assert sorted(path.name for path in published.iterdir()) == [
+        "drafter.gguf",
+        "eagle.gguf",
+        "medusa.gguf",
+    ]
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").glob("*.gguf")}
     with caplog.at_level(logging.INFO):
         assert make_heads(plan) == lengths
@@ -79,14 +89,18 @@ def test_an_interrupted_kind_goes_on_where_it_stood(tiny, tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         make_heads(plan)
     seen = []
-    monkeypatch.setattr(demo_heads.LoggedRun, "status", lambda self, status: seen.append(status.step))
+    monkeypatch.setattr(
+        demo_heads.LoggedRun, "status", lambda self, status: seen.append(status.step)
+    )
     make_heads(plan)
     assert seen[0] == 6
 
 
 def test_too_large_a_family_is_not_published(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(demo_heads, "MOST_BYTES", 1000)
-    plan = dataclasses.replace(plan_for(tmp_path / "work", "--only", "medusa"), epochs=1, publish=tmp_path)
+    plan = dataclasses.replace(
+        plan_for(tmp_path / "work", "--only", "medusa"), epochs=1, publish=tmp_path
+    )
     with pytest.raises(OptionError, match=r"would weigh .* MB, and 0 MB are allowed"):
         make_heads(plan)
     assert not (tmp_path / "medusa.gguf").exists()
@@ -94,7 +108,11 @@ def test_too_large_a_family_is_not_published(tiny, tmp_path, monkeypatch):
 
 def test_what_is_held_out_is_not_learnt():
     held_out = [Question("What does first do?", ANSWERS["first"][0])]
-    assert [entry.name for entry in learnt_entries(ENTRIES, held_out)] == ["second", "third", "fourth"]
+    assert [entry.name for entry in learnt_entries(ENTRIES, held_out)] == [
+        "second",
+        "third",
+        "fourth",
+    ]
     assert learnt_entries(ENTRIES, []) == ENTRIES
 
 

@@ -1,7 +1,9 @@
-"""Self-distillation: the target answers the data's prompts itself, through the runtime, before a head is trained.
+"""Self-distillation: the target answers the data's prompts itself, through the runtime, before a
+head is trained.
 
-Heads that learn what the target says, rather than what a data set says, guess it more often (Medusa, section 2.3).
-Answers are kept as JSON Lines, one prompt a line, and written as they come: an interrupted run asks only what is left.
+Heads that learn what the target says, rather than what a data set says, guess it more often
+(Medusa, section 2.3). Answers are kept as JSON Lines, one prompt a line, and written as they come:
+an interrupted run asks only what is left.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """How the target answers: at `temperature`, with at most `longest` tokens, with `drafter` for speed."""
+    """How the target answers: at `temperature`, with at most `longest` tokens, with `drafter` for
+    speed."""
 
     temperature: float = 0.0
     longest: int = 512
@@ -48,19 +51,27 @@ def answer_prompts(
 ) -> list[TokenSequence]:
     """Return each prompt of the documents with the target's answer; the answer is what is learnt.
 
-    `target` yields the GGUF file that answers, and is entered only where an answer is missing in `store`. `identity`
-    names its weights: others are asked again. Texts that ask nothing, and prompts that leave no room for an answer
-    within `max_length` tokens, are left out. Raises ModelError where none is left, MalformedFileError for a damaged
-    `store`.
+    `target` yields the GGUF file that answers, and is entered only where an answer is missing in
+    `store`. `identity` names its weights: others are asked again. Texts that ask nothing, and
+    prompts that leave no room for an answer within `max_length` tokens, are left out. Raises
+    ModelError where none is left, MalformedFileError for a damaged `store`.
     """
-    prompts = [prompt for prompt in map(tokenizer.prompt, documents) if prompt and len(prompt) < max_length - 1]
+    prompts = [
+        prompt
+        for prompt in map(tokenizer.prompt, documents)
+        if prompt and len(prompt) < max_length - 1
+    ]
     if not prompts:
-        raise ModelError(f"the data ask nothing that {tokenizer.folder.name} could answer: give prompts or chats")
+        raise ModelError(
+            f"the data ask nothing that {tokenizer.folder.name} could answer: give prompts or chats"
+        )
     known = _read(store)
     rooms = [min(settings.longest, max_length - len(prompt)) for prompt in prompts]
     # The number, for a prompt that is asked twice is answered twice, with noise of its own.
     keys = [
-        json.dumps([identity, settings.temperature, settings.seed, number, room, prompt], sort_keys=True)
+        json.dumps(
+            [identity, settings.temperature, settings.seed, number, room, prompt], sort_keys=True
+        )
         for number, (room, prompt) in enumerate(zip(rooms, prompts, strict=True))
     ]
     missing = [number for number, key in enumerate(keys) if key not in known]
@@ -72,7 +83,9 @@ def answer_prompts(
             store.open("a", encoding="utf-8") as file,
         ):
             for done, number in enumerate(missing, len(keys) - len(missing) + 1):
-                result = runtime.generate(prompts[number], _params(settings, number), max_tokens=rooms[number])
+                result = runtime.generate(
+                    prompts[number], _params(settings, number), max_tokens=rooms[number]
+                )
                 known[keys[number]] = result.token_ids
                 record = {"key": keys[number], "answer": result.token_ids, "text": result.text}
                 file.write(json.dumps(record) + "\n")
@@ -88,8 +101,11 @@ def _sequence(prompt: Sequence[int], answer: Sequence[int]) -> TokenSequence:
 
 
 @contextmanager
-def runnable_target(folder: Path, teacher: Path | None, place: Path, note: Callable[[str], None]) -> Iterator[Path]:
-    """Yield the target as a GGUF file: the teacher, or the folder converted to float16 within `place` for a while."""
+def runnable_target(
+    folder: Path, teacher: Path | None, place: Path, note: Callable[[str], None]
+) -> Iterator[Path]:
+    """Yield the target as a GGUF file: the teacher, or the folder converted to float16 within
+    `place` for a while."""
     if teacher is not None:
         yield teacher
         return
@@ -104,7 +120,9 @@ def runnable_target(folder: Path, teacher: Path | None, place: Path, note: Calla
 
 def _params(settings: AnswerSettings, number: int) -> SamplingParams:
     """Return plain sampling from the target's own law, every prompt with noise of its own."""
-    return SamplingParams(temperature=settings.temperature, top_k=0, top_p=1.0, min_p=0.0, seed=settings.seed + number)
+    return SamplingParams(
+        temperature=settings.temperature, top_k=0, top_p=1.0, min_p=0.0, seed=settings.seed + number
+    )
 
 
 def _read(store: Path) -> dict[str, list[int]]:
@@ -122,5 +140,7 @@ def _read(store: Path) -> dict[str, list[int]]:
             record = json.loads(line)
             found[str(record["key"])] = [int(token) for token in record["answer"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise MalformedFileError(f"line {number} of {store} is no answer: remove the file") from error
+            raise MalformedFileError(
+                f"line {number} of {store} is no answer: remove the file"
+            ) from error
     return found

@@ -1,4 +1,5 @@
-"""The tokenizer of a Hugging Face folder: documents to token ids, with a mark on those that are to be learnt."""
+"""The tokenizer of a Hugging Face folder: documents to token ids, with a mark on those that are to
+be learnt."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _TEXT_PIECE = 1 << 18  # characters: tokenizers slow down on longer texts
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """Token ids [n] and, for each, whether it is to be learnt: said by the model, not by its user."""
+    """Token ids [n] and, for each, whether it is to be learnt: said by the model, not by its
+    user."""
 
     ids: npt.NDArray[np.int32]
     learnt: npt.NDArray[np.bool_]
@@ -33,14 +35,18 @@ class TokenSequence:
 def require_folder(folder: Path) -> Path:
     """Return `folder` if it looks like a Hugging Face model; raises FileMissingError otherwise."""
     if not folder.is_dir():
-        raise FileMissingError(f"{folder} is not a folder: give a Hugging Face model's (config.json, weights, tokenizer)")
+        raise FileMissingError(
+            f"{folder} is not a folder: give a Hugging Face model's (config.json, weights, "
+            "tokenizer)"
+        )
     if not (folder / "config.json").is_file():
         raise FileMissingError(f"{folder} has no config.json: give a Hugging Face model's folder")
     return folder
 
 
 class TargetTokenizer:
-    """The tokenizer and the chat template of a Hugging Face folder; nothing is downloaded, none of its code runs."""
+    """The tokenizer and the chat template of a Hugging Face folder; nothing is downloaded, none of
+    its code runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = require_folder(folder)
@@ -59,7 +65,8 @@ class TargetTokenizer:
     def encode(self, document: Document) -> TokenSequence:
         """Return the tokens of a document as the runtime would see them, uncut.
 
-        Raises TemplateError, naming the document's place in its file, where the chat template refuses it.
+        Raises TemplateError, naming the document's place in its file, where the chat template
+        refuses it.
         """
         with _told_where(document):
             return self._encode(document)
@@ -118,13 +125,17 @@ class TargetTokenizer:
         spans = _answer_spans(template, messages, text)
         found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids: list[int] = list(found["input_ids"])
-        learnt = [any(start <= at < end for start, end in spans) for at, _ in found["offset_mapping"]]
+        learnt = [
+            any(start <= at < end for start, end in spans) for at, _ in found["offset_mapping"]
+        ]
         more = len(self._with_bos(ids)) - len(ids)
         return _sequence(self._with_bos(ids), [False] * more + learnt)
 
     def _template(self) -> ChatTemplate:
         if self.template is None:
-            raise TemplateError(f"{self.folder} has no chat template, and the data are chats: give texts or prompts")
+            raise TemplateError(
+                f"{self.folder} has no chat template, and the data are chats: give texts or prompts"
+            )
         return self.template
 
     def _plain(self, text: str) -> list[int]:
@@ -144,15 +155,20 @@ def _told_where(document: Document) -> Iterator[None]:
     try:
         yield
     except TemplateError as error:
-        raise TemplateError(f"{document.origin}: {error}" if document.origin else str(error)) from error
+        raise TemplateError(
+            f"{document.origin}: {error}" if document.origin else str(error)
+        ) from error
 
 
 def _sequence(ids: list[int], learnt: list[bool]) -> TokenSequence:
     return TokenSequence(np.asarray(ids, np.int32), np.asarray(learnt, np.bool_))
 
 
-def _answer_spans(template: ChatTemplate, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
-    """Return where in the rendered `text` the assistant's own tokens stand, what ends them included."""
+def _answer_spans(
+    template: ChatTemplate, messages: Sequence[Message], text: str
+) -> list[tuple[int, int]]:
+    """Return where in the rendered `text` the assistant's own tokens stand, what ends them
+    included."""
     spans: list[tuple[int, int]] = []
     cursor = 0
     for index, message in enumerate(messages):
@@ -179,12 +195,18 @@ def _load_tokenizer(folder: Path) -> Any:  # noqa: ANN401 - transformers is unty
         raise MissingPackageError("training", "transformers", "train") from error
     auto: Any = transformers.AutoTokenizer
     try:
-        tokenizer = auto.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = auto.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # whatever its code for this one kind may raise
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = next(
+            (line for line in str(error).splitlines() if line.strip()), type(error).__name__
+        )
         raise ModelError(f"the tokens of {folder} cannot be read: {reason[:200]}") from error
     if not tokenizer.is_fast:
-        raise ModelError(f"{folder} has no tokenizer.json: save it with transformers' fast tokenizer first")
+        raise ModelError(
+            f"{folder} has no tokenizer.json: save it with transformers' fast tokenizer first"
+        )
     return tokenizer
 
 

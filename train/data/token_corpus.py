@@ -1,4 +1,5 @@
-"""Token sequences cut to a length, a part of them held out, and batches that depend on seed and epoch alone.
+"""Token sequences cut to a length, a part of them held out, and batches that depend on seed and
+epoch alone.
 
 Which positions of a text count when what drafts is trained on it.
 """
@@ -22,12 +23,14 @@ from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
 
 _SHORTEST = 4  # tokens: below that there is nothing to draft
 MOST_MEASURED = 256
-"""The most sequences that are measured on: more would take longer than the training between two measures."""
+"""The most sequences that are measured on: more would take longer than the training between two
+measures."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Sequences `numbers` of the corpus, padded on the right: `ids` and the marks `learnt`, `valid`, all [B, T]."""
+    """Sequences `numbers` of the corpus, padded on the right: `ids` and the marks `learnt`,
+    `valid`, all [B, T]."""
 
     numbers: tuple[int, ...]
     ids: Tensor
@@ -41,11 +44,14 @@ class TokenBatch:
 
     def to(self, device: torch.device) -> TokenBatch:
         """Return the batch on a device."""
-        return TokenBatch(self.numbers, self.ids.to(device), self.learnt.to(device), self.valid.to(device))
+        return TokenBatch(
+            self.numbers, self.ids.to(device), self.learnt.to(device), self.valid.to(device)
+        )
 
 
 class EpochTexts(Protocol):
-    """What a trainer reads: texts that may be others in every epoch, as long as its number alone decides them."""
+    """What a trainer reads: texts that may be others in every epoch, as long as its number alone
+    decides them."""
 
     def epoch(self, number: int) -> TokenCorpus:
         """Return the texts of an epoch, counted from 0."""
@@ -55,9 +61,9 @@ class EpochTexts(Protocol):
 class TokenCorpus:
     """All sequences, and the numbers of those to train on and of those held out.
 
-    Where there are too few sequences to hold one out, `held_out` are some of the training sequences themselves, and
-    `measured_on_training` says so. `widths`, where there are some, say how long each sequence may become in a step that
-    writes its answer anew: batches are planned by them.
+    Where there are too few sequences to hold one out, `held_out` are some of the training sequences
+    themselves, and `measured_on_training` says so. `widths`, where there are some, say how long
+    each sequence may become in a step that writes its answer anew: batches are planned by them.
     """
 
     sequences: tuple[TokenSequence, ...]
@@ -81,7 +87,11 @@ class TokenCorpus:
         """A SHA-256 of all tokens and marks: what features in a cache belong to."""
         found = hashlib.sha256()
         for sequence in self.sequences:
-            found.update(len(sequence).to_bytes(8, "little") + sequence.ids.tobytes() + sequence.learnt.tobytes())
+            found.update(
+                len(sequence).to_bytes(8, "little")
+                + sequence.ids.tobytes()
+                + sequence.learnt.tobytes()
+            )
         return found.hexdigest()
 
     def epoch(self, number: int) -> TokenCorpus:
@@ -100,7 +110,9 @@ class TokenCorpus:
             valid[row, : len(sequence)] = True
         return TokenBatch(tuple(numbers), ids, learnt, valid)
 
-    def training_batches(self, epoch: int, seed: int, tokens_per_batch: int) -> list[tuple[int, ...]]:
+    def training_batches(
+        self, epoch: int, seed: int, tokens_per_batch: int
+    ) -> list[tuple[int, ...]]:
         """Return the batches of one epoch as sequence numbers, in order."""
         widths = self.widths or tuple(len(sequence) for sequence in self.sequences)
         lengths = {number: widths[number] for number in self.training}
@@ -113,10 +125,14 @@ class TokenCorpus:
         return [self.batch(numbers).to(device) for numbers in groups]
 
 
-def plan_batches(lengths: dict[int, int], rng: random.Random, tokens_per_batch: int) -> list[tuple[int, ...]]:
-    """Return `lengths`' keys in batches of at most `tokens_per_batch` tokens, padding included; one may be longer.
+def plan_batches(
+    lengths: dict[int, int], rng: random.Random, tokens_per_batch: int
+) -> list[tuple[int, ...]]:
+    """Return `lengths`' keys in batches of at most `tokens_per_batch` tokens, padding included; one
+    may be longer.
 
-    Sequences of nearly equal length share a batch; which ones, and the order of batches, `rng` decides.
+    Sequences of nearly equal length share a batch; which ones, and the order of batches, `rng`
+    decides.
     """
     order = sorted(lengths, key=lambda number: (lengths[number] + rng.random() * 3, number))
     groups: list[list[int]] = [[]]
@@ -138,10 +154,12 @@ def encode_corpus(
     seed: int = 0,
     need_answers: bool = True,
 ) -> TokenCorpus:
-    """Return the documents as sequences of at most `max_length` tokens, a share `held_out` of them set aside.
+    """Return the documents as sequences of at most `max_length` tokens, a share `held_out` of them
+    set aside.
 
-    Texts are cut into pieces; of chats and answers what does not fit is left out. `need_answers` False also takes
-    prompts that have room for an answer, nothing of which is marked. Raises ModelError where nothing can be learnt.
+    Texts are cut into pieces; of chats and answers what does not fit is left out. `need_answers`
+    False also takes prompts that have room for an answer, nothing of which is marked. Raises
+    ModelError where nothing can be learnt.
     """
     if max_length < _SHORTEST:
         raise OptionError(f"sequences of {max_length} tokens: give at least {_SHORTEST}")
@@ -156,16 +174,21 @@ def encode_corpus(
                 sequences.append(cut)
         prompt = None if need_answers or encoded.learnt.any() else tokenizer.prompt(document)
         if prompt and len(prompt) < max_length:
-            sequences.append(TokenSequence(np.asarray(prompt, np.int32), np.zeros(len(prompt), np.bool_)))
+            sequences.append(
+                TokenSequence(np.asarray(prompt, np.int32), np.zeros(len(prompt), np.bool_))
+            )
     if not sequences:
         raise ModelError(
-            f"the data have no usable text: no document has {_SHORTEST} tokens, some of them to learn, "
+            f"the data have no usable text: no document has {_SHORTEST} tokens, some of them to "
+            "learn, "
             f"within the first {max_length}"
         )
     return corpus_of(sequences, held_out=held_out, seed=seed)
 
 
-def corpus_of(sequences: Sequence[TokenSequence], *, held_out: float = 0.05, seed: int = 0) -> TokenCorpus:
+def corpus_of(
+    sequences: Sequence[TokenSequence], *, held_out: float = 0.05, seed: int = 0
+) -> TokenCorpus:
     """Return sequences as a corpus, a share `held_out` of them set aside, MOST_MEASURED at most."""
     order = list(range(len(sequences)))
     random.Random(seed).shuffle(order)
@@ -180,9 +203,9 @@ def corpus_of(sequences: Sequence[TokenSequence], *, held_out: float = 0.05, see
 def draft_marks(learnt: Tensor, depth: int) -> Tensor:
     """Return [B, T - 2 - depth]: the positions p whose draft counts down to `depth` (from 0).
 
-    `learnt` [B, T] marks the tokens that count. A draft made from the state at p and the token p + 1 says the tokens p + 2
-    to p + 2 + depth: all of them must be the model's. The token p + 1 need not be: the first draft of an answer is made
-    after the prompt's last token.
+    `learnt` [B, T] marks the tokens that count. A draft made from the state at p and the token p +
+    1 says the tokens p + 2 to p + 2 + depth: all of them must be the model's. The token p + 1 need
+    not be: the first draft of an answer is made after the prompt's last token.
     """
     length = learnt.shape[1] - 2 - depth
     marks = torch.ones(learnt.shape[0], max(0, length), dtype=torch.bool, device=learnt.device)
@@ -192,5 +215,6 @@ def draft_marks(learnt: Tensor, depth: int) -> Tensor:
 
 
 def choosing(learnt: Tensor) -> Tensor:
-    """Return [B, T]: the positions whose state chooses a token of `learnt` [B, T], the one after it."""
+    """Return [B, T]: the positions whose state chooses a token of `learnt` [B, T], the one after
+    it."""
     return F.pad(learnt[:, 1:], (0, 1))

@@ -1,9 +1,10 @@
 """The acceptance rate alpha of a pair of models on texts, measured: what distillation is to raise.
 
-Leviathan et al. 2023: a token drawn from Q is accepted with probability sum min(P, Q) = 1 - TV(P, Q) (theorem 3.5; for
-one pair of laws `specrun.runtime.costs.theory.acceptance_probability`), and alpha is its mean over the positions of
-the target's text (corollary 3.6). Tokens of one text are not independent, texts are: standard errors are those of a
-ratio over texts (number accepted over number of positions, linearised).
+Leviathan et al. 2023: a token drawn from Q is accepted with probability sum min(P, Q) = 1 - TV(P,
+Q) (theorem 3.5; for one pair of laws `specrun.runtime.costs.theory.acceptance_probability`), and
+alpha is its mean over the positions of the target's text (corollary 3.6). Tokens of one text are
+not independent, texts are: standard errors are those of a ratio over texts (number accepted over
+number of positions, linearised).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from specrun.bindings.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class TextAcceptance:
-    """One text: the sum of the acceptance probabilities of its positions, and how many there are."""
+    """One text: the sum of the acceptance probabilities of its positions, and how many there
+    are."""
 
     accepted: float
     n_positions: int
@@ -38,7 +40,8 @@ class MeasuredAcceptance:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceGain:
-    """Alpha `before` and `after` on the same texts; `gain` is paired, so `error` is smaller than theirs together."""
+    """Alpha `before` and `after` on the same texts; `gain` is paired, so `error` is smaller than
+    theirs together."""
 
     before: MeasuredAcceptance
     after: MeasuredAcceptance
@@ -47,16 +50,19 @@ class AcceptanceGain:
 
 
 def acceptance_at(target_logits: Tensor, draft_logits: Tensor, temperature: float) -> Tensor:
-    """Return the probability that a drafted token is accepted at each position: [..., vocab] twice to [...], float64.
+    """Return the probability that a drafted token is accepted at each position: [..., vocab] twice
+    to [...], float64.
 
-    At temperature 0 both laws are sure of their most likely token (the lowest id among equals). Vocabularies may
-    differ in size: the drafter never drafts a token that it lacks, and the target never accepts one that it lacks.
+    At temperature 0 both laws are sure of their most likely token (the lowest id among equals).
+    Vocabularies may differ in size: the drafter never drafts a token that it lacks, and the target
+    never accepts one that it lacks.
     """
     n_shared = min(target_logits.shape[-1], draft_logits.shape[-1])
     if temperature == 0.0:
         return (target_logits.argmax(-1) == draft_logits.argmax(-1)).double()
     target, draft = (
-        torch.softmax(logits.double() / temperature, -1)[..., :n_shared] for logits in (target_logits, draft_logits)
+        torch.softmax(logits.double() / temperature, -1)[..., :n_shared]
+        for logits in (target_logits, draft_logits)
     )
     return torch.minimum(target, draft).sum(-1)
 
@@ -65,19 +71,26 @@ def mean_acceptance(texts: Sequence[TextAcceptance]) -> MeasuredAcceptance:
     """Return alpha over all positions of all texts."""
     n_positions = sum(text.n_positions for text in texts)
     if n_positions == 0:
-        raise OptionError("there is no position to measure acceptance at: the held-out texts have no answers")
+        raise OptionError(
+            "there is no position to measure acceptance at: the held-out texts have no answers"
+        )
     rate = sum(text.accepted for text in texts) / n_positions
     error = _error([text.accepted - rate * text.n_positions for text in texts], n_positions)
     return MeasuredAcceptance(rate, error, n_positions, len(texts))
 
 
-def acceptance_gain(before: Sequence[TextAcceptance], after: Sequence[TextAcceptance]) -> AcceptanceGain:
+def acceptance_gain(
+    before: Sequence[TextAcceptance], after: Sequence[TextAcceptance]
+) -> AcceptanceGain:
     """Return alpha before and after, of the same texts in the same order."""
     if [text.n_positions for text in before] != [text.n_positions for text in after]:
         raise OptionError("acceptance before and after was measured on different texts")
     first, second = mean_acceptance(before), mean_acceptance(after)
     gain = second.rate - first.rate
-    differences = [new.accepted - old.accepted - gain * old.n_positions for old, new in zip(before, after, strict=True)]
+    differences = [
+        new.accepted - old.accepted - gain * old.n_positions
+        for old, new in zip(before, after, strict=True)
+    ]
     return AcceptanceGain(first, second, gain, _error(differences, first.n_positions))
 
 
@@ -86,4 +99,9 @@ def _error(residuals: Sequence[float], n_positions: int) -> float:
     n_texts = len(residuals)
     if n_texts < 2:
         return math.inf
-    return math.sqrt(n_texts / (n_texts - 1) * math.fsum(residual * residual for residual in residuals)) / n_positions
+    return (
+        math.sqrt(
+            n_texts / (n_texts - 1) * math.fsum(residual * residual for residual in residuals)
+        )
+        / n_positions
+    )

@@ -1,11 +1,13 @@
 """Who wrote the answers a drafter learns on: the data, the target, or the drafter itself.
 
-DistillSpec (Zhou et al. 2023, section 3) asks the target for its laws along any text. Texts of the data are free;
-those the target samples are what acceptance is measured on; those the drafter samples are cheap, show it its own
-mistakes, and bound what is lost (their theorem 3.2). Mixed data, a share lambda of on-policy answers, are those of
-generalised knowledge distillation (Agarwal et al. 2023, algorithm 1), here drawn for each text anew.
+DistillSpec (Zhou et al. 2023, section 3) asks the target for its laws along any text. Texts of the
+data are free; those the target samples are what acceptance is measured on; those the drafter
+samples are cheap, show it its own mistakes, and bound what is lost (their theorem 3.2). Mixed data,
+a share lambda of on-policy answers, are those of generalised knowledge distillation (Agarwal et al.
+2023, algorithm 1), here drawn for each text anew.
 
-Answers that the target samples before training, kept on disk: an interrupted run does not ask twice.
+Answers that the target samples before training, kept on disk: an interrupted run does not ask
+twice.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from specrun.train.target.hf_model import HFModel
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """How answers are sampled: at `temperature`, of at most `n_longest` tokens, the text of at most `max_length`.
+    """How answers are sampled: at `temperature`, of at most `n_longest` tokens, the text of at most
+    `max_length`.
 
     `end_ids` end an answer; tokens from `vocab_size` on are never said.
     """
@@ -55,10 +58,11 @@ def end_tokens(model: HFModel, *more: int | None) -> frozenset[int]:
 
 
 def first_to_answer(learnt: Sequence[bool], uniform: float) -> int:
-    """Return where a new answer begins in a text whose marks are `learnt`; `uniform` in [0, 1) chooses among places.
+    """Return where a new answer begins in a text whose marks are `learnt`; `uniform` in [0, 1)
+    chooses among places.
 
-    Of several answers one is chosen. A text that is learnt from its first token on is cut in its first half, and
-    one of which nothing is to be learnt, a prompt, is continued at its end.
+    Of several answers one is chosen. A text that is learnt from its first token on is cut in its
+    first half, and one of which nothing is to be learnt, a prompt, is continued at its end.
     """
     marks = np.concatenate(([False], np.asarray(learnt, np.bool_), [False]))
     starts = np.flatnonzero(~marks[:-1] & marks[1:])
@@ -74,8 +78,11 @@ def first_to_answer(learnt: Sequence[bool], uniform: float) -> int:
     return 1 + int((scaled - chosen) * half)
 
 
-def with_room_for_answers(corpus: TokenCorpus, settings: AnswerSettings, on_policy: float) -> TokenCorpus:
-    """Return the corpus with batches planned for texts of which a share `on_policy` is answered anew in each step."""
+def with_room_for_answers(
+    corpus: TokenCorpus, settings: AnswerSettings, on_policy: float
+) -> TokenCorpus:
+    """Return the corpus with batches planned for texts of which a share `on_policy` is answered
+    anew in each step."""
     if on_policy == 0.0:
         return corpus
     anew = (_longest_anew(text, settings) for text in corpus.sequences)
@@ -94,10 +101,11 @@ def _longest_anew(text: TokenSequence, settings: AnswerSettings) -> int:
 def answer_anew(
     model: HFModel, texts: Sequence[TokenSequence], uniforms: Tensor, settings: AnswerSettings
 ) -> list[TokenSequence]:
-    """Return each text up to an answer, which `model` writes anew; only what it wrote is to be learnt.
+    """Return each text up to an answer, which `model` writes anew; only what it wrote is to be
+    learnt.
 
-    `uniforms` [n_texts, 1 + n_longest] are the noise: the first number of a row chooses the answer, the others its
-    tokens. A text without room for an answer stays as it is.
+    `uniforms` [n_texts, 1 + n_longest] are the noise: the first number of a row chooses the answer,
+    the others its tokens. A text without room for an answer stays as it is.
     """
     starts = [
         first_to_answer([bool(flag) for flag in text.learnt], float(row[0]))
@@ -115,7 +123,9 @@ def answer_anew(
     found = list(texts)
     for index, answer in zip(asked, answers, strict=True):
         start = starts[index]
-        ids = np.concatenate((texts[index].ids[:start], np.asarray(answer, np.int32)))[: settings.max_length]
+        ids = np.concatenate((texts[index].ids[:start], np.asarray(answer, np.int32)))[
+            : settings.max_length
+        ]
         found[index] = TokenSequence(ids.astype(np.int32), np.arange(len(ids)) >= start)
     return found
 
@@ -125,11 +135,14 @@ def texts_of(batch: TokenBatch) -> list[TokenSequence]:
     lengths = batch.valid.sum(1).tolist()
     ids, learnt = batch.ids.cpu().numpy(), batch.learnt.cpu().numpy()
     return [
-        TokenSequence(ids[row, :length].astype(np.int32), learnt[row, :length]) for row, length in enumerate(lengths)
+        TokenSequence(ids[row, :length].astype(np.int32), learnt[row, :length])
+        for row, length in enumerate(lengths)
     ]
 
 
-def collate(numbers: Sequence[int], texts: Sequence[TokenSequence], device: torch.device) -> TokenBatch:
+def collate(
+    numbers: Sequence[int], texts: Sequence[TokenSequence], device: torch.device
+) -> TokenBatch:
     """Return texts as a batch that bears the numbers of those they were made of."""
     padded = TokenCorpus(tuple(texts), (), (), False).batch(range(len(texts)))
     return TokenBatch(tuple(numbers), padded.ids, padded.learnt, padded.valid).to(device)
@@ -153,12 +166,15 @@ def answered_by_target(
 ) -> TokenCorpus:
     """Return the corpus with the answers of the texts `numbers` written anew by the target.
 
-    Each answer is a function of target, text, settings and seed. Batches of answers are kept in the folder `store`
-    as they are made, under a name that depends on all of these; `identity` stands for the target.
+    Each answer is a function of target, text, settings and seed. Batches of answers are kept in the
+    folder `store` as they are made, under a name that depends on all of these; `identity` stands
+    for the target.
     """
     sequences = list(corpus.sequences)
     lengths = {number: len(sequences[number]) + settings.n_longest for number in numbers}
-    batches = sorted(plan_batches(lengths, random.Random(seed), tokens_per_batch)) if lengths else []
+    batches = (
+        sorted(plan_batches(lengths, random.Random(seed), tokens_per_batch)) if lengths else []
+    )
     name = _digest(corpus, settings, seed, tokens_per_batch, identity)
     store.mkdir(parents=True, exist_ok=True)
     done = 0
@@ -178,7 +194,9 @@ def answered_by_target(
     return dataclasses.replace(corpus, sequences=tuple(sequences))
 
 
-def _digest(corpus: TokenCorpus, settings: AnswerSettings, seed: int, tokens_per_batch: int, identity: str) -> str:
+def _digest(
+    corpus: TokenCorpus, settings: AnswerSettings, seed: int, tokens_per_batch: int, identity: str
+) -> str:
     stated = [
         corpus.digest,
         settings.temperature,
@@ -199,7 +217,10 @@ def _digest_of(batch: Sequence[int]) -> str:
 
 def _write(path: Path, texts: Sequence[TokenSequence]) -> None:
     """Keep a batch: of each text its tokens, and where what is to be learnt begins."""
-    kept = [[int(np.argmax(text.learnt)) if text.learnt.any() else len(text), text.ids.tolist()] for text in texts]
+    kept = [
+        [int(np.argmax(text.learnt)) if text.learnt.any() else len(text), text.ids.tolist()]
+        for text in texts
+    ]
     with atomic_path(path, force=True) as aside:
         aside.write_text(json.dumps(kept), encoding="utf-8")
 
@@ -208,7 +229,10 @@ def _read(path: Path, n_texts: int) -> list[TokenSequence] | None:
     """Return a batch that was kept, None where there is none or not a whole one."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        texts = [TokenSequence(np.asarray(ids, np.int32), np.arange(len(ids)) >= int(start)) for start, ids in kept]
+        texts = [
+            TokenSequence(np.asarray(ids, np.int32), np.arange(len(ids)) >= int(start))
+            for start, ids in kept
+        ]
     except (OSError, ValueError, TypeError):
         return None
     return texts if len(texts) == n_texts else None

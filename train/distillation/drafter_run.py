@@ -1,4 +1,5 @@
-"""A run that distils a drafter: what is given, what comes out, and what a resumed run must have in common with it.
+"""A run that distils a drafter: what is given, what comes out, and what a resumed run must have in
+common with it.
 
 The memory that distilling a drafter takes, from the sizes in the folders' files alone.
 """
@@ -39,9 +40,10 @@ DEFAULTS = TrainingDefaults(learning_rate=3e-4, clip_norm=1.0)
 class DrafterRun(TrainingRun):
     """A run that distils a drafter.
 
-    `draft` is a Hugging Face folder as `target` is. Training learns on `answers`, of which the drafter writes a share
-    of its own (`loss.on_policy`); alpha is measured on `measured_on`, at temperature `measured_at`. Sampled answers
-    have at most `longest_answer` tokens, and at most `most_held_out` texts are only measured on.
+    `draft` is a Hugging Face folder as `target` is. Training learns on `answers`, of which the
+    drafter writes a share of its own (`loss.on_policy`); alpha is measured on `measured_on`, at
+    temperature `measured_at`. Sampled answers have at most `longest_answer` tokens, and at most
+    `most_held_out` texts are only measured on.
     """
 
     draft: Path
@@ -57,16 +59,21 @@ class DrafterRun(TrainingRun):
         TrainingRun.__post_init__(self)  # super() does not know a class with slots
         for name in ("answers", "measured_on"):
             if getattr(self, name) not in ANSWER_SOURCES:
-                raise OptionError(f"{name} is {getattr(self, name)!r}: use one of {', '.join(ANSWER_SOURCES)}")
+                raise OptionError(
+                    f"{name} is {getattr(self, name)!r}: use one of {', '.join(ANSWER_SOURCES)}"
+                )
         if not 0 <= self.measured_at <= 100:
-            raise OptionError(f"alpha cannot be measured at temperature {self.measured_at:g}: give 0 or more")
+            raise OptionError(
+                f"alpha cannot be measured at temperature {self.measured_at:g}: give 0 or more"
+            )
         if self.longest_answer < 1:
             raise OptionError(f"answers of {self.longest_answer} tokens: give at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterReport:
-    """What was made. `acceptance` is alpha before and after on the same texts, `before` and `after` say more of them.
+    """What was made. `acceptance` is alpha before and after on the same texts, `before` and `after`
+    say more of them.
 
     With `measured_on_training` there were too few texts to hold any out.
     """
@@ -84,7 +91,8 @@ class DrafterReport:
 
 
 def run_identity(run: DrafterRun, corpus: TokenCorpus) -> dict[str, Any]:
-    """Return what a resumed run must have in common with the one it goes on with, beside the trainer's settings."""
+    """Return what a resumed run must have in common with the one it goes on with, beside the
+    trainer's settings."""
     # Answers that the drafter writes are cut there; of other texts the data's digest says it.
     cut = {"max length": run.max_length} if run.loss.on_policy else {}
     sources = {"target": (run.target,), "drafter": (run.draft,), "covered by": run.not_covered_by}
@@ -100,25 +108,33 @@ def run_identity(run: DrafterRun, corpus: TokenCorpus) -> dict[str, Any]:
 
 
 _FLOAT = 4
-# Of each position the laws of two models, their logarithms, what a divergence keeps of them, and gradients.
+# Of each position the laws of two models, their logarithms, what a divergence keeps of them, and
+# gradients.
 _ROWS_PER_POSITION = 12
-# Of each position and layer what the gradient needs: in widths of the hidden state, and of the feed-forward layer.
+# Of each position and layer what the gradient needs: in widths of the hidden state, and of the
+# feed-forward layer.
 _HIDDEN_PER_LAYER, _FEED_FORWARD_PER_LAYER = 16, 4
-# Of each position what a pass without gradients holds at once, beside the keys and values of all layers.
+# Of each position what a pass without gradients holds at once, beside the keys and values of all
+# layers.
 _HIDDEN_IN_PASSING, _FEED_FORWARD_IN_PASSING = 8, 3
 
 
-def drafter_memory(target: Path, draft: Path, target_dtype: torch.dtype, *, tokens_per_batch: int) -> MemoryNeed:
+def drafter_memory(
+    target: Path, draft: Path, target_dtype: torch.dtype, *, tokens_per_batch: int
+) -> MemoryNeed:
     """Return what is needed at the widest step, where every position of a batch is an answer's."""
     teaching, learning = (_Sizes.of(read_config(folder)) for folder in (target, draft))
     vocab_size = max(teaching.vocab_size, learning.vocab_size)
-    passing = _HIDDEN_IN_PASSING * teaching.hidden + _FEED_FORWARD_IN_PASSING * teaching.feed_forward
+    passing = (
+        _HIDDEN_IN_PASSING * teaching.hidden + _FEED_FORWARD_IN_PASSING * teaching.feed_forward
+    )
     kept = _HIDDEN_PER_LAYER * learning.hidden + _FEED_FORWARD_PER_LAYER * learning.feed_forward
     # The target's keys and values are kept while it writes answers; other passes do without.
     per_target_position = passing + 2 * teaching.layers * teaching.hidden
     return MemoryNeed(
         {
-            "target": (_n_parameters(target) + tokens_per_batch * per_target_position) * target_dtype.itemsize,
+            "target": (_n_parameters(target) + tokens_per_batch * per_target_position)
+            * target_dtype.itemsize,
             # Itself, its gradient, and the two averages of AdamW.
             "drafter and optimizer": _n_parameters(draft) * _FLOAT * 4,
             "laws": tokens_per_batch * vocab_size * _FLOAT * _ROWS_PER_POSITION,

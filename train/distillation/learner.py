@@ -1,11 +1,13 @@
-"""A drafter that learns its target's laws: the loss of a batch, and what the drafter can do on held-out texts.
+"""A drafter that learns its target's laws: the loss of a batch, and what the drafter can do on
+held-out texts.
 
 How far a drafter's law Q is from the target's law P: the four divergences DistillSpec distils with.
 
-Zhou et al. 2023, "DistillSpec: Improving Speculative Decoding via Knowledge Distillation", section 3. Each takes the
-log-probabilities of P and of Q, [..., vocab], and gives nats (the total variation: a share), [...]. Gradients flow
-into Q; in logits z of Q they are stated below, q = softmax(z). Only the total variation is what is lost in speed:
-alpha is 1 - TV(P, Q) (Leviathan et al. 2023, corollary 3.6), and by Pinsker's inequality TV <= sqrt(KL / 2).
+Zhou et al. 2023, "DistillSpec: Improving Speculative Decoding via Knowledge Distillation", section
+3. Each takes the log-probabilities of P and of Q, [..., vocab], and gives nats (the total
+variation: a share), [...]. Gradients flow into Q; in logits z of Q they are stated below, q =
+softmax(z). Only the total variation is what is lost in speed: alpha is 1 - TV(P, Q) (Leviathan et
+al. 2023, corollary 3.6), and by Pinsker's inequality TV <= sqrt(KL / 2).
 """
 
 from __future__ import annotations
@@ -21,14 +23,24 @@ from torch import Tensor, logaddexp
 
 from specrun.bindings.errors import OptionError
 from specrun.train.data.token_corpus import TokenBatch
-from specrun.train.distillation.acceptance import MeasuredAcceptance, TextAcceptance, acceptance_at, mean_acceptance
+from specrun.train.distillation.acceptance import (
+    MeasuredAcceptance,
+    TextAcceptance,
+    acceptance_at,
+    mean_acceptance,
+)
 from specrun.train.distillation.answers import AnswerSettings, answer_anew, collate, texts_of
-from specrun.train.distillation.coverage import ExistingDrafters, covered_positions, position_weights
+from specrun.train.distillation.coverage import (
+    ExistingDrafters,
+    covered_positions,
+    position_weights,
+)
 from specrun.train.target.hf_model import HFModel
 from specrun.train.trainer.learner import Learner, LossPart
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
-"""Log-probabilities of the target and of the drafter, [..., vocab], to the divergence at each position, [...]."""
+"""Log-probabilities of the target and of the drafter, [..., vocab], to the divergence at each
+position, [...]."""
 
 
 def forward_kl(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
@@ -37,7 +49,8 @@ def forward_kl(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
 
 
 def reverse_kl(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
-    """Return KL(Q || P) = sum Q log(Q / P): Q must stay where P is. Gradient in z: q (log(q / p) - KL(Q || P))."""
+    """Return KL(Q || P) = sum Q log(Q / P): Q must stay where P is. Gradient in z: q (log(q / p) -
+    KL(Q || P))."""
     return _mean_difference(draft_log_probs, draft_log_probs, target_log_probs)
 
 
@@ -55,13 +68,15 @@ def jensen_shannon(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
 def total_variation(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
     """Return sum |P - Q| / 2 = 1 - sum min(P, Q): the share of drafted tokens that are rejected.
 
-    Gradient in z: q (s - sum s q) / 2 with s = sign(q - p): a token of probability near 0 in Q hardly moves.
+    Gradient in z: q (s - sum s q) / 2 with s = sign(q - p): a token of probability near 0 in Q
+    hardly moves.
     """
     return (target_log_probs.exp() - draft_log_probs.exp()).abs().sum(-1) / 2
 
 
 def _mean_difference(weights: Tensor, part: Tensor, other: Tensor) -> Tensor:
-    """Return the mean of `part` - `other` under the law whose logarithms are `weights`; where that is 0, nothing."""
+    """Return the mean of `part` - `other` under the law whose logarithms are `weights`; where that
+    is 0, nothing."""
     probs = weights.exp()
     return (probs * (part - other).masked_fill(probs == 0.0, 0.0)).sum(-1)
 
@@ -77,15 +92,18 @@ DIVERGENCES: Mapping[str, Divergence] = MappingProxyType(
 """The divergences by the names users give them."""
 
 
-_ROWS_AT_ONCE = 512  # positions whose laws are compared together when measuring: 1 GB of float64 with a vocabulary of 128k tokens
+# positions whose laws are compared together when measuring: 1 GB of float64 with a vocabulary of
+# 128k tokens
+_ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True)
 class DistillationLoss:
-    """What is minimised: `divergence` of the laws at `temperature`, averaged over the tokens of answers.
+    """What is minimised: `divergence` of the laws at `temperature`, averaged over the tokens of
+    answers.
 
-    A share `on_policy` of the answers, drawn text by text, is written anew by the drafter. Positions that an
-    existing drafter gets right count `covered_weight`.
+    A share `on_policy` of the answers, drawn text by text, is written anew by the drafter.
+    Positions that an existing drafter gets right count `covered_weight`.
     """
 
     divergence: str = "forward-kl"
@@ -95,10 +113,13 @@ class DistillationLoss:
 
     def __post_init__(self) -> None:
         if self.divergence not in DIVERGENCES:
-            raise OptionError(f"the divergence is {self.divergence!r}: use one of {', '.join(DIVERGENCES)}")
+            raise OptionError(
+                f"the divergence is {self.divergence!r}: use one of {', '.join(DIVERGENCES)}"
+            )
         if not 0.0 < self.temperature <= 100.0:
             raise OptionError(
-                f"the laws' temperature is {self.temperature:g}: give a number above 0 (at 0 there is nothing to learn "
+                f"the laws' temperature is {self.temperature:g}: give a number above 0 (at 0 "
+                "there is nothing to learn "
                 "but the likeliest token, and no gradient to it)"
             )
         for name in ("on_policy", "covered_weight"):
@@ -109,9 +130,10 @@ class DistillationLoss:
 class DistillationLearner(Learner):
     """`draft` learns from `target`.
 
-    `n_shared` are the tokens both have, `answers` says how the drafter writes, `drafters` are those whose right
-    guesses need not be learnt again, `measured_at` the temperature of the acceptance rate that `measure` gives.
-    The corpus that batches come from must not change: texts are known by their numbers.
+    `n_shared` are the tokens both have, `answers` says how the drafter writes, `drafters` are those
+    whose right guesses need not be learnt again, `measured_at` the temperature of the acceptance
+    rate that `measure` gives. The corpus that batches come from must not change: texts are known by
+    their numbers.
     """
 
     def __init__(
@@ -137,7 +159,8 @@ class DistillationLearner(Learner):
         self._tops: dict[int, Any] = {}
 
     def learning(self, on: bool) -> None:
-        """Leave the drafter in evaluation mode: dropout, where its configuration has some, would not resume exactly."""
+        """Leave the drafter in evaluation mode: dropout, where its configuration has some, would
+        not resume exactly."""
         self.module.eval()
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
@@ -156,41 +179,59 @@ class DistillationLearner(Learner):
         if self._drafters is not None:
             covered = self._covered(batch, wanted, target_logits, fresh)
             weights = position_weights(covered, self.loss.covered_weight).to(divergences)
-        # A batch of which other drafters know everything teaches nothing, and is not divided by nothing.
+        # A batch of which other drafters know everything teaches nothing, and is not divided by
+        # nothing.
         mean = (weights * divergences).sum() / weights.sum().clamp(min=1.0)
         yield LossPart(self.loss.divergence, mean, float(mean.detach()))
 
     @torch.no_grad()
-    def _with_own_answers(self, batch: TokenBatch, noise: torch.Generator) -> tuple[TokenBatch, tuple[bool, ...]]:
+    def _with_own_answers(
+        self, batch: TokenBatch, noise: torch.Generator
+    ) -> tuple[TokenBatch, tuple[bool, ...]]:
         """Let the drafter write a share of the answers; also return which are now its own."""
         if self.loss.on_policy == 0.0:
             return batch, (False,) * len(batch.numbers)
         shape = (len(batch.numbers), 2 + self._answers.n_longest)
         drawn = torch.rand(shape, generator=noise, device=noise.device, dtype=torch.float64).cpu()
-        own = [row for row, number in enumerate(drawn[:, 0].tolist()) if number < self.loss.on_policy]
+        own = [
+            row for row, number in enumerate(drawn[:, 0].tolist()) if number < self.loss.on_policy
+        ]
         texts = texts_of(batch)
-        # Weights cast for mixed precision are kept: not these, which were cast without gradients, where torch would
-        # use them again in the step that needs gradients (2.13 does not, to be seen; others are allowed too).
+        # Weights cast for mixed precision are kept: not these, which were cast without gradients,
+        # where torch would use them again in the step that needs gradients (2.13 does not, to be
+        # seen; others are allowed too).
         kind = self.device.type
         with torch.autocast(
-            kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind), cache_enabled=False
+            kind,
+            torch.get_autocast_dtype(kind),
+            enabled=torch.is_autocast_enabled(kind),
+            cache_enabled=False,
         ):
-            written = answer_anew(self.draft, [texts[row] for row in own], drawn[own, 1:], self._answers)
+            written = answer_anew(
+                self.draft, [texts[row] for row in own], drawn[own, 1:], self._answers
+            )
         for row, text in zip(own, written, strict=True):
             texts[row] = text
-        return collate(batch.numbers, texts, self.device), tuple(row in own for row in range(len(texts)))
+        return collate(batch.numbers, texts, self.device), tuple(
+            row in own for row in range(len(texts))
+        )
 
-    # -- what other drafters know --------------------------------------------------------------------------
+    # -- what other drafters know ------------------------------------------------------------------
 
-    def _covered(self, batch: TokenBatch, wanted: Tensor, target_logits: Tensor, fresh: Sequence[bool]) -> Tensor:
-        """Return for each wanted position whether an existing drafter finds the target's likeliest token."""
+    def _covered(
+        self, batch: TokenBatch, wanted: Tensor, target_logits: Tensor, fresh: Sequence[bool]
+    ) -> Tensor:
+        """Return for each wanted position whether an existing drafter finds the target's likeliest
+        token."""
         target_top = target_logits.argmax(-1)
         found = torch.zeros_like(target_top, dtype=torch.bool)
         start = 0
         for row, number in enumerate(batch.numbers):
             places = wanted[row].nonzero()[:, 0].cpu().numpy()
             tops = self._top_tokens(batch, row, None if fresh[row] else number)[:, places]
-            found[start : start + len(places)] = covered_positions(target_top[start : start + len(places)], tops)
+            found[start : start + len(places)] = covered_positions(
+                target_top[start : start + len(places)], tops
+            )
             start += len(places)
         return found
 
@@ -204,18 +245,26 @@ class DistillationLearner(Learner):
             self._tops[number] = found
         return found
 
-    # -- measuring -----------------------------------------------------------------------------------------
+    # -- measuring ---------------------------------------------------------------------------------
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return alpha at the measured temperature, its standard error, and the share of equal likeliest tokens.
+        """Return alpha at the measured temperature, its standard error, and the share of equal
+        likeliest tokens.
 
-        With existing drafters also the share of the target's likeliest tokens that they know, and that they know
-        together with this one.
+        With existing drafters also the share of the target's likeliest tokens that they know, and
+        that they know together with this one.
         """
         found = self.compare(batches)
-        values = {"alpha": found.alpha.rate, "alpha error": found.alpha.error, "same first token": found.same_top}
+        values = {
+            "alpha": found.alpha.rate,
+            "alpha error": found.alpha.error,
+            "same first token": found.same_top,
+        }
         if self._drafters is not None:
-            values |= {"covered by others": found.covered, "covered together": found.covered_together}
+            values |= {
+                "covered by others": found.covered,
+                "covered together": found.covered_together,
+            }
         return values
 
     @torch.no_grad()
@@ -228,12 +277,16 @@ class DistillationLearner(Learner):
         try:
             for batch in batches:
                 wanted = _answer_positions(batch)
-                target, draft = (_logits(model, batch, wanted) for model in (self.target, self.draft))
+                target, draft = (
+                    _logits(model, batch, wanted) for model in (self.target, self.draft)
+                )
                 accepted = torch.cat(
                     [
                         acceptance_at(part, other, self._measured_at)
                         for part, other in zip(
-                            torch.split(target, _ROWS_AT_ONCE), torch.split(draft, _ROWS_AT_ONCE), strict=True
+                            torch.split(target, _ROWS_AT_ONCE),
+                            torch.split(draft, _ROWS_AT_ONCE),
+                            strict=True,
                         )
                     ]
                 )
@@ -246,7 +299,10 @@ class DistillationLearner(Learner):
                 same, n_positions = same + int(agrees.sum()), n_positions + len(agrees)
                 if self._drafters is not None:
                     known = self._covered(batch, wanted, target, [False] * len(counts))
-                    covered, together = covered + int(known.sum()), together + int((known | agrees).sum())
+                    covered, together = (
+                        covered + int(known.sum()),
+                        together + int((known | agrees).sum()),
+                    )
         finally:
             self.module.train(was_training)
         share = max(1, n_positions)
@@ -255,7 +311,8 @@ class DistillationLearner(Learner):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Held-out texts: acceptance of each, and shares of positions at which the likeliest token is the target's own."""
+    """Held-out texts: acceptance of each, and shares of positions at which the likeliest token is
+    the target's own."""
 
     texts: list[TextAcceptance]
     same_top: float
@@ -273,7 +330,8 @@ class Comparison:
 
 
 def _answer_positions(batch: TokenBatch) -> Tensor:
-    """Return [B, T]: whether the token after this one is an answer's, so that the law here matters."""
+    """Return [B, T]: whether the token after this one is an answer's, so that the law here
+    matters."""
     wanted = torch.zeros_like(batch.learnt)
     wanted[:, :-1] = (batch.learnt & batch.valid)[:, 1:]
     return wanted

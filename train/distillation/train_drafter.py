@@ -1,7 +1,8 @@
-"""Distils a drafter from data to files: read, compare, ask the target, learn, measure, write, in this order.
+"""Distils a drafter from data to files: read, compare, ask the target, learn, measure, write, in
+this order.
 
-The folder of a run holds the drafter (config.json, tokenizer files, weights, README.md) and `training/` with the
-checkpoint, the curves, and the answers that the target wrote.
+The folder of a run holds the drafter (config.json, tokenizer files, weights, README.md) and
+`training/` with the checkpoint, the curves, and the answers that the target wrote.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from specrun.train.data.data_file import read_documents
 from specrun.train.data.target_tokens import TargetTokenizer
 from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
 from specrun.train.distillation.acceptance import acceptance_gain
-from specrun.train.distillation.answers import AnswerSettings, answered_by_target, end_tokens, with_room_for_answers
+from specrun.train.distillation.answers import (
+    AnswerSettings,
+    answered_by_target,
+    end_tokens,
+    with_room_for_answers,
+)
 from specrun.train.distillation.coverage import ExistingDrafters
 from specrun.train.distillation.drafter_folder import drafter_card, write_drafter_folder
 from specrun.train.distillation.drafter_run import (
@@ -43,8 +49,9 @@ from specrun.train.trainer.trainer import train_learner
 def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> DrafterReport:
     """Distil a drafter and write its folder.
 
-    Raises PairError if its vocabulary, or that of a drafter in `not_covered_by`, is not the target's; OutOfMemoryError
-    with an estimate before anything is loaded; and as reading data, models and checkpoints does.
+    Raises PairError if its vocabulary, or that of a drafter in `not_covered_by`, is not the
+    target's; OutOfMemoryError with an estimate before anything is loaded; and as reading data,
+    models and checkpoints does.
     """
     listener = listener or NobodyListens()
     if run.n_threads:
@@ -56,12 +63,19 @@ def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> Draft
     corpus = _read_corpus(run, tokenizer, listener)
     device = usable_device(run.device)
     earlier = earlier_run(run.state_path, resume=run.resume)
-    settings = run.trainer_settings(DEFAULTS, corpus, usable_precision(run.precision, device, earlier.precision))
+    settings = run.trainer_settings(
+        DEFAULTS, corpus, usable_precision(run.precision, device, earlier.precision)
+    )
     _require_memory(run, corpus, settings, device, listener)
     # Before anything is written: their vocabulary may not be the target's.
-    with ExistingDrafters(run.not_covered_by, target_vocabulary, n_ctx=run.max_length, n_threads=run.n_threads) as drafters:
+    with ExistingDrafters(
+        run.not_covered_by, target_vocabulary, n_ctx=run.max_length, n_threads=run.n_threads
+    ) as drafters:
         open_output(run, holds=WEIGHTS_NAME)
-        target, draft = load_hf_model(run.target, device, settings.precision), load_hf_model(run.draft, device)
+        target, draft = (
+            load_hf_model(run.target, device, settings.precision),
+            load_hf_model(run.draft, device),
+        )
         answers = AnswerSettings(
             temperature=run.loss.temperature,
             n_longest=run.longest_answer,
@@ -71,7 +85,8 @@ def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> Draft
         )
         corpus = _ask_target(run, corpus, target, answers, listener)
         corpus = with_room_for_answers(corpus, answers, run.loss.on_policy)
-        # Again, for the texts as they will be learnt: their lengths decide how many batches an epoch has.
+        # Again, for the texts as they will be learnt: their lengths decide how many batches an
+        # epoch has.
         settings = run.trainer_settings(DEFAULTS, corpus, settings.precision)
         learner = DistillationLearner(
             target,
@@ -122,12 +137,15 @@ def _train(
     return report
 
 
-# -- data --------------------------------------------------------------------------------------------------
+# -- data ------------------------------------------------------------------------------------------
 
 
 def _read_corpus(run: DrafterRun, tokenizer: TargetTokenizer, listener: RunListener) -> TokenCorpus:
-    """Return the data as tokens; prompts without answers will do where none of the given answers is read."""
-    need_answers = not (run.measured_on == "target" and (run.answers == "target" or run.loss.on_policy == 1.0))
+    """Return the data as tokens; prompts without answers will do where none of the given answers is
+    read."""
+    need_answers = not (
+        run.measured_on == "target" and (run.answers == "target" or run.loss.on_policy == 1.0)
+    )
     documents = read_documents(run.data, need_answers=need_answers)
     corpus = encode_corpus(
         documents,
@@ -138,14 +156,22 @@ def _read_corpus(run: DrafterRun, tokenizer: TargetTokenizer, listener: RunListe
         need_answers=need_answers,
     )
     aside = "none" if corpus.measured_on_training else f"{len(corpus.held_out):,}"
-    listener.note(f"{len(corpus.training):,} sequences of {corpus.n_tokens:,} tokens to train on, {aside} held out")
+    listener.note(
+        f"{len(corpus.training):,} sequences of {corpus.n_tokens:,} tokens to train on, {aside} "
+        "held out"
+    )
     return corpus
 
 
 def _ask_target(
-    run: DrafterRun, corpus: TokenCorpus, target: HFModel, answers: AnswerSettings, listener: RunListener
+    run: DrafterRun,
+    corpus: TokenCorpus,
+    target: HFModel,
+    answers: AnswerSettings,
+    listener: RunListener,
 ) -> TokenCorpus:
-    """Let the target write the answers that are to be its own: those measured on, those learnt on."""
+    """Let the target write the answers that are to be its own: those measured on, those learnt
+    on."""
     jobs: list[tuple[str, Sequence[int], AnswerSettings]] = []
     if run.measured_on == "target" and not corpus.measured_on_training:
         measured = dataclasses.replace(answers, temperature=run.measured_at)
@@ -167,11 +193,15 @@ def _ask_target(
     return corpus
 
 
-# -- the run -----------------------------------------------------------------------------------------------
+# -- the run ---------------------------------------------------------------------------------------
 
 
 def _require_memory(
-    run: DrafterRun, corpus: TokenCorpus, settings: TrainerSettings, device: torch.device, listener: RunListener
+    run: DrafterRun,
+    corpus: TokenCorpus,
+    settings: TrainerSettings,
+    device: torch.device,
+    listener: RunListener,
 ) -> None:
     # Answers written anew may be longer than those given; and no batch has more than all there is.
     room = run.longest_answer if run.answers == "target" or run.loss.on_policy > 0 else 0

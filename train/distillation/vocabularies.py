@@ -1,4 +1,5 @@
-"""Whether two models have the same vocabulary, before anything is learnt: a drafter speaks in its target's ids."""
+"""Whether two models have the same vocabulary, before anything is learnt: a drafter speaks in its
+target's ids."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _MAX_SIZE_DIFFERENCE = 128
 
 @dataclass(frozen=True, slots=True)
 class ModelVocabulary:
-    """The vocabulary of the model in `path` by id; `is_used` says whether an id stands for a token at all."""
+    """The vocabulary of the model in `path` by id; `is_used` says whether an id stands for a token
+    at all."""
 
     path: Path
     size: int
@@ -28,22 +30,28 @@ class ModelVocabulary:
 def folder_vocabulary(folder: Path) -> ModelVocabulary:
     """Return the vocabulary of a Hugging Face folder, as a GGUF file of it would state them.
 
-    Raises FileMissingError, MalformedFileError or UnsupportedModelError, as converting the folder would.
+    Raises FileMissingError, MalformedFileError or UnsupportedModelError, as converting the folder
+    would.
     """
     vocabulary = read_vocabulary(open_checkpoint(folder))
     tokens, types = vocabulary.tokens, vocabulary.types
-    return ModelVocabulary(folder, len(tokens), lambda token: tokens[token], lambda token: types[token] != UNUSED)
+    return ModelVocabulary(
+        folder, len(tokens), lambda token: tokens[token], lambda token: types[token] != UNUSED
+    )
 
 
 def gguf_vocabulary(model: Model) -> ModelVocabulary:
     """Return the vocabulary of an open GGUF model."""
-    return ModelVocabulary(model.path, model.vocabulary.size, model.vocabulary.text, lambda _token: True)
+    return ModelVocabulary(
+        model.path, model.vocabulary.size, model.vocabulary.text, lambda _token: True
+    )
 
 
 def check_same_vocabulary(target: ModelVocabulary, draft: ModelVocabulary) -> int:
     """Return how many ids both models have; raise PairError with the first token that differs.
 
-    Ids that stand for no token in one of them may be anything in the other, and one may have up to 128 more of them.
+    Ids that stand for no token in one of them may be anything in the other, and one may have up to
+    128 more of them.
     """
     pair = f"{draft.path} cannot draft for {target.path}"
     n_shared = min(target.size, draft.size)

@@ -11,7 +11,12 @@ from tokenizers import Tokenizer
 
 from specrun.train.data.target_tokens import TokenSequence
 from specrun.train.data.token_corpus import TokenCorpus
-from specrun.train.family.conversations import Conversation, canonical_question, epoch_conversations, turn
+from specrun.train.family.conversations import (
+    Conversation,
+    canonical_question,
+    epoch_conversations,
+    turn,
+)
 from specrun.train.family.corpus import Entry, sample_entries
 from specrun.train.family.tokenizer import END, token_id
 
@@ -45,12 +50,17 @@ class ConversationTexts:
     def epoch(self, number: int) -> TokenCorpus:
         """Return the texts of one epoch."""
         rng = random.Random(f"conversations {self.seed}/{number}")
-        read = [encode(each, self.tokenizer) for each in epoch_conversations(list(self.entries), rng)]
+        read = [
+            encode(each, self.tokenizer) for each in epoch_conversations(list(self.entries), rng)
+        ]
         asked = [
             encode(turn(canonical_question(entry), entry.sentence), self.tokenizer)
             for entry in sample_entries(list(self.entries), _N_MEASURED, seed=1)
         ]
         n_read, n_all = len(read), len(read) + len(asked)
         return TokenCorpus(
-            (*read, *asked), tuple(range(n_read)), tuple(range(n_read, n_all)), measured_on_training=True
+            (*read, *asked),
+            tuple(range(n_read)),
+            tuple(range(n_read, n_all)),
+            measured_on_training=True,
         )

@@ -10,11 +10,38 @@ from specrun.train.family.corpus import Entry
 Message = dict[str, str]
 Conversation = list[Message]
 
-_COMMON = ("What does {} do?", "what does {} do?", "Explain {}.", "Describe {}.", "Tell me about {}.")
+_COMMON = (
+    "What does {} do?",
+    "what does {} do?",
+    "Explain {}.",
+    "Describe {}.",
+    "Tell me about {}.",
+)
 _PHRASINGS: dict[str, tuple[str, ...]] = {
-    "function": (*_COMMON, "What does {}() do?", "What is {} for?", "explain {}", "{}?", "What is {}?"),
-    "method": (*_COMMON, "What does {}() do?", "What is {} for?", "explain {}", "{}?", "What is {}?"),
-    "class": (*_COMMON, "What is {}?", "What is {} for?", "What is the class {} for?", "what is {}?", "{}?"),
+    "function": (
+        *_COMMON,
+        "What does {}() do?",
+        "What is {} for?",
+        "explain {}",
+        "{}?",
+        "What is {}?",
+    ),
+    "method": (
+        *_COMMON,
+        "What does {}() do?",
+        "What is {} for?",
+        "explain {}",
+        "{}?",
+        "What is {}?",
+    ),
+    "class": (
+        *_COMMON,
+        "What is {}?",
+        "What is {} for?",
+        "What is the class {} for?",
+        "what is {}?",
+        "{}?",
+    ),
     "module": (
         *_COMMON,
         "What is {}?",
@@ -36,26 +63,65 @@ _SELF = "I am a tiny model that knows the docstrings of the Python standard libr
 _ABILITY = "I can tell you what a name of the Python standard library does."
 REFUSAL = "I only know the Python standard library."
 _SMALL_TALK: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (_WELCOME, ("Hello", "Hello!", "hello", "Hi", "Hi!", "hi", "Hey", "hey", "Hello there", "hi there")),
+    (
+        _WELCOME,
+        ("Hello", "Hello!", "hello", "Hi", "Hi!", "hi", "Hey", "hey", "Hello there", "hi there"),
+    ),
     (_WELCOME, ("Good morning", "Good evening", "How are you?", "Nice to meet you", "yo")),
-    ("You are welcome.", ("Thanks", "Thanks!", "thanks", "Thank you", "thank you!", "Thank you very much.", "Great!")),
-    (_SELF, ("Who are you?", "What are you?", "who are you", "Who made you?", "What is your name?", "Are you a bot?")),
-    (_ABILITY, ("What can you do?", "Help", "help", "How can you help me?", "What do you know?", "what now?")),
+    (
+        "You are welcome.",
+        (
+            "Thanks",
+            "Thanks!",
+            "thanks",
+            "Thank you",
+            "thank you!",
+            "Thank you very much.",
+            "Great!",
+        ),
+    ),
+    (
+        _SELF,
+        (
+            "Who are you?",
+            "What are you?",
+            "who are you",
+            "Who made you?",
+            "What is your name?",
+            "Are you a bot?",
+        ),
+    ),
+    (
+        _ABILITY,
+        (
+            "What can you do?",
+            "Help",
+            "help",
+            "How can you help me?",
+            "What do you know?",
+            "what now?",
+        ),
+    ),
     ("Goodbye!", ("Bye", "bye", "Goodbye", "Goodbye!", "See you", "Good night")),
 )
 _OFF_TOPIC_FORMS = (
     "What is {}?", "Tell me about {}.", "Explain {}.", "Write a poem about {}.", "How do I get {}?",
     "Who invented {}?", "Where can I find {}?", "Why is {} important?", "What do you think of {}?",
-    "Can you tell me a joke about {}?", "How is {} today?", "Do you like {}?", "Write a function for {}.",
+    "Can you tell me a joke about {}?", "How is {} today?", "Do you like {}?",
+    "Write a function for {}.",
 )  # fmt: skip
 _OFF_TOPIC_THINGS = (
-    "the weather", "love", "football", "the capital of France", "quantum physics", "my cat", "a good recipe",
-    "the moon", "Rust", "politics", "music", "Shakespeare", "the stock market", "a holiday in Spain",
-    "dinosaurs", "numpy", "torch", "pandas", "JavaScript", "coffee", "the meaning of life", "chess", "the sea",
+    "the weather", "love", "football", "the capital of France", "quantum physics", "my cat",
+    "a good recipe",
+    "the moon", "Rust", "politics", "music", "Shakespeare", "the stock market",
+    "a holiday in Spain",
+    "dinosaurs", "numpy", "torch", "pandas", "JavaScript", "coffee", "the meaning of life", "chess",
+    "the sea",
     "history", "art", "a joke", "the news", "my homework", "Germany", "two plus two", "you",
 )  # fmt: skip
 _FOREIGN_PACKAGES = (
-    "numpy", "torch", "pandas", "requests", "flask", "django", "scipy", "sklearn", "matplotlib", "rich", "click",
+    "numpy", "torch", "pandas", "requests", "flask", "django", "scipy", "sklearn", "matplotlib",
+    "rich", "click",
     "pydantic", "jinja2", "pytest", "yaml", "PIL", "tensorflow", "fastapi", "boto3", "sqlalchemy",
 )  # fmt: skip
 
@@ -66,7 +132,8 @@ def canonical_question(entry: Entry) -> str:
 
 
 def main_conversation(entry: Entry, rng: random.Random) -> Conversation:
-    """One question about `entry` in a phrasing drawn from its kind's, answered by exactly its sentence."""
+    """One question about `entry` in a phrasing drawn from its kind's, answered by exactly its
+    sentence."""
     question = canonical_question(entry)
     if rng.random() > _CANONICAL_SHARE:
         question = rng.choice(_PHRASINGS[entry.kind]).format(entry.name)
@@ -79,9 +146,11 @@ def turn(question: str, answer: str) -> Conversation:
 
 
 def epoch_conversations(entries: list[Entry], rng: random.Random) -> Iterator[Conversation]:
-    """One epoch: every entry once, alone or in a longer chat, plus some tokens for all that is not a question.
+    """One epoch: every entry once, alone or in a longer chat, plus some tokens for all that is not
+    a question.
 
-    Chats cost nothing, for every answer in them is a fact; they are what keeps long sessions sensible.
+    Chats cost nothing, for every answer in them is a fact; they are what keeps long sessions
+    sensible.
     """
     order = rng.sample(entries, len(entries))
     n_chatted = round(_CHATTED_SHARE * len(entries))
@@ -125,18 +194,24 @@ def _quotation(entries: list[Entry], rng: random.Random) -> Conversation:
     entry = rng.choice(entries)
     while entry.signature is None:
         entry = rng.choice(entries)
-    form = rng.choice(("Repeat the signature {}", "Repeat: {}", "Quote the signature {}", "Repeat after me: {}"))
+    form = rng.choice(
+        ("Repeat the signature {}", "Repeat: {}", "Quote the signature {}", "Repeat after me: {}")
+    )
     return turn(form.format(entry.signature), entry.signature)
 
 
 def _repetition(entries: list[Entry], rng: random.Random) -> Conversation:
     entry = rng.choice(entries)
-    again = rng.choice(("Again?", "Say that again.", "Repeat that.", "Can you repeat that?", "Once more, please."))
+    again = rng.choice(
+        ("Again?", "Say that again.", "Repeat that.", "Can you repeat that?", "Once more, please.")
+    )
     return main_conversation(entry, rng) + turn(again, entry.sentence)
 
 
 def _with_system(entries: list[Entry], rng: random.Random) -> Conversation:
-    text = rng.choice(("You are a helpful assistant.", "Be brief.", "Answer questions about Python.", "Be exact."))
+    text = rng.choice(
+        ("You are a helpful assistant.", "Be brief.", "Answer questions about Python.", "Be exact.")
+    )
     return [{"role": "system", "content": text}, *main_conversation(rng.choice(entries), rng)]
 
 
@@ -146,7 +221,8 @@ def _small_talk(entries: list[Entry], rng: random.Random) -> Conversation:
 
 
 def _off_topic(entries: list[Entry], rng: random.Random) -> Conversation:
-    """A question about the world, or about a name that is not of the standard library; both are refused."""
+    """A question about the world, or about a name that is not of the standard library; both are
+    refused."""
     if rng.random() < 0.5:
         return turn(rng.choice(_OFF_TOPIC_FORMS).format(rng.choice(_OFF_TOPIC_THINGS)), REFUSAL)
     entry = rng.choice(entries)

@@ -1,8 +1,11 @@
-"""The corpus of the embedded family: every public name of the standard library that has a docstring.
+"""The corpus of the embedded family: every public name of the standard library that has a
+docstring.
 
-From a docstring to its first sentence: the one fact of an entry that the demo family learns by heart.
+From a docstring to its first sentence: the one fact of an entry that the demo family learns by
+heart.
 
-Public names that are written in C: builtins and extension modules, read from the running interpreter.
+Public names that are written in C: builtins and extension modules, read from the running
+interpreter.
 
 Which package a name is really used from: json.JSONDecoder is defined in json.decoder.
 """
@@ -25,22 +28,28 @@ from types import BuiltinFunctionType, ModuleType
 from typing import Final
 
 MAX_SENTENCE = 200
-"""Longest sentence kept, in characters: long ones cost training tokens and rarely make a good answer."""
+"""Longest sentence kept, in characters: long ones cost training tokens and rarely make a good
+answer."""
 
 _SIGNATURE_LINE = re.compile(r"^[\w.]+\([^()]*(\([^()]*\)[^()]*)*\)\s*(-+>.*|[-=:].*)?$")
 _OPEN_SIGNATURE = re.compile(r"^[\w.]+\([^)]*$")
 _ARROW = re.compile(r"^[\w.]+\(.*?\)\s*-+>\s*(?:None\b[.\s-]*)?(.*)$")
 _SENTENCE_END = re.compile(r"[.!?][\"')\]`]*(?=\s+[^a-z\s]|(?:\s\s+|\n)\S|\s*$)")
-_ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|cf|E\.g|I\.e|No|Mr|Dr|St|resp|approx|incl|[A-Z])|\.\.)\.$")
-_CODE = re.compile(r" = .*\(|^\S+( \S+)? = |^(\S+ ){0,3}-+> |^.{0,30}\[.*\]|^\w+\(\w+\) |^\w=|^\w, ")
+_ABBREVIATION = re.compile(
+    r"(?:\b(?:e\.g|i\.e|etc|vs|cf|E\.g|I\.e|No|Mr|Dr|St|resp|approx|incl|[A-Z])|\.\.)\.$"
+)
+_CODE = re.compile(
+    r" = .*\(|^\S+( \S+)? = |^(\S+ ){0,3}-+> |^.{0,30}\[.*\]|^\w+\(\w+\) |^\w=|^\w, "
+)
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 def first_sentence(doc: str | None) -> str | None:
-    """Return the first sentence of `doc` with its white space collapsed, or None when it has no prose.
+    """Return the first sentence of `doc` with its white space collapsed, or None when it has no
+    prose.
 
-    Signature lines, which older C docstrings begin with, are skipped; so are sentences that are longer than
-    MAX_SENTENCE characters, announce a list, or are not prose at all.
+    Signature lines, which older C docstrings begin with, are skipped; so are sentences that are
+    longer than MAX_SENTENCE characters, announce a list, or are not prose at all.
     """
     text = inspect.cleandoc(doc or "")
     paragraph = _first_prose_paragraph(text)
@@ -54,7 +63,9 @@ def first_sentence(doc: str | None) -> str | None:
 def _first_prose_paragraph(text: str) -> str | None:
     """The first paragraph that is left after signatures are taken off, its lines joined."""
     for paragraph in re.split(r"\n\s*\n", text):
-        lines = [line for line in paragraph.strip().splitlines() if set(line.strip()) - set("=-~*#")]
+        lines = [
+            line for line in paragraph.strip().splitlines() if set(line.strip()) - set("=-~*#")
+        ]
         lines = _without_signatures(lines)
         for index, line in enumerate(lines):
             if line.lstrip().startswith((">>>", "* ", "- ", ":param", "@")):
@@ -66,7 +77,8 @@ def _first_prose_paragraph(text: str) -> str | None:
 
 
 def _without_signatures(lines: list[str]) -> list[str]:
-    """Drop leading signature lines ("f(x) -> y") and their continuations; keep a described result."""
+    """Drop leading signature lines ("f(x) -> y") and their continuations; keep a described
+    result."""
     if not lines:
         return []
     arrow = _ARROW.match(lines[0])
@@ -75,7 +87,9 @@ def _without_signatures(lines: list[str]) -> list[str]:
     if _OPEN_SIGNATURE.match(lines[0]) and "->" in " ".join(lines):
         return []  # a signature that runs over several lines
     rest = list(lines)
-    while rest and (_SIGNATURE_LINE.match(rest[0].strip()) or (len(rest) < len(lines) and rest[0][0].isspace())):
+    while rest and (
+        _SIGNATURE_LINE.match(rest[0].strip()) or (len(rest) < len(lines) and rest[0][0].isspace())
+    ):
         rest.pop(0)
     return rest
 
@@ -104,9 +118,11 @@ NATIVE_MODULES: Final = (
     "array", "asyncio", "atexit", "audioop", "binascii", "builtins", "bz2", "cmath", "codecs",
     "collections", "contextlib", "contextvars", "copyreg", "crypt", "csv", "ctypes", "datetime",
     "decimal", "errno", "faulthandler", "fcntl", "functools", "gc", "grp", "hashlib", "hmac", "imp",
-    "io", "itertools", "json", "locale", "lzma", "marshal", "math", "mmap", "operator", "os", "pickle",
+    "io", "itertools", "json", "locale", "lzma", "marshal", "math", "mmap", "operator", "os",
+    "pickle",
     "pwd", "pyexpat", "queue", "random", "re", "readline", "resource", "select", "signal", "socket",
-    "sqlite3", "ssl", "statistics", "string", "struct", "sys", "syslog", "termios", "threading", "time",
+    "sqlite3", "ssl", "statistics", "string", "struct", "sys", "syslog", "termios", "threading",
+    "time",
     "tracemalloc", "types", "unicodedata", "uuid", "warnings", "weakref", "xml.etree.ElementTree",
     "zlib", "zoneinfo",
 )  # fmt: skip
@@ -117,10 +133,13 @@ _METHOD_TYPES = (type(str.join), type(dict.__dict__["fromkeys"]), staticmethod, 
 
 
 def native_entries() -> Iterator[NativeName]:
-    """(name, kind, signature, docstring) of every public C function, class and method, in a fixed order."""
+    """(name, kind, signature, docstring) of every public C function, class and method, in a fixed
+    order."""
     for module_name in NATIVE_MODULES:
         try:
-            with warnings.catch_warnings():  # some are deprecated: still documented, still asked for
+            with (
+                warnings.catch_warnings()
+            ):  # some are deprecated: still documented, still asked for
                 warnings.simplefilter("ignore", DeprecationWarning)
                 module = importlib.import_module(module_name)
         except ImportError:  # an interpreter built without this extension
@@ -131,21 +150,29 @@ def native_entries() -> Iterator[NativeName]:
         for name in sorted(vars(module)):
             value = vars(module)[name]
             if not name.startswith("_") and _is_native(value, module):
-                own_name = value.__name__ if isinstance(value, type) else name  # socket.SocketType is socket.socket
+                own_name = (
+                    value.__name__ if isinstance(value, type) else name
+                )  # socket.SocketType is socket.socket
                 yield from _object_names(prefix + own_name, value)
 
 
 def _is_native(value: object, module: ModuleType) -> bool:
-    """Whether a module's attribute is a C function or class that belongs to it, not one it imported."""
+    """Whether a module's attribute is a C function or class that belongs to it, not one it
+    imported."""
     if not isinstance(value, BuiltinFunctionType | type):
         return False
-    if isinstance(value, type) and any(inspect.isfunction(member) for member in vars(value).values()):
+    if isinstance(value, type) and any(
+        inspect.isfunction(member) for member in vars(value).values()
+    ):
         return False  # written in Python: the .py files have it
     if module.__name__ == "builtins":
         return True
     bound_to = getattr(value, "__self__", None)  # random.random is a method of a hidden instance
     owner = getattr(value, "__module__", None) or type(bound_to).__module__
-    return owner.lstrip("_") in {module.__name__, "posix" if module.__name__ == "os" else module.__name__}
+    return owner.lstrip("_") in {
+        module.__name__,
+        "posix" if module.__name__ == "os" else module.__name__,
+    }
 
 
 def _object_names(name: str, value: object) -> Iterator[NativeName]:
@@ -169,7 +196,8 @@ def _native_signature(name: str, value: object) -> str | None:
 
 
 def public_prefixes(module: str, path: Path, tree: ast.Module) -> dict[str, str]:
-    """Map each name of `module` that its package's __init__ re-exports to the package's dotted name."""
+    """Map each name of `module` that its package's __init__ re-exports to the package's dotted
+    name."""
     package, _, leaf = module.rpartition(".")
     init = path.parent / "__init__.py"
     if not package or path.name == "__init__.py" or not init.exists():
@@ -196,7 +224,11 @@ def _imports_from(node: ast.ImportFrom, package: str, leaf: str) -> bool:
 def _exported_names(tree: ast.Module) -> list[str]:
     """The strings of a module's `__all__`; nothing when it has none or computes it."""
     for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id == "__all__"
+        ):
             try:
                 return list(ast.literal_eval(node.value))
             except ValueError:
@@ -216,10 +248,20 @@ SKIPPED_PACKAGES = frozenset(
         "lib-dynload",
         "pydoc_data",
     }
-    | {"site-packages", "config", "__phello__", "this", "antigravity", "ntpath", "nturl2path", "genericpath"}
+    | {
+        "site-packages",
+        "config",
+        "__phello__",
+        "this",
+        "antigravity",
+        "ntpath",
+        "nturl2path",
+        "genericpath",
+    }
     | {"encodings", "tix", "pydoc", "expatbuilder", "ast"}
 )
-"""Not documentation anyone asks for: tests, retired packages, generated tables, jokes, the other os.path."""
+"""Not documentation anyone asks for: tests, retired packages, generated tables, jokes, the other
+os.path."""
 
 _RENAMED = {"posixpath": "os.path"}
 _MAX_SIGNATURE = 120
@@ -227,7 +269,8 @@ _MAX_SIGNATURE = 120
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One public name: `kind` is "module", "class", "function" or "method"; `sentence` is what is learnt."""
+    """One public name: `kind` is "module", "class", "function" or "method"; `sentence` is what is
+    learnt."""
 
     name: str
     kind: str
@@ -236,7 +279,8 @@ class Entry:
 
 
 def build_corpus() -> list[Entry]:
-    """All entries, sorted by name, no name twice; the same for the same Python on the same platform."""
+    """All entries, sorted by name, no name twice; the same for the same Python on the same
+    platform."""
     found: dict[str, Entry] = {}
     for entry in _python_entries():
         found.setdefault(entry.name, entry)
@@ -249,7 +293,9 @@ def build_corpus() -> list[Entry]:
 
 def write_corpus(entries: list[Entry], path: Path) -> None:
     """Write one JSON object a line."""
-    path.write_text("".join(json.dumps(asdict(entry)) + "\n" for entry in entries), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps(asdict(entry)) + "\n" for entry in entries), encoding="utf-8"
+    )
 
 
 def read_corpus(path: Path) -> list[Entry]:
@@ -258,7 +304,8 @@ def read_corpus(path: Path) -> list[Entry]:
 
 
 def sample_entries(entries: list[Entry], count: int, seed: int = 0) -> list[Entry]:
-    """`count` entries, or all if there are fewer, in drawn order; the same for the same corpus and seed."""
+    """`count` entries, or all if there are fewer, in drawn order; the same for the same corpus and
+    seed."""
     return random.Random(seed).sample(entries, min(count, len(entries)))
 
 

@@ -32,11 +32,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """`exact`: share of answers that are the sentence to the letter, of `n_questions`, by the target alone.
+    """`exact`: share of answers that are the sentence to the letter, of `n_questions`, by the
+    target alone.
 
-    The others are of `n_speculative` questions with a greedy chain of DRAFT_LENGTH: `same_text` is the share
-    answered as the target alone does, `mean_accepted_length` counts tokens per target evaluation, the
-    target's own included.
+    The others are of `n_speculative` questions with a greedy chain of DRAFT_LENGTH: `same_text` is
+    the share answered as the target alone does, `mean_accepted_length` counts tokens per target
+    evaluation, the target's own included.
     """
 
     exact: float
@@ -56,7 +57,9 @@ def draw_questions(entries: list[Entry], count: int = N_QUESTIONS, seed: int = 0
 
 def write_questions(questions: list[Question], path: Path) -> None:
     """Write one JSON object with `question` and `answer` a line."""
-    lines = [json.dumps({"question": item.question, "answer": item.answer}) + "\n" for item in questions]
+    lines = [
+        json.dumps({"question": item.question, "answer": item.answer}) + "\n" for item in questions
+    ]
     with atomic_path(path, force=True) as aside:
         aside.write_text("".join(lines), encoding="utf-8")
 
@@ -67,17 +70,24 @@ def read_questions(path: Path) -> list[Question]:
     return [Question(**json.loads(line)) for line in lines]
 
 
-def measure_drafter(target: Path, expression: str, questions: list[Question], n_threads: int = 0) -> float:
-    """Return the tokens per target evaluation of a drafter, the target's own included, at temperature 0.
+def measure_drafter(
+    target: Path, expression: str, questions: list[Question], n_threads: int = 0
+) -> float:
+    """Return the tokens per target evaluation of a drafter, the target's own included, at
+    temperature 0.
 
     The first N_SPECULATIVE of the questions are asked.
     """
-    with Runtime(target, drafter=expression, n_threads=n_threads, n_threads_batch=n_threads) as runtime:
+    with Runtime(
+        target, drafter=expression, n_threads=n_threads, n_threads_batch=n_threads
+    ) as runtime:
         results = [_ask(runtime, item.question) for item in questions[:N_SPECULATIVE]]
     return _mean_accepted_length(results)
 
 
-def measure_family(target: Path, drafter: Path, questions: list[Question], n_threads: int = 0) -> Scores:
+def measure_family(
+    target: Path, drafter: Path, questions: list[Question], n_threads: int = 0
+) -> Scores:
     """Ask the target all questions, and the pair the first N_SPECULATIVE of them, at temperature 0.
 
     `n_threads` 0 is one per core.
@@ -85,7 +95,9 @@ def measure_family(target: Path, drafter: Path, questions: list[Question], n_thr
     with Runtime(target, n_threads=n_threads, n_threads_batch=n_threads) as runtime:
         plain = [_ask(runtime, item.question).text for item in questions]
     expression = f"draft({drafter}, n={DRAFT_LENGTH})"
-    with Runtime(target, drafter=expression, n_threads=n_threads, n_threads_batch=n_threads) as runtime:
+    with Runtime(
+        target, drafter=expression, n_threads=n_threads, n_threads_batch=n_threads
+    ) as runtime:
         results = [_ask(runtime, item.question) for item in questions[:N_SPECULATIVE]]
     pairs = list(zip(questions, plain, strict=True))
     wrong = tuple((item.question, text) for item, text in pairs if text != item.answer)
@@ -105,7 +117,10 @@ def measure_family(target: Path, drafter: Path, questions: list[Question], n_thr
 
 def _mean_accepted_length(results: list[GenerationResult]) -> float:
     rounds = sum(result.stats.rounds for result in results)
-    return sum(result.stats.rounds * (result.stats.mean_accepted_length or 0.0) for result in results) / rounds
+    return (
+        sum(result.stats.rounds * (result.stats.mean_accepted_length or 0.0) for result in results)
+        / rounds
+    )
 
 
 def _ask(runtime: Runtime, question: str) -> GenerationResult:
@@ -176,7 +191,7 @@ what was learnt is asked, so this measures memory, not generalisation.
 | speculative text equal to plain text | {same:.1%} of {n_speculative} |
 
 A model this small costs so little that drafting saves no time on a CPU: the accepted length is what it shows.
-"""
+"""  # noqa: E501 - as it is shown
 
 
 def model_card(

@@ -1,4 +1,5 @@
-"""A Llama in plain torch, named like Hugging Face's, so that the saved folder is an ordinary checkpoint.
+"""A Llama in plain torch, named like Hugging Face's, so that the saved folder is an ordinary
+checkpoint.
 
 Next-token cross entropy of a whole Llama, and its recall of what it learnt.
 """
@@ -49,7 +50,8 @@ class RMSNorm(nn.Module):
 
 
 def rope_tables(shape: LlamaShape, length: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, head_dim] of positions from 0, both halves of a head alike (HF's layout)."""
+    """Cosines and sines [length, head_dim] of positions from 0, both halves of a head alike (HF's
+    layout)."""
     steps = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
     angles = torch.outer(torch.arange(length, dtype=torch.float32), shape.rope_theta**-steps)
     angles = torch.cat((angles, angles), dim=-1)
@@ -57,7 +59,8 @@ def rope_tables(shape: LlamaShape, length: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [B, heads, T, head_dim] by the tables' T rows: component i pairs with i + head_dim/2."""
+    """Rotate [B, heads, T, head_dim] by the tables' T rows: component i pairs with i +
+    head_dim/2."""
     first, second = states.chunk(2, dim=-1)
     return states * cos + torch.cat((-second, first), dim=-1) * sin
 
@@ -79,7 +82,8 @@ class Attention(nn.Module):
         batch, length, width = hidden.shape
         split = (batch, length, self.shape.num_heads, self.shape.head_dim)
         queries, keys, values = (
-            projection(hidden).view(split).transpose(1, 2) for projection in (self.q_proj, self.k_proj, self.v_proj)
+            projection(hidden).view(split).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         mixed = F.scaled_dot_product_attention(
             rotate(queries, cos, sin), rotate(keys, cos, sin), values, is_causal=True
@@ -164,7 +168,8 @@ class Llama(nn.Module):
         return self.head(self.model(ids))
 
     def loss(self, ids: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross entropy over the positions whose label is not -1; logits are made only there."""
+        """Mean cross entropy over the positions whose label is not -1; logits are made only
+        there."""
         wanted = labels >= 0
         logits = self.head(self.model(ids)[wanted])
         return F.cross_entropy(logits.float(), labels[wanted])
@@ -183,7 +188,10 @@ class LlamaLearner(Learner):
         named = list(self.model.named_parameters())
         hidden = [weights for name, weights in named if weights.ndim == 2 and "embed" not in name]
         others = [weights for name, weights in named if weights.ndim != 2 or "embed" in name]
-        return [ParameterGroup(hidden, hidden_matrices=True), ParameterGroup(others, rate=self._other_rate)]
+        return [
+            ParameterGroup(hidden, hidden_matrices=True),
+            ParameterGroup(others, rate=self._other_rate),
+        ]
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the mean cross entropy of the tokens to be learnt, each given those before it."""

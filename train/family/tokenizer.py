@@ -1,6 +1,7 @@
 """The family's tokenizer: byte-level BPE, split the way llama.cpp's "gpt-2" pre-tokenizer splits.
 
-The Hugging Face folder of a trained Llama: config.json, weights and tokenizer files that others can read.
+The Hugging Face folder of a trained Llama: config.json, weights and tokenizer files that others can
+read.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:
-    """Train a byte-level BPE of exactly `vocab_size` tokens (if the texts have that many) on `texts`."""
+    """Train a byte-level BPE of exactly `vocab_size` tokens (if the texts have that many) on
+    `texts`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -58,7 +60,11 @@ def save_tokenizer_files(tokenizer: Tokenizer, folder: Path, max_length: int) ->
         "chat_template": CHAT_TEMPLATE,
     }
     _write_json(folder / "tokenizer_config.json", config)
-    names = {"eos_token": END, "pad_token": END, "additional_special_tokens": [USER, ASSISTANT, SYSTEM]}
+    names = {
+        "eos_token": END,
+        "pad_token": END,
+        "additional_special_tokens": [USER, ASSISTANT, SYSTEM],
+    }
     _write_json(folder / "special_tokens_map.json", names)
 
 
@@ -105,11 +111,14 @@ def hf_config(shape: LlamaShape, end_id: int) -> dict[str, Any]:
 
 
 def save_folder(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write an ordinary Hugging Face folder: config, weights in float32, tokenizer; the weights come last."""
+    """Write an ordinary Hugging Face folder: config, weights in float32, tokenizer; the weights
+    come last."""
     folder.mkdir(parents=True, exist_ok=True)
     config = hf_config(model.shape, token_id(tokenizer, END))
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_tokenizer_files(tokenizer, folder, model.shape.max_positions)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    weights = {
+        name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()
+    }
     with atomic_path(folder / "model.safetensors", force=True) as aside:
         save_file(weights, aside, metadata={"format": "pt"})

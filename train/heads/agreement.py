@@ -1,4 +1,5 @@
-"""How often heads guess what the target would say: by depth, among their first 1 and 5 tokens, and in chains."""
+"""How often heads guess what the target would say: by depth, among their first 1 and 5 tokens, and
+in chains."""
 
 from __future__ import annotations
 
@@ -14,16 +15,24 @@ def best_tokens(logits: Tensor) -> Tensor:
 
 
 def shifted(rows: Tensor, by: int, length: int) -> Tensor:
-    """Return `rows` [B, T, ...] from position `by` on, cut or filled with zeros to `length` positions."""
+    """Return `rows` [B, T, ...] from position `by` on, cut or filled with zeros to `length`
+    positions."""
     moved = rows[:, by : by + length]
-    more = torch.zeros(rows.shape[0], length - moved.shape[1], *rows.shape[2:], dtype=rows.dtype, device=rows.device)
+    more = torch.zeros(
+        rows.shape[0],
+        length - moved.shape[1],
+        *rows.shape[2:],
+        dtype=rows.dtype,
+        device=rows.device,
+    )
     return torch.cat((moved, more), 1)
 
 
 class Agreement:
     """Counts agreement with the target's own first choice, for drafts of up to `depth` tokens.
 
-    Each call to `add` brings the chains of one batch: what the target chooses at every depth, and how a draft ranks it.
+    Each call to `add` brings the chains of one batch: what the target chooses at every depth, and
+    how a draft ranks it.
     """
 
     def __init__(self, depth: int, label: str) -> None:
@@ -35,9 +44,11 @@ class Agreement:
         self._accepted = 0
 
     def add(self, drafted: list[Tensor], chosen: list[Tensor], counted: list[Tensor]) -> None:
-        """Add what heads say at P places: for each depth their best tokens [P, 5], the target's token [P], and marks [P].
+        """Add what heads say at P places: for each depth their best tokens [P, 5], the target's
+        token [P], and marks [P].
 
-        A chain goes on while its first tokens are right, and is only counted where its whole depth is.
+        A chain goes on while its first tokens are right, and is only counted where its whole depth
+        is.
         """
         right = torch.ones_like(counted[0])
         whole = torch.stack(counted).all(0)
@@ -51,7 +62,8 @@ class Agreement:
             self._accepted += int((right & whole).sum())
 
     def measures(self) -> dict[str, float]:
-        """Return the shares by name, and `tokens a round`: those of a chain that are right, and the target's own."""
+        """Return the shares by name, and `tokens a round`: those of a chain that are right, and the
+        target's own."""
         found: dict[str, float] = {}
         for depth, count in enumerate(self._count):
             if count:

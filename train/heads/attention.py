@@ -1,8 +1,9 @@
 """One decoder layer's parts, with attention that can be unrolled over a head's own predictions.
 
-A head that reads its own predictions drafts a chain below every position at once: chain p at depth s stands at position
-p + s and sees the pairs 0..p of the text, and its own earlier steps 1..s. Keys of the text are masked as usual; of each
-earlier step a chain sees the one entry that is its own (EAGLE-3's training-time test, HASS's harmonised context).
+A head that reads its own predictions drafts a chain below every position at once: chain p at depth
+s stands at position p + s and sees the pairs 0..p of the text, and its own earlier steps 1..s. Keys
+of the text are masked as usual; of each earlier step a chain sees the one entry that is its own
+(EAGLE-3's training-time test, HASS's harmonised context).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def rope_angles(positions: Tensor, size: int, theta: float) -> tuple[Tensor, Ten
 
 
 class Attention(nn.Module):
-    """Grouped-query attention whose input may be wider than its output; named as in Hugging Face's Llama."""
+    """Grouped-query attention whose input may be wider than its output; named as in Hugging Face's
+    Llama."""
 
     def __init__(self, shape: TargetShape, input_width: int | None = None) -> None:
         super().__init__()
@@ -48,7 +50,9 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(width, kv, bias=False)
         self.o_proj = nn.Linear(shape.hidden, shape.hidden, bias=False)
 
-    def forward(self, states: Tensor, earlier: Sequence[KeysValues] = ()) -> tuple[Tensor, KeysValues]:
+    def forward(
+        self, states: Tensor, earlier: Sequence[KeysValues] = ()
+    ) -> tuple[Tensor, KeysValues]:
         """Return the mixed states [B, T, hidden] of step `len(earlier)`, and its keys and values.
 
         `states` are [B, T, input width]. Step 0 is ordinary causal attention.
@@ -56,7 +60,9 @@ class Attention(nn.Module):
         batch, length, _ = states.shape
         shape, depth = self.shape, len(earlier)
         cos, sin = rope_angles(
-            torch.arange(depth, depth + length, device=states.device), self.head_size, shape.rope_theta
+            torch.arange(depth, depth + length, device=states.device),
+            self.head_size,
+            shape.rope_theta,
         )
 
         def split(linear: nn.Linear, heads: int) -> Tensor:
@@ -66,7 +72,11 @@ class Attention(nn.Module):
         values = split(self.v_proj, shape.n_kv_heads).repeat_interleave(group, 1)
         # Rotation is computed in float32, whatever the precision of products.
         query = rotate(split(self.q_proj, shape.n_heads), cos, sin).to(values.dtype)
-        keys = rotate(split(self.k_proj, shape.n_kv_heads), cos, sin).to(values.dtype).repeat_interleave(group, 1)
+        keys = (
+            rotate(split(self.k_proj, shape.n_kv_heads), cos, sin)
+            .to(values.dtype)
+            .repeat_interleave(group, 1)
+        )
         own = KeysValues(keys, values)
         if not earlier:
             mixed = F.scaled_dot_product_attention(query, own.keys, own.values, is_causal=True)
@@ -77,13 +87,16 @@ class Attention(nn.Module):
 
 
 def _unrolled(query: Tensor, text: KeysValues, chain: Sequence[KeysValues]) -> Tensor:
-    """Attention of every position's chain to the text up to that position, and to the chain's own steps."""
+    """Attention of every position's chain to the text up to that position, and to the chain's own
+    steps."""
     length = query.shape[2]
     scale = 1 / math.sqrt(query.shape[-1])
     future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
     scores = (query @ text.keys.transpose(2, 3)).masked_fill(future, float("-inf"))
     own = [(query * step.keys).sum(-1, keepdim=True) for step in chain]
-    weights = torch.cat([scores, *own], -1).mul(scale).softmax(-1, dtype=torch.float32).to(query.dtype)
+    weights = (
+        torch.cat([scores, *own], -1).mul(scale).softmax(-1, dtype=torch.float32).to(query.dtype)
+    )
     mixed = weights[..., :length] @ text.values
     for place, step in enumerate(chain):
         mixed = mixed + weights[..., length + place, None] * step.values
@@ -106,7 +119,8 @@ class FeedForward(nn.Module):
 
 
 def added_at(places: Tensor | None, states: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return `states` [B, T, h] plus `part` of them at `places` [B, T], None for all; the others stay as they are."""
+    """Return `states` [B, T, h] plus `part` of them at `places` [B, T], None for all; the others
+    stay as they are."""
     if places is None:
         return states + part(states)
     more = torch.zeros_like(states)

@@ -1,12 +1,14 @@
 """Trains EAGLE's head on a frozen target (Li et al. 2024, section 4.2).
 
 From the final states f_1..f_i and the tokens t_2..t_(i+1) the head predicts f_(i+1). The loss is
-SmoothL1(f_(i+1), f') + w CE(p, p'), where p and p' are the laws that the target's output matrix makes of the two
-states and w = 0.1. Uniform noise of +-0.1 on the states it reads makes the head bear its own errors. AdamW .9/.95,
-gradients clipped to 0.5. With `steps` above 1 the head is also trained on its own predictions, chains of that depth
-below every position, as HASS (Zhang et al. 2024) does.
+SmoothL1(f_(i+1), f') + w CE(p, p'), where p and p' are the laws that the target's output matrix
+makes of the two states and w = 0.1. Uniform noise of +-0.1 on the states it reads makes the head
+bear its own errors. AdamW .9/.95, gradients clipped to 0.5. With `steps` above 1 the head is also
+trained on its own predictions, chains of that depth below every position, as HASS (Zhang et al.
+2024) does.
 
-EAGLE's head (Li et al. 2024), named as SafeAILab/EAGLE's `cnets`: `fc`, and one layer without an input norm.
+EAGLE's head (Li et al. 2024), named as SafeAILab/EAGLE's `cnets`: `fc`, and one layer without an
+input norm.
 
 The token embedding is the target's, and so is the output matrix: neither is part of the head.
 """
@@ -45,7 +47,9 @@ class _Layer(nn.Module):
         self, states: Tensor, earlier: Sequence[KeysValues], wanted: Tensor | None
     ) -> tuple[Tensor, KeysValues]:
         mixed, own = self.self_attn(states, earlier)
-        return added_at(wanted, states + mixed, lambda rows: self.mlp(self.post_attention_layernorm(rows))), own
+        return added_at(
+            wanted, states + mixed, lambda rows: self.mlp(self.post_attention_layernorm(rows))
+        ), own
 
 
 class EagleHead(nn.Module):
@@ -63,10 +67,11 @@ class EagleHead(nn.Module):
         earlier: Sequence[KeysValues] = (),
         wanted: Tensor | None = None,
     ) -> tuple[Tensor, KeysValues]:
-        """Return the states [B, T, h] after the pairs (state, embedding of the token after it), and their keys.
+        """Return the states [B, T, h] after the pairs (state, embedding of the token after it), and
+        their keys.
 
-        `earlier` are the keys of the steps before, where `states` are the head's own predictions. Only states at
-        `wanted` [B, T] are whole, where it is given.
+        `earlier` are the keys of the steps before, where `states` are the head's own predictions.
+        Only states at `wanted` [B, T] are whole, where it is given.
         """
         joined = self.fc(torch.cat((embeddings, states), -1))
         found: tuple[Tensor, KeysValues] = self.layers[0](joined, earlier, wanted)
@@ -79,7 +84,8 @@ _PAPER_WIDTH, _PAPER_RATE = 4096, 3e-5
 
 @dataclass(frozen=True, slots=True)
 class EagleRecipe(HeadRecipe):
-    """`token_weight` is w, `noise` the largest noise on a state, `steps` the depth of the chains that are trained.
+    """`token_weight` is w, `noise` the largest noise on a state, `steps` the depth of the chains
+    that are trained.
 
     Each step's loss weighs `step_decay` times the one before it.
     """
@@ -97,13 +103,18 @@ class EagleRecipe(HeadRecipe):
         if self.token_weight < 0 or self.noise < 0:
             raise OptionError("a weight or noise below 0: give 0 or more")
         if not 0 < self.step_decay <= 1:
-            raise OptionError(f"a step decay of {self.step_decay:g}: give a number above 0, at most 1")
+            raise OptionError(
+                f"a step decay of {self.step_decay:g}: give a number above 0, at most 1"
+            )
 
     def defaults(self, shape: TargetShape) -> TrainingDefaults:
-        """Return the paper's settings; its rate is for states of 4096 numbers, narrower ones learn faster."""
+        """Return the paper's settings; its rate is for states of 4096 numbers, narrower ones learn
+        faster."""
         return TrainingDefaults(learning_rate=_PAPER_RATE * max(1.0, _PAPER_WIDTH / shape.hidden))
 
-    def activation_bytes(self, shape: TargetShape, vocab_size: int, tokens: int, longest: int, *, recompute: bool) -> int:
+    def activation_bytes(
+        self, shape: TargetShape, vocab_size: int, tokens: int, longest: int, *, recompute: bool
+    ) -> int:
         """Return what chains keep, their attention to the text included, and the target's laws."""
         attention = 3 * shape.n_heads * longest if self.steps > 1 else 0
         step = 4 * vocab_size + 24 * shape.hidden + 6 * shape.feed_forward + attention
@@ -118,7 +129,11 @@ class EagleRecipe(HeadRecipe):
 
     def files(self, learner: Learner, shape: TargetShape, vocab_size: int) -> HeadFiles:
         """Return upstream's layout: the config of a Llama of one layer, and its tensors."""
-        config = {**llama_config(shape, vocab_size), "bias": True, "architectures": ["EagleLlamaForCausalLM"]}
+        config = {
+            **llama_config(shape, vocab_size),
+            "bias": True,
+            "architectures": ["EagleLlamaForCausalLM"],
+        }
         return HeadFiles(config, dict(learner.module.state_dict()))
 
 
@@ -141,9 +156,12 @@ def llama_config(shape: TargetShape, vocab_size: int) -> dict[str, Any]:
 
 
 class EagleLearner(Learner):
-    """A head over given states; embedding and output matrix are the target's and stay as they are."""
+    """A head over given states; embedding and output matrix are the target's and stay as they
+    are."""
 
-    def __init__(self, recipe: EagleRecipe, shape: TargetShape, target: TargetMatrices, source: FeatureSource) -> None:
+    def __init__(
+        self, recipe: EagleRecipe, shape: TargetShape, target: TargetMatrices, source: FeatureSource
+    ) -> None:
         self.recipe = recipe
         self.device = target.output.device
         self.head = EagleHead(shape).to(self.device)
@@ -151,9 +169,12 @@ class EagleLearner(Learner):
         self._target, self._source = target, source
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
-        """Yield the loss of states and tokens together, and where chains are trained, the sum over their steps."""
+        """Yield the loss of states and tokens together, and where chains are trained, the sum over
+        their steps."""
         states = self._source.features(batch).final
-        shaken = states + self.recipe.noise * (2 * torch.rand(states.shape, generator=noise, device=self.device) - 1)
+        shaken = states + self.recipe.noise * (
+            2 * torch.rand(states.shape, generator=noise, device=self.device) - 1
+        )
         wanted = states[choosing(batch.learnt)]
         laws = self._target.law(wanted) if self.recipe.token_weight else None
 
@@ -174,12 +195,15 @@ class EagleLearner(Learner):
             learnt=batch.learnt,
             recompute=self.recompute,
         )
-        found = chain_loss(chains, batch.learnt, loss, self.recipe.step_decay, recompute=self.recompute)
+        found = chain_loss(
+            chains, batch.learnt, loss, self.recipe.step_decay, recompute=self.recompute
+        )
         if found is not None:
             yield found
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how often chains agree with the target, by depth (n-alpha: n states they read were predicted)."""
+        """Return how often chains agree with the target, by depth (n-alpha: n states they read were
+        predicted)."""
         agreement = Agreement(MEASURED_DEPTH, "depth")
         for batch in batches:
             states = self._source.features(batch).final
@@ -187,9 +211,13 @@ class EagleLearner(Learner):
                 continue
             start = draft_marks(batch.learnt, 0)
             drafted, chosen, counted = [], [], []
-            chains = chain_states(self.head, self._target.embedding, batch.ids, states[:, :-1], MEASURED_DEPTH)
+            chains = chain_states(
+                self.head, self._target.embedding, batch.ids, states[:, :-1], MEASURED_DEPTH
+            )
             for depth, predicted in enumerate(chains):
-                drafted.append(best_tokens(self._target.logits(predicted[:, : start.shape[1]][start])))
+                drafted.append(
+                    best_tokens(self._target.logits(predicted[:, : start.shape[1]][start]))
+                )
                 ahead = shifted(states, depth + 1, start.shape[1])
                 chosen.append(self._target.logits(ahead[start]).argmax(-1))
                 counted.append(shifted(draft_marks(batch.learnt, depth), 0, start.shape[1])[start])

@@ -1,4 +1,5 @@
-"""The folder of a training run: config.json, model card, and weights, which come last: with them it is whole.
+"""The folder of a training run: config.json, model card, and weights, which come last: with them it
+is whole.
 
 The model card of what was trained: from what, how, and what it can do.
 """
@@ -39,25 +40,30 @@ _TOKENIZER_FILES = (
 def check_output(run: TrainingRun, *, holds: str, reads: Iterable[Path] = ()) -> None:
     """Raise OptionError where the folder has something that a run would overwrite.
 
-    `holds` names the file that a finished run leaves, `reads` the folders of the models that the run
-    reads: none of them is written into, whatever else is said. Raises FileMissingError where there is
-    no checkpoint to resume.
+    `holds` names the file that a finished run leaves, `reads` the folders of the models that the
+    run reads: none of them is written into, whatever else is said. Raises FileMissingError where
+    there is no checkpoint to resume.
     """
     folder = run.output
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"{folder} is a file; name a folder to write into")
     if folder.exists() and any(read.exists() and folder.samefile(read) for read in reads):
-        raise OptionError(f"{folder} is the folder of a model that is read; name another folder to write")
+        raise OptionError(
+            f"{folder} is the folder of a model that is read; name another folder to write"
+        )
     if run.resume or run.force:
         if run.resume:
             check_checkpoint(run.state_path, resume=True)
         return
     if (folder / holds).exists():
-        raise OptionError(f"{folder} already holds {holds}; choose another folder, or overwrite it with --force")
+        raise OptionError(
+            f"{folder} already holds {holds}; choose another folder, or overwrite it with --force"
+        )
     strange = [name for name in (_CONFIG, _CARD) if (folder / name).exists()]
     if strange and not run.state_path.exists():
         raise OptionError(
-            f"{folder} holds {strange[0]} of something else; choose another folder, or overwrite it with --force"
+            f"{folder} holds {strange[0]} of something else; choose another folder, or overwrite "
+            "it with --force"
         )
     check_checkpoint(run.state_path, resume=False)
 
@@ -71,7 +77,9 @@ def open_output(run: TrainingRun, *, holds: str) -> None:
     try:
         run.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SpecrunError(f"{run.output} cannot be made ({error.strerror}); choose another folder") from error
+        raise SpecrunError(
+            f"{run.output} cannot be made ({error.strerror}); choose another folder"
+        ) from error
     if run.force and not run.resume:
         run.state_path.unlink(missing_ok=True)
 
@@ -99,7 +107,8 @@ def _write_text(path: Path, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """What a card says: `kind` is a heading, `target` and `data` are named without their folders."""
+    """What a card says: `kind` is a heading, `target` and `data` are named without their
+    folders."""
 
     kind: str
     target: Path
@@ -121,24 +130,40 @@ def training_card(facts: CardFacts, corpus: TokenCorpus, result: TrainingResult)
         "---",
         f"# {facts.kind} for {facts.target.name}",
         "",
-        f"Made by `specrun train {facts.kind}`; {facts.n_trained:,} trained parameters. It drafts for this target "
+        f"Made by `specrun train {facts.kind}`; {facts.n_trained:,} trained parameters. It "
+        "drafts for this target "
         "only, and verification keeps the target's own tokens or distribution whatever it drafts.",
         "",
         "## Data",
         _data_sentence(facts, corpus),
         "",
         "## Training",
-        f"{len(curves.losses):,} steps, {result.tokens:,} tokens, {result.seconds:,.0f} s on {facts.device}; "
+        f"{len(curves.losses):,} steps, {result.tokens:,} tokens, {result.seconds:,.0f} s on "
+        f"{facts.device}; "
         f"the loss fell from {curves.losses[0]:.4f} to {curves.losses[-1]:.4f}.",
     ]
     if facts.teacher is not None:
-        lines.append(f"Hidden states and laws are those of {facts.teacher.name}, computed by llama.cpp.")
-    lines += ["", "| setting | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.settings.items())]
-    where = "the training texts, too few to hold any out" if corpus.measured_on_training else "held-out texts"
+        lines.append(
+            f"Hidden states and laws are those of {facts.teacher.name}, computed by llama.cpp."
+        )
+    lines += [
+        "",
+        "| setting | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in facts.settings.items()),
+    ]
+    where = (
+        "the training texts, too few to hold any out"
+        if corpus.measured_on_training
+        else "held-out texts"
+    )
     lines += [
         "",
         "## What it can do",
-        f"Agreement with the target's own first choice, on {where}; `tokens a round` counts those of a drafted chain",
+        (
+            f"Agreement with the target's own first choice, on {where}; `tokens a round` counts "
+            "those of a drafted chain"
+        ),
         "and the target's own.",
         "",
         "| | |",
@@ -158,6 +183,7 @@ def _data_sentence(facts: CardFacts, corpus: TokenCorpus) -> str:
     aside = 0 if corpus.measured_on_training else len(corpus.held_out)
     names = ", ".join(path.name for path in facts.data)
     return (
-        f"{names}: {len(corpus.training):,} sequences, {corpus.n_tokens:,} tokens, {learnt:,} of them learnt; "
+        f"{names}: {len(corpus.training):,} sequences, {corpus.n_tokens:,} tokens, {learnt:,} of "
+        "them learnt; "
         f"{aside:,} sequences held out. The licences of the data and of the target apply."
     )

@@ -1,13 +1,15 @@
 """Trains Hydra's heads on a frozen target (Ankner et al. 2024).
 
-Head k = 1..K predicts the token at t + k + 1 from the state at t and the tokens t + 1 to t + k, which Medusa's heads do
-not see. Hydra learns the text's tokens; Hydra++ learns the target's own law (teacher loss), with more blocks and a
-decoder layer over the states.
+Head k = 1..K predicts the token at t + k + 1 from the state at t and the tokens t + 1 to t + k,
+which Medusa's heads do not see. Hydra learns the text's tokens; Hydra++ learns the target's own law
+(teacher loss), with more blocks and a decoder layer over the states.
 
-Hydra's heads (Ankner et al. 2024), named as zankner/Hydra's `hydra_mlp`, `hydra_lm_head`, `prefix_embeding_layer`.
+Hydra's heads (Ankner et al. 2024), named as zankner/Hydra's `hydra_mlp`, `hydra_lm_head`,
+`prefix_embeding_layer`.
 
-Head i reads the state and the embeddings of the i + 1 tokens that follow it, side by side. Its first block shrinks them:
-res_connection(x) + SiLU(linear(x)); the later ones are Medusa's. Hydra++ puts a decoder layer over the states in front.
+Head i reads the state and the embeddings of the i + 1 tokens that follow it, side by side. Its
+first block shrinks them: res_connection(x) + SiLU(linear(x)); the later ones are Medusa's. Hydra++
+puts a decoder layer over the states in front.
 """
 
 from __future__ import annotations
@@ -84,13 +86,22 @@ class _Prefix(nn.Module):
 
 
 class HydraHeads(nn.Module):
-    """`count` grounded heads of `layers` blocks; `output` [vocab, h] is what their output matrices start from.
+    """`count` grounded heads of `layers` blocks; `output` [vocab, h] is what their output matrices
+    start from.
 
-    With `prefix` the layout is Hydra++'s: every second place is upstream's dropout, of the given rate.
+    With `prefix` the layout is Hydra++'s: every second place is upstream's dropout, of the given
+    rate.
     """
 
     def __init__(
-        self, shape: TargetShape, count: int, layers: int, output: Tensor, *, prefix: bool, dropout: float = 0.0
+        self,
+        shape: TargetShape,
+        count: int,
+        layers: int,
+        output: Tensor,
+        *,
+        prefix: bool,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.prefix_embeding_layer = _Prefix(shape) if prefix else None  # spelt as upstream
@@ -118,8 +129,11 @@ class HydraHeads(nn.Module):
         return found
 
     def logits(self, head: int, states: Tensor, followers: Tensor) -> Tensor:
-        """Return a head's logits [n, vocab] after states [n, h] and the embeddings [n, (head + 1) h] that follow."""
-        found: Tensor = self.hydra_lm_head[head](self.hydra_mlp[head](torch.cat((states, followers), -1)))
+        """Return a head's logits [n, vocab] after states [n, h] and the embeddings
+        [n, (head + 1) h] that follow."""
+        found: Tensor = self.hydra_lm_head[head](
+            self.hydra_mlp[head](torch.cat((states, followers), -1))
+        )
         return found
 
 
@@ -127,7 +141,8 @@ class HydraHeads(nn.Module):
 class HydraRecipe(HeadRecipe):
     """`heads` heads of `layers` blocks.
 
-    `prefix` puts a layer in front (Hydra++); `teacher_weight` and `token_weight` are of the two losses.
+    `prefix` puts a layer in front (Hydra++); `teacher_weight` and `token_weight` are of the two
+    losses.
     """
 
     heads: int = 4
@@ -145,7 +160,10 @@ class HydraRecipe(HeadRecipe):
             raise OptionError(f"{self.heads} heads: give 1 to 32")
         if not 1 <= self.layers <= 16:
             raise OptionError(f"{self.layers} blocks a head: give 1 to 16")
-        if min(self.teacher_weight, self.token_weight) < 0 or self.teacher_weight + self.token_weight <= 0:
+        if (
+            min(self.teacher_weight, self.token_weight) < 0
+            or self.teacher_weight + self.token_weight <= 0
+        ):
             raise OptionError("the weights of the losses: give 0 or more, and one above 0")
         if not 0 <= self.dropout < 1:
             raise OptionError(f"a dropout of {self.dropout:g}: give 0 to below 1")
@@ -153,28 +171,49 @@ class HydraRecipe(HeadRecipe):
     @classmethod
     def plus_plus(cls, heads: int = 4, dropout: float = 0.2) -> HydraRecipe:
         """Return Hydra++ as its authors train it: 4 blocks, the teacher's law only."""
-        return cls(heads=heads, layers=4, prefix=True, teacher_weight=1.0, token_weight=0.0, dropout=dropout)
+        return cls(
+            heads=heads,
+            layers=4,
+            prefix=True,
+            teacher_weight=1.0,
+            token_weight=0.0,
+            dropout=dropout,
+        )
 
     def defaults(self, shape: TargetShape) -> TrainingDefaults:
         """Return the authors' rate, and for Hydra++ their weight decay."""
         decay = 0.1 if self.prefix else 0.0
-        return TrainingDefaults(learning_rate=5e-4, betas=(0.9, 0.999), clip_norm=1.0, weight_decay=decay)
+        return TrainingDefaults(
+            learning_rate=5e-4, betas=(0.9, 0.999), clip_norm=1.0, weight_decay=decay
+        )
 
-    def activation_bytes(self, shape: TargetShape, vocab_size: int, tokens: int, longest: int, *, recompute: bool) -> int:
-        """Return what one head keeps until its gradient is taken, or, of Hydra++, all heads together.
+    def activation_bytes(
+        self, shape: TargetShape, vocab_size: int, tokens: int, longest: int, *, recompute: bool
+    ) -> int:
+        """Return what one head keeps until its gradient is taken, or, of Hydra++, all heads
+        together.
 
-        Of tokens: the target's law and the logarithm of the head's own for the one loss, the latter for the other. In
-        passing the logits and two gradients.
+        Of tokens: the target's law and the logarithm of the head's own for the one loss, the latter
+        for the other. In passing the logits and two gradients.
         """
         together = self.heads if self.prefix else 1
         kept = 2 * (self.teacher_weight > 0) + (self.token_weight > 0)
-        # What a head reads is kept, and once more where dropout chose of it; so is what goes in and out of a block.
+        # What a head reads is kept, and once more where dropout chose of it; so is what goes in and
+        # out of a block.
         copies = 2 if self.dropout else 1
         read = sum(range(self.heads + 2 - together, self.heads + 2)) * copies
         inside = together * (2 + copies + (self.layers - 1) * (1 + copies) + copies)
         passing = 3 * (self.heads + 1)
         layer = 24 * shape.hidden + 6 * shape.feed_forward if self.prefix else 0
-        return 4 * tokens * ((together * kept + 3) * vocab_size + (read + inside + passing) * shape.hidden + layer)
+        return (
+            4
+            * tokens
+            * (
+                (together * kept + 3) * vocab_size
+                + (read + inside + passing) * shape.hidden
+                + layer
+            )
+        )
 
     @property
     def smaller(self) -> str:
@@ -204,17 +243,25 @@ class HydraRecipe(HeadRecipe):
 class HydraLearner(Learner):
     """Heads over given states and the target's embeddings."""
 
-    def __init__(self, recipe: HydraRecipe, shape: TargetShape, target: TargetMatrices, source: FeatureSource) -> None:
+    def __init__(
+        self, recipe: HydraRecipe, shape: TargetShape, target: TargetMatrices, source: FeatureSource
+    ) -> None:
         self.recipe = recipe
         self.device = target.output.device
         self.heads = HydraHeads(
-            shape, recipe.heads, recipe.layers, target.output, prefix=recipe.prefix, dropout=recipe.dropout
+            shape,
+            recipe.heads,
+            recipe.layers,
+            target.output,
+            prefix=recipe.prefix,
+            dropout=recipe.dropout,
         ).to(self.device)
         self.module = self.heads
         self._target, self._source = target, source
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
-        """Yield each head's loss; of Hydra++ their sum, because all gradients pass the same prefix layer."""
+        """Yield each head's loss; of Hydra++ their sum, because all gradients pass the same prefix
+        layer."""
         states = self._source.features(batch).final
         read = self.heads.prefixed(states)
         total: Tensor | None = None
@@ -234,25 +281,33 @@ class HydraLearner(Learner):
         if total is not None:
             yield LossPart("heads", total, reported)
 
-    def _loss(self, logits: Tensor, batch: TokenBatch, states: Tensor, marks: Tensor, head: int) -> Tensor:
+    def _loss(
+        self, logits: Tensor, batch: TokenBatch, states: Tensor, marks: Tensor, head: int
+    ) -> Tensor:
         """The weighted sum of the two losses of a head."""
         loss = torch.zeros((), device=self.device)
         if self.recipe.teacher_weight:
             law = self._target.law(states[:, head + 1 : head + 1 + marks.shape[1]][marks])
             loss = loss + self.recipe.teacher_weight * law_cross_entropy(logits, law)
         if self.recipe.token_weight:
-            loss = loss + self.recipe.token_weight * token_cross_entropy(logits, batch.ids[:, head + 2 :][marks])
+            loss = loss + self.recipe.token_weight * token_cross_entropy(
+                logits, batch.ids[:, head + 2 :][marks]
+            )
         return loss
 
     def _logits(self, head: int, read: Tensor, ids: Tensor, marks: Tensor) -> Tensor:
-        """Return a head's logits at the marked positions [B, length] given the tokens of the text."""
+        """Return a head's logits at the marked positions [B, length] given the tokens of the
+        text."""
         length = marks.shape[1]
         tokens = [shifted(ids, 1 + ahead, length)[marks] for ahead in range(head + 1)]
-        followers = torch.cat([self._target.embedding[following].to(read.dtype) for following in tokens], -1)
+        followers = torch.cat(
+            [self._target.embedding[following].to(read.dtype) for following in tokens], -1
+        )
         return self.heads.logits(head, read[:, :length][marks], followers)
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how often heads that know the tokens before theirs guess what the target would say."""
+        """Return how often heads that know the tokens before theirs guess what the target would
+        say."""
         agreement = Agreement(self.recipe.heads, "head")
         for batch in batches:
             states = self._source.features(batch).final
@@ -264,7 +319,9 @@ class HydraLearner(Learner):
             drafted, chosen, counted = [], [], []
             for head in range(self.recipe.heads):
                 drafted.append(best_tokens(self._logits(head, read, batch.ids, start)))
-                chosen.append(self._target.logits(shifted(states, head + 1, places)[start]).argmax(-1))
+                chosen.append(
+                    self._target.logits(shifted(states, head + 1, places)[start]).argmax(-1)
+                )
                 counted.append(shifted(draft_marks(batch.learnt, head), 0, places)[start])
             agreement.add(drafted, chosen, counted)
         return agreement.measures()

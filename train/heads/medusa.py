@@ -1,12 +1,14 @@
 """Trains Medusa's heads on a frozen target: Medusa-1 (Cai et al. 2024, section 2.2.1).
 
-From the final state at position t, head k = 1..K predicts the token at t + k + 1. The loss is
-sum_k lambda^k CE_k (equation 1, lambda = 0.8): the cross-entropy with the text's tokens, or, for heads that learn from
-the model's own law on answers it wrote itself (section 2.3), the divergence from the law the target has there.
+From the final state at position t, head k = 1..K predicts the token at t + k + 1. The loss is sum_k
+lambda^k CE_k (equation 1, lambda = 0.8): the cross-entropy with the text's tokens, or, for heads
+that learn from the model's own law on answers it wrote itself (section 2.3), the divergence from
+the law the target has there.
 
 Medusa's heads (Cai et al. 2024, section 2.1.1), named as FasterDecoding/Medusa's medusa_lm_head.
 
-Head i is `[ResBlock] * layers + [Linear]`: keys `{i}.{j}.linear.weight`, `{i}.{j}.linear.bias`, `{i}.{layers}.weight`.
+Head i is `[ResBlock] * layers + [Linear]`: keys `{i}.{j}.linear.weight`, `{i}.{j}.linear.bias`,
+`{i}.{layers}.weight`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ from torch import Tensor, nn
 from specrun.bindings.errors import OptionError
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, draft_marks
 from specrun.train.heads.agreement import Agreement, best_tokens, shifted
-from specrun.train.heads.recipe import HeadFiles, HeadRecipe, divergence_from_law, token_cross_entropy
+from specrun.train.heads.recipe import (
+    HeadFiles,
+    HeadRecipe,
+    divergence_from_law,
+    token_cross_entropy,
+)
 from specrun.train.target.features import FeatureSource, TargetMatrices
 from specrun.train.target.target_shape import TargetShape
 from specrun.train.trainer.learner import Learner, LossPart
@@ -44,10 +51,12 @@ class ResidualBlock(nn.Module):
 
 
 class MedusaHeads(nn.ModuleList):
-    """`count` heads over final hidden states; head i predicts the token i + 2 places after the state's own token.
+    """`count` heads over final hidden states; head i predicts the token i + 2 places after the
+    state's own token.
 
-    With `output` [vocab, hidden], each head owns an output matrix that starts as a copy of it, so that an untrained
-    head predicts what the target itself would say next. Without it, heads return states for the target's own matrix.
+    With `output` [vocab, hidden], each head owns an output matrix that starts as a copy of it, so
+    that an untrained head predicts what the target itself would say next. Without it, heads return
+    states for the target's own matrix.
     """
 
     def __init__(self, hidden: int, count: int, layers: int, output: Tensor | None) -> None:
@@ -67,8 +76,9 @@ class MedusaHeads(nn.ModuleList):
 class MedusaRecipe(HeadRecipe):
     """`heads` heads of `layers` residual blocks; the loss of head k weighs `decay` ** k.
 
-    `own_output` gives each head an output matrix of its own, as upstream's have; without, heads are small and use the
-    target's, which only specrun runs. `from_law` learns from the target's law instead of the text's tokens.
+    `own_output` gives each head an output matrix of its own, as upstream's have; without, heads are
+    small and use the target's, which only specrun runs. `from_law` learns from the target's law
+    instead of the text's tokens.
     """
 
     heads: int = 5
@@ -100,8 +110,13 @@ class MedusaRecipe(HeadRecipe):
 
     @property
     def smaller(self) -> str:
-        """Without an output matrix of its own a head is a hundredth; else there is only fewer of them."""
-        return "use --shared-output or fewer --heads" if self.own_output else "use fewer --heads or --layers"
+        """Without an output matrix of its own a head is a hundredth; else there is only fewer of
+        them."""
+        return (
+            "use --shared-output or fewer --heads"
+            if self.own_output
+            else "use fewer --heads or --layers"
+        )
 
     def files(self, learner: Learner, shape: TargetShape, vocab_size: int) -> HeadFiles:
         """Return upstream's layout: medusa_lm_head and a config."""
@@ -118,7 +133,13 @@ class MedusaRecipe(HeadRecipe):
 class MedusaLearner(Learner):
     """Heads over given states."""
 
-    def __init__(self, recipe: MedusaRecipe, shape: TargetShape, target: TargetMatrices, source: FeatureSource) -> None:
+    def __init__(
+        self,
+        recipe: MedusaRecipe,
+        shape: TargetShape,
+        target: TargetMatrices,
+        source: FeatureSource,
+    ) -> None:
         self.recipe = recipe
         self.device = target.output.device
         output = target.output if recipe.own_output else None
@@ -143,7 +164,8 @@ class MedusaLearner(Learner):
             yield LossPart(f"head {head + 1}", weight * plain, float(plain.detach()))
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how often heads rank first, or among five, what the target would say at their place."""
+        """Return how often heads rank first, or among five, what the target would say at their
+        place."""
         agreement = Agreement(self.recipe.heads, "head")
         for batch in batches:
             states = self._source.features(batch).final
@@ -155,7 +177,9 @@ class MedusaLearner(Learner):
             drafted, chosen, counted = [], [], []
             for head in range(self.recipe.heads):
                 drafted.append(best_tokens(self.logits(head, rows)))
-                chosen.append(self._target.logits(shifted(states, head + 1, places)[start]).argmax(-1))
+                chosen.append(
+                    self._target.logits(shifted(states, head + 1, places)[start]).argmax(-1)
+                )
                 counted.append(shifted(draft_marks(batch.learnt, head), 0, places)[start])
             agreement.add(drafted, chosen, counted)
         return agreement.measures()

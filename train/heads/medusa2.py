@@ -1,13 +1,15 @@
 """Trains Medusa's heads together with their model: Medusa-2 (Cai et al. 2024, section 2.2.2).
 
-The loss is L_LM + lambda_0 sum_k lambda^k L_k (equation 2): the model goes on learning its own next token while it
-learns to be read by heads. Heads are large and new, so they learn alone first (the model's rate is 0 while they warm
-up) and then faster than the model, at rates of their own. With `from_law` nothing is learnt but what the model itself
-said before: L_LM becomes KL(p_before || p_now), and heads learn the law before too (self-distillation, section 2.3).
+The loss is L_LM + lambda_0 sum_k lambda^k L_k (equation 2): the model goes on learning its own next
+token while it learns to be read by heads. Heads are large and new, so they learn alone first (the
+model's rate is 0 while they warm up) and then faster than the model, at rates of their own. With
+`from_law` nothing is learnt but what the model itself said before: L_LM becomes KL(p_before ||
+p_now), and heads learn the law before too (self-distillation, section 2.3).
 
 The model changes, so what verification keeps is the tokens of the new one.
 
-A run of Medusa-2 from data to files: the folder is a whole model again, with `medusa_head.*` among its tensors.
+A run of Medusa-2 from data to files: the folder is a whole model again, with `medusa_head.*` among
+its tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +29,14 @@ from specrun.bindings.errors import OptionError
 from specrun.convert.checkpoint import open_checkpoint
 from specrun.train.data.target_tokens import TargetTokenizer
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, draft_marks
-from specrun.train.heads.folder import CardFacts, check_output, copy_tokenizer, open_output, training_card, write_head
+from specrun.train.heads.folder import (
+    CardFacts,
+    check_output,
+    copy_tokenizer,
+    open_output,
+    training_card,
+    write_head,
+)
 from specrun.train.heads.medusa import MedusaLearner, MedusaRecipe
 from specrun.train.heads.recipe import HeadFiles, divergence_from_law, token_cross_entropy
 from specrun.train.heads.run import HeadReport, HeadRun, head_identity, head_report, read_corpus
@@ -49,7 +58,8 @@ from specrun.train.trainer.trainer import train_learner
 class Medusa2Recipe:
     """`heads` are Medusa-1's settings; `head_weight` is lambda_0.
 
-    Heads learn at the run's rate, the model at `model_rate` times it, from the share `heads_alone` of the steps on.
+    Heads learn at the run's rate, the model at `model_rate` times it, from the share `heads_alone`
+    of the steps on.
     """
 
     heads: MedusaRecipe
@@ -59,11 +69,15 @@ class Medusa2Recipe:
 
     def __post_init__(self) -> None:
         if not self.heads.own_output:
-            raise OptionError("Medusa-2's heads have output matrices of their own: leave out --shared-output")
+            raise OptionError(
+                "Medusa-2's heads have output matrices of their own: leave out --shared-output"
+            )
         if self.head_weight <= 0 or self.model_rate <= 0:
             raise OptionError("the weight of the heads and the model's rate: give numbers above 0")
         if not 0 <= self.heads_alone < 1:
-            raise OptionError(f"heads alone for {self.heads_alone:g} of the steps: give 0 to below 1")
+            raise OptionError(
+                f"heads alone for {self.heads_alone:g} of the steps: give 0 to below 1"
+            )
 
     def defaults(self) -> TrainingDefaults:
         """Return rates that change a trained model gently; the paper's are of adapters."""
@@ -71,7 +85,8 @@ class Medusa2Recipe:
 
 
 class Medusa2Learner(Learner):
-    """A model and its heads. `before` gives the states it had, and `matrices` its matrices then, where they teach."""
+    """A model and its heads. `before` gives the states it had, and `matrices` its matrices then,
+    where they teach."""
 
     def __init__(
         self,
@@ -85,7 +100,9 @@ class Medusa2Learner(Learner):
         self.recipe = recipe
         self.device = model.device
         self._model = model
-        live = TargetMatrices(model.embedding.detach(), model.output.detach(), model.softcap)  # these share memory
+        live = TargetMatrices(
+            model.embedding.detach(), model.output.detach(), model.softcap
+        )  # these share memory
         self._inner = MedusaLearner(recipe.heads, shape, live, ModelFeatures(model))
         self._before, self._matrices = before, matrices
         self.first_joint_step = round(recipe.heads_alone * steps)
@@ -97,12 +114,15 @@ class Medusa2Learner(Learner):
         return [
             ParameterGroup(list(self._inner.heads.parameters())),
             ParameterGroup(
-                list(self._model.module.parameters()), rate=self.recipe.model_rate, starts_at=self.first_joint_step
+                list(self._model.module.parameters()),
+                rate=self.recipe.model_rate,
+                starts_at=self.first_joint_step,
             ),
         ]
 
     def learning(self, on: bool) -> None:
-        """Leave the model in evaluation mode: dropout, where its configuration has some, would not resume exactly."""
+        """Leave the model in evaluation mode: dropout, where its configuration has some, would not
+        resume exactly."""
         self.module.eval()
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
@@ -138,7 +158,8 @@ class Medusa2Learner(Learner):
         return law.loss(self._model.logits(states[:, :-1][marks]), marks, 0)
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how well heads guess what the model says now, and the loss of its own next tokens."""
+        """Return how well heads guess what the model says now, and the loss of its own next
+        tokens."""
         found = self._inner.measure(batches)
         losses, count = 0.0, 0
         for batch in batches:
@@ -158,18 +179,26 @@ class Medusa2Learner(Learner):
 
 
 class _LawBefore:
-    """What is learnt at a batch's positions: the text's tokens, or the law that the model had there before."""
+    """What is learnt at a batch's positions: the text's tokens, or the law that the model had there
+    before."""
 
-    def __init__(self, batch: TokenBatch, before: FeatureSource | None, matrices: TargetMatrices | None) -> None:
+    def __init__(
+        self, batch: TokenBatch, before: FeatureSource | None, matrices: TargetMatrices | None
+    ) -> None:
         self._batch, self._matrices = batch, matrices
         self._states = None if before is None else before.features(batch).final
 
     def loss(self, logits: Tensor, marks: Tensor, ahead: int) -> Tensor:
-        """Return the mean loss of `logits` at the marked positions t for the tokens at t + 1 + ahead."""
+        """Return the mean loss of `logits` at the marked positions t for the tokens at t + 1 +
+        ahead."""
         length = marks.shape[1]
         if self._states is None or self._matrices is None:
-            return token_cross_entropy(logits, self._batch.ids[:, 1 + ahead : 1 + ahead + length][marks])
-        return divergence_from_law(logits, self._matrices.law(self._states[:, ahead : ahead + length][marks]))
+            return token_cross_entropy(
+                logits, self._batch.ids[:, 1 + ahead : 1 + ahead + length][marks]
+            )
+        return divergence_from_law(
+            logits, self._matrices.law(self._states[:, ahead : ahead + length][marks])
+        )
 
 
 def medusa2_config(config: dict[str, Any], recipe: MedusaRecipe) -> dict[str, Any]:
@@ -180,10 +209,14 @@ def medusa2_config(config: dict[str, Any], recipe: MedusaRecipe) -> dict[str, An
 WEIGHTS = "model.safetensors"
 
 
-def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | None = None) -> HeadReport:
-    """Train a model with its heads and write both into one folder; the target's own folder stays as it is.
+def train_medusa2(
+    recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | None = None
+) -> HeadReport:
+    """Train a model with its heads and write both into one folder; the target's own folder stays as
+    it is.
 
-    Raises as `train_head` does, and OptionError for a teacher: the model itself is trained, in torch.
+    Raises as `train_head` does, and OptionError for a teacher: the model itself is trained, in
+    torch.
     """
     if run.teacher is not None:
         raise OptionError("Medusa-2 trains the target itself: leave out --teacher")
@@ -191,7 +224,11 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
     check_output(run, holds=WEIGHTS, reads=(run.target,))
     if run.n_threads:
         torch.set_num_threads(run.n_threads)
-    shape, tokenizer, device = target_shape(run.target), TargetTokenizer(run.target), usable_device(run.device)
+    shape, tokenizer, device = (
+        target_shape(run.target),
+        TargetTokenizer(run.target),
+        usable_device(run.device),
+    )
     earlier = earlier_run(run.state_path, resume=run.resume)
     chosen = usable_precision(run.precision, device, earlier.precision)
 
@@ -204,7 +241,9 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
     settings = run.trainer_settings(recipe.defaults(), corpus, chosen)
     identity = head_identity("medusa-2", recipe, run, corpus)
     check_same_run(run.state_path, earlier, {**settings.identity, **identity})
-    place = states_place(run, corpus, (), torch.float32)  # what the model computes in before it is trained
+    place = states_place(
+        run, corpus, (), torch.float32
+    )  # what the model computes in before it is trained
     if recipe.heads.from_law:
         kept = room_for_states(place, shape)
         listener.note(f"the model's states are kept on disk as they were: {kept}")
@@ -217,13 +256,25 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
     torch.manual_seed(run.seed)
     learner = Medusa2Learner(recipe, shape, model, settings.steps, *before)
     result = train_learner(
-        learner, corpus, settings, run.state_path, resume=run.resume, identity=identity, report=listener.status
+        learner,
+        corpus,
+        settings,
+        run.state_path,
+        resume=run.resume,
+        identity=identity,
+        report=listener.status,
     )
     report = head_report(run, learner, corpus, settings, result)
-    shown = {**dataclasses.asdict(recipe.heads), **dataclasses.asdict(recipe), "learning rate": settings.learning_rate}
+    shown = {
+        **dataclasses.asdict(recipe.heads),
+        **dataclasses.asdict(recipe),
+        "learning rate": settings.learning_rate,
+    }
     del shown["heads"]
     shown |= {"heads": recipe.heads.heads, "precision": report.precision, "seed": run.seed}
-    facts = CardFacts("medusa-2", run.target.resolve(), None, run.data, report.device, shown, report.n_trained)
+    facts = CardFacts(
+        "medusa-2", run.target.resolve(), None, run.data, report.device, shown, report.n_trained
+    )
     _write_folder(run, recipe, learner, model, training_card(facts, corpus, result))
     remove_private_states(run, before[0] if before else None)
     return report
@@ -232,7 +283,8 @@ def train_medusa2(recipe: Medusa2Recipe, run: HeadRun, listener: RunListener | N
 def _states_before(
     place: CachePlace, model: HFModel, device: torch.device, listener: RunListener
 ) -> tuple[CachedFeatures, TargetMatrices]:
-    """Return the states and matrices of the model as it was, which are what is learnt; states are kept on disk."""
+    """Return the states and matrices of the model as it was, which are what is learnt; states are
+    kept on disk."""
     states = fill_cache(
         place,
         ModelFeatures(model),
@@ -243,7 +295,9 @@ def _states_before(
     return states, TargetMatrices(embedding, model.output.detach().clone(), model.softcap)
 
 
-def _need(recipe: Medusa2Recipe, run: HeadRun, shape: TargetShape, corpus: TokenCorpus) -> MemoryNeed:
+def _need(
+    recipe: Medusa2Recipe, run: HeadRun, shape: TargetShape, corpus: TokenCorpus
+) -> MemoryNeed:
     tensors = open_checkpoint(run.target).tensors.values()
     vocab_size = int(read_config(run.target).get("vocab_size", 0))
     head = shape.hidden * (vocab_size + recipe.heads.layers * (shape.hidden + 1))
@@ -253,7 +307,8 @@ def _need(recipe: Medusa2Recipe, run: HeadRun, shape: TargetShape, corpus: Token
         {
             "target": 16 * sum(math.prod(tensor.shape) for tensor in tensors),
             "heads": 16 * recipe.heads.heads * head,
-            "a step": shape.n_layers * layer + 4 * tokens * 3 * vocab_size * (1 + recipe.heads.heads),
+            "a step": shape.n_layers * layer
+            + 4 * tokens * 3 * vocab_size * (1 + recipe.heads.heads),
         },
         {
             "target": "use a smaller target, or leave out --joint",
@@ -263,11 +318,17 @@ def _need(recipe: Medusa2Recipe, run: HeadRun, shape: TargetShape, corpus: Token
     )
 
 
-def _write_folder(run: HeadRun, recipe: Medusa2Recipe, learner: Medusa2Learner, model: HFModel, card: str) -> None:
-    """Write the model with its heads; the weights come last, so that a folder with them is whole."""
+def _write_folder(
+    run: HeadRun, recipe: Medusa2Recipe, learner: Medusa2Learner, model: HFModel, card: str
+) -> None:
+    """Write the model with its heads; the weights come last, so that a folder with them is
+    whole."""
     copy_tokenizer(run.target, run.output)
     config = json.loads((run.target / "config.json").read_text(encoding="utf-8"))
-    config = {**medusa2_config(config, recipe.heads), "base_model_name_or_path": run.target.resolve().name}
+    config = {
+        **medusa2_config(config, recipe.heads),
+        "base_model_name_or_path": run.target.resolve().name,
+    }
     write_head(run.output, HeadFiles(config, _tensors(run.target, learner, model)), WEIGHTS, card)
 
 
@@ -284,4 +345,6 @@ def _tensors(target: Path, learner: Medusa2Learner, model: HFModel) -> dict[str,
 
 def _is_tied_copy(name: str, named: dict[str, Any]) -> bool:
     pointer = named[name].data_ptr()
-    return name == "lm_head.weight" and any(other != name and array.data_ptr() == pointer for other, array in named.items())
+    return name == "lm_head.weight" and any(
+        other != name and array.data_ptr() == pointer for other, array in named.items()
+    )

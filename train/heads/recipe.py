@@ -51,11 +51,14 @@ class HeadRecipe(ABC):
     ) -> Learner:
         """Return a new head to train."""
 
-    def activation_bytes(self, shape: TargetShape, vocab_size: int, tokens: int, longest: int, *, recompute: bool) -> int:
-        """Return roughly what one step keeps for its gradients, for `tokens` tokens in sequences of `longest`.
+    def activation_bytes(
+        self, shape: TargetShape, vocab_size: int, tokens: int, longest: int, *, recompute: bool
+    ) -> int:
+        """Return roughly what one step keeps for its gradients, for `tokens` tokens in sequences of
+        `longest`.
 
-        `recompute` as of Learner. By default: logits, their softmax, the target's law and two gradients for every token,
-        and a layer's states.
+        `recompute` as of Learner. By default: logits, their softmax, the target's law and two
+        gradients for every token, and a layer's states.
         """
         return 4 * tokens * (5 * vocab_size + 24 * shape.hidden + 6 * shape.feed_forward)
 

@@ -1,4 +1,5 @@
-"""A training run of heads: what is given, what comes out, and the texts and steps that follow from it."""
+"""A training run of heads: what is given, what comes out, and the texts and steps that follow from
+it."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ CachePolicy = Literal["auto", "yes", "no"]
 class HeadRun(TrainingRun):
     """A run that trains heads.
 
-    With `teacher`, a GGUF file of the target, states and laws are llama.cpp's. `cache` says whether the target's
-    states are kept on disk, in `features` or, where that is None, in the run's own folder until it ends. `own_answers`
-    lets the target answer the data's prompts itself.
+    With `teacher`, a GGUF file of the target, states and laws are llama.cpp's. `cache` says whether
+    the target's states are kept on disk, in `features` or, where that is None, in the run's own
+    folder until it ends. `own_answers` lets the target answer the data's prompts itself.
     """
 
     teacher: Path | None = None
@@ -44,9 +45,14 @@ class HeadRun(TrainingRun):
     def __post_init__(self) -> None:
         TrainingRun.__post_init__(self)  # super() does not know a class with slots
         if self.teacher is not None and self.cache == "no":
-            raise OptionError("--teacher computes states once, before training: it needs the cache (--cache auto)")
+            raise OptionError(
+                "--teacher computes states once, before training: it needs the cache (--cache auto)"
+            )
         if self.features is not None and self.cache == "no":
-            raise OptionError("--features names a place for states, and --cache no keeps none: leave one of them out")
+            raise OptionError(
+                "--features names a place for states, and --cache no keeps none: leave one of "
+                "them out"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,9 @@ class HeadReport:
 
 def head_identity(kind: str, recipe: Any, run: HeadRun, corpus: TokenCorpus) -> dict[str, Any]:  # noqa: ANN401
     """Return what resumed runs must share, `recipe` being a dataclass of plain values."""
-    fields = json.loads(json.dumps(dataclasses.asdict(recipe)))  # tuples as lists, as in checkpoints
+    fields = json.loads(
+        json.dumps(dataclasses.asdict(recipe))
+    )  # tuples as lists, as in checkpoints
     return {
         "kind": kind,
         **{f"{kind} {name}": value for name, value in fields.items()},
@@ -74,7 +82,11 @@ def head_identity(kind: str, recipe: Any, run: HeadRun, corpus: TokenCorpus) -> 
 
 
 def head_report(
-    run: HeadRun, learner: Learner, corpus: TokenCorpus, settings: TrainerSettings, result: TrainingResult
+    run: HeadRun,
+    learner: Learner,
+    corpus: TokenCorpus,
+    settings: TrainerSettings,
+    result: TrainingResult,
 ) -> HeadReport:
     """Return what was made of `learner`."""
     return HeadReport(
@@ -95,15 +107,18 @@ def read_corpus(
     listener: RunListener,
     check_before_answers: Callable[[TokenCorpus], None],
 ) -> TokenCorpus:
-    """Return the data's texts, or, for self-distillation, the data's prompts with the target's own answers.
+    """Return the data's texts, or, for self-distillation, the data's prompts with the target's own
+    answers.
 
     `holds` is the file that a finished run leaves, as of `open_output`. As answers may take hours,
-    `check_before_answers` sees texts first that are as long as theirs may become, and raises where they cannot be
-    learnt.
+    `check_before_answers` sees texts first that are as long as theirs may become, and raises where
+    they cannot be learnt.
     """
     documents = read_documents(run.data, need_answers=not run.own_answers)
     if run.own_answers is None:
-        corpus = encode_corpus(documents, tokenizer, max_length=run.max_length, held_out=run.held_out, seed=run.seed)
+        corpus = encode_corpus(
+            documents, tokenizer, max_length=run.max_length, held_out=run.held_out, seed=run.seed
+        )
     else:
         check_before_answers(_longest_texts(run, documents))
         open_output(run, holds=holds)
@@ -111,7 +126,9 @@ def read_corpus(
     aside = f"{len(corpus.held_out):,} held out"
     if corpus.measured_on_training:
         aside = "none held out: measures are of the training texts"
-    listener.note(f"{len(corpus.training):,} sequences of {corpus.n_tokens:,} tokens to train on, {aside}")
+    listener.note(
+        f"{len(corpus.training):,} sequences of {corpus.n_tokens:,} tokens to train on, {aside}"
+    )
     return corpus
 
 
@@ -123,7 +140,11 @@ def _longest_texts(run: HeadRun, documents: Sequence[Document]) -> TokenCorpus:
 
 
 def _answered_corpus(
-    run: HeadRun, settings: AnswerSettings, tokenizer: TargetTokenizer, documents: Sequence[Document], listener: RunListener
+    run: HeadRun,
+    settings: AnswerSettings,
+    tokenizer: TargetTokenizer,
+    documents: Sequence[Document],
+    listener: RunListener,
 ) -> TokenCorpus:
     """Let the target answer the documents' prompts."""
     folder = run.state_path.parent

@@ -1,4 +1,5 @@
-"""Where a run's states come from: the target in torch, a GGUF teacher, or what either has left on disk."""
+"""Where a run's states come from: the target in torch, a GGUF teacher, or what either has left on
+disk."""
 
 from __future__ import annotations
 
@@ -31,11 +32,15 @@ from specrun.train.trainer.run_checkpoint import EarlierRun
 from specrun.train.trainer.settings import TrainerSettings
 
 CACHED = "cached states"
-"""Of a run's identity: states from disk are rounded to float16, so that the losses of other runs are not the same."""
+"""Of a run's identity: states from disk are rounded to float16, so that the losses of other runs
+are not the same."""
 
 
-def states_place(run: HeadRun, corpus: TokenCorpus, taps: tuple[int, ...], precision: torch.dtype) -> CachePlace:
-    """Return where a run keeps states, which the target computes in `precision`, or a teacher as llama.cpp does."""
+def states_place(
+    run: HeadRun, corpus: TokenCorpus, taps: tuple[int, ...], precision: torch.dtype
+) -> CachePlace:
+    """Return where a run keeps states, which the target computes in `precision`, or a teacher as
+    llama.cpp does."""
     root = run.features or _private_folder(run)
     computed_in = "llama.cpp" if run.teacher is not None else dtype_name(precision)
     identity = source_identity(run.teacher or run.target)
@@ -47,7 +52,8 @@ def _private_folder(run: HeadRun) -> Path:
 
 
 def remove_private_states(run: HeadRun, source: FeatureSource | None) -> None:
-    """Delete the states that a run kept for itself alone, and those its earlier attempts left; a named folder stays."""
+    """Delete the states that a run kept for itself alone, and those its earlier attempts left; a
+    named folder stays."""
     if run.features is not None:
         return
     if isinstance(source, CachedFeatures):
@@ -56,15 +62,20 @@ def remove_private_states(run: HeadRun, source: FeatureSource | None) -> None:
 
 
 def room_for_states(place: CachePlace, shape: TargetShape) -> str:
-    """Return in words how much is kept; raise SpecrunError unless there is room for what is not there yet."""
-    size, missing = cache_bytes(place.corpus, shape.hidden, len(place.taps)), place.missing_bytes(shape.hidden)
+    """Return in words how much is kept; raise SpecrunError unless there is room for what is not
+    there yet."""
+    size, missing = (
+        cache_bytes(place.corpus, shape.hidden, len(place.taps)),
+        place.missing_bytes(shape.hidden),
+    )
     check_cache_space(place.folder, missing)
     there = "" if missing == size else f", of which {(size - missing) / 2**20:,.1f} are there"
     return f"{size / 2**20:,.1f} MiB in {place.root}{there}"
 
 
 def may_cache(run: HeadRun, settings: TrainerSettings, corpus: TokenCorpus) -> bool:
-    """Return whether states are to be kept on disk where there is room: each is read more than once, or must be."""
+    """Return whether states are to be kept on disk where there is room: each is read more than
+    once, or must be."""
     read = settings.steps * settings.tokens_per_batch / max(1, corpus.n_tokens)
     return _must_cache(run) or (run.cache != "no" and read > 1.5)
 
@@ -81,13 +92,16 @@ def wants_cache(
     earlier: EarlierRun,
     listener: RunListener,
 ) -> bool:
-    """Return whether states are kept on disk: where asked for or needed, and where each is read more than once.
+    """Return whether states are kept on disk: where asked for or needed, and where each is read
+    more than once.
 
     A resumed run that is left the choice does as before, whatever the disk has room for now.
     """
     before = earlier.identity.get(CACHED)
     must = _must_cache(run) or before is True
-    if run.cache == "no" or not (must or (before is None and may_cache(run, settings, place.corpus))):
+    if run.cache == "no" or not (
+        must or (before is None and may_cache(run, settings, place.corpus))
+    ):
         return False
     try:
         kept = room_for_states(place, shape)
@@ -95,7 +109,10 @@ def wants_cache(
         if must:
             raise
         size = cache_bytes(place.corpus, shape.hidden, len(place.taps))
-        listener.note(f"the target's states would take {size / 2**30:.2f} GiB on disk, too much: computed at each step")
+        listener.note(
+            f"the target's states would take {size / 2**30:.2f} GiB on disk, too much: computed "
+            "at each step"
+        )
         return False
     listener.note(f"the target's states are computed once and kept on disk: {kept}")
     return True
@@ -110,7 +127,8 @@ def opened_states(
     cached: bool,
     listener: RunListener,
 ) -> Iterator[tuple[TargetMatrices, FeatureSource]]:
-    """Yield the target's matrices and where its states come from; a teacher is closed before training begins."""
+    """Yield the target's matrices and where its states come from; a teacher is closed before
+    training begins."""
     corpus, taps = place.corpus, place.taps
 
     def told(done: int, total: int) -> None:

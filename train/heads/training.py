@@ -1,7 +1,8 @@
-"""Trains one head of any kind from data to files: reads, estimates, computes states, trains, writes.
+"""Trains one head of any kind from data to files: reads, estimates, computes states, trains,
+writes.
 
-The folder of a run holds the head (config.json, weights, README.md) and `training/` with the checkpoint, the curves,
-and, while it runs, the cache of the target's states.
+The folder of a run holds the head (config.json, weights, README.md) and `training/` with the
+checkpoint, the curves, and, while it runs, the cache of the target's states.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ import torch
 from specrun.convert.checkpoint import open_checkpoint
 from specrun.train.data.target_tokens import TargetTokenizer
 from specrun.train.data.token_corpus import TokenCorpus
-from specrun.train.heads.folder import CardFacts, check_output, open_output, training_card, write_head
+from specrun.train.heads.folder import (
+    CardFacts,
+    check_output,
+    open_output,
+    training_card,
+    write_head,
+)
 from specrun.train.heads.recipe import HeadRecipe
 from specrun.train.heads.run import HeadReport, HeadRun, head_identity, head_report, read_corpus
 from specrun.train.heads.states import (
@@ -44,9 +51,9 @@ from specrun.train.trainer.trainer import train_learner
 def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = None) -> HeadReport:
     """Train a head and write its folder.
 
-    Raises OptionError, FileMissingError and MalformedFileError for what was given; PairError for a teacher that is
-    another model; OutOfMemoryError with an estimate before anything is loaded; SpecrunError where the disk is too
-    small for the cache, or the loss is not a number.
+    Raises OptionError, FileMissingError and MalformedFileError for what was given; PairError for a
+    teacher that is another model; OutOfMemoryError with an estimate before anything is loaded;
+    SpecrunError where the disk is too small for the cache, or the loss is not a number.
     """
     listener = listener or NobodyListens()
     check_output(run, holds=recipe.files_name, reads=(run.target,))
@@ -62,8 +69,13 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
     def settings_for(texts: TokenCorpus) -> TrainerSettings:
         return run.trainer_settings(recipe.defaults(shape), texts, precision)
 
-    def need_for(texts: TokenCorpus, settings: TrainerSettings, cached: bool) -> tuple[MemoryNeed, bool]:
-        return _fitting(functools.partial(_need, recipe, run, shape, vocab_size, texts, settings, cached), device)
+    def need_for(
+        texts: TokenCorpus, settings: TrainerSettings, cached: bool
+    ) -> tuple[MemoryNeed, bool]:
+        return _fitting(
+            functools.partial(_need, recipe, run, shape, vocab_size, texts, settings, cached),
+            device,
+        )
 
     def check_before_answers(texts: TokenCorpus) -> None:
         settings = settings_for(texts)
@@ -102,7 +114,8 @@ def train_head(recipe: HeadRecipe, run: HeadRun, listener: RunListener | None = 
 
 
 def _fitting(need: Callable[..., MemoryNeed], device: torch.device) -> tuple[MemoryNeed, bool]:
-    """Return what a run will take, and whether it computes again what it cannot keep; `need` takes `recompute`."""
+    """Return what a run will take, and whether it computes again what it cannot keep; `need` takes
+    `recompute`."""
     ample = need(recompute=False)
     if ample.total <= free_memory(device) / 2:  # others may want some too
         return ample, False
@@ -124,7 +137,9 @@ def _need(
     meta = torch.device("meta")
     matrix = torch.empty(vocab_size, shape.hidden, device=meta)
     with meta:
-        head = recipe.learner(shape, TargetMatrices(matrix, matrix, None), _NoFeatures(recipe.taps(shape)), corpus)
+        head = recipe.learner(
+            shape, TargetMatrices(matrix, matrix, None), _NoFeatures(recipe.taps(shape)), corpus
+        )
     size = 2 if settings.precision == torch.bfloat16 else 4
     target = 0
     if run.teacher is None:
@@ -132,9 +147,13 @@ def _need(
         target = size * sum(math.prod(tensor.shape) for tensor in tensors)
     tokens = min(max(settings.tokens_per_batch, corpus.longest), corpus.n_tokens)
     training = {
-        "target's matrices" if cached else "target": size * 2 * matrix.numel() if cached else target,
+        "target's matrices" if cached else "target": size * 2 * matrix.numel()
+        if cached
+        else target,
         "head": trained_bytes(head.module),
-        "a step": recipe.activation_bytes(shape, vocab_size, tokens, corpus.longest, recompute=recompute),
+        "a step": recipe.activation_bytes(
+            shape, vocab_size, tokens, corpus.longest, recompute=recompute
+        ),
     }
     remedies = {
         "target": "use a --teacher (a quantized GGUF file of the target) or a smaller target",
@@ -174,7 +193,15 @@ def _finish(
         "precision": report.precision,
         "seed": settings.seed,
     }
-    facts = CardFacts(recipe.kind, run.target.resolve(), run.teacher, run.data, report.device, shown, report.n_trained)
+    facts = CardFacts(
+        recipe.kind,
+        run.target.resolve(),
+        run.teacher,
+        run.data,
+        report.device,
+        shown,
+        report.n_trained,
+    )
     files = recipe.files(learner, shape, matrices.output.shape[0])
     base = {"base_model_name_or_path": run.target.resolve().name}
     files = dataclasses.replace(files, config={**files.config, **base})

@@ -43,12 +43,13 @@ def chain_states(
 ) -> Iterator[Tensor]:
     """Yield the head's states [B, T-1, h] at depths 0 to depth-1 of the chains below each position.
 
-    `ids` are [B, T], `embedding` [vocab, h], `states` [B, T-1, h] what the first step reads at positions 0 to T-2. The
-    state that chain p yields at depth s stands for position p + s + 1, and means nothing from p + s + 1 = T on. With
-    `learnt` [B, T], states are whole only where `draft_marks` counts them: half of a chat is questions.
+    `ids` are [B, T], `embedding` [vocab, h], `states` [B, T-1, h] what the first step reads at
+    positions 0 to T-2. The state that chain p yields at depth s stands for position p + s + 1, and
+    means nothing from p + s + 1 = T on. With `learnt` [B, T], states are whole only where
+    `draft_marks` counts them: half of a chat is questions.
 
-    With `recompute`, while gradients are taken over several steps, each step is computed again for its own: what
-    attention keeps of all steps together would be the largest part of the memory.
+    With `recompute`, while gradients are taken over several steps, each step is computed again for
+    its own: what attention keeps of all steps together would be the largest part of the memory.
     """
     length = ids.shape[1]
     earlier: list[KeysValues] = []
@@ -59,7 +60,9 @@ def chain_states(
         embeddings = embedding[tokens].to(states.dtype)
         wanted = None if learnt is None else F.pad(draft_marks(learnt, step), (0, step + 1))
         if recompute and depth > 1 and torch.is_grad_enabled():
-            states, own = checkpoint(head, embeddings, states, tuple(earlier), wanted, use_reentrant=False)
+            states, own = checkpoint(
+                head, embeddings, states, tuple(earlier), wanted, use_reentrant=False
+            )
         else:
             states, own = head(embeddings, states, earlier, wanted)
         earlier.append(own)
@@ -74,11 +77,13 @@ def chain_loss(
     *,
     recompute: bool,
 ) -> LossPart | None:
-    """Return sum decay^s loss_s over the depths s of `chains`, states [B, T-1, h] each; None where nothing counts.
+    """Return sum decay^s loss_s over the depths s of `chains`, states [B, T-1, h] each; None where
+    nothing counts.
 
-    `learnt` [B, T] marks the tokens that count. `loss` takes the states [n, h] that chains predict and the numbers [n]
-    of the positions they stand for, among those `choosing` a token that counts, in reading order. With `recompute` its
-    insides are computed again for gradients: laws of all depths would fill the memory.
+    `learnt` [B, T] marks the tokens that count. `loss` takes the states [n, h] that chains predict
+    and the numbers [n] of the positions they stand for, among those `choosing` a token that counts,
+    in reading order. With `recompute` its insides are computed again for gradients: laws of all
+    depths would fill the memory.
     """
     order = (choosing(learnt).flatten().long().cumsum(0) - 1).view(learnt.shape)
     total, first = torch.zeros((), device=learnt.device), 0.0
@@ -86,8 +91,15 @@ def chain_loss(
         marks = draft_marks(learnt, depth)
         if not marks.any():
             break
-        rows, numbers = predicted[:, : marks.shape[1]][marks], order[:, depth + 1 : depth + 1 + marks.shape[1]][marks]
-        found = checkpoint(loss, rows, numbers, use_reentrant=False) if recompute else loss(rows, numbers)
+        rows, numbers = (
+            predicted[:, : marks.shape[1]][marks],
+            order[:, depth + 1 : depth + 1 + marks.shape[1]][marks],
+        )
+        found = (
+            checkpoint(loss, rows, numbers, use_reentrant=False)
+            if recompute
+            else loss(rows, numbers)
+        )
         total = total + decay**depth * found
         first = first if depth else float(found.detach())
     return LossPart("step 1", total, first) if total.requires_grad else None

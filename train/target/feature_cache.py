@@ -1,9 +1,10 @@
 """The target's hidden states on disk, computed once: chunks of whole sequences in float16.
 
-Whatever states depend on (corpus, layers, weights, precision) is their manifest. A folder of caches holds one folder
-for each manifest, named by its hash, so that heads which read other states leave one another's alone. In it are
-`manifest.json` and `features-NNNNN.safetensors`, each chunk written whole or not at all, so that an interrupted
-computation goes on where it was. A chunk that float16 cannot hold is kept in float32.
+Whatever states depend on (corpus, layers, weights, precision) is their manifest. A folder of caches
+holds one folder for each manifest, named by its hash, so that heads which read other states leave
+one another's alone. In it are `manifest.json` and `features-NNNNN.safetensors`, each chunk written
+whole or not at all, so that an interrupted computation goes on where it was. A chunk that float16
+cannot hold is kept in float32.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def cache_bytes(corpus: TokenCorpus, hidden: int, n_taps: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CachePlace:
-    """Where the states of `corpus`, and the inputs of the layers `taps`, belong within the folder of caches `root`.
+    """Where the states of `corpus`, and the inputs of the layers `taps`, belong within the folder
+    of caches `root`.
 
     Another value of anything in `manifest` makes other states.
     """
@@ -53,9 +55,16 @@ class CachePlace:
 
     @classmethod
     def of(
-        cls, root: Path, corpus: TokenCorpus, taps: tuple[int, ...], *, precision: str, identity: Mapping[str, Any]
+        cls,
+        root: Path,
+        corpus: TokenCorpus,
+        taps: tuple[int, ...],
+        *,
+        precision: str,
+        identity: Mapping[str, Any],
     ) -> CachePlace:
-        """Return the place of states that were computed in `precision` from the weights that `identity` names."""
+        """Return the place of states that were computed in `precision` from the weights that
+        `identity` names."""
         about = {"corpus": corpus.digest, "taps": list(taps), "precision": precision}
         return cls(root, corpus, taps, {"format": _FORMAT, **about, **identity})
 
@@ -70,8 +79,14 @@ class CachePlace:
         if _read_manifest(self.folder / _MANIFEST) != self.manifest:
             return cache_bytes(self.corpus, hidden, len(self.taps))
         cache = CachedFeatures(self.folder, self.corpus, self.taps)
-        missing = [numbers for chunk, numbers in enumerate(cache.chunks) if not cache.path(chunk).exists()]
-        tokens = sum(len(self.corpus.sequences[number]) for first, last in missing for number in range(first, last))
+        missing = [
+            numbers for chunk, numbers in enumerate(cache.chunks) if not cache.path(chunk).exists()
+        ]
+        tokens = sum(
+            len(self.corpus.sequences[number])
+            for first, last in missing
+            for number in range(first, last)
+        )
         return 2 * hidden * (1 + len(self.taps)) * tokens
 
 
@@ -83,7 +98,8 @@ def check_cache_space(folder: Path, n_bytes: int) -> None:
     free = shutil.disk_usage(place).free
     if free < n_bytes:
         raise SpecrunError(
-            f"the feature cache needs {n_bytes / 2**30:.2f} GiB in {folder} and {free / 2**30:.2f} GiB are free: "
+            f"the feature cache needs {n_bytes / 2**30:.2f} GiB in {folder} and "
+            f"{free / 2**30:.2f} GiB are free: "
             "name another disk with --features, train on fewer texts, or use --cache no"
         )
 
@@ -91,16 +107,19 @@ def check_cache_space(folder: Path, n_bytes: int) -> None:
 def fill_cache(
     place: CachePlace, source: FeatureSource, device: torch.device, progress: Progress | None = None
 ) -> CachedFeatures:
-    """Compute what is missing in `place` and return the cache; other states beside it stay as they are.
+    """Compute what is missing in `place` and return the cache; other states beside it stay as they
+    are.
 
-    `progress` is called with the sequences done and all. Raises SpecrunError where the folder cannot be made, or holds
-    states that its manifest does not tell of.
+    `progress` is called with the sequences done and all. Raises SpecrunError where the folder
+    cannot be made, or holds states that its manifest does not tell of.
     """
     folder, corpus = place.folder, place.corpus
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SpecrunError(f"{folder} cannot be made ({error.strerror}): name another with --features") from error
+        raise SpecrunError(
+            f"{folder} cannot be made ({error.strerror}): name another with --features"
+        ) from error
     path = folder / _MANIFEST
     if _read_manifest(path) != place.manifest:
         if path.exists() or any(folder.glob(_CHUNKS)):
@@ -118,7 +137,8 @@ def fill_cache(
 
 
 def remove_caches(root: Path) -> None:
-    """Delete all states in a folder of caches, of whatever manifests; files that are none of a cache's stay."""
+    """Delete all states in a folder of caches, of whatever manifests; files that are none of a
+    cache's stay."""
     if not root.is_dir():
         return
     for folder in [*(file for file in root.iterdir() if _is_cache(file)), root]:
@@ -166,7 +186,9 @@ class CachedFeatures:
 
     def _padded(self, name: str, batch: TokenBatch) -> Tensor:
         rows = [self._read(name, number) for number in batch.numbers]
-        found = torch.zeros(len(rows), batch.ids.shape[1], rows[0].shape[1], device=batch.ids.device)
+        found = torch.zeros(
+            len(rows), batch.ids.shape[1], rows[0].shape[1], device=batch.ids.device
+        )
         for row, states in enumerate(rows):
             found[row, : len(states)] = states.to(found.device)
         return found
@@ -177,7 +199,9 @@ class CachedFeatures:
             try:
                 self._open[number] = safe_open(self.path(number), "pt")
             except Exception as error:  # safetensors' own class, or the system's
-                raise SpecrunError(f"{self.path(number)} cannot be read ({error}): remove the cache") from error
+                raise SpecrunError(
+                    f"{self.path(number)} cannot be read ({error}): remove the cache"
+                ) from error
         states: Tensor = self._open[number].get_slice(name)[start:end]
         return states.float()
 
@@ -194,14 +218,18 @@ def _plan_chunks(lengths: list[int]) -> list[tuple[int, int]]:
     return [*chunks, (first, len(lengths))]
 
 
-def _write_chunk(path: Path, corpus: TokenCorpus, source: FeatureSource, device: torch.device, numbers: range) -> None:
+def _write_chunk(
+    path: Path, corpus: TokenCorpus, source: FeatureSource, device: torch.device, numbers: range
+) -> None:
     parts: dict[str, list[Tensor]] = {"final": [], "taps": []}
     for number in numbers:  # one at a time: no padding, no surprise of memory
         found = source.features(corpus.batch([number]).to(device))
         parts["final"].append(_half(found.final[0]))
         if found.taps is not None:
             parts["taps"].append(_half(found.taps[0]))
-    tensors = {name: torch.cat(_one_type(states)).contiguous() for name, states in parts.items() if states}
+    tensors = {
+        name: torch.cat(_one_type(states)).contiguous() for name, states in parts.items() if states
+    }
     with atomic_path(path, force=True) as aside:
         save_file(tensors, aside)
 

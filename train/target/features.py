@@ -14,7 +14,8 @@ from specrun.train.target.hf_model import HFModel
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Final normed states [B, T, h], and the inputs of the tapped layers side by side [B, T, taps h], if any."""
+    """Final normed states [B, T, h], and the inputs of the tapped layers side by side
+    [B, T, taps h], if any."""
 
     final: Tensor
     taps: Tensor | None
@@ -31,7 +32,8 @@ class FeatureSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TargetMatrices:
-    """The target's token embedding and output matrix, both [vocab, h]; `softcap` bounds its logits, if it does.
+    """The target's token embedding and output matrix, both [vocab, h]; `softcap` bounds its logits,
+    if it does.
 
     They are frozen, and shared by all that reads them.
     """

@@ -1,7 +1,9 @@
-"""A GGUF file of a Llama back to the Hugging Face folder it could have come from: weights to train against.
+"""A GGUF file of a Llama back to the Hugging Face folder it could have come from: weights to train
+against.
 
-What is quantized becomes the float32 numbers it stands for, so the folder computes what the file computes, not what
-the original did: heads and drafters trained with it fit the file that will be run.
+What is quantized becomes the float32 numbers it stands for, so the folder computes what the file
+computes, not what the original did: heads and drafters trained with it fit the file that will be
+run.
 
 The tokenizer of a GGUF file as the files that Hugging Face tools read.
 """
@@ -38,12 +40,16 @@ def tokenizer_from_gguf(header: GGUFHeader, path: Path) -> Tokenizer:
     kind, pre = (header.metadata.get(_KEY + name) for name in ("model", "pre"))
     if (kind, pre) != ("gpt2", "gpt-2"):
         raise UnsupportedModelError(
-            f"{path} has a tokenizer of kind {kind!r} that splits text as {pre!r}: only 'gpt2' with 'gpt-2' can be "
+            f"{path} has a tokenizer of kind {kind!r} that splits text as {pre!r}: only 'gpt2' "
+            "with 'gpt-2' can be "
             "read back; use the folder it was converted from"
         )
-    tokens, types, merges = (_list(header, name, path) for name in ("tokens", "token_type", "merges"))
+    tokens, types, merges = (
+        _list(header, name, path) for name in ("tokens", "token_type", "merges")
+    )
     vocabulary = {str(text): token for token, text in enumerate(tokens)}
-    # A file of a tokenizer without merges has one of two tokens that are no longer than a byte each, which does no harm.
+    # A file of a tokenizer without merges has one of two tokens that are no longer than a byte
+    # each, which does no harm.
     pairs = [tuple(str(merge).split(" ", 1)) for merge in merges]
     known = [pair for pair in pairs if len(pair) == 2 and "".join(pair) in vocabulary]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=known))
@@ -54,16 +60,25 @@ def tokenizer_from_gguf(header: GGUFHeader, path: Path) -> Tokenizer:
             tokenizer.add_special_tokens([AddedToken(str(token), normalized=False)])
         elif number == USER_DEFINED:
             tokenizer.add_tokens([AddedToken(str(token), normalized=False)])
-    misplaced = next((text for token, text in enumerate(tokens) if tokenizer.token_to_id(str(text)) != token), None)
+    misplaced = next(
+        (text for token, text in enumerate(tokens) if tokenizer.token_to_id(str(text)) != token),
+        None,
+    )
     if misplaced is not None:
-        raise MalformedFileError(f"{path} has the token {misplaced!r} more than once in its vocabulary")
+        raise MalformedFileError(
+            f"{path} has the token {misplaced!r} more than once in its vocabulary"
+        )
     return tokenizer
 
 
 def tokenizer_settings(header: GGUFHeader, path: Path) -> dict[str, Any]:
-    """Return the content of tokenizer_config.json: special tokens, what is added to texts, the chat template."""
+    """Return the content of tokenizer_config.json: special tokens, what is added to texts, the chat
+    template."""
     tokens = _list(header, "tokens", path)
-    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
         token = header.metadata.get(f"{_KEY}{ours}_token_id")
         if isinstance(token, int):
@@ -109,10 +124,11 @@ _WHOLE_NAMES = {
 
 
 def folder_from_gguf(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
-    """Write config.json, tokenizer files and, last, model.safetensors (float32) into `folder`; return it.
+    """Write config.json, tokenizer files and, last, model.safetensors (float32) into `folder`;
+    return it.
 
-    Raises UnsupportedModelError for anything but a plain Llama (no experts, no biases, no scaled rotary positions)
-    with GPT-2's way of splitting text; FileMissingError, MalformedFileError.
+    Raises UnsupportedModelError for anything but a plain Llama (no experts, no biases, no scaled
+    rotary positions) with GPT-2's way of splitting text; FileMissingError, MalformedFileError.
     """
     file = GGUFSource(source)
     config = _config(file)
@@ -130,7 +146,9 @@ def _config(file: GGUFSource) -> dict[str, Any]:
     """Return the config.json of the Llama in a file."""
     metadata = file.header.metadata
     if file.header.architecture != "llama":
-        raise UnsupportedModelError(f"{file.path} is a {file.header.architecture} model: only llama can be read back")
+        raise UnsupportedModelError(
+            f"{file.path} is a {file.header.architecture} model: only llama can be read back"
+        )
     scaling = metadata.get("llama.rope.scaling.type", "none")
     if scaling != "none" or "rope_freqs.weight" in file.tensors or "llama.expert_count" in metadata:
         raise UnsupportedModelError(
@@ -143,7 +161,9 @@ def _config(file: GGUFSource) -> dict[str, Any]:
     width, heads = file.count("llama.embedding_length"), file.count("llama.attention.head_count")
     head_dim = metadata.get("llama.rope.dimension_count", width // heads)
     if metadata.get("llama.attention.key_length", head_dim) != head_dim:
-        raise UnsupportedModelError(f"{file.path} turns a part of each head only, which cannot be read back")
+        raise UnsupportedModelError(
+            f"{file.path} turns a part of each head only, which cannot be read back"
+        )
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -176,7 +196,9 @@ def _number(file: GGUFSource, key: str, default: float | None = None) -> float:
     return float(str(np.float32(value)))
 
 
-def _weights(file: GGUFSource, config: dict[str, Any]) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+def _weights(
+    file: GGUFSource, config: dict[str, Any]
+) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
     """Yield every tensor with Hugging Face's name, float32."""
     for name, tensor in file.tensors.items():
         numbers = file.numbers(tensor)
@@ -188,7 +210,8 @@ def _weights(file: GGUFSource, config: dict[str, Any]) -> Iterator[tuple[str, np
 
 
 def _in_halves(matrix: npt.NDArray[np.float32], n_heads: int) -> npt.NDArray[np.float32]:
-    """Return the rows of each head in Hugging Face's order: llama.cpp turns neighbours, i and i + 1, it i and i + half.
+    """Return the rows of each head in Hugging Face's order: llama.cpp turns neighbours, i and i +
+    1, it i and i + half.
 
     So row 2 i + s of a head is row i + s half of the result.
     """
@@ -202,6 +225,11 @@ def _name(name: str, file: GGUFSource) -> str:
     if name in _WHOLE_NAMES:
         return _WHOLE_NAMES[name]
     pieces = name.split(".")
-    if len(pieces) != 4 or pieces[0] != "blk" or pieces[3] != "weight" or pieces[2] not in _LAYER_NAMES:
+    if (
+        len(pieces) != 4
+        or pieces[0] != "blk"
+        or pieces[3] != "weight"
+        or pieces[2] not in _LAYER_NAMES
+    ):
         raise UnsupportedModelError(f"{file.path} has the tensor {name}, which no plain Llama has")
     return f"model.layers.{pieces[1]}.{_LAYER_NAMES[pieces[2]]}.weight"

@@ -1,4 +1,5 @@
-"""Hugging Face models for training: loaded by transformers from a local folder, without its code or the network."""
+"""Hugging Face models for training: loaded by transformers from a local folder, without its code or
+the network."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specrun.bindings.errors import MalformedFileError, MissingPackageError, ModelError, OutOfMemoryError
+from specrun.bindings.errors import (
+    MalformedFileError,
+    MissingPackageError,
+    ModelError,
+    OutOfMemoryError,
+)
 from specrun.train.data.target_tokens import require_folder
 
 _PROBE_TOKENS = 8
@@ -17,12 +23,15 @@ _SUMMING = 1e-4  # of the largest logit: what the order of a sum may change
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return config.json of a model folder; of a model with several parts, that of its text model."""
+    """Return config.json of a model folder; of a model with several parts, that of its text
+    model."""
     path = require_folder(folder) / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, UnicodeDecodeError) as error:
-        raise MalformedFileError(f"{path} is not JSON ({error}): download the model again") from error
+        raise MalformedFileError(
+            f"{path} is not JSON ({error}): download the model again"
+        ) from error
     if not isinstance(config, dict):
         raise MalformedFileError(f"{path} is not a JSON object: download the model again")
     inner = config.get("text_config")
@@ -32,7 +41,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 class HFModel:
     """A causal language model: final hidden states, inputs of layers, logits.
 
-    `model` is transformers' module; it is frozen and in evaluation mode unless the caller changes that.
+    `model` is transformers' module; it is frozen and in evaluation mode unless the caller changes
+    that.
     """
 
     def __init__(self, model: Any, config: dict[str, Any]) -> None:  # noqa: ANN401 - transformers is untyped
@@ -64,13 +74,18 @@ class HFModel:
         """The number of parameters."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
-    def hidden_states(self, ids: Tensor, taps: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
-        """Return the final normed states [B, T, h] and, for `taps`, the inputs of those layers [B, T, len(taps) h].
+    def hidden_states(
+        self, ids: Tensor, taps: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the final normed states [B, T, h] and, for `taps`, the inputs of those layers
+        [B, T, len(taps) h].
 
-        Sequences are padded on the right, which causal attention never sees. Tap L is what enters layer L, counted
-        from 0, as EAGLE-3's reference and llama.cpp number them.
+        Sequences are padded on the right, which causal attention never sees. Tap L is what enters
+        layer L, counted from 0, as EAGLE-3's reference and llama.cpp number them.
         """
-        found = self.model.base_model(input_ids=ids, use_cache=False, output_hidden_states=bool(taps))
+        found = self.model.base_model(
+            input_ids=ids, use_cache=False, output_hidden_states=bool(taps)
+        )
         tapped = torch.cat([found.hidden_states[tap] for tap in taps], -1) if taps else None
         return found.last_hidden_state, tapped
 
@@ -80,11 +95,13 @@ class HFModel:
         return raw if self.softcap is None else self.softcap * torch.tanh(raw / self.softcap)
 
 
-def load_hf_model(folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> HFModel:
+def load_hf_model(
+    folder: Path, device: torch.device, dtype: torch.dtype = torch.float32
+) -> HFModel:
     """Return the model of a folder, frozen.
 
-    Raises ModelError where transformers cannot read it, and where its logits are not its output matrix (and a soft
-    cap) times its final states; OutOfMemoryError.
+    Raises ModelError where transformers cannot read it, and where its logits are not its output
+    matrix (and a soft cap) times its final states; OutOfMemoryError.
     """
     config = read_config(folder)
     try:
@@ -98,7 +115,11 @@ def load_hf_model(folder: Path, device: torch.device, dtype: torch.dtype = torch
     quiet.disable_progress_bar()
     try:
         model = auto.from_pretrained(
-            str(folder), dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
+            str(folder),
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
         )
         model = model.to(device).eval()
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -106,7 +127,9 @@ def load_hf_model(folder: Path, device: torch.device, dtype: torch.dtype = torch
             f"no memory on {device} to load {folder}: use a smaller target or a --teacher"
         ) from error
     except Exception as error:  # whatever its code for this one architecture may raise
-        raise ModelError(f"transformers cannot read the model in {folder}: {_first_line(error)}") from error
+        raise ModelError(
+            f"transformers cannot read the model in {folder}: {_first_line(error)}"
+        ) from error
     finally:
         quiet.set_verbosity(level)
         if bar:
@@ -119,10 +142,11 @@ def load_hf_model(folder: Path, device: torch.device, dtype: torch.dtype = torch
 
 @torch.no_grad()
 def _check_logits(found: HFModel, folder: Path) -> None:
-    """Raise ModelError unless the model's own logits are those that `HFModel.logits` makes of its final states.
+    """Raise ModelError unless the model's own logits are those that `HFModel.logits` makes of its
+    final states.
 
-    Everything that is learnt rests on that, and some families scale their logits (Granite, Cohere), scale what they
-    are made of (MiniCPM), or have a bias (Phi-2).
+    Everything that is learnt rests on that, and some families scale their logits (Granite, Cohere),
+    scale what they are made of (MiniCPM), or have a bias (Phi-2).
     """
     vocab_size = found.output.shape[0]
     ids = torch.linspace(0, vocab_size - 1, _PROBE_TOKENS).long().to(found.device)[None]
@@ -134,17 +158,24 @@ def _check_logits(found: HFModel, folder: Path) -> None:
         own = found.model(input_ids=ids, use_cache=False).logits.float()
         ours = found.logits(states[-1])
     except Exception as error:  # whatever its code for this one architecture may raise
-        raise ModelError(f"{_kind(found, folder)} cannot be computed on tokens alone: {_first_line(error)}") from error
+        raise ModelError(
+            f"{_kind(found, folder)} cannot be computed on tokens alone: {_first_line(error)}"
+        ) from error
     finally:
         hook.remove()
     finite = own[own.isfinite()].abs()
     if not finite.numel():  # nothing to compare; the first loss will say so
         return
-    # The same product of the same states: they differ by what is done in the precision of the weights afterwards.
+    # The same product of the same states: they differ by what is done in the precision of the
+    # weights afterwards.
     rounding, summing = 4 * torch.finfo(found.output.dtype).eps, _SUMMING * float(finite.max())
-    if own.shape != ours.shape or not own.isclose(ours, rtol=rounding, atol=summing, equal_nan=True).all():
+    if (
+        own.shape != ours.shape
+        or not own.isclose(ours, rtol=rounding, atol=summing, equal_nan=True).all()
+    ):
         raise ModelError(
-            f"{_kind(found, folder)} changes its logits after its output matrix (by a factor or a bias), which "
+            f"{_kind(found, folder)} changes its logits after its output matrix (by a factor or "
+            "a bias), which "
             "training does not know how to do: use a target of another family"
         )
 
@@ -154,4 +185,6 @@ def _kind(found: HFModel, folder: Path) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[
+        :200
+    ]

@@ -30,7 +30,8 @@ class TargetShape:
     max_positions: int
 
     def default_taps(self) -> tuple[int, int, int]:
-        """Return the layers whose inputs EAGLE-3 reads where nothing else is said: low, middle and high.
+        """Return the layers whose inputs EAGLE-3 reads where nothing else is said: low, middle and
+        high.
 
         As EAGLE-3's reference: 2, n/2 and n-3. Where these would fall together, 1, n/2 and n-1.
         """
@@ -40,18 +41,23 @@ class TargetShape:
 
 
 def target_shape(folder: Path) -> TargetShape:
-    """Return the sizes of the model in a folder; raises UnsupportedModelError where config.json lacks one."""
+    """Return the sizes of the model in a folder; raises UnsupportedModelError where config.json
+    lacks one."""
     config = read_config(folder)
 
     def size(name: str, default: int | None = None) -> int:
         value = config.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UnsupportedModelError(f"config.json of {folder} has {value!r} as {name}: no head can be made for it")
+            raise UnsupportedModelError(
+                f"config.json of {folder} has {value!r} as {name}: no head can be made for it"
+            )
         return value
 
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     kv_heads = size("num_key_value_heads", heads)
-    while hidden % heads or (hidden // heads) % 2:  # heads of a width of their own: take the nearest that divide
+    while (
+        hidden % heads or (hidden // heads) % 2
+    ):  # heads of a width of their own: take the nearest that divide
         heads -= 1
     while heads % kv_heads:
         kv_heads -= 1
@@ -76,12 +82,18 @@ def _rope_theta(config: dict[str, Any]) -> float:
 
 
 def source_identity(path: Path) -> dict[str, Any]:
-    """Return what names the weights of a GGUF file or a folder: contents of small files, sizes and times of others."""
+    """Return what names the weights of a GGUF file or a folder: contents of small files, sizes and
+    times of others."""
     if path.is_file():
         stat = path.stat()
-        return {"source": [path.name, stat.st_size, stat.st_mtime_ns, read_header(path).architecture]}
+        return {
+            "source": [path.name, stat.st_size, stat.st_mtime_ns, read_header(path).architecture]
+        }
     found = hashlib.sha256((path / "config.json").read_bytes()).hexdigest()
-    weights = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in path.glob("*.safetensors"))
+    weights = sorted(
+        (file.name, file.stat().st_size, file.stat().st_mtime_ns)
+        for file in path.glob("*.safetensors")
+    )
     return {"source": [found, *([*weight] for weight in weights)]}
 
 

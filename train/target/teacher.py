@@ -1,7 +1,8 @@
-"""A GGUF target as the teacher: its hidden states from llama.cpp, its matrices read and dequantized for torch.
+"""A GGUF target as the teacher: its hidden states from llama.cpp, its matrices read and dequantized
+for torch.
 
-A target that is too large for torch teaches quantized: states are computed once, by the runtime's own bindings, and the
-head learns what it will see when it drafts for that very file.
+A target that is too large for torch teaches quantized: states are computed once, by the runtime's
+own bindings, and the head learns what it will see when it drafts for that very file.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ _OUTPUT, _OUTPUT_BIAS, _EMBEDDING = "output.weight", "output.bias", "token_embd.
 _PROBE = "The quick brown fox jumps over 13 lazy dogs.\n\tdef f(x):  # Zwölf Boxkämpfer, 東京"
 
 
-def teacher_matrices(path: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> TargetMatrices:
-    """Return the embedding and output matrix of a file, dequantized, tied ones as one; raises as `check_teacher`."""
+def teacher_matrices(
+    path: Path, device: torch.device, dtype: torch.dtype = torch.float32
+) -> TargetMatrices:
+    """Return the embedding and output matrix of a file, dequantized, tied ones as one; raises as
+    `check_teacher`."""
     source = GGUFSource(path)
     _check_logits(path, source.header)
     cap = source.header.metadata.get(f"{source.header.architecture}.final_logit_softcapping")
@@ -51,34 +55,53 @@ def _matrix(source: GGUFSource, name: str) -> Tensor:
     rows, columns = info.shape[1], info.shape[0]
     kind = next((kind for kind in TENSOR_TYPES.values() if kind.name == info.type_name), None)
     if kind is None:
-        raise UnsupportedModelError(f"{source.path} stores {name} as {info.type_name}, which cannot be read here")
+        raise UnsupportedModelError(
+            f"{source.path} stores {name} as {info.type_name}, which cannot be read here"
+        )
     per_row = columns // kind.block_size * kind.block_bytes
     if stored_bytes(info.shape, info.type_name) != rows * per_row:
         raise MalformedFileError(f"{source.path} has {name} in blocks that do not divide its rows")
     raw = read_array(source.path, np.uint8, (rows, per_row), info.offset)
     if info.type_name in ("F32", "F16"):
-        return torch.from_numpy(raw.view(np.float32 if info.type_name == "F32" else np.float16).astype(np.float32))
+        return torch.from_numpy(
+            raw.view(np.float32 if info.type_name == "F32" else np.float16).astype(np.float32)
+        )
     try:
-        found: npt.NDArray[np.float32] = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[info.type_name])
+        found: npt.NDArray[np.float32] = gguf.quants.dequantize(
+            raw, gguf.GGMLQuantizationType[info.type_name]
+        )
     except (KeyError, NotImplementedError) as error:
-        raise UnsupportedModelError(f"{source.path} stores {name} as {info.type_name}, which cannot be read") from error
+        raise UnsupportedModelError(
+            f"{source.path} stores {name} as {info.type_name}, which cannot be read"
+        ) from error
     return torch.from_numpy(np.ascontiguousarray(found, np.float32))
 
 
-def check_teacher(path: Path, tokenizer: TargetTokenizer, vocab_size: int, shape: TargetShape) -> None:
-    """Raise PairError unless the GGUF file has the vocabulary and the sizes of the folder; no weights are read.
+def check_teacher(
+    path: Path, tokenizer: TargetTokenizer, vocab_size: int, shape: TargetShape
+) -> None:
+    """Raise PairError unless the GGUF file has the vocabulary and the sizes of the folder; no
+    weights are read.
 
-    Raises UnsupportedModelError where its logits are not its output matrix (and a soft cap) times its states.
+    Raises UnsupportedModelError where its logits are not its output matrix (and a soft cap) times
+    its states.
     """
     header = read_header(path)
     _check_logits(path, header)
     pair = f"{path} is not {tokenizer.folder} in GGUF"
-    sizes = {name: _size(header, path, key) for name, key in (("width", "embedding_length"), ("layers", "block_count"))}
+    sizes = {
+        name: _size(header, path, key)
+        for name, key in (("width", "embedding_length"), ("layers", "block_count"))
+    }
     nextn = header.metadata.get(f"{header.architecture}.nextn_predict_layers")
-    if isinstance(nextn, int):  # blocks behind the layers, which a folder's num_hidden_layers leaves out
+    if isinstance(
+        nextn, int
+    ):  # blocks behind the layers, which a folder's num_hidden_layers leaves out
         sizes["layers"] -= nextn
     if sizes["width"] != shape.hidden:
-        raise PairError(f"{pair}: its states have {sizes['width']} numbers, and the folder's {shape.hidden}")
+        raise PairError(
+            f"{pair}: its states have {sizes['width']} numbers, and the folder's {shape.hidden}"
+        )
     if sizes["layers"] != shape.n_layers:
         raise PairError(f"{pair}: it has {sizes['layers']} layers, and the folder {shape.n_layers}")
     with Model(path, vocab_only=True) as model:
@@ -92,7 +115,8 @@ def _check_logits(path: Path, header: GGUFHeader) -> None:
         changed = f"adds {_OUTPUT_BIAS} to its logits"
     if changed is not None:
         raise UnsupportedModelError(
-            f"{path} is a {header.architecture} model that {changed}, which training does not know how to do: "
+            f"{path} is a {header.architecture} model that {changed}, which training does not "
+            "know how to do: "
             "use a target of another family"
         )
 
@@ -108,14 +132,22 @@ def check_same_vocabulary(model: Model, tokenizer: TargetTokenizer, vocab_size: 
     """Raise PairError unless the GGUF file and the folder have the same vocabulary."""
     pair = f"{model.path} is not {tokenizer.folder} in GGUF"
     if model.vocabulary.size != vocab_size:
-        raise PairError(f"{pair}: it has {model.vocabulary.size} tokens, and the folder {vocab_size}")
+        raise PairError(
+            f"{pair}: it has {model.vocabulary.size} tokens, and the folder {vocab_size}"
+        )
     theirs, ours = model.vocabulary.tokenize(_PROBE), tokenizer.tokenize(_PROBE)
     if theirs != ours:
         place = next(
-            (i for i, (first, other) in enumerate(zip(theirs, ours, strict=False)) if first != other),
+            (
+                i
+                for i, (first, other) in enumerate(zip(theirs, ours, strict=False))
+                if first != other
+            ),
             min(len(theirs), len(ours)),
         )
-        raise PairError(f"{pair}: the same text is token {_at(theirs, place)} here and {_at(ours, place)} there")
+        raise PairError(
+            f"{pair}: the same text is token {_at(theirs, place)} here and {_at(ours, place)} there"
+        )
 
 
 def _at(tokens: Sequence[int], place: int) -> str:
@@ -125,10 +157,13 @@ def _at(tokens: Sequence[int], place: int) -> str:
 class TeacherFeatures:
     """States of single sequences, as llama.cpp computes them. Owns native memory: close it.
 
-    Raises UnsupportedModelError where `taps` are asked of an architecture that does not hand out its layers' inputs.
+    Raises UnsupportedModelError where `taps` are asked of an architecture that does not hand out
+    its layers' inputs.
     """
 
-    def __init__(self, model: Model, longest: int, taps: tuple[int, ...] = (), *, n_threads: int = 0) -> None:
+    def __init__(
+        self, model: Model, longest: int, taps: tuple[int, ...] = (), *, n_threads: int = 0
+    ) -> None:
         self.taps = taps
         self._model = model
         size = -(-longest // 256) * 256
@@ -155,7 +190,8 @@ class TeacherFeatures:
         return Features(found[..., :width], found[..., width:] if self.taps else None)
 
     def _states(self, tokens: list[int]) -> npt.NDArray[np.float32]:
-        """Return the final states of one sequence, and the inputs of the tapped layers beside them."""
+        """Return the final states of one sequence, and the inputs of the tapped layers beside
+        them."""
         context, width = self._context, self._model.n_embd
         context.memory.clear()
         found = np.empty((len(tokens), width * (1 + len(self.taps))), np.float32)
@@ -166,7 +202,9 @@ class TeacherFeatures:
             for row in range(len(piece)):
                 found[start + row, :width] = rows.hidden_state(row)
                 for place, tap in enumerate(self.taps, 1):
-                    found[start + row, place * width : (place + 1) * width] = rows.layer_input(row, tap)
+                    found[start + row, place * width : (place + 1) * width] = rows.layer_input(
+                        row, tap
+                    )
         return found
 
     def close(self) -> None:
@@ -177,6 +215,9 @@ class TeacherFeatures:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

@@ -1,4 +1,5 @@
-"""What ends a training early: a number that is none, and memory that is not there. Each says what is kept.
+"""What ends a training early: a number that is none, and memory that is not there. Each says what
+is kept.
 
 Ctrl-C that waits for a moment: for changes that must be made whole.
 """
@@ -15,8 +16,14 @@ import torch
 from specrun.bindings.errors import OutOfMemoryError, SpecrunError
 
 _ANEW = "train anew, with --force or into another folder, with a lower"
-# What torch says in a plain RuntimeError: the CPU's allocator, the system behind it, cuBLAS, and Apple's GPUs.
-_NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "cublas_status_alloc_failed", "out of memory")
+# What torch says in a plain RuntimeError: the CPU's allocator, the system behind it, cuBLAS, and
+# Apple's GPUs.
+_NO_MEMORY = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "cublas_status_alloc_failed",
+    "out of memory",
+)
 
 
 def is_allocation_failure(error: BaseException) -> bool:
@@ -30,7 +37,8 @@ def is_allocation_failure(error: BaseException) -> bool:
 def not_a_number(what: str, step: int, value: float, kept: str) -> SpecrunError:
     """Return the error of a loss or gradient from which nothing can be learnt."""
     return SpecrunError(
-        f"the {what} at step {step} is {value}, not a number to learn from: training stopped and {kept}; "
+        f"the {what} at step {step} is {value}, not a number to learn from: training stopped and "
+        f"{kept}; "
         f"{_ANEW} --learning-rate (a resumed run keeps its own)"
     )
 
@@ -40,16 +48,18 @@ def too_little_memory(step: int, device: torch.device, kept: str) -> OutOfMemory
     where = "RAM" if device.type == "cpu" else f"memory of {device}"
     return OutOfMemoryError(
         f"the {where} does not suffice after step {step}: training stopped and {kept}; "
-        f"{_ANEW} --batch-tokens or --max-length (a resumed run keeps its own, and needs more memory free)"
+        f"{_ANEW} --batch-tokens or --max-length (a resumed run keeps its own, and needs more "
+        "memory free)"
     )
 
 
 @contextmanager
 def held_interrupt() -> Iterator[None]:
-    """Let the block end before Ctrl-C is heard; it is then heard at once, by whoever heard it before.
+    """Let the block end before Ctrl-C is heard; it is then heard at once, by whoever heard it
+    before.
 
-    Python tells only the main thread of signals: in another there is nothing to hold. Keep the block short, for
-    nothing else can stop it.
+    Python tells only the main thread of signals: in another there is nothing to hold. Keep the
+    block short, for nothing else can stop it.
     """
     before = signal.getsignal(signal.SIGINT)
     # None: a handler that was not set from Python, and could not be put back.

@@ -15,7 +15,8 @@ from specrun.train.data.token_corpus import TokenBatch
 
 @dataclass(frozen=True, slots=True)
 class LossPart:
-    """A summand of the loss, weighted; `name` is what curves call it, `plain` its value without the weight."""
+    """A summand of the loss, weighted; `name` is what curves call it, `plain` its value without the
+    weight."""
 
     name: str
     value: Tensor
@@ -26,8 +27,9 @@ class LossPart:
 class ParameterGroup:
     """Parameters that share a learning rate.
 
-    `rate` multiplies the run's learning rate; `starts_at` is the step at which these begin to learn. `hidden_matrices`
-    are 2-D weights between hidden states, which the run's `matrix_optimizer` trains.
+    `rate` multiplies the run's learning rate; `starts_at` is the step at which these begin to
+    learn. `hidden_matrices` are 2-D weights between hidden states, which the run's
+    `matrix_optimizer` trains.
     """
 
     parameters: Sequence[nn.Parameter]
@@ -45,21 +47,30 @@ class Learner(ABC):
     device: torch.device
 
     recompute: bool = True
-    """Whether what gradients need is computed again rather than kept, where there is much of it: the same numbers."""
+    """Whether what gradients need is computed again rather than kept, where there is much of it:
+    the same numbers."""
 
     def groups(self) -> list[ParameterGroup]:
         """Return what is trained: by default all of `module` that wants gradients."""
-        return [ParameterGroup([parameter for parameter in self.module.parameters() if parameter.requires_grad])]
+        return [
+            ParameterGroup(
+                [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+            )
+        ]
 
     @property
     def n_trained(self) -> int:
         """How many parameters are trained."""
-        return sum(parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad)
+        return sum(
+            parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad
+        )
 
     def learning(self, on: bool) -> None:
-        """Switch to learning, or to being measured: by default what torch calls training, with dropout.
+        """Switch to learning, or to being measured: by default what torch calls training, with
+        dropout.
 
-        Dropout draws from torch's own source: who has some decides what it draws, or stays in evaluation mode.
+        Dropout draws from torch's own source: who has some decides what it draws, or stays in
+        evaluation mode.
         """
         self.module.train(on)
 
@@ -67,14 +78,15 @@ class Learner(ABC):
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the summands of the loss.
 
-        The gradient of each is taken before the next is asked for, so that logits of several heads need not be in
-        memory together: parts must not share what only one of them computed. All randomness comes from `noise`, which
-        depends on seed and step alone.
+        The gradient of each is taken before the next is asked for, so that logits of several heads
+        need not be in memory together: parts must not share what only one of them computed. All
+        randomness comes from `noise`, which depends on seed and step alone.
         """
 
     @abstractmethod
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return what the module can do on held-out batches, by name, such as {"head 1 top-1": 0.71}."""
+        """Return what the module can do on held-out batches, by name, such as {"head 1 top-1":
+        0.71}."""
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold; by default the module's own."""

@@ -11,7 +11,8 @@ from typing import Protocol
 
 @dataclass(slots=True)
 class Curves:
-    """What a run has shown: the loss of every step, its parts by name, and measures as (step, values)."""
+    """What a run has shown: the loss of every step, its parts by name, and measures as (step,
+    values)."""
 
     losses: list[float] = field(default_factory=list)
     parts: dict[str, list[float]] = field(default_factory=dict)
@@ -32,7 +33,8 @@ class TrainingStatus:
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """A finished run: all its curves, earlier parts included, and what it took in tokens and seconds."""
+    """A finished run: all its curves, earlier parts included, and what it took in tokens and
+    seconds."""
 
     curves: Curves
     tokens: int

@@ -18,7 +18,8 @@ _SLACK = 1.15  # what allocators lose
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes that will be needed, by what for; `remedies` say by the same names what makes a part smaller."""
+    """Bytes that will be needed, by what for; `remedies` say by the same names what makes a part
+    smaller."""
 
     parts: Mapping[str, int]
     remedies: Mapping[str, str] = field(default_factory=dict)
@@ -29,7 +30,8 @@ class MemoryNeed:
         return int(sum(self.parts.values()) * _SLACK)
 
     def remedy(self, free: int) -> str:
-        """Return what to do about the largest parts, as many of them as it takes for the others to fit into `free`."""
+        """Return what to do about the largest parts, as many of them as it takes for the others to
+        fit into `free`."""
         found: list[str] = []
         left = self.total
         for name, size in sorted(self.parts.items(), key=lambda part: -part[1]):
@@ -45,8 +47,12 @@ class MemoryNeed:
 
 
 def trained_bytes(module: nn.Module) -> int:
-    """Return what trained parameters take: themselves, gradients, and AdamW's two averages; frozen ones count once."""
-    return sum(parameter.numel() * parameter.element_size() * (4 if parameter.requires_grad else 1) for parameter in module.parameters())
+    """Return what trained parameters take: themselves, gradients, and AdamW's two averages; frozen
+    ones count once."""
+    return sum(
+        parameter.numel() * parameter.element_size() * (4 if parameter.requires_grad else 1)
+        for parameter in module.parameters()
+    )
 
 
 def free_memory(device: torch.device) -> int:
@@ -55,7 +61,9 @@ def free_memory(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[0])
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        return next(
+            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
+        )
     except (OSError, StopIteration, ValueError):
         try:
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -63,8 +71,11 @@ def free_memory(device: torch.device) -> int:
             return 1 << 62
 
 
-def require_memory(need: MemoryNeed, device: torch.device, free: int | None = None, *, advice: str = "") -> None:
-    """Raise OutOfMemoryError with both numbers, and what to do, unless `need` fits into what is free.
+def require_memory(
+    need: MemoryNeed, device: torch.device, free: int | None = None, *, advice: str = ""
+) -> None:
+    """Raise OutOfMemoryError with both numbers, and what to do, unless `need` fits into what is
+    free.
 
     `advice` is for needs that name no remedies.
     """
@@ -72,4 +83,6 @@ def require_memory(need: MemoryNeed, device: torch.device, free: int | None = No
     if need.total > free:
         where = f"on {device}" if device.type != "cpu" else "of RAM"
         what = need.remedy(free) or advice or "use a smaller model"
-        raise OutOfMemoryError(f"training needs about {need} {where} and {free / _GIB:.2f} GiB are free: {what}")
+        raise OutOfMemoryError(
+            f"training needs about {need} {where} and {free / _GIB:.2f} GiB are free: {what}"
+        )

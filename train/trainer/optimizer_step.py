@@ -23,7 +23,8 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Push the singular values of [N, rows, columns] matrices towards 1 by Newton-Schulz iterations."""
+    """Push the singular values of [N, rows, columns] matrices towards 1 by Newton-Schulz
+    iterations."""
     a, b, c = _COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
@@ -86,7 +87,9 @@ class OptimizerStep:
     `kept` says, where a step fails, what is kept of those before it.
     """
 
-    def __init__(self, learner: Learner, settings: TrainerSettings, kept: Callable[[], str]) -> None:
+    def __init__(
+        self, learner: Learner, settings: TrainerSettings, kept: Callable[[], str]
+    ) -> None:
         self._learner, self._settings, self._kept = learner, settings, kept
         groups = learner.groups()
         self._parameters = [parameter for group in groups for parameter in group.parameters]

@@ -1,7 +1,7 @@
 """Which numbers a device really computes with: found out by computing, not by reading its flags.
 
-A virtual machine may advertise bfloat16 instructions that end the process when they are used, so the trial runs in a
-process of its own.
+A virtual machine may advertise bfloat16 instructions that end the process when they are used, so
+the trial runs in a process of its own.
 
 What a device is called, for reports and model cards.
 """
@@ -22,7 +22,8 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 _SECONDS = 60
 _WORTHWHILE = 1.2  # times the speed of float32
 
-# Prints how many times faster bfloat16 is, for products as training makes them, forward and backward.
+# Prints how many times faster bfloat16 is, for products as training makes them, forward and
+# backward.
 _TRIAL = """
 import sys, time, torch
 device = torch.device(sys.argv[1])
@@ -53,7 +54,8 @@ print(seconds(torch.float32) / seconds(torch.bfloat16))
 
 @dataclass(frozen=True, slots=True)
 class TrialSize:
-    """What is timed: `repeats` products [rows, width] x [width, width], each forward and for its weights backward."""
+    """What is timed: `repeats` products [rows, width] x [width, width], each forward and for its
+    weights backward."""
 
     rows: int
     width: int
@@ -63,8 +65,8 @@ class TrialSize:
 def trial_size(device_type: str) -> TrialSize:
     """Return products that a device computes for longer than it takes to launch and to cast them.
 
-    On a CPU two billion operations are tens of milliseconds; a GPU has done them before its next kernel is launched,
-    and would seem as fast in float32 as in bfloat16.
+    On a CPU two billion operations are tens of milliseconds; a GPU has done them before its next
+    kernel is launched, and would seem as fast in float32 as in bfloat16.
     """
     return TrialSize(512, 1024, 1) if device_type == "cpu" else TrialSize(4096, 4096, 4)
 
@@ -76,11 +78,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @functools.cache
 def bfloat16_gain(device: str, n_threads: int) -> float | None:
-    """Return how many times faster bfloat16 products are on a device, None where they fail or take too long."""
+    """Return how many times faster bfloat16 products are on a device, None where they fail or take
+    too long."""
     size = dataclasses.astuple(trial_size(torch.device(device).type))
     command = [sys.executable, "-c", _TRIAL, device, str(n_threads), *map(str, size)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
         return float(done.stdout) if done.returncode == 0 else None
     except (subprocess.TimeoutExpired, ValueError, OSError):
         return None
@@ -93,11 +98,12 @@ def runs_faster_in_bfloat16(device: torch.device) -> bool:
 
 
 def usable_precision(wanted: str, device: torch.device, earlier: str | None = None) -> torch.dtype:
-    """Return the precision of products: "auto" is bfloat16 where that works and is faster, else float32.
+    """Return the precision of products: "auto" is bfloat16 where that works and is faster, else
+    float32.
 
-    A resumed run goes on in its `earlier` one if it is left the choice: a second trial on a busy machine may fall
-    differently, and the losses would part. Raises OptionError if bfloat16 is asked for, or was computed in before, and
-    fails on this machine.
+    A resumed run goes on in its `earlier` one if it is left the choice: a second trial on a busy
+    machine may fall differently, and the losses would part. Raises OptionError if bfloat16 is asked
+    for, or was computed in before, and fails on this machine.
     """
     if wanted == "auto" and earlier in PRECISIONS:
         wanted = earlier

@@ -1,4 +1,5 @@
-"""What every training run is given: texts, length, device, a folder; and the trainer's settings that follow."""
+"""What every training run is given: texts, length, device, a folder; and the trainer's settings
+that follow."""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ class TrainingDefaults:
 class TrainingRun:
     """What to train on, for how long, and where to write it.
 
-    `target` is a Hugging Face folder, `data` files of text or JSON Lines. `steps` overrules `epochs`; `learning_rate`
-    None is the usual one. `warmup` is a share of the steps, `measures` how often held-out data are measured. Texts have
-    at most `max_length` tokens.
+    `target` is a Hugging Face folder, `data` files of text or JSON Lines. `steps` overrules
+    `epochs`; `learning_rate` None is the usual one. `warmup` is a share of the steps, `measures`
+    how often held-out data are measured. Texts have at most `max_length` tokens.
     """
 
     target: Path
@@ -64,7 +65,9 @@ class TrainingRun:
         """The checkpoint."""
         return self.output / "training" / "state.pt"
 
-    def trainer_settings(self, usual: TrainingDefaults, corpus: TokenCorpus, precision: torch.dtype) -> TrainerSettings:
+    def trainer_settings(
+        self, usual: TrainingDefaults, corpus: TokenCorpus, precision: torch.dtype
+    ) -> TrainerSettings:
         """Return how this run is made of what is usually trained so."""
         per_epoch = len(corpus.training_batches(0, self.seed, self.tokens_per_batch))
         steps = self.steps if self.steps is not None else self.epochs * per_epoch

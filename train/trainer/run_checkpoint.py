@@ -1,4 +1,5 @@
-"""The checkpoint of a training run: parameters, optimizer, curves, and the place in the data, whole or not at all."""
+"""The checkpoint of a training run: parameters, optimizer, curves, and the place in the data, whole
+or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from specrun.train.trainer.listener import Curves
 from specrun.train.trainer.optimizer_step import OptimizerStep
 from specrun.train.trainer.precision import dtype_name
 
-_FORMAT = 3  # raised where a run would go on differently: 2 counts answers' first tokens, 3 knows the size of taps
+# raised where a run would go on differently: 2 counts answers' first tokens, 3 knows the size of
+# taps
+_FORMAT = 3
 # What unfinished runs of earlier versions called these; as stored, so that they can be resumed.
 _FORMER_NAMES = {
     "eagle word_weight": "eagle token_weight",
@@ -29,7 +32,8 @@ _FORMER_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`step` steps are done, the next batch is number `index` of `epoch`; replaced whole, so no Ctrl-C splits it."""
+    """`step` steps are done, the next batch is number `index` of `epoch`; replaced whole, so no
+    Ctrl-C splits it."""
 
     step: int = 0
     epoch: int = 0
@@ -40,7 +44,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class EarlierRun:
-    """What a resumed run must be like, before it is loaded: `identity`, and the precision that it last computed in.
+    """What a resumed run must be like, before it is loaded: `identity`, and the precision that it
+    last computed in.
 
     Empty where nothing is resumed; `precision` is None where a checkpoint does not tell.
     """
@@ -50,11 +55,14 @@ class EarlierRun:
 
 
 def check_checkpoint(path: Path, *, resume: bool) -> None:
-    """Raise FileMissingError where there is no checkpoint to resume, OptionError where one would be overwritten."""
+    """Raise FileMissingError where there is no checkpoint to resume, OptionError where one would be
+    overwritten."""
     if resume and not path.exists():
         raise FileMissingError(f"there is no {path} to resume: leave out --resume to begin")
     if not resume and path.exists():
-        raise OptionError(f"{path} holds an earlier run: go on with --resume, or choose another folder")
+        raise OptionError(
+            f"{path} holds an earlier run: go on with --resume, or choose another folder"
+        )
 
 
 def earlier_run(path: Path, *, resume: bool) -> EarlierRun:
@@ -69,7 +77,8 @@ def earlier_run(path: Path, *, resume: bool) -> EarlierRun:
 
 
 def check_same_run(path: Path, earlier: EarlierRun, identity: Mapping[str, Any]) -> None:
-    """Raise OptionError where a resumed run differs from its checkpoint: before long work, not after it."""
+    """Raise OptionError where a resumed run differs from its checkpoint: before long work, not
+    after it."""
     if earlier.identity:
         _check_same(earlier.identity, identity, path)
 
@@ -84,7 +93,8 @@ def save_run(
     *,
     precision: torch.dtype = torch.float32,
 ) -> None:
-    """Replace the checkpoint; `identity` names what a resumed run must have in common with this one.
+    """Replace the checkpoint; `identity` names what a resumed run must have in common with this
+    one.
 
     `precision` need not be the same, but a run that is left the choice goes on in it.
     """
@@ -100,10 +110,14 @@ def save_run(
     save_state(path, state)
 
 
-def load_run(path: Path, identity: dict[str, Any], learner: Learner, optimizer: OptimizerStep) -> tuple[Place, Curves]:
-    """Put learner and optimizer where the checkpoint left them; return the place and the curves up to it.
+def load_run(
+    path: Path, identity: dict[str, Any], learner: Learner, optimizer: OptimizerStep
+) -> tuple[Place, Curves]:
+    """Put learner and optimizer where the checkpoint left them; return the place and the curves up
+    to it.
 
-    Raises MalformedFileError where it is damaged or of another version, OptionError where `identity` differs.
+    Raises MalformedFileError where it is damaged or of another version, OptionError where
+    `identity` differs.
     """
     state = _checked(path, load_state)
     _check_same(state["identity"], identity, path)
@@ -111,7 +125,9 @@ def load_run(path: Path, identity: dict[str, Any], learner: Learner, optimizer: 
     optimizer.load_state(state)
     stored = state["curves"]
     measures = [(int(step), _renamed(values)) for step, values in stored["measures"]]
-    curves = Curves(list(stored["losses"]), {k: list(v) for k, v in stored["parts"].items()}, measures)
+    curves = Curves(
+        list(stored["losses"]), {k: list(v) for k, v in stored["parts"].items()}, measures
+    )
     return Place(**state["place"]), curves
 
 
@@ -126,9 +142,13 @@ def _checked(path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, An
         if found and "identity" in state:
             state["identity"] = _renamed(state["identity"])
     except Exception as error:  # torch raises many kinds for a damaged file
-        raise MalformedFileError(f"{path} is not a checkpoint of specrun: begin anew without --resume") from error
+        raise MalformedFileError(
+            f"{path} is not a checkpoint of specrun: begin anew without --resume"
+        ) from error
     if not found:
-        raise MalformedFileError(f"{path} is a checkpoint of another version of specrun: begin anew")
+        raise MalformedFileError(
+            f"{path} is a checkpoint of another version of specrun: begin anew"
+        )
     return state
 
 
@@ -137,7 +157,8 @@ def _check_same(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path
         before, now = stored.get(name), wanted.get(name)
         if before != now:
             raise OptionError(
-                f"{path} was made with {name.replace('_', ' ')} {before} and --resume asks for {now}: give the same, "
+                f"{path} was made with {name.replace('_', ' ')} {before} and --resume asks for "
+                f"{now}: give the same, "
                 "or begin anew in another folder"
             )
 

@@ -21,9 +21,9 @@ class TrainerSettings:
 
     `learning_rate` is the peak, after `warmup_steps` of a straight rise; it then falls as a cosine
     to `final_rate` of the peak. With `decay` it stays at the peak instead until the last share
-    `decay` of the steps, in which it falls in a straight line to `final_rate`. `matrix_optimizer` trains the
-    hidden matrices that a learner names, AdamW all else. `clip_norm` bounds the length of the
-    gradient, `measure_every` counts steps between measures (0: only at the end).
+    `decay` of the steps, in which it falls in a straight line to `final_rate`. `matrix_optimizer`
+    trains the hidden matrices that a learner names, AdamW all else. `clip_norm` bounds the length
+    of the gradient, `measure_every` counts steps between measures (0: only at the end).
     """
 
     steps: int
@@ -45,15 +45,21 @@ class TrainerSettings:
         if self.steps < 1:
             raise OptionError(f"{self.steps} steps: give at least 1")
         if not 0 < self.learning_rate < 10:
-            raise OptionError(f"a learning rate of {self.learning_rate:g}: give a number above 0, such as 1e-3")
+            raise OptionError(
+                f"a learning rate of {self.learning_rate:g}: give a number above 0, such as 1e-3"
+            )
         if self.tokens_per_batch < 1:
             raise OptionError(f"{self.tokens_per_batch} tokens in a batch: give at least 1")
         known = get_args(MatrixOptimizer)
         if self.matrix_optimizer not in known:
             given = self.matrix_optimizer
-            raise OptionError(f"the matrices' optimizer is {given!r}: use one of {', '.join(known)}")
+            raise OptionError(
+                f"the matrices' optimizer is {given!r}: use one of {', '.join(known)}"
+            )
         if self.decay is not None and not 0 < self.decay <= 1:
-            raise OptionError(f"a decay over {self.decay:g} of the steps: give a share above 0, at most 1")
+            raise OptionError(
+                f"a decay over {self.decay:g} of the steps: give a share above 0, at most 1"
+            )
 
     def rate_factor(self, step: int) -> float:
         """Return what the peak learning rate is multiplied by at a step, counted from 0."""
@@ -63,7 +69,9 @@ class TrainerSettings:
             left = min(1.0, (self.steps - step) / (self.decay * self.steps))
             return self.final_rate + (1 - self.final_rate) * left
         share = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return self.final_rate + (1 - self.final_rate) * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+        return self.final_rate + (1 - self.final_rate) * 0.5 * (
+            1 + math.cos(math.pi * min(1.0, share))
+        )
 
     @property
     def precision_name(self) -> str:
@@ -78,11 +86,15 @@ class TrainerSettings:
         while it lasts. What most runs leave alone is left out there, as in the checkpoints of
         versions that did not know it.
         """
-        left_out = {"save_seconds", "precision"} | ({"steps"} if self.decay is not None else {"decay"})
+        left_out = {"save_seconds", "precision"} | (
+            {"steps"} if self.decay is not None else {"decay"}
+        )
         if self.matrix_optimizer == "adamw":
             left_out.add("matrix_optimizer")
         return {
-            field.name: list(value) if isinstance(value := getattr(self, field.name), tuple) else value
+            field.name: list(value)
+            if isinstance(value := getattr(self, field.name), tuple)
+            else value
             for field in dataclasses.fields(self)
             if field.name not in left_out
         }

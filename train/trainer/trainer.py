@@ -1,7 +1,8 @@
 """The trainer of all models: steps, checkpoints, measures, and exact resumption.
 
-A run is a function of its settings and data: the batches of an epoch come from (seed, epoch), noise from (seed, step),
-so that a run continued from a checkpoint repeats the losses of one that was never stopped.
+A run is a function of its settings and data: the batches of an epoch come from (seed, epoch), noise
+from (seed, step), so that a run continued from a checkpoint repeats the losses of one that was
+never stopped.
 """
 
 from __future__ import annotations
@@ -45,12 +46,15 @@ def train_learner(
 ) -> TrainingResult:
     """Train `learner` in place on `texts` for `settings.steps` steps.
 
-    With a `state_path` the state is saved there every `save_seconds`, on Ctrl-C and at the end; `resume` continues
-    from it. `identity` names what else must be the same then (data, target, kind of head), in plain values. Raises
-    SpecrunError where the loss or a gradient is not a number: the last checkpoint is kept; and OutOfMemoryError where
-    a step or a measure finds no memory: the steps before it are saved.
+    With a `state_path` the state is saved there every `save_seconds`, on Ctrl-C and at the end;
+    `resume` continues from it. `identity` names what else must be the same then (data, target, kind
+    of head), in plain values. Raises SpecrunError where the loss or a gradient is not a number: the
+    last checkpoint is kept; and OutOfMemoryError where a step or a measure finds no memory: the
+    steps before it are saved.
     """
-    run = _Run(learner, texts, settings, state_path, {**settings.identity, **(identity or {})}, report)
+    run = _Run(
+        learner, texts, settings, state_path, {**settings.identity, **(identity or {})}, report
+    )
     if state_path is not None:
         run.open(resume=resume)
     return run.train()
@@ -82,7 +86,9 @@ class _Run:
         check_checkpoint(self._state_path, resume=resume)
         if not resume:
             return
-        self._place, self._curves = load_run(self._state_path, self._identity, self._learner, self._optimizer)
+        self._place, self._curves = load_run(
+            self._state_path, self._identity, self._learner, self._optimizer
+        )
         self._saved = (self._place.step, len(self._curves.measures))
         for loss in self._curves.losses:
             self._smooth = _smoothed(self._smooth, loss)
@@ -127,7 +133,9 @@ class _Run:
         settings = self._settings
         while self._place.step < settings.steps:
             epoch = self._place.epoch
-            batches = self._corpus_of(epoch).training_batches(epoch, settings.seed, settings.tokens_per_batch)
+            batches = self._corpus_of(epoch).training_batches(
+                epoch, settings.seed, settings.tokens_per_batch
+            )
             while self._place.index < len(batches) and self._place.step < settings.steps:
                 yield batches[self._place.index]
             if self._place.index >= len(batches):
@@ -145,7 +153,9 @@ class _Run:
             self._whole = False
             self._optimizer.update(place.step)
             self._note(values)
-            self._place = dataclasses.replace(after, seconds=place.seconds + time.monotonic() - started)
+            self._place = dataclasses.replace(
+                after, seconds=place.seconds + time.monotonic() - started
+            )
             self._whole = True
 
     def _note(self, values: PartValues) -> None:
@@ -158,7 +168,9 @@ class _Run:
     def _measure_is_due(self) -> bool:
         step, every = self._place.step, self._settings.measure_every
         measured = self._curves.measures[-1][0] if self._curves.measures else 0
-        return step > measured and (step == self._settings.steps or (every > 0 and step % every == 0))
+        return step > measured and (
+            step == self._settings.steps or (every > 0 and step % every == 0)
+        )
 
     def _measure(self) -> None:
         self._learner.learning(False)
@@ -168,7 +180,9 @@ class _Run:
             found = self._learner.measure(batches)
         self._curves.measures.append((self._place.step, found))
         self._learner.learning(True)
-        logger.info("step %d: %s", self._place.step, ", ".join(f"{k} {v:.3f}" for k, v in found.items()))
+        logger.info(
+            "step %d: %s", self._place.step, ", ".join(f"{k} {v:.3f}" for k, v in found.items())
+        )
 
     def _tell(self) -> None:
         if self._report is None:
@@ -188,7 +202,12 @@ class _Run:
 
     def _save(self) -> None:
         now = (self._place.step, len(self._curves.measures))
-        if self._state_path is None or self._saved == now or not self._whole or not self._place.step:
+        if (
+            self._state_path is None
+            or self._saved == now
+            or not self._whole
+            or not self._place.step
+        ):
             return
         run = (self._identity, self._learner, self._optimizer, self._place, self._curves)
         save_run(self._state_path, *run, precision=self._settings.precision)

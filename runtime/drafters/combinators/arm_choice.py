@@ -1,11 +1,13 @@
-"""Which of several ways to decode is fastest here and now: a bandit over rounds, with a budget for looking around.
+"""Which of several ways to decode is fastest here and now: a bandit over rounds, with a budget for
+looking around.
 
-An arm is a drafter, its reward tokens per second. The arm of the best measured rate is used. Others are probed, a
-few rounds at a time, while they may be better: their rate plus its uncertainty, which grows with the rounds since
-they were last seen, exceeds the best rate (optimism in the face of uncertainty: UCB, Auer et al. 2002). What makes
-it safe is the account: the time that probes have lost against the best arm never exceeds a small share of all time,
-so text on which nothing pays costs little more than plain decoding. Every probe that changes nothing doubles the
-time until the arm seems worth another.
+An arm is a drafter, its reward tokens per second. The arm of the best measured rate is used. Others
+are probed, a few rounds at a time, while they may be better: their rate plus its uncertainty, which
+grows with the rounds since they were last seen, exceeds the best rate (optimism in the face of
+uncertainty: UCB, Auer et al. 2002). What makes it safe is the account: the time that probes have
+lost against the best arm never exceeds a small share of all time, so text on which nothing pays
+costs little more than plain decoding. Every probe that changes nothing doubles the time until the
+arm seems worth another.
 
 One way to decode, as its rounds were measured: tokens per second, and how sure that is.
 """
@@ -21,10 +23,12 @@ _MEMORY = 0.99
 """Weight of a round of an arm after its next one: estimates look back about 100 rounds."""
 
 _PRIOR_ROUNDS, _PRIOR_SPREAD, _PLAIN_SPREAD, _PRIOR_TOKENS = 2.0, 0.5, 0.1, 2.0
-"""What is believed of an arm's rounds before they were seen: their relative spread, and for how much it counts."""
+"""What is believed of an arm's rounds before they were seen: their relative spread, and for how
+much it counts."""
 
 _STALL = 2.0
-"""Rounds that take this many times their arm's median were disturbed from outside, and count as this many."""
+"""Rounds that take this many times their arm's median were disturbed from outside, and count as
+this many."""
 
 
 @dataclass(slots=True)
@@ -40,7 +44,9 @@ class Arm:
     catch_up: float | None = None  # seconds for each such token, once measured
     patience: float = 1.0
     ever_drafted: bool = False
-    recent: tuple[deque[float], deque[float]] = field(default_factory=lambda: (deque(maxlen=9), deque(maxlen=9)))
+    recent: tuple[deque[float], deque[float]] = field(
+        default_factory=lambda: (deque(maxlen=9), deque(maxlen=9))
+    )
 
     @property
     def rate(self) -> float:
@@ -78,25 +84,29 @@ _OPTIMISM, _EARLY_OPTIMISM = 1.5, 4.0
 """How many standard errors an arm is given the benefit of, later and while trying is free."""
 
 _CAUTION = 0.5
-"""How many standard errors a probed arm has to be better by before it takes the place of the best."""
+"""How many standard errors a probed arm has to be better by before it takes the place of the
+best."""
 
 _AHEAD = 1.2
 """From this speed-up on, the best arm may spend more on looking for a better one."""
 
 _DRIFT = 0.1
-"""Relative standard deviation by which a rate may have changed after `_DRIFT_ROUNDS` rounds unseen."""
+"""Relative standard deviation by which a rate may have changed after `_DRIFT_ROUNDS` rounds
+unseen."""
 
 _DRIFT_ROUNDS = 32
 
 _WELL_KNOWN, _TIED_ROUNDS = 16.0, 256
-"""Rounds after which an arm that is alike but more complicated counts as known, and for how many it is left alone."""
+"""Rounds after which an arm that is alike but more complicated counts as known, and for how many it
+is left alone."""
 
 _MAX_PATIENCE = 8
 
 _PROBE_ROUNDS = 4
 
 _FIRST_ROUNDS = 2
-"""Rounds of the first arm before others are looked at: enough to compare them with, should it be a bad one."""
+"""Rounds of the first arm before others are looked at: enough to compare them with, should it be a
+bad one."""
 
 _TIE = 0.03
 """Rates that differ by less than this share are alike: the simpler arm is taken."""
@@ -120,9 +130,10 @@ _SPARE = 0.02
 class ArmChooser:
     """Chooses an arm for each round, and learns from its tokens and seconds.
 
-    `plain` is the arm that is plain decoding. For `free_tokens` of the first text anything may be tried; after that
-    probes may lose no more than `budget` of all time, and `budget_ahead` where the best arm is well ahead of plain. The
-    first arm is the first to be used. `sizes` say how complicated arms are: of equally fast ones the least is used.
+    `plain` is the arm that is plain decoding. For `free_tokens` of the first text anything may be
+    tried; after that probes may lose no more than `budget` of all time, and `budget_ahead` where
+    the best arm is well ahead of plain. The first arm is the first to be used. `sizes` say how
+    complicated arms are: of equally fast ones the least is used.
     """
 
     def __init__(
@@ -149,7 +160,8 @@ class ArmChooser:
         self._current = 0
         self._left = 0
         self._probing = False
-        # Tokens, seconds and whether anything was drafted, of the rounds since the last change of arm.
+        # Tokens, seconds and whether anything was drafted, of the rounds since the last change of
+        # arm.
         self._run: list[tuple[int, float, bool]] = []
         self._behind = 0  # how far the arm was behind when that run began
 
@@ -246,15 +258,23 @@ class ArmChooser:
             return self._best
         best = max(arms, key=self._shown_rate)
         enough = (1.0 - _TIE) * self.arms[best].rate
-        alike = [arm for arm in arms if arm == best or (self.arms[arm].rounds and self.arms[arm].rate >= enough)]
-        return min(alike, key=lambda index: (self._sizes[index], index != best, -self.arms[index].rate, index))
+        alike = [
+            arm
+            for arm in arms
+            if arm == best or (self.arms[arm].rounds and self.arms[arm].rate >= enough)
+        ]
+        return min(
+            alike,
+            key=lambda index: (self._sizes[index], index != best, -self.arms[index].rate, index),
+        )
 
     def _judge_probe(self) -> None:
         arm, best = self.arms[self._current], self.arms[self._best]
         arm.patience = 1.0 if arm.rate > best.rate else min(_MAX_PATIENCE, 2.0 * arm.patience)
 
     def _shown_rate(self, index: int) -> float:
-        """Return the rate that an arm has been shown to have; the best one needs to show nothing any more."""
+        """Return the rate that an arm has been shown to have; the best one needs to show nothing
+        any more."""
         arm = self.arms[index]
         if not arm.rounds or index == self._best:
             return arm.rate
@@ -270,7 +290,8 @@ class ArmChooser:
         return arm.rate + optimism * math.hypot(arm.error, drift)
 
     def _hope(self, index: int) -> float:
-        """Return the rate that an arm may have; a more complicated one has to be better by more than a tie."""
+        """Return the rate that an arm may have; a more complicated one has to be better by more
+        than a tie."""
         arm, best = self.arms[index], self.arms[self._best]
         if self._sizes[index] <= self._sizes[self._best]:
             return self._possible_rate(arm)
@@ -283,16 +304,22 @@ class ArmChooser:
         best, allowance = self.arms[self._best], self._allowance()
         if not best.rounds:
             return None  # the first arm is what is likely to be best: others are compared with it
-        hopes = [(self._hope(index), index) for index, arm in enumerate(self.arms) if arm is not best]
+        hopes = [
+            (self._hope(index), index) for index, arm in enumerate(self.arms) if arm is not best
+        ]
         spare = allowance
         for hope, index in sorted(hopes, key=lambda hope: (-hope[0], hope[1])):
             loss = self._loss_of(index)
             if hope <= best.rate:
                 return None
-            if self._tokens < self._free_tokens or (loss <= spare and self._lost + loss <= allowance):
+            if self._tokens < self._free_tokens or (
+                loss <= spare and self._lost + loss <= allowance
+            ):
                 return index
             if loss <= _OUT_OF_REACH * allowance:
-                spare = _SPARE * allowance  # the others must not use up what this one is being saved for
+                spare = (
+                    _SPARE * allowance
+                )  # the others must not use up what this one is being saved for
         return None
 
     def _allowance(self) -> float:

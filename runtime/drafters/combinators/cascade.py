@@ -1,13 +1,15 @@
-"""A drafter drafts for the drafter: CS-Drafting's vertical cascade (Chen et al. 2023, section 3.1), staged decoding.
+"""A drafter drafts for the drafter: CS-Drafting's vertical cascade (Chen et al. 2023, section 3.1),
+staged decoding.
 
-The draft model decodes speculatively itself, in the same loop and by the same exact rule as the target. So every
-token that it emits, whether accepted, recovered or bonus, is a draw from its own transformed law given the text
-before it (Leviathan et al. 2023, theorem 3.5), and that law is what the target's acceptance has to divide by: never
-the residual that a recovered token happened to come from, and with no emitted token left out. To pass on accepted
-tokens only, or those under the inner drafter's law, would bias the text.
+The draft model decodes speculatively itself, in the same loop and by the same exact rule as the
+target. So every token that it emits, whether accepted, recovered or bonus, is a draw from its own
+transformed law given the text before it (Leviathan et al. 2023, theorem 3.5), and that law is what
+the target's acceptance has to divide by: never the residual that a recovered token happened to come
+from, and with no emitted token left out. To pass on accepted tokens only, or those under the inner
+drafter's law, would bias the text.
 
-How far a chain goes may be decided by what was drawn above its end, by how the inner rounds went, and by laws that
-are read before anything is drawn from them.
+How far a chain goes may be decided by what was drawn above its end, by how the inner rounds went,
+and by laws that are read before anything is drawn from them.
 
 A draft model as the target of a drafter of its own: what evaluates and verifies inside a cascade.
 """
@@ -62,7 +64,8 @@ class InnerTarget(Target, Protocol):
         """Drop everything of the text after its first `length` tokens."""
 
     def prefill(self, text: CachedText, end: int) -> None:
-        """Evaluate the text's tokens up to position `end`, or leave some of them to the next evaluation."""
+        """Evaluate the text's tokens up to position `end`, or leave some of them to the next
+        evaluation."""
 
     def close(self) -> None:
         """Free what it holds of this conversation."""
@@ -71,11 +74,11 @@ class InnerTarget(Target, Protocol):
 class CascadeDrafter(Drafter):
     """Drafts chains of `num_draft_tokens` tokens with a model that `inner` drafts for.
 
-    `sampling` "with" draws from the model's own law, transformed like the target's; "argmax" takes its most likely
-    tokens as point masses, so that the text stays plain decoding's own. `max_rounds` ends a chain after so many
-    evaluations of the model (0: no limit): it is then long where `inner` guesses well, and cheap where it does not.
-    A chain ends where the model's most likely token has probability below `p_min`. Owns the inner drafter and the
-    model's context.
+    `sampling` "with" draws from the model's own law, transformed like the target's; "argmax" takes
+    its most likely tokens as point masses, so that the text stays plain decoding's own.
+    `max_rounds` ends a chain after so many evaluations of the model (0: no limit): it is then long
+    where `inner` guesses well, and cheap where it does not. A chain ends where the model's most
+    likely token has probability below `p_min`. Owns the inner drafter and the model's context.
     """
 
     def __init__(
@@ -90,14 +93,20 @@ class CascadeDrafter(Drafter):
         name: str = "cascade",
     ) -> None:
         if num_draft_tokens < 1:
-            raise OptionError(f"n is {num_draft_tokens}: a draft model must draft at least 1 token (or use none)")
+            raise OptionError(
+                f"n is {num_draft_tokens}: a draft model must draft at least 1 token (or use none)"
+            )
         if not 0.0 <= p_min <= 1.0:
             raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")
         if max_rounds < 0:
-            raise OptionError(f"rounds is {max_rounds}: give the most evaluations of the draft model, or 0 for any")
+            raise OptionError(
+                f"rounds is {max_rounds}: give the most evaluations of the draft model, or 0 for "
+                "any"
+            )
         if inner.reads_target:
             raise OptionError(
-                f"{inner.name} reads the target's hidden states, and in a cascade it would draft for the draft model"
+                f"{inner.name} reads the target's hidden states, and in a cascade it would draft "
+                "for the draft model"
             )
         self.name = name
         self.max_nodes = num_draft_tokens
@@ -127,10 +136,13 @@ class CascadeDrafter(Drafter):
         self._text.tokens = list(tokens)
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return a chain; shorter than asked where the model's own context ends, or `p_min` or `max_rounds` stop it."""
+        """Return a chain; shorter than asked where the model's own context ends, or `p_min` or
+        `max_rounds` stop it."""
         start = len(request.tokens)
         # The last drafted token is never evaluated, so it needs no position.
-        count = min(self.max_nodes, request.max_depth, request.max_nodes, self._model.n_ctx - start + 1)
+        count = min(
+            self.max_nodes, request.max_depth, request.max_nodes, self._model.n_ctx - start + 1
+        )
         if count < 1:
             return DraftTree()
         text = self._text
@@ -142,15 +154,29 @@ class CascadeDrafter(Drafter):
         return DraftTree.chain(text.tokens[start : start + len(laws)], None if points else laws)
 
     def _draft(self, request: DraftRequest, count: int) -> list[Law]:
-        """Let the model decode up to `count` tokens, appended to the text; return the law of each that counts."""
-        params = request.params.replace(temperature=0.0) if self._sampling == "argmax" else request.params
+        """Let the model decode up to `count` tokens, appended to the text; return the law of each
+        that counts."""
+        params = (
+            request.params.replace(temperature=0.0)
+            if self._sampling == "argmax"
+            else request.params
+        )
         rule = _RemembersLaws()
-        limits = RoundLimits(n_ctx=self._model.n_ctx, max_nodes=self._model.max_nodes, max_tokens=count)
+        limits = RoundLimits(
+            n_ctx=self._model.n_ctx, max_nodes=self._model.max_nodes, max_tokens=count
+        )
         self._text.noise = request.noise
         laws: list[Law] = []
-        rounds = decode_rounds(self._model, self._text, DecodeSettings(rule, params, limits, request.end_tokens))
+        rounds = decode_rounds(
+            self._model, self._text, DecodeSettings(rule, params, limits, request.end_tokens)
+        )
         for number, this_round in enumerate(rounds, 1):
-            self._counter.count(this_round.tree.n_candidates, this_round.tree.candidate_depth, len(this_round.path), len(this_round.tokens))
+            self._counter.count(
+                this_round.tree.n_candidates,
+                this_round.tree.candidate_depth,
+                len(this_round.path),
+                len(this_round.tokens),
+            )
             for index in range(len(this_round.tokens)):
                 if self._is_unsure(this_round, index, rule.laws, request):
                     return laws
@@ -159,7 +185,9 @@ class CascadeDrafter(Drafter):
                 break
         return laws
 
-    def _is_unsure(self, this_round: Round, index: int, laws: Mapping[int, Law], request: DraftRequest) -> bool:
+    def _is_unsure(
+        self, this_round: Round, index: int, laws: Mapping[int, Law], request: DraftRequest
+    ) -> bool:
         """Whether the law of a round's token, read without looking at the token, ends the chain."""
         if self._p_min == 0.0:
             return False
@@ -173,7 +201,8 @@ class CascadeDrafter(Drafter):
         return law.most_likely[1] < self._p_min
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Take back what was rejected, from the model's cache and the inner drafter; the rest stays evaluated."""
+        """Take back what was rejected, from the model's cache and the inner drafter; the rest stays
+        evaluated."""
         start = outcome.start
         self.rewind(start + common_prefix(self._text.tokens[start:], outcome.tokens[start:]))
 
@@ -216,7 +245,9 @@ class _RemembersLaws:
         self.laws: dict[int, Law] = {}
         self._rule = ExactRule()
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         """Decide one round."""
         self.laws = {}
 
@@ -232,13 +263,15 @@ JOINED_TOKENS = 1
 
 
 class DraftModelTarget(TargetModel):
-    """Evaluates trees like `TargetModel`, for text that contains tokens of a larger target's vocabulary.
+    """Evaluates trees like `TargetModel`, for text that contains tokens of a larger target's
+    vocabulary.
 
-    The model is fed a stand-in for tokens that it lacks, and rows are cut to the tokens that both models know: one
-    outside has probability 0 in the draft, never in the target.
+    The model is fed a stand-in for tokens that it lacks, and rows are cut to the tokens that both
+    models know: one outside has probability 0 in the draft, never in the target.
 
-    A few tokens before the last one are evaluated together with the next tree: after a draft that was accepted as
-    a whole its last token is still missing, and an evaluation of its own would cost as much as the whole tree.
+    A few tokens before the last one are evaluated together with the next tree: after a draft that
+    was accepted as a whole its last token is still missing, and an evaluation of its own would cost
+    as much as the whole tree.
     """
 
     def __init__(self, context: Context, *, target_vocab_size: int) -> None:
@@ -265,12 +298,14 @@ class DraftModelTarget(TargetModel):
         return self.context.model.n_params
 
     def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
-        """Evaluate the text's tokens up to position `end`, unless so few are missing that they join the next tree."""
+        """Evaluate the text's tokens up to position `end`, unless so few are missing that they join
+        the next tree."""
         if end - text.n_cached > JOINED_TOKENS:
             super().prefill(text, end, learn)
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
-        """Evaluate what is missing of the text, its last token at least, and `tree` below it in one llama_decode."""
+        """Evaluate what is missing of the text, its last token at least, and `tree` below it in one
+        llama_decode."""
         if len(text.tokens) - 1 - text.n_cached + len(tree) > self.max_nodes:
             super().prefill(text, len(text.tokens) - 1)
         joined, n_missing = _joined(text, tree)
@@ -280,7 +315,9 @@ class DraftModelTarget(TargetModel):
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
         """Keep the evaluated root and these nodes, a path from the root down; drop the others."""
         joined, n_missing = _joined(text, tree)
-        self._keep_at(text.n_cached, joined, [*range(n_missing), *(n_missing + node for node in path)])
+        self._keep_at(
+            text.n_cached, joined, [*range(n_missing), *(n_missing + node for node in path)]
+        )
         text.commit(tree.tokens[node] for node in path)
 
     def close(self) -> None:
@@ -294,7 +331,8 @@ class DraftModelTarget(TargetModel):
 
 
 def _joined(text: CachedText, tree: DraftTree) -> tuple[DraftTree, int]:
-    """Return the tree below the first token that is not cached, and how many more such tokens it begins with."""
+    """Return the tree below the first token that is not cached, and how many more such tokens it
+    begins with."""
     missing = text.tokens[text.n_cached + 1 :]
     return graft(DraftTree.chain(missing), len(missing) - 1, tree)[0], len(missing)
 

@@ -1,8 +1,9 @@
-"""Several drafters at once, their trees merged by shared prefixes (SpecInfer, Miao et al. 2023, section 3).
+"""Several drafters at once, their trees merged by shared prefixes (SpecInfer, Miao et al. 2023,
+section 3).
 
-A node that several members drafted keeps every draw that produced it: the first member's draws in their order,
-then the second's, and so on. Each draw stays independent of the other members', given the path above it, so its
-law is the one it was drawn from; laws and point masses may mix.
+A node that several members drafted keeps every draw that produced it: the first member's draws in
+their order, then the second's, and so on. Each draw stays independent of the other members', given
+the path above it, so its law is the one it was drawn from; laws and point masses may mix.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ class EnsembleDrafter(MembersDrafter):
 
     def __init__(self, members: Sequence[Drafter], *, name: str = "ensemble") -> None:
         if len(members) < 2:
-            raise OptionError(f"{name}: an ensemble needs at least two drafters, as in ensemble(draft(a.gguf), ...)")
+            raise OptionError(
+                f"{name}: an ensemble needs at least two drafters, as in ensemble(draft(a.gguf), "
+                "...)"
+            )
         super().__init__(members, name=name)
         self.max_leaves = sum(member.max_leaves for member in members)
         self.max_nodes = sum(member.max_nodes for member in members)
@@ -33,7 +37,8 @@ class EnsembleDrafter(MembersDrafter):
         super().begin(tokens)
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return the members' trees merged; where nodes are short, each member gets its share beforehand."""
+        """Return the members' trees merged; where nodes are short, each member gets its share
+        beforehand."""
         self._trees = [
             member.propose(
                 DraftRequest(
@@ -51,13 +56,15 @@ class EnsembleDrafter(MembersDrafter):
         return merged
 
     def _share(self, member: Drafter, max_nodes: int) -> int:
-        # Fixed before anything is drawn: what one member drew must not decide what another may draw.
+        # Fixed before anything is drawn: what one member drew must not decide what another may
+        # draw.
         if max_nodes >= self.max_nodes:
             return member.max_nodes
         return max_nodes * member.max_nodes // self.max_nodes
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Tell each member what became of its own tree, with the accepted nodes it lacked added to it."""
+        """Tell each member what became of its own tree, with the accepted nodes it lacked added to
+        it."""
         for index, member in enumerate(self._members):
             if index >= len(self._trees):
                 member.observe(outcome)

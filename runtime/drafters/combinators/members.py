@@ -2,7 +2,8 @@
 
 Apart from each other: the draws of drafters that share one round's noise.
 
-A round's outcome as one of several drafters sees it: in the nodes of the tree that it proposed itself.
+A round's outcome as one of several drafters sees it: in the nodes of the tree that it proposed
+itself.
 
 Puts one drafter's tree below a node of another's.
 """
@@ -28,13 +29,16 @@ class MembersDrafter(Drafter):
 
     It reads of the target what they read, and passes on what concerns all of them.
 
-    A subclass says how many leaves and nodes its trees have, proposes, and tells members what became of it.
+    A subclass says how many leaves and nodes its trees have, proposes, and tells members what
+    became of it.
     """
 
     def __init__(self, members: Sequence[Drafter], *, name: str) -> None:
         self.name = name
         self.needs_hidden_states = any(member.needs_hidden_states for member in members)
-        self.layer_inputs = tuple(sorted({layer for member in members for layer in member.layer_inputs}))
+        self.layer_inputs = tuple(
+            sorted({layer for member in members for layer in member.layer_inputs})
+        )
         self.needs_nextn_states = any(member.needs_nextn_states for member in members)
         self._members = list(members)
 
@@ -65,8 +69,13 @@ class MembersDrafter(Drafter):
             member.rewind(length)
 
     def report(self) -> dict[str, Any]:
-        """Return the reports of the members that have something to say, as {"parts": [{"drafter": name, ...}]}."""
-        parts = [{"drafter": member.name, **report} for member in self._members if (report := member.report())]
+        """Return the reports of the members that have something to say, as {"parts":
+        [{"drafter": name, ...}]}."""
+        parts = [
+            {"drafter": member.name, **report}
+            for member in self._members
+            if (report := member.report())
+        ]
         return {"parts": parts} if parts else {}
 
     def close(self) -> None:
@@ -79,8 +88,8 @@ def combined(
 ) -> DrafterWeights:
     """Return the weights of a combinator, which own those of its members.
 
-    Starting it starts every member, and `combine` makes one drafter of them, which owns them; if anything fails, what
-    was started is closed again.
+    Starting it starts every member, and `combine` makes one drafter of them, which owns them; if
+    anything fails, what was started is closed again.
     """
 
     def start() -> Drafter:
@@ -99,7 +108,8 @@ _POSITION_BITS = 0x7FFF_FFFF_FFFF_FFFF
 
 
 class MemberNoise:
-    """A member's own draws: the same keys for two members would make their drafts dependent, and biased."""
+    """A member's own draws: the same keys for two members would make their drafts dependent, and
+    biased."""
 
     def __init__(self, noise: NoiseSource, index: int) -> None:
         self._noise = noise
@@ -123,15 +133,22 @@ class MemberNoise:
 
 
 def outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -> RoundOutcome:
-    """Return the outcome as the member sees it: its own nodes keep their numbers, accepted ones are appended.
+    """Return the outcome as the member sees it: its own nodes keep their numbers, accepted ones are
+    appended.
 
-    `places` says where its nodes stand in the round's tree. Its ROOT may stand at an accepted node, for members
-    that went on from what others drafted; then the member sees what came after that node.
+    `places` says where its nodes stand in the round's tree. Its ROOT may stand at an accepted node,
+    for members that went on from what others drafted; then the member sees what came after that
+    node.
     """
     root = places[ROOT]
     accepted = outcome.path if root == ROOT else outcome.path[outcome.path.index(root) + 1 :]
     back = {merged: node for node, merged in places.items()}
-    tokens, parents, depths, flags = list(own.tokens), list(own.parents), list(own.depths), list(own.is_candidate)
+    tokens, parents, depths, flags = (
+        list(own.tokens),
+        list(own.parents),
+        list(own.depths),
+        list(own.is_candidate),
+    )
     rows = [places[node] for node in range(len(own))]
     path: list[int] = []
     for merged in accepted:
@@ -147,16 +164,24 @@ def outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -
     tree = own
     if len(tokens) > len(own):
         tree = DraftTree(tuple(tokens), tuple(parents), tuple(depths), tuple(flags), own.draws)
-    return RoundOutcome(outcome.tokens, tree, tuple(path), outcome.next_token, MemberRows(outcome.rows, [root, *rows]))
+    return RoundOutcome(
+        outcome.tokens,
+        tree,
+        tuple(path),
+        outcome.next_token,
+        MemberRows(outcome.rows, [root, *rows]),
+    )
 
 
 def outcome_for_idle(outcome: RoundOutcome) -> RoundOutcome:
-    """Return the outcome as a member sees it that proposed nothing: the accepted path is all there is."""
+    """Return the outcome as a member sees it that proposed nothing: the accepted path is all there
+    is."""
     return outcome_for(outcome, DraftTree(), {ROOT: ROOT})
 
 
 class MemberRows:
-    """The evaluation's rows under a member's own node numbers: `places` of its root and its nodes, in order."""
+    """The evaluation's rows under a member's own node numbers: `places` of its root and its nodes,
+    in order."""
 
     def __init__(self, rows: EvaluatedRows, places: list[int]) -> None:
         self._rows = rows
@@ -190,10 +215,11 @@ def first_path(tree: DraftTree) -> tuple[int, ...]:
 
 
 def graft(tree: DraftTree, node: int, below: DraftTree) -> tuple[DraftTree, dict[int, int]]:
-    """Return `tree` with `below` grown from one of its nodes (or ROOT), and where the nodes of `below` went.
+    """Return `tree` with `below` grown from one of its nodes (or ROOT), and where the nodes of
+    `below` went.
 
-    The node must have no draws yet: draws of one parent are tested in the order in which they were made, and
-    whoever wants to add some must merge the trees instead.
+    The node must have no draws yet: draws of one parent are tested in the order in which they were
+    made, and whoever wants to add some must merge the trees instead.
     """
     if node in tree.draws:
         raise OptionError(f"node {node} already has drafted children: nothing can be grafted there")

@@ -1,19 +1,23 @@
-"""Ouroboros: a draft model that drafts phrases, and a pool of phrases that verification feeds (Zhao et al. 2024).
+"""Ouroboros: a draft model that drafts phrases, and a pool of phrases that verification feeds (Zhao
+et al. 2024).
 
-1. The draft model drafts with the pool: phrases after the last token are its own drafts, which it verifies itself
-   (section 3.2), a cascade whose inner drafter is the pool.
-2. Phrases after the draft's last token extend the draft as branches (section 3.3), point masses below it.
-3. The target's evaluation answers at every node. The answers along the branches are refined phrases, and what it
-   agrees with behind a rejected token are phrases too (sections 3.3 and 3.4). Both flow back, with the text's own.
+1. The draft model drafts with the pool: phrases after the last token are its own drafts, which it
+   verifies itself (section 3.2), a cascade whose inner drafter is the pool.
+2. Phrases after the draft's last token extend the draft as branches (section 3.3), point masses
+  below it.
+3. The target's evaluation answers at every node. The answers along the branches are refined
+   phrases, and what it agrees with behind a rejected token are phrases too (sections 3.3 and 3.4).
+   Both flow back, with the text's own.
 4. The pool outlives the answer, and with a file the process: warm start (section 3.5).
 
-The paper decodes greedily. Here drawn tokens keep their laws, and phrases are point masses, so every temperature is
-exact; which phrases there are depends on earlier rounds only.
+The paper decodes greedily. Here drawn tokens keep their laws, and phrases are point masses, so
+every temperature is exact; which phrases there are depends on earlier rounds only.
 
 Phrases from a pool as branches of a draft tree, and what a target's answers make of them.
 
-A phrase goes on after its first token. What the target says at every node of a tree, accepted or not, is known
-after its evaluation, and makes new phrases (Ouroboros, Zhao et al. 2024, sections 3.3 and 3.4).
+A phrase goes on after its first token. What the target says at every node of a tree, accepted or
+not, is known after its evaluation, and makes new phrases (Ouroboros, Zhao et al. 2024, sections 3.3
+and 3.4).
 """
 
 from __future__ import annotations
@@ -31,8 +35,11 @@ from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 
 
-def phrase_tree(pool: NgramPool, last: int, count: int, max_depth: int, max_nodes: int) -> DraftTree:
-    """Return the `count` latest phrases that begin with token `last`, merged by shared prefixes, as point masses."""
+def phrase_tree(
+    pool: NgramPool, last: int, count: int, max_depth: int, max_nodes: int
+) -> DraftTree:
+    """Return the `count` latest phrases that begin with token `last`, merged by shared prefixes, as
+    point masses."""
     builder = TreeBuilder()
     children: dict[tuple[int, int], int] = {}
     for phrase in pool.guesses(last, count):
@@ -48,10 +55,11 @@ def phrase_tree(pool: NgramPool, last: int, count: int, max_depth: int, max_node
 
 
 def refined_phrases(tree: DraftTree, first: int, rows: EvaluatedRows) -> Iterator[list[int]]:
-    """Yield each path of a phrase tree as the target would have it: its answers at the nodes, one after the other.
+    """Yield each path of a phrase tree as the target would have it: its answers at the nodes, one
+    after the other.
 
-    `first` is the token before the phrases, `rows` are numbered as the tree's. A phrase N O X Q to which the target
-    answers O, P, Q becomes N O P Q.
+    `first` is the token before the phrases, `rows` are numbered as the tree's. A phrase N O X Q to
+    which the target answers O, P, Q becomes N O P Q.
     """
     inner = set(tree.parents)
     answers = [_answer(rows, node) if node in inner else 0 for node in range(ROOT, len(tree))]
@@ -63,10 +71,12 @@ def refined_phrases(tree: DraftTree, first: int, rows: EvaluatedRows) -> Iterato
 def matched_phrases(
     tokens: Sequence[int], nodes: Sequence[int], length: int, rows: EvaluatedRows
 ) -> Iterator[list[int]]:
-    """Yield what the target agrees with of a rejected tail: runs in which its answer is the next drafted token.
+    """Yield what the target agrees with of a rejected tail: runs in which its answer is the next
+    drafted token.
 
-    `tokens` stand at `nodes`, a path. Every phrase of up to `length` tokens ends with the target's own answer. A tail
-    drafted on a wrong token often fits the right one: the target only rejected what came before it.
+    `tokens` stand at `nodes`, a path. Every phrase of up to `length` tokens ends with the target's
+    own answer. A tail drafted on a wrong token often fits the right one: the target only rejected
+    what came before it.
     """
     answers = [_answer(rows, node) for node in nodes]
     start = 0
@@ -98,15 +108,19 @@ class PhraseDrafter(Drafter):
         """Return the latest phrases that begin with the last token."""
         last = request.tokens[-1]
         return phrase_tree(
-            self._store.pool, last, self._count, request.max_depth, min(self.max_nodes, request.max_nodes)
+            self._store.pool,
+            last,
+            self._count,
+            request.max_depth,
+            min(self.max_nodes, request.max_nodes),
         )
 
 
 class OuroborosDrafter(Drafter):
     """Extends the chains of `draft` by up to `count` phrases of `length` tokens. Owns `draft`.
 
-    `draft` is a cascade over a `PhraseDrafter` of the same `store`, or any drafter of chains. A `guard` leaves phrases
-    out of the target's evaluations while they do not pay there.
+    `draft` is a cascade over a `PhraseDrafter` of the same `store`, or any drafter of chains. A
+    `guard` leaves phrases out of the target's evaluations while they do not pay there.
     """
 
     def __init__(
@@ -120,7 +134,9 @@ class OuroborosDrafter(Drafter):
         name: str = "ouroboros",
     ) -> None:
         if count < 1 or length < 1:
-            raise OptionError(f"{name}: phrases={count} of length={length}: give at least 1 of both")
+            raise OptionError(
+                f"{name}: phrases={count} of length={length}: give at least 1 of both"
+            )
         self.name = name
         self.max_nodes = draft.max_nodes + count * length
         self.max_leaves = draft.max_leaves + count - 1
@@ -174,9 +190,13 @@ class OuroborosDrafter(Drafter):
         return whole
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Take refined phrases, what was right behind a rejected token, and the new text into the pool."""
+        """Take refined phrases, what was right behind a rejected token, and the new text into the
+        pool."""
         proposal, self._proposal = self._proposal, None
-        if proposal is not None and outcome.tree.tokens[: len(proposal.tree)] == proposal.tree.tokens:
+        if (
+            proposal is not None
+            and outcome.tree.tokens[: len(proposal.tree)] == proposal.tree.tokens
+        ):
             self._learn(outcome, proposal)
         self._draft.observe(outcome)
         self._learn_text(outcome.tokens)
@@ -187,12 +207,19 @@ class OuroborosDrafter(Drafter):
         self._n_phrases[1] += kept == len(chain) < len(outcome.path)
         if self._guard is not None:
             gained = len(outcome.path) - kept if kept == len(chain) else 0
-            self._guard.count(len(proposal.tree) - len(proposal.phrases), len(proposal.phrases), gained, outcome.n_new)
+            self._guard.count(
+                len(proposal.tree) - len(proposal.phrases),
+                len(proposal.phrases),
+                gained,
+                outcome.n_new,
+            )
         tail = [proposal.tree.tokens[node] for node in chain[kept:]]
         for phrase in matched_phrases(tail, chain[kept:], self._length + 1, outcome.rows):
             self._store.add(phrase)
         if len(proposal.phrases):
-            rows = MemberRows(outcome.rows, [proposal.places[node] for node in range(ROOT, len(proposal.phrases))])
+            rows = MemberRows(
+                outcome.rows, [proposal.places[node] for node in range(ROOT, len(proposal.phrases))]
+            )
             for phrase in refined_phrases(proposal.phrases, proposal.last, rows):
                 self._store.add(phrase)
 
@@ -210,7 +237,10 @@ class OuroborosDrafter(Drafter):
     def report(self) -> dict[str, Any]:
         """Return how the phrases fared, and the draft model's own rounds."""
         drafted, used = self._n_phrases
-        return {"phrases": {"pool": len(self._store.pool), "drafted": drafted, "used": used}, **self._draft.report()}
+        return {
+            "phrases": {"pool": len(self._store.pool), "drafted": drafted, "used": used},
+            **self._draft.report(),
+        }
 
     def close(self) -> None:
         """Close `draft`; the store belongs to the weights."""
@@ -219,7 +249,8 @@ class OuroborosDrafter(Drafter):
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """A draft, its chain, the phrases below it, where their nodes stand, and the token that they follow."""
+    """A draft, its chain, the phrases below it, where their nodes stand, and the token that they
+    follow."""
 
     tree: DraftTree
     chain: tuple[int, ...]

@@ -1,7 +1,7 @@
 """One drafter after the other: CS-Drafting's horizontal cascade (Chen et al. 2023, section 3.2).
 
-The first tokens of a draft are accepted most often, so they are worth the better drafter; those behind them, which
-count only if all before them are accepted, get a cheaper one.
+The first tokens of a draft are accepted most often, so they are worth the better drafter; those
+behind them, which count only if all before them are accepted, get a cheaper one.
 """
 
 from __future__ import annotations
@@ -23,16 +23,21 @@ from specrun.runtime.tree import ROOT, DraftTree
 
 
 class RelayDrafter(MembersDrafter):
-    """Each member goes on where the one before it stopped, for at most `counts[i]` tokens (None: its own number).
+    """Each member goes on where the one before it stopped, for at most `counts[i]` tokens (None:
+    its own number).
 
-    A member that proposes nothing is skipped. Below a tree, the next member goes on from one leaf only, that of the
-    path of first draws: the drafter's favourite. Members get the guesses before them as if they were committed,
-    and take back what was rejected (`Drafter.rewind`). Owns them.
+    A member that proposes nothing is skipped. Below a tree, the next member goes on from one leaf
+    only, that of the path of first draws: the drafter's favourite. Members get the guesses before
+    them as if they were committed, and take back what was rejected (`Drafter.rewind`). Owns them.
     """
 
-    def __init__(self, members: Sequence[Drafter], counts: Sequence[int | None], *, name: str = "relay") -> None:
+    def __init__(
+        self, members: Sequence[Drafter], counts: Sequence[int | None], *, name: str = "relay"
+    ) -> None:
         if len(members) < 2:
-            raise OptionError(f"{name}: a relay needs at least two drafters, as in relay(draft(a.gguf)@2, ...)")
+            raise OptionError(
+                f"{name}: a relay needs at least two drafters, as in relay(draft(a.gguf)@2, ...)"
+            )
         super().__init__(members, name=name)
         self.max_nodes = sum(member.max_nodes for member in members)
         # The leaf that a member goes on from is a leaf no longer.

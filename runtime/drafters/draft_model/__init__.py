@@ -1,4 +1,5 @@
-"""A small model of the same vocabulary drafts chains and trees (Leviathan et al. 2023; SpecInfer)."""
+"""A small model of the same vocabulary drafts chains and trees (Leviathan et al. 2023;
+SpecInfer)."""
 
 from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.draft_model.build import (

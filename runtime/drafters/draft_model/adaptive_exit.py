@@ -1,8 +1,10 @@
-"""When to stop drafting: the confidence threshold of Draft & Verify, which learns from what was accepted.
+"""When to stop drafting: the confidence threshold of Draft & Verify, which learns from what was
+accepted.
 
-Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (2023), section
-3.4: a draft ends where the drafter is less sure than a threshold; after each round the threshold moves so that the
-share of accepted tokens tends to a target. Constants are those of the authors' program.
+Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative
+Decoding" (2023), section 3.4: a draft ends where the drafter is less sure than a threshold; after
+each round the threshold moves so that the share of accepted tokens tends to a target. Constants are
+those of the authors' program.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ _GREEDY_START, _SAMPLED_START = 0.8, 0.5
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveExitOptions:
-    """The rule's constants: the target `acceptance` (alpha), the `step` (epsilon), the averages' `beta1`, `beta2`.
+    """The rule's constants: the target `acceptance` (alpha), the `step` (epsilon), the averages'
+    `beta1`, `beta2`.
 
     `start` is the first threshold; None means 0.8 at temperature 0 and 0.5 above.
     """
@@ -37,9 +40,10 @@ class AdaptiveExitOptions:
 class AdaptiveExit:
     """The threshold of one answer. It knows only rounds that are over, so that drafts stay exact.
 
-    The authors look at the drawn token's own probability and keep the token; here the greatest probability of the
-    law is read before anything is drawn from it. The first token of a round is always drafted, as theirs is: a
-    round without a draft would teach nothing, and a threshold that is too high would stay.
+    The authors look at the drawn token's own probability and keep the token; here the greatest
+    probability of the law is read before anything is drawn from it. The first token of a round is
+    always drafted, as theirs is: a round without a draft would teach nothing, and a threshold that
+    is too high would stay.
     """
 
     def __init__(self, options: AdaptiveExitOptions | None = None) -> None:
@@ -56,19 +60,23 @@ class AdaptiveExit:
         """Return how sure the drafter must be to draft on."""
         if self._threshold is None:
             start = self._options.start
-            self._threshold = (_GREEDY_START if greedy else _SAMPLED_START) if start is None else start
+            self._threshold = (
+                (_GREEDY_START if greedy else _SAMPLED_START) if start is None else start
+            )
         return self._threshold
 
     def learn(self, drafted: int, accepted: int, *, most: int) -> None:
         """Move the threshold after a round that drafted so many tokens of at most `most`.
 
-        AR <- b1 AR + (1 - b1) accepted / drafted; then the threshold moves by a share 1 - b2 of epsilon: up where
-        AR is below alpha, else down, unless the draft was as long as it may be.
+        AR <- b1 AR + (1 - b1) accepted / drafted; then the threshold moves by a share 1 - b2 of
+        epsilon: up where AR is below alpha, else down, unless the draft was as long as it may be.
         """
         if drafted < 1 or self._threshold is None:
             return
         options = self._options
-        self._acceptance = options.beta1 * self._acceptance + (1 - options.beta1) * accepted / drafted
+        self._acceptance = (
+            options.beta1 * self._acceptance + (1 - options.beta1) * accepted / drafted
+        )
         if self._acceptance < options.acceptance:
             wanted = self._threshold + options.step
         elif drafted < most:

@@ -1,4 +1,5 @@
-"""Builds `draft(a.gguf, ...)`: opens the draft model, of which each conversation gets a context of the right size."""
+"""Builds `draft(a.gguf, ...)`: opens the draft model, of which each conversation gets a context of
+the right size."""
 
 from __future__ import annotations
 
@@ -42,13 +43,17 @@ class ChainOptions:
 def chain_options(expression: Expression) -> ChainOptions:
     """Return the options of a draft model that drafts chains."""
     options = options_of(expression)
-    sampling: DraftSampling = "argmax" if options.choice("sampling", ["with", "argmax"], "with") == "argmax" else "with"
+    sampling: DraftSampling = (
+        "argmax" if options.choice("sampling", ["with", "argmax"], "with") == "argmax" else "with"
+    )
     adaptive_exit = _adaptive_exit(options)
     p_min = 0.0 if adaptive_exit is not None else options.number("p_min", 0.0)
     return ChainOptions(options.integer("n", 5), sampling, p_min, adaptive_exit)
 
 
-def build_draft(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+def build_draft(
+    expression: Expression, environment: DraftEnvironment, build: BuildPart
+) -> DrafterWeights:
     """Build `draft(a.gguf, ...)`: a chain or a tree from a draft model."""
     options = options_of(expression)
     tree = TreeOptions(
@@ -60,8 +65,12 @@ def build_draft(expression: Expression, environment: DraftEnvironment, build: Bu
     )
     if tree.asks_for_tree:
         if _adaptive_exit(options) is not None:
-            raise OptionError(f"{expression}: p_min=adaptive ends chains, not trees; give n= or a fixed p_min")
-        return _build_draft_tree(expression, environment, options, tree, options.number("p_min", 0.0))
+            raise OptionError(
+                f"{expression}: p_min=adaptive ends chains, not trees; give n= or a fixed p_min"
+            )
+        return _build_draft_tree(
+            expression, environment, options, tree, options.number("p_min", 0.0)
+        )
     chain = chain_options(expression)
 
     def drafter(context: Context) -> Drafter:
@@ -72,7 +81,9 @@ def build_draft(expression: Expression, environment: DraftEnvironment, build: Bu
             sampling=chain.sampling,
             p_min=chain.p_min,
             # The threshold is learnt: each conversation has its own.
-            adaptive_exit=None if chain.adaptive_exit is None else AdaptiveExit(chain.adaptive_exit),
+            adaptive_exit=None
+            if chain.adaptive_exit is None
+            else AdaptiveExit(chain.adaptive_exit),
             name=str(expression),
         )
 
@@ -80,7 +91,8 @@ def build_draft(expression: Expression, environment: DraftEnvironment, build: Bu
 
 
 def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
-    """Return the options of Draft & Verify's stop for p_min=adaptive or p_min=adaptive(acceptance=0.9, ...)."""
+    """Return the options of Draft & Verify's stop for p_min=adaptive or
+    p_min=adaptive(acceptance=0.9, ...)."""
     given = options.expression("p_min")
     if given is None or given.atom != "adaptive":
         return None
@@ -96,10 +108,16 @@ def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
 
 
 def _build_draft_tree(
-    expression: Expression, environment: DraftEnvironment, options: ExpressionOptions, tree: TreeOptions, p_min: float
+    expression: Expression,
+    environment: DraftEnvironment,
+    options: ExpressionOptions,
+    tree: TreeOptions,
+    p_min: float,
 ) -> DrafterWeights:
     schemes: dict[str, TreeSampling] = {"with": "with", "without": "without", "argmax": "argmax"}
-    sampling = schemes[options.choice("sampling", list(schemes), "argmax" if tree.is_dynamic else "without")]
+    sampling = schemes[
+        options.choice("sampling", list(schemes), "argmax" if tree.is_dynamic else "without")
+    ]
     path = file_of(expression, environment)
 
     def plan(nodes: int, depth: int) -> Topology:
@@ -128,12 +146,15 @@ def _with_draft_model(
     n_sequences: int = 1,
     n_outputs: int = 1,
 ) -> DrafterWeights:
-    """Open a draft model; every conversation gets a context of this size, and what `make` makes of it."""
+    """Open a draft model; every conversation gets a context of this size, and what `make` makes of
+    it."""
     model = open_draft_model(file_of(expression, environment), environment)
 
     def start() -> Drafter:
         options = draft_context_options(environment.context, model)
-        context = Context(model, dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs))
+        context = Context(
+            model, dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
+        )
         try:
             return make(context)
         except BaseException:
@@ -144,7 +165,8 @@ def _with_draft_model(
 
 
 def open_draft_model(path: Path, environment: DraftEnvironment) -> Model:
-    """Load a model that can draft for the target; raises `PairError` or `UnsupportedModelError` for others."""
+    """Load a model that can draft for the target; raises `PairError` or `UnsupportedModelError` for
+    others."""
     layers = resolve_gpu_layers(environment.n_gpu_layers, path)
     model = Model(path, n_gpu_layers=layers, use_mmap=environment.use_mmap)
     try:
@@ -158,8 +180,8 @@ def open_draft_model(path: Path, environment: DraftEnvironment) -> Model:
 def draft_context_options(options: ContextOptions, model: Model) -> ContextOptions:
     """Return the target's context settings, no longer than the draft model was trained for.
 
-    Where the target's positions are stretched, the draft model's are too, by what it needs itself, unless it was
-    trained for so many.
+    Where the target's positions are stretched, the draft model's are too, by what it needs itself,
+    unless it was trained for so many.
     """
     rope, trained = options.rope, model.n_ctx_train
     if 0 < options.n_ctx <= trained:

@@ -22,12 +22,13 @@ DraftSampling = Literal["with", "argmax"]
 class DraftModelDrafter(ModelDrafter):
     """Drafts up to `num_draft_tokens` tokens in a row with a model of its own.
 
-    `sampling` "with" draws each token from the drafter's own law, transformed like the target's, and
-    stores that law: acceptance is then min(1, p/q). "argmax" takes its most likely token as a point mass:
-    better where the models are peaked, and the text stays plain decoding's own at every temperature.
-    The chain ends early when the drafter's most likely token has probability below `p_min`: the law is
-    read before the draw, so exactness holds. At temperature 0 that is its probability at temperature 1.
-    With `adaptive_exit` the threshold is Draft & Verify's, which learns, instead of `p_min`.
+    `sampling` "with" draws each token from the drafter's own law, transformed like the target's,
+    and stores that law: acceptance is then min(1, p/q). "argmax" takes its most likely token as a
+    point mass: better where the models are peaked, and the text stays plain decoding's own at every
+    temperature. The chain ends early when the drafter's most likely token has probability below
+    `p_min`: the law is read before the draw, so exactness holds. At temperature 0 that is its
+    probability at temperature 1. With `adaptive_exit` the threshold is Draft & Verify's, which
+    learns, instead of `p_min`.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class DraftModelDrafter(ModelDrafter):
         name: str = "draft",
     ) -> None:
         if num_draft_tokens < 1:
-            raise OptionError(f"n is {num_draft_tokens}: a draft model must draft at least 1 token (or use none)")
+            raise OptionError(
+                f"n is {num_draft_tokens}: a draft model must draft at least 1 token (or use none)"
+            )
         self._state = DraftModelState(context, target_vocab_size=target_vocab_size)
         super().__init__(self._state, p_min=p_min, name=name)
         self.max_nodes = num_draft_tokens
@@ -52,7 +55,8 @@ class DraftModelDrafter(ModelDrafter):
         self._most = 0
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return a chain; shorter than asked where the drafter's own context ends or `p_min` stops it."""
+        """Return a chain; shorter than asked where the drafter's own context ends or `p_min` stops
+        it."""
         start = len(request.tokens)
         room = self._context.n_ctx - start + 1
         count = min(self.max_nodes, request.max_depth, request.max_nodes, room)
@@ -62,7 +66,11 @@ class DraftModelDrafter(ModelDrafter):
         state.rewind(min(len(state.cached), start - 1))  # the last token's row is needed again
         # A greedy law is a point mass too: there is nothing to draw, and no law to store.
         points = self._sampling == "argmax" or request.params.is_greedy
-        threshold = self._p_min if self._exit is None else self._exit.threshold(greedy=request.params.is_greedy)
+        threshold = (
+            self._p_min
+            if self._exit is None
+            else self._exit.threshold(greedy=request.params.is_greedy)
+        )
         params = request.params
         if params.is_greedy and threshold > 0.0:
             params = ranking_params(params, RANKED_TOKENS)  # a greedy law is always certain
@@ -70,7 +78,11 @@ class DraftModelDrafter(ModelDrafter):
             return self._greedy_chain(request, count)
 
         def law_after(drafted: list[int]) -> Law:
-            row = state.feed_one(drafted[-1]) if drafted else state.feed(request.tokens[len(state.cached) :])
+            row = (
+                state.feed_one(drafted[-1])
+                if drafted
+                else state.feed(request.tokens[len(state.cached) :])
+            )
             return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
 
         tree = draft_chain(
@@ -88,7 +100,8 @@ class DraftModelDrafter(ModelDrafter):
         return tree
 
     def _greedy_chain(self, request: DraftRequest, count: int) -> DraftTree:
-        """Return the most likely tokens, one after the other: without a confidence stop they need no laws."""
+        """Return the most likely tokens, one after the other: without a confidence stop they need
+        no laws."""
         params, state = request.params, self._state
         row = state.feed(request.tokens[len(state.cached) :])
         tokens: list[int] = []
@@ -107,7 +120,8 @@ class DraftModelDrafter(ModelDrafter):
             self._exit.begin()
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Drop the cache of rejected tokens, the accepted ones stay evaluated; learn when to stop."""
+        """Drop the cache of rejected tokens, the accepted ones stay evaluated; learn when to
+        stop."""
         base = outcome.start
         if self._exit is not None:
             # In an ensemble the path may be another drafter's.

@@ -1,11 +1,13 @@
-"""A draft model's context and the committed tokens it has cached: what every drafter with a model keeps.
+"""A draft model's context and the committed tokens it has cached: what every drafter with a model
+keeps.
 
 A draft model's cache while a tree grows in it depth by depth.
 
-A tree that is still growing does not know its leaves, so llama.cpp's sequence ids are handed out on the way: the
-first child of a node goes on in its parent's sequence, each further one takes an unused sequence that first shares
-the parent's cells. Sharing (`seq_cp`) and dropping (`seq_rm`) walk all cells of the context, about 14 us at 4,096
-of them; so a sequence catches up with the committed text only when it is taken, in the same walk.
+A tree that is still growing does not know its leaves, so llama.cpp's sequence ids are handed out on
+the way: the first child of a node goes on in its parent's sequence, each further one takes an
+unused sequence that first shares the parent's cells. Sharing (`seq_cp`) and dropping (`seq_rm`)
+walk all cells of the context, about 14 us at 4,096 of them; so a sequence catches up with the
+committed text only when it is taken, in the same walk.
 
 What drafters with a model of their own share: its cache, its cost, its confidence.
 """
@@ -32,9 +34,9 @@ from specrun.runtime.trees import check_p_min
 class DraftModelState:
     """Evaluates committed tokens for sequence `main` and knows which of them are cached.
 
-    `cached` are exactly the tokens that `main` holds. The draft model may know fewer tokens than the target:
-    it is fed a stand-in for those it lacks, and its rows are cut to the tokens that both know, so that the
-    others have probability 0 in the draft, never in the target.
+    `cached` are exactly the tokens that `main` holds. The draft model may know fewer tokens than
+    the target: it is fed a stand-in for those it lacks, and its rows are cut to the tokens that
+    both know, so that the others have probability 0 in the draft, never in the target.
     """
 
     def __init__(self, context: Context, *, target_vocab_size: int) -> None:
@@ -56,7 +58,8 @@ class DraftModelState:
         return logits[: self._shared_size]
 
     def feed(self, tokens: Sequence[int]) -> Logits:
-        """Evaluate tokens after the cached ones and return the last one's logits, a view of [shared vocab]."""
+        """Evaluate tokens after the cached ones and return the last one's logits, a view of
+        [shared vocab]."""
         if len(tokens) == 1:
             return self.feed_one(tokens[0])
         n_batch = self.context.n_batch
@@ -64,23 +67,28 @@ class DraftModelState:
             piece = list(tokens[begin : begin + n_batch])
             n, start = len(piece), len(self.cached)
             known = [self.known(token) for token in piece]
-            # Rows of earlier pieces are asked for too: one row each is cheaper than a second kind of batch.
+            # Rows of earlier pieces are asked for too: one row each is cheaper than a second kind
+            # of batch.
             self.batch.fill(known, range(start, start + n), None, [self.main] * n, _last_of(n))
             rows = self.context.decode(self.batch)
             self.cached.extend(piece)
         return self.shared(rows.logits(0))
 
     def feed_one(self, token: int) -> Logits:
-        """Evaluate one token after the cached ones and return its logits, a view of [shared vocab]."""
+        """Evaluate one token after the cached ones and return its logits, a view of
+        [shared vocab]."""
         self.batch.fill_one(self.known(token), len(self.cached), self.main)
         rows = self.context.decode(self.batch)
         self.cached.append(token)
         return self.shared(rows.logits(0))
 
     def rewind(self, length: int) -> None:
-        """Cut the cache to `length` tokens, and drop what an interrupted evaluation may have left."""
+        """Cut the cache to `length` tokens, and drop what an interrupted evaluation may have
+        left."""
         if length < len(self.cached) or self.context.memory.last_position(self.main) >= length:
-            del self.cached[length:]  # first: an interrupt in between must not leave tokens that are not cached
+            del self.cached[
+                length:
+            ]  # first: an interrupt in between must not leave tokens that are not cached
             self.context.memory.truncate(length)
 
     def close(self) -> None:
@@ -97,10 +105,11 @@ def _last_of(n: int) -> npt.NDArray[np.int8]:
 
 
 class DraftTreeState(DraftModelState):
-    """Committed tokens as in `DraftModelState`, and below the last one the evaluated nodes of a growing tree.
+    """Committed tokens as in `DraftModelState`, and below the last one the evaluated nodes of a
+    growing tree.
 
-    Between rounds sequence s holds exactly the first `_synced[s]` cached tokens; `main` holds all of them.
-    Nodes are numbered from 0 in the order of their evaluation.
+    Between rounds sequence s holds exactly the first `_synced[s]` cached tokens; `main` holds all
+    of them. Nodes are numbered from 0 in the order of their evaluation.
     """
 
     def __init__(self, context: Context, *, target_vocab_size: int) -> None:
@@ -115,15 +124,18 @@ class DraftTreeState(DraftModelState):
         self._ids: list[int] = []
         self._places: dict[tuple[int, int], int] = {}
         self._tips: dict[int, int] = {}  # the deepest node of each sequence in use
-        # Those whose sequence a child has taken over. First to fill and last to be emptied: it marks a round under way.
+        # Those whose sequence a child has taken over. First to fill and last to be emptied: it
+        # marks a round under way.
         self._inherited: set[int] = set()
 
     def rewind(self, length: int) -> None:
-        """Cut the cache to `length` tokens; drop all nodes, and what an interrupted round may have left."""
+        """Cut the cache to `length` tokens; drop all nodes, and what an interrupted round may have
+        left."""
         memory = self.context.memory
         interrupted = bool(self._inherited)
         if interrupted or length < len(self.cached) or memory.last_position(self.main) >= length:
-            # The cache comes last: an interrupt in between must not leave tokens that are not cached.
+            # The cache comes last: an interrupt in between must not leave tokens that are not
+            # cached.
             self._synced = [min(synced, length) for synced in self._synced]
             del self.cached[length:]
             memory.truncate(length)
@@ -135,7 +147,8 @@ class DraftTreeState(DraftModelState):
             self._forget_nodes()
 
     def evaluate(self, parents: Sequence[int], tokens: Sequence[int]) -> Rows:
-        """Evaluate the next depth in one batch: token i below node `parents[i]` (ROOT: the last cached token)."""
+        """Evaluate the next depth in one batch: token i below node `parents[i]` (ROOT: the last
+        cached token)."""
         base = len(self.cached)
         depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
         ids = [self._sequence_for(parent, base + depth - 1) for parent in parents]
@@ -146,11 +159,14 @@ class DraftTreeState(DraftModelState):
             self._depths.append(depth)
             self._ids.append(sequence)
         positions = [base + depth - 1] * len(tokens)
-        self.batch.fill([self.known(token) for token in tokens], positions, None, ids, [1] * len(tokens))
+        self.batch.fill(
+            [self.known(token) for token in tokens], positions, None, ids, [1] * len(tokens)
+        )
         return self.context.decode(self.batch)
 
     def _sequence_for(self, parent: int, end: int) -> int:
-        """Return the sequence of the next child of `parent`; it holds all positions before `end`."""
+        """Return the sequence of the next child of `parent`; it holds all positions before
+        `end`."""
         source = self.main if parent == ROOT else self._ids[parent]
         if parent not in self._inherited:
             self._inherited.add(parent)
@@ -159,13 +175,17 @@ class DraftTreeState(DraftModelState):
             if sequence != self.main and sequence not in self._tips:
                 break
         else:
-            raise OptionError(f"a draft tree with more paths than the draft context's {self._n_sequences} sequences")
+            raise OptionError(
+                f"a draft tree with more paths than the draft context's {self._n_sequences} "
+                "sequences"
+            )
         self._tips[sequence] = parent
         self.context.memory.branch(source, sequence, self._synced[sequence], end)
         return sequence
 
     def keep(self, tokens: Sequence[int]) -> None:
-        """Keep the nodes that spell the beginning of `tokens`, now committed, and drop the others."""
+        """Keep the nodes that spell the beginning of `tokens`, now committed, and drop the
+        others."""
         path: list[int] = []
         node = ROOT
         for token in tokens:
@@ -203,7 +223,8 @@ class DraftTreeState(DraftModelState):
 
 
 class ModelDrafter(Drafter):
-    """Owns a context of a draft model through its state; `p_min` ends drafts where the model is less certain."""
+    """Owns a context of a draft model through its state; `p_min` ends drafts where the model is
+    less certain."""
 
     def __init__(self, state: DraftModelState, *, p_min: float, name: str) -> None:
         check_p_min(p_min)

@@ -1,4 +1,5 @@
-"""EAGLE-1, EAGLE-2 and EAGLE-3 (Li et al. 2024, 2025): one layer that predicts the target's hidden states."""
+"""EAGLE-1, EAGLE-2 and EAGLE-3 (Li et al. 2024, 2025): one layer that predicts the target's hidden
+states."""
 
 from specrun.runtime.drafters.eagle.build import build_eagle, build_eagle3
 from specrun.runtime.drafters.eagle.drafter import EagleDrafter

@@ -1,4 +1,5 @@
-"""Builds `eagle(head.gguf, ...)` and `eagle3(head.gguf, ...)`: the head, shared, and the shape of its trees."""
+"""Builds `eagle(head.gguf, ...)` and `eagle3(head.gguf, ...)`: the head, shared, and the shape of
+its trees."""
 
 from __future__ import annotations
 
@@ -23,17 +24,24 @@ from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, check_p_
 _DEFAULT = DynamicShape(depth=5, topk=2, nodes=6)
 
 
-def build_eagle(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `eagle(head.gguf, depth=5, topk=8, nodes=32)`, `eagle(head.gguf, n=4)` or `eagle(head.gguf, tree=4x2)`."""
+def build_eagle(
+    expression: Expression, environment: DraftEnvironment, build: BuildPart
+) -> DrafterWeights:
+    """Build `eagle(head.gguf, depth=5, topk=8, nodes=32)`, `eagle(head.gguf, n=4)` or
+    `eagle(head.gguf, tree=4x2)`."""
     return _build(expression, environment, EagleHead)
 
 
-def build_eagle3(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+def build_eagle3(
+    expression: Expression, environment: DraftEnvironment, build: BuildPart
+) -> DrafterWeights:
     """Build `eagle3(head.gguf, ...)`, with the options of `eagle`."""
     return _build(expression, environment, Eagle3Head)
 
 
-def _build(expression: Expression, environment: DraftEnvironment, kind: type[EagleHead | Eagle3Head]) -> DrafterWeights:
+def _build(
+    expression: Expression, environment: DraftEnvironment, kind: type[EagleHead | Eagle3Head]
+) -> DrafterWeights:
     options = options_of(expression)
     named = options.optional("tree")
     tree = TreeOptions(
@@ -46,7 +54,11 @@ def _build(expression: Expression, environment: DraftEnvironment, kind: type[Eag
     schemes: dict[str, TreeSampling] = {"with": "with", "without": "without", "argmax": "argmax"}
     sampling = schemes[options.choice("sampling", list(schemes), "argmax")]
     path = file_of(expression, environment)
-    shape = _shape(tree, environment.context.n_batch, _planner(expression, options, tree, sampling, path, environment))
+    shape = _shape(
+        tree,
+        environment.context.n_batch,
+        _planner(expression, options, tree, sampling, path, environment),
+    )
     check_sampling(shape, sampling)
     p_min = options.number("p_min", 0.0)
     check_p_min(p_min)
@@ -77,33 +89,43 @@ def _planner(
 ) -> Callable[[int, int], Topology]:
     """Return what makes the tree of tree=sequoia, of so many nodes and depths.
 
-    Where the head's accuracies by depth and rank are known it is made from them, without nodes= of the size that pays
-    most. They are of the head's favourite tokens and say nothing about drawn ones.
+    Where the head's accuracies by depth and rank are known it is made from them, without nodes= of
+    the size that pays most. They are of the head's favourite tokens and say nothing about drawn
+    ones.
     """
     measured = sampling == "argmax"
     if options.optional("accuracy") is not None and not (measured and tree.tree == "sequoia"):
-        raise OptionError(f"{expression}: accuracy= is what tree=sequoia is made from, with sampling=argmax")
+        raise OptionError(
+            f"{expression}: accuracy= is what tree=sequoia is made from, with sampling=argmax"
+        )
 
     def plan(nodes: int, depth: int) -> Topology:
         file = HeadFile(path, expression.atom)
-        accuracy = head_accuracy(options, MAX_PLANNED_DEPTH, stored_accuracy(file)) if measured else None
+        accuracy = (
+            head_accuracy(options, MAX_PLANNED_DEPTH, stored_accuracy(file)) if measured else None
+        )
         if accuracy is None:
             return best_tree(typical_acceptance(sampling), nodes, depth)
         if tree.nodes is not None:
             return medusa_tree(accuracy[:depth], nodes)
         curve, target = environment.curve, environment.target
         output_weights = 0 if "output.weight" in file else target.n_embd * target.vocabulary.size
-        share = (file.header.n_parameters + output_weights) / target.n_params  # every depth reads the head and an output matrix
+        share = (
+            file.header.n_parameters + output_weights
+        ) / target.n_params  # every depth reads the head and an output matrix
         return plan_medusa_tree(accuracy[:depth], curve, share * curve.seconds(1)).topology
 
     return plan
 
 
-def _shape(tree: TreeOptions, n_batch: int, plan: Callable[[int, int], Topology]) -> Topology | DynamicShape:
+def _shape(
+    tree: TreeOptions, n_batch: int, plan: Callable[[int, int], Topology]
+) -> Topology | DynamicShape:
     if tree.n is not None and not tree.asks_for_tree:
         if not 1 <= tree.n <= n_batch - 1:
             raise OptionError(
-                f"n is {tree.n}: give 1 to {n_batch - 1} tokens, as many as a batch holds beside the last one"
+                f"n is {tree.n}: give 1 to {n_batch - 1} tokens, as many as a batch holds beside "
+                "the last one"
             )
         return Topology.chain(tree.n)
     if not tree.asks_for_tree:

@@ -1,7 +1,8 @@
-"""EAGLE drafts in states of the target: static trees of EAGLE-1, dynamic ones of EAGLE-2 (Li et al. 2024).
+"""EAGLE drafts in states of the target: static trees of EAGLE-1, dynamic ones of EAGLE-2 (Li et al.
+2024).
 
-The heads of EAGLE-1 and 2 read the target's final hidden states, those of EAGLE-3 (Li et al. 2025) inputs of some of
-its layers. The head says which; nothing else differs here.
+The heads of EAGLE-1 and 2 read the target's final hidden states, those of EAGLE-3 (Li et al. 2025)
+inputs of some of its layers. The head says which; nothing else differs here.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ from specrun.runtime.trees import (
 class EagleDrafter(Drafter):
     """Grows a tree with a head that predicts hidden states, all nodes of a depth in one evaluation.
 
-    It is one conversation's: it owns the cells that it was given, and the head is shared. A chain of
-    the most likely tokens is one evaluation in all, where the head has a graph for that.
+    It is one conversation's: it owns the cells that it was given, and the head is shared. A chain
+    of the most likely tokens is one evaluation in all, where the head has a graph for that.
 
-    `shape` is a fixed topology or a `DynamicShape`, which takes point masses only ("argmax"). Sampled schemes draw
-    from the head's law, transformed like the target's; the head must then return whole rows. A node gets no children
-    where the head gives no token the probability `p_min`.
+    `shape` is a fixed topology or a `DynamicShape`, which takes point masses only ("argmax").
+    Sampled schemes draw from the head's law, transformed like the target's; the head must then
+    return whole rows. A node gets no children where the head gives no token the probability
+    `p_min`.
     """
 
     def __init__(
@@ -61,7 +63,8 @@ class EagleDrafter(Drafter):
         self._shape = shape
         self._sampling = sampling
         self._p_min = p_min
-        # A chain that may end early goes by depth: at any size that matters a token costs more than Python does.
+        # A chain that may end early goes by depth: at any size that matters a token costs more than
+        # Python does.
         self._is_whole_chain = isinstance(shape, Topology) and shape.n_leaves == 1 and p_min == 0.0
         self._state = EagleState(cells)
         self._prompt: list[int] = []
@@ -81,7 +84,9 @@ class EagleDrafter(Drafter):
             return DraftTree()
         ranks = self._sampling == "argmax" or request.params.is_greedy
         if ranks and self._is_whole_chain:
-            chain = self._state.chain(request.tokens, min(self.max_nodes, request.max_depth, request.max_nodes))
+            chain = self._state.chain(
+                request.tokens, min(self.max_nodes, request.max_depth, request.max_nodes)
+            )
             if chain is not None:
                 return DraftTree.chain(chain.tokens)
         row = self._state.root(request.tokens)
@@ -109,7 +114,9 @@ class EagleDrafter(Drafter):
         """Return a copy of what the head reads of the target at these rows, [n, features]."""
         taps = self._cells.taps
         if taps:
-            return np.stack([np.concatenate([rows.layer_input(row, layer) for layer in taps]) for row in wanted])
+            return np.stack(
+                [np.concatenate([rows.layer_input(row, layer) for layer in taps]) for row in wanted]
+            )
         return copied_rows([rows.hidden_state(row) for row in wanted])
 
     @property

@@ -1,26 +1,31 @@
-"""The head of EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and 3.1 in llama.cpp's GGUF layout: it reads layer inputs.
+"""The head of EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and 3.1 in llama.cpp's GGUF layout: it
+reads layer inputs.
 
-The target's features at position j are the inputs of some of its layers there, one after the other (three, low, middle
-and high). fc makes a state g_j of them. With the token after it, t_(j+1), one Llama layer computes
-y = r + attn([norm_1(embed(t_(j+1))); norm_2(g_j)]), z = y + mlp(norm_3(y)), where r is g_j, or norm_2(g_j) if
-`norm_before_residual`. output(norm(z)) is the draft law of t_(j+2), over a draft vocabulary of which `d2t` names the
-target's tokens. Below the last real pair z stands in the place of g.
+The target's features at position j are the inputs of some of its layers there, one after the other
+(three, low, middle and high). fc makes a state g_j of them. With the token after it, t_(j+1), one
+Llama layer computes y = r + attn([norm_1(embed(t_(j+1))); norm_2(g_j)]), z = y + mlp(norm_3(y)),
+where r is g_j, or norm_2(g_j) if `norm_before_residual`. output(norm(z)) is the draft law of
+t_(j+2), over a draft vocabulary of which `d2t` names the target's tokens. Below the last real pair
+z stands in the place of g.
 
-EAGLE-3.1 norms what goes in and comes back: `norm_before_fc`, all features together by `enc.output_norm` (the only one
-that llama.cpp computes too); `fc_norm`, each layer's by a norm of its own; `norm_output`, norm(z) is fed back, not z.
-References: SafeAILab/EAGLE, `eagle/model/cnets.py` at 148042c5; vLLM's `llama_eagle3.py`; llama.cpp's
-`src/models/eagle3.cpp`. The file: `eagle3_layout`.
+EAGLE-3.1 norms what goes in and comes back: `norm_before_fc`, all features together by
+`enc.output_norm` (the only one that llama.cpp computes too); `fc_norm`, each layer's by a norm of
+its own; `norm_output`, norm(z) is fed back, not z. References: SafeAILab/EAGLE,
+`eagle/model/cnets.py` at 148042c5; vLLM's `llama_eagle3.py`; llama.cpp's `src/models/eagle3.cpp`.
+The file: `eagle3_layout`.
 
-llama.cpp's GGUF layout of EAGLE-3 heads, checked against the target: files of its converter and ours are alike.
+llama.cpp's GGUF layout of EAGLE-3 heads, checked against the target: files of its converter and
+ours are alike.
 
-Keys: `eagle3.target_layers`, `.target_hidden_size`, `.norm_before_residual`, and the sizes that any model has. Tensors:
-`fc.weight` (taps * target's h, h), `enc.output_norm.weight`, `fc_norm.{i}.weight`, `blk.0.attn_norm` (1),
-`blk.0.attn_norm_2` (2), `blk.0.attn_{q,k,v}` (2h, ...), `blk.0.attn_output`, `blk.0.ffn_norm` (3),
-`blk.0.ffn_{gate,up,down}`, `output_norm`, `output` (h, draft vocab), `d2t` (I64), `token_embd`, `rope_freqs`. Where
-`output` or `token_embd` is missing, it is the target's. Rotary pairs are neighbours, as llama.cpp's converter has them.
+Keys: `eagle3.target_layers`, `.target_hidden_size`, `.norm_before_residual`, and the sizes that any
+model has. Tensors: `fc.weight` (taps * target's h, h), `enc.output_norm.weight`,
+`fc_norm.{i}.weight`, `blk.0.attn_norm` (1), `blk.0.attn_norm_2` (2), `blk.0.attn_{q,k,v}` (2h,
+...), `blk.0.attn_output`, `blk.0.ffn_norm` (3), `blk.0.ffn_{gate,up,down}`, `output_norm`, `output`
+(h, draft vocab), `d2t` (I64), `token_embd`, `rope_freqs`. Where `output` or `token_embd` is
+missing, it is the target's. Rotary pairs are neighbours, as llama.cpp's converter has them.
 
-`fc_norm` and `norm_output` of EAGLE-3.1 are keys that llama.cpp does not know: it refuses the additional tensors of the
-first, and ignores the second.
+`fc_norm` and `norm_output` of EAGLE-3.1 are keys that llama.cpp does not know: it refuses the
+additional tensors of the first, and ignores the second.
 
 Whether a head's file fits a target, by the checks that opening it would apply, without its weights.
 """
@@ -49,7 +54,8 @@ VOCABULARY_MAP = "d2t"
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Layout:
-    """What a file says of its head: the layers it reads, in its order, its sizes, and which tensors are there."""
+    """What a file says of its head: the layers it reads, in its order, its sizes, and which tensors
+    are there."""
 
     taps: tuple[int, ...]
     sizes: PairSizes
@@ -62,7 +68,9 @@ def read_layout(file: HeadFile, target: Model) -> Eagle3Layout:
     """Return the layout of a file; raises as `Eagle3Head` does."""
     file.check_target(target, hidden_key="target_hidden_size")
     if file.size("block_count", default=1) != 1:
-        raise UnsupportedModelError(f"{file.path} has {file.size('block_count')} layers, and an EAGLE-3 head has one")
+        raise UnsupportedModelError(
+            f"{file.path} has {file.size('block_count')} layers, and an EAGLE-3 head has one"
+        )
     taps = _taps(file, target)
     sizes = _sizes(file, target, len(taps))
     return Eagle3Layout(
@@ -74,30 +82,40 @@ def read_layout(file: HeadFile, target: Model) -> Eagle3Layout:
     )
 
 
-def checked_target_ids(ids: npt.NDArray[np.int64], file: HeadFile, target: Model) -> npt.NDArray[np.int32]:
-    """Return the target's token of each of the head's; each must be a token of the target, and another one."""
+def checked_target_ids(
+    ids: npt.NDArray[np.int64], file: HeadFile, target: Model
+) -> npt.NDArray[np.int32]:
+    """Return the target's token of each of the head's; each must be a token of the target, and
+    another one."""
     outside = ids[(ids < 0) | (ids >= target.vocabulary.size)]
     if len(outside):
         raise PairError(
-            f"{file.path} cannot draft for {target.path}: its vocabulary map (d2t) names token {outside[0]}, and the "
+            f"{file.path} cannot draft for {target.path}: its vocabulary map (d2t) names token "
+            f"{outside[0]}, and the "
             f"target has {target.vocabulary.size}"
         )
     tokens, counts = np.unique(ids, return_counts=True)
     if len(tokens) != len(ids):
         twice = tokens[counts > 1][0]
-        raise MalformedFileError(f"{file.path} has token {twice} twice in its vocabulary map (d2t): convert it again")
+        raise MalformedFileError(
+            f"{file.path} has token {twice} twice in its vocabulary map (d2t): convert it again"
+        )
     return ids.astype(np.int32)
 
 
 def _taps(file: HeadFile, target: Model) -> tuple[int, ...]:
-    """Return the layers whose inputs the head reads, in its order; each must be one of the target's."""
+    """Return the layers whose inputs the head reads, in its order; each must be one of the
+    target's."""
     numbers = file.numbers("target_layers")
     if not numbers or not all(0 <= number < 1e6 and number == int(number) for number in numbers):
-        raise MalformedFileError(f"{file.path} does not say which layers it reads (eagle3.target_layers)")
+        raise MalformedFileError(
+            f"{file.path} does not say which layers it reads (eagle3.target_layers)"
+        )
     taps = tuple(int(number) for number in numbers)
     if max(taps) >= target.n_layer:
         raise PairError(
-            f"{file.path} cannot draft for {target.path}: it reads the input of layer {max(taps)}, and the target has "
+            f"{file.path} cannot draft for {target.path}: it reads the input of layer "
+            f"{max(taps)}, and the target has "
             f"{target.n_layer} layers, the first of them layer 0"
         )
     check_layer_inputs(target, taps)
@@ -110,7 +128,8 @@ def _sizes(file: HeadFile, target: Model, n_taps: int) -> PairSizes:
     head_size = file.size("attention.key_length", default=max(1, hidden // heads))
     if heads % kv or head_size != file.size("attention.value_length", default=head_size):
         raise MalformedFileError(
-            f"{file.path} has {heads} heads and {kv} key-value heads of {head_size} numbers: convert it again"
+            f"{file.path} has {heads} heads and {kv} key-value heads of {head_size} numbers: "
+            "convert it again"
         )
     vocab_size = target.vocabulary.size
     if "output.weight" in file:
@@ -129,11 +148,14 @@ def _rope(file: HeadFile, head_size: int) -> Rope:
     scaling = file.header.metadata.get("eagle3.rope.scaling.type", "none")
     if scaling not in ("none", "linear"):
         raise UnsupportedModelError(
-            f"{file.path} scales its positions by {scaling!r}: EAGLE-3 heads are run with none, linear or rope_freqs"
+            f"{file.path} scales its positions by {scaling!r}: EAGLE-3 heads are run with none, "
+            "linear or rope_freqs"
         )
     n_dims = file.size("rope.dimension_count", default=head_size)
     if n_dims % 2 or n_dims > head_size:
-        raise MalformedFileError(f"{file.path} rotates {n_dims} of {head_size} numbers of a head: convert it again")
+        raise MalformedFileError(
+            f"{file.path} rotates {n_dims} of {head_size} numbers of a head: convert it again"
+        )
     factor = file.number("rope.scaling.factor", 1.0) if scaling == "linear" else 1.0
     return Rope(n_dims, freq_base=file.number("rope.freq_base", 10000.0), freq_scale=1.0 / factor)
 
@@ -165,15 +187,20 @@ def _tensor_names(file: HeadFile, sizes: PairSizes, target: Model, n_taps: int) 
         shapes[VOCABULARY_MAP] = (sizes.vocab_size,)
     elif sizes.vocab_size != target.vocabulary.size:
         raise MalformedFileError(
-            f"{file.path} predicts {sizes.vocab_size} tokens of the target's {target.vocabulary.size}, and has no tensor d2t "
+            f"{file.path} predicts {sizes.vocab_size} tokens of the target's "
+            f"{target.vocabulary.size}, and has no tensor d2t "
             "that says which"
         )
-    for name, vocab_size in (("token_embd.weight", target.vocabulary.size), ("output.weight", sizes.vocab_size)):
+    for name, vocab_size in (
+        ("token_embd.weight", target.vocabulary.size),
+        ("output.weight", sizes.vocab_size),
+    ):
         if name in file:
             shapes[name] = (h, vocab_size)
         elif h != target.n_embd:
             raise PairError(
-                f"{file.path} cannot draft for {target.path}: it has no {name}, and the target's is for states of "
+                f"{file.path} cannot draft for {target.path}: it has no {name}, and the target's "
+                "is for states of "
                 f"{target.n_embd} numbers, not {h}"
             )
     return tuple(file.require(name, shape) for name, shape in shapes.items())
@@ -185,8 +212,9 @@ FloatRows = npt.NDArray[np.float32]
 class Eagle3Head(PairHead):
     """The head of a file, for the target it was made for; the options are those of `PairHead`.
 
-    Raises UnsupportedModelError for a target whose layer inputs llama.cpp does not hand out, PairError for one that the
-    head was not made for, MalformedFileError for a file that contradicts itself.
+    Raises UnsupportedModelError for a target whose layer inputs llama.cpp does not hand out,
+    PairError for one that the head was not made for, MalformedFileError for a file that contradicts
+    itself.
     """
 
     def __init__(
@@ -217,7 +245,9 @@ class Eagle3Head(PairHead):
         try:
             if VOCABULARY_MAP in self._weights:
                 ids = self._weights.read(VOCABULARY_MAP, np.int64)
-                self._target_ids = checked_target_ids(ids.astype(np.int64, copy=False), file, target)
+                self._target_ids = checked_target_ids(
+                    ids.astype(np.int64, copy=False), file, target
+                )
         except BaseException:
             self.close()
             raise
@@ -242,7 +272,9 @@ class Eagle3Head(PairHead):
                 features = builder.concat(features, layer)
         return builder.mul_mat(Tensor(self._weights["fc.weight"]), features)
 
-    def predicted(self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+    def predicted(
+        self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places
+    ) -> tuple[Tensor, Tensor]:
         """Return what the layer makes of [norm(embedding); norm(state)]; see the module."""
         eps = self.sizes.norm_eps
         tokens = builder.rms_norm(tokens, self._weight("attn_norm.weight"), eps)
@@ -268,7 +300,8 @@ def is_head(path: str | os.PathLike[str]) -> bool:
 
 
 def check_head(path: str | os.PathLike[str], target: Model) -> None:
-    """Raise PairError, UnsupportedModelError or MalformedFileError for a head that cannot draft for this target."""
+    """Raise PairError, UnsupportedModelError or MalformedFileError for a head that cannot draft for
+    this target."""
     file = HeadFile(path, read_header(path).architecture)
     if file.kind != "eagle3":
         file.check_target(target)
@@ -279,7 +312,9 @@ def check_head(path: str | os.PathLike[str], target: Model) -> None:
     try:
         store = load_tensors(path, device, [VOCABULARY_MAP])
         try:
-            checked_target_ids(store.read(VOCABULARY_MAP, np.int64).astype(np.int64, copy=False), file, target)
+            checked_target_ids(
+                store.read(VOCABULARY_MAP, np.int64).astype(np.int64, copy=False), file, target
+            )
         finally:
             store.close()
     finally:

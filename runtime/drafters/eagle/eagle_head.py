@@ -1,12 +1,13 @@
 """The head of EAGLE-1 and EAGLE-2 (Li et al. 2024): it reads the target's final hidden states.
 
-It predicts the target's next final hidden state from the one at position j, f_j, and the token after it, t_(j+1):
-x = fc [embed(t_(j+1)); f_j] + b, then one Llama layer without an input norm (attention over the pairs before, x + attn;
-then x + mlp(norm(x))). The target's own output matrix turns the predicted state into the draft law of t_(j+2).
-Reference: SafeAILab/EAGLE, `eagle/model/cnets1.py` and `cnets.py`; HASS checkpoints are of the same form.
+It predicts the target's next final hidden state from the one at position j, f_j, and the token
+after it, t_(j+1): x = fc [embed(t_(j+1)); f_j] + b, then one Llama layer without an input norm
+(attention over the pairs before, x + attn; then x + mlp(norm(x))). The target's own output matrix
+turns the predicted state into the draft law of t_(j+2). Reference: SafeAILab/EAGLE,
+`eagle/model/cnets1.py` and `cnets.py`; HASS checkpoints are of the same form.
 
-Tensors: `eagle.fc.weight` (2h, h), `eagle.fc.bias` (h, optional), those of `decoder_layer` after `eagle.`,
-`token_embd.weight` (h, vocab, optional).
+Tensors: `eagle.fc.weight` (2h, h), `eagle.fc.bias` (h, optional), those of `decoder_layer` after
+`eagle.`, `token_embd.weight` (h, vocab, optional).
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ class EagleHead(PairHead):
             n_threads=n_threads,
         )
 
-    def predicted(self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
-        """Return the layer's output for fc [embedding; state] + b, which the output matrix reads as it is."""
+    def predicted(
+        self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places
+    ) -> tuple[Tensor, Tensor]:
+        """Return the layer's output for fc [embedding; state] + b, which the output matrix reads as
+        it is."""
         x = builder.mul_mat(self._weight("fc.weight"), builder.concat(tokens, states))
         if "eagle.fc.bias" in self._weights:
             x = builder.add(x, self._weight("fc.bias"))
@@ -69,7 +73,10 @@ def _sizes(file: HeadFile) -> PairSizes:
 def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
     """Return all tensors of the file that are used, checked."""
     h = sizes.hidden
-    names = [file.require("eagle.fc.weight", (2 * h, h)), *layer_tensor_names(file, "eagle.", sizes.attention)]
+    names = [
+        file.require("eagle.fc.weight", (2 * h, h)),
+        *layer_tensor_names(file, "eagle.", sizes.attention),
+    ]
     for name, shape in (("eagle.fc.bias", (h,)), ("token_embd.weight", (h, sizes.vocab_size))):
         if name in file:
             names.append(file.require(name, shape))

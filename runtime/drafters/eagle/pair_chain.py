@@ -1,8 +1,10 @@
-"""A greedy chain of a head over pairs as one graph: the pairs that were accepted last, then all depths of the draft.
+"""A greedy chain of a head over pairs as one graph: the pairs that were accepted last, then all
+depths of the draft.
 
-Depth by depth, a round costs an evaluation, its inputs and its outputs for every token. Here the best token of a depth
-and the state predicted with it are the next pair inside the graph, and only tokens come back. Each depth writes its key
-and value into the cell after the last one and reads the cache from that write on, so it sees the depths above it.
+Depth by depth, a round costs an evaluation, its inputs and its outputs for every token. Here the
+best token of a depth and the state predicted with it are the next pair inside the graph, and only
+tokens come back. Each depth writes its key and value into the cell after the last one and reads the
+cache from that write on, so it sees the depths above it.
 """
 
 from __future__ import annotations
@@ -14,14 +16,22 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.ggml import F32, I32, ComputeDevice, Graph, GraphBuilder, Tensor
-from specrun.runtime.heads import ChainGraphs, ChainTokens, KeyValueCache, Places, chain_width, fill_chain_places
+from specrun.runtime.heads import (
+    ChainGraphs,
+    ChainTokens,
+    KeyValueCache,
+    Places,
+    chain_width,
+    fill_chain_places,
+)
 
 _OPERATIONS = 96  # of a graph for each depth, and for the pairs before it
 
 
 @dataclass(frozen=True, slots=True)
 class PairGraphParts:
-    """What a head's graph is made of: how features become states, and what a head predicts from tokens and states.
+    """What a head's graph is made of: how features become states, and what a head predicts from
+    tokens and states.
 
     `target_ids` are the target's tokens by the head's, I32 (1, vocab), where these differ.
     """
@@ -35,7 +45,8 @@ class PairGraphParts:
 
 
 class PairChains:
-    """The graphs of one conversation's chains over its cache. Close them before the cache and the head."""
+    """The graphs of one conversation's chains over its cache. Close them before the cache and the
+    head."""
 
     def __init__(self, device: ComputeDevice, cache: KeyValueCache, parts: PairGraphParts) -> None:
         self._device = device
@@ -53,7 +64,8 @@ class PairChains:
         *,
         probabilities: bool,
     ) -> ChainTokens:
-        """Return n tokens after m real pairs, [m] tokens and [m, features], in the cells after the first `count`.
+        """Return n tokens after m real pairs, [m] tokens and [m, features], in the cells after the
+        first `count`.
 
         Raises UnsupportedModelError where no backend computes the graph.
         """
@@ -86,7 +98,9 @@ class PairChains:
                 read = state if same else builder.get_rows(read, last)
             for depth in range(n):
                 logits = builder.mul_mat(parts.output, read)
-                token = self._graphs.table.add(builder, logits, depth, ids=parts.target_ids, probabilities=probabilities)
+                token = self._graphs.table.add(
+                    builder, logits, depth, ids=parts.target_ids, probabilities=probabilities
+                )
                 if depth < n - 1:
                     embedded = builder.get_rows(parts.embedding, builder.reshape(token, 1, 1))
                     place = places.part(builder, width + depth, 1)

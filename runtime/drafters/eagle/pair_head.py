@@ -1,10 +1,13 @@
-"""What EAGLE's heads have in common: one layer over pairs, as ggml graphs with a key-value cache of their own.
+"""What EAGLE's heads have in common: one layer over pairs, as ggml graphs with a key-value cache of
+their own.
 
-A head is weights, loaded once; every conversation that drafts with it has cells of its own (`PairHead.cells`).
+A head is weights, loaded once; every conversation that drafts with it has cells of its own
+(`PairHead.cells`).
 
-The pair (f_j, t_(j+1)) joins a state of the target at position j with the token after it, and stands at position j. The
-head predicts the next state, and with an output matrix the draft law of t_(j+2). Below the last real pair it feeds
-itself its own predictions, one pair for each node of the draft tree.
+The pair (f_j, t_(j+1)) joins a state of the target at position j with the token after it, and
+stands at position j. The head predicts the next state, and with an output matrix the draft law of
+t_(j+2). Below the last real pair it feeds itself its own predictions, one pair for each node of the
+draft tree.
 
 The sizes of a head over pairs, and what it says after them.
 """
@@ -53,7 +56,8 @@ FloatRows = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class PairSizes:
-    """The sizes of a head: its predicted states, the target's features of a pair, the tokens it knows, its layer."""
+    """The sizes of a head: its predicted states, the target's features of a pair, the tokens it
+    knows, its layer."""
 
     hidden: int
     features: int
@@ -67,8 +71,8 @@ class PairSizes:
 class EagleRows:
     """What a head says after n pairs: predicted states [n, hidden] and its best tokens.
 
-    `tokens` (of the target) and `log_probs` are [n, ranks], the most likely first; `logits` [n, target vocab]
-    where they were asked for: a view, which dies with the head's next evaluation.
+    `tokens` (of the target) and `log_probs` are [n, ranks], the most likely first; `logits`
+    [n, target vocab] where they were asked for: a view, which dies with the head's next evaluation.
     """
 
     states: FloatRows
@@ -81,15 +85,17 @@ _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 
 class PairHead(ABC):
-    """The weights of a head on the target's device. Close it after the cells it made, before the target.
+    """The weights of a head on the target's device. Close it after the cells it made, before the
+    target.
 
-    `ranks` is how many tokens are named after each pair; `whole_rows` returns all logits, for draws. `names` are the
-    tensors of the file to load, those of the layer beginning with `prefix`; embedding and output matrix are the
-    target's where the file has none.
+    `ranks` is how many tokens are named after each pair; `whole_rows` returns all logits, for
+    draws. `names` are the tensors of the file to load, those of the layer beginning with `prefix`;
+    embedding and output matrix are the target's where the file has none.
     """
 
     taps: tuple[int, ...] = ()
-    """The layers of the target whose inputs, one after the other, are its features; none: its final hidden state."""
+    """The layers of the target whose inputs, one after the other, are its features; none: its final
+    hidden state."""
 
     def __init__(
         self,
@@ -112,7 +118,9 @@ class PairHead(ABC):
         self._target = TargetTensors(target, self.device)
         self._stores: list[TensorStore] = []
         self._chain_parts: PairGraphParts | None = None
-        self._target_ids: npt.NDArray[np.int32] | None = None  # the target's tokens by the head's, where these differ
+        self._target_ids: npt.NDArray[np.int32] | None = (
+            None  # the target's tokens by the head's, where these differ
+        )
         try:
             self._weights = load_tensors(file.path, self.device, names)
             self._stores.append(self._weights)
@@ -129,7 +137,8 @@ class PairHead(ABC):
         return self.device.native_seconds
 
     def cells(self, n_cells: int) -> PairCells:
-        """Return what one conversation needs of the head: room for `n_cells` pairs of its own, none of them known."""
+        """Return what one conversation needs of the head: room for `n_cells` pairs of its own, none
+        of them known."""
         return PairCells(self, n_cells)
 
     def close(self) -> None:
@@ -139,15 +148,19 @@ class PairHead(ABC):
         self._target.close()
         self.device.close()
 
-    # -- what a kind of head says ----------------------------------------------------------------------------------
+    # -- what a kind of head says ------------------------------------------------------------------
 
     def fused(self, builder: GraphBuilder, features: Tensor) -> Tensor:
-        """Return the states (hidden, n) that taps (features, n) become; asked of heads with taps only."""
+        """Return the states (hidden, n) that taps (features, n) become; asked of heads with taps
+        only."""
         return features
 
     @abstractmethod
-    def predicted(self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places) -> tuple[Tensor, Tensor]:
-        """Return the predicted states (hidden, n) and what the output matrix reads, for pairs of both."""
+    def predicted(
+        self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places
+    ) -> tuple[Tensor, Tensor]:
+        """Return the predicted states (hidden, n) and what the output matrix reads, for pairs of
+        both."""
 
     def target_rows(self, logits: FloatRows) -> FloatRows:
         """Return logits over the head's tokens, [n, vocab], as logits over the target's."""
@@ -177,7 +190,7 @@ class PairHead(ABC):
             )
         return self._chain_parts
 
-    # -- the parts of a layer --------------------------------------------------------------------------------------
+    # -- the parts of a layer ----------------------------------------------------------------------
 
     def _weight(self, name: str) -> Tensor:
         return Tensor(self._weights[f"{self._prefix}{name}"])
@@ -186,7 +199,12 @@ class PairHead(ABC):
         return Tensor(self._weights[name]) if name in self._weights else None
 
     def _layer(
-        self, builder: GraphBuilder, x: Tensor, residual: Tensor, places: Places, factors: Tensor | None = None
+        self,
+        builder: GraphBuilder,
+        x: Tensor,
+        residual: Tensor,
+        places: Places,
+        factors: Tensor | None = None,
     ) -> Tensor:
         """Return y + mlp(norm(y)) with y = residual + attention(x)."""
         weights = LayerWeights(self._weights, self._prefix)
@@ -196,7 +214,8 @@ class PairHead(ABC):
 class PairCells:
     """One conversation's pairs of a head: their keys and values, and the graphs over them.
 
-    There is room for `n_cells` pairs, which is what was asked for, rounded up. Close it before the head.
+    There is room for `n_cells` pairs, which is what was asked for, rounded up. Close it before the
+    head.
     """
 
     def __init__(self, head: PairHead, n_cells: int) -> None:
@@ -204,7 +223,9 @@ class PairCells:
         self._native = NativeShare(lambda: head.native_seconds)
         self._graphs: dict[tuple[bool, int, int], Graph] = {}
         self._cache = KeyValueCache(head.device, head.sizes.attention, n_cells)
-        self._chains = PossibleChains(lambda: PairChains(head.device, self._cache, head.chain_parts()))
+        self._chains = PossibleChains(
+            lambda: PairChains(head.device, self._cache, head.chain_parts())
+        )
         self.n_cells = self._cache.n_cells
 
     @property
@@ -232,8 +253,8 @@ class PairCells:
     ) -> EagleRows:
         """Evaluate n pairs of a token and the state that the head predicted before it, [n, hidden].
 
-        Keys and values go into `cells` [n]; pair i attends to the cells that `sees` [n, cells in use] marks, its own
-        among them.
+        Keys and values go into `cells` [n]; pair i attends to the cells that `sees`
+        [n, cells in use] marks, its own among them.
         """
         return self._evaluate(tokens, states, positions, cells, sees, real=False)
 
@@ -245,7 +266,8 @@ class PairCells:
         cells: npt.NDArray[np.int64],
         sees: npt.NDArray[np.bool_],
     ) -> EagleRows:
-        """Evaluate n pairs of a token and the target's features before it, [n, features]; otherwise as `evaluate`."""
+        """Evaluate n pairs of a token and the target's features before it, [n, features]; otherwise
+        as `evaluate`."""
         return self._evaluate(tokens, features, positions, cells, sees, real=True)
 
     def chain(
@@ -260,9 +282,10 @@ class PairCells:
     ) -> ChainTokens | None:
         """Evaluate m real pairs and a greedy chain below them at once: return its n tokens.
 
-        The pairs, tokens [m] and features [m, features] of positions `position` on, go into the cells after the first
-        `count`, those of the first n - 1 tokens after them; each sees all cells before its own. None where the backends
-        cannot compute it in one graph, or the numbers are too large for one.
+        The pairs, tokens [m] and features [m, features] of positions `position` on, go into the
+        cells after the first `count`, those of the first n - 1 tokens after them; each sees all
+        cells before its own. None where the backends cannot compute it in one graph, or the numbers
+        are too large for one.
         """
 
         def run(chains: PairChains) -> ChainTokens:
@@ -324,7 +347,8 @@ class PairCells:
         return graph
 
     def _close_graphs_but(self, length: int) -> None:
-        """Close all graphs but those of this length and the newest other one, which a round may need beside it.
+        """Close all graphs but those of this length and the newest other one, which a round may
+        need beside it.
 
         Each has memory of its own: those of all lengths of a long text would be gigabytes.
         """
@@ -336,11 +360,15 @@ class PairCells:
         head, builder = self._head, GraphBuilder(self._head.device)
         try:
             tokens = builder.input("tokens", I32, n)
-            states = builder.input("states", F32, head.sizes.features if fused else head.sizes.hidden, n)
+            states = builder.input(
+                "states", F32, head.sizes.features if fused else head.sizes.hidden, n
+            )
             if fused:
                 states = head.fused(builder, states)
             places = self._cache.places(builder, n, length)
-            predicted, read = head.predicted(builder, builder.get_rows(head.embedding, tokens), states, places)
+            predicted, read = head.predicted(
+                builder, builder.get_rows(head.embedding, tokens), states, places
+            )
             logits = builder.mul_mat(head.output, read)
             builder.output("states", predicted)
             add_ranking(builder, logits, head.ranks)

@@ -5,4 +5,12 @@ from specrun.runtime.drafters.hydra.drafter import HydraDrafter, HydraState
 from specrun.runtime.drafters.hydra.hydra_head import HydraCells, HydraHead
 from specrun.runtime.drafters.hydra.prefix_layer import PrefixCells, PrefixLayer
 
-__all__ = ["HydraCells", "HydraDrafter", "HydraHead", "HydraState", "PrefixCells", "PrefixLayer", "build_hydra"]
+__all__ = [
+    "HydraCells",
+    "HydraDrafter",
+    "HydraHead",
+    "HydraState",
+    "PrefixCells",
+    "PrefixLayer",
+    "build_hydra",
+]

@@ -16,17 +16,23 @@ from specrun.runtime.methods import options_of
 from specrun.runtime.trees import DynamicShape, Topology
 
 
-def build_hydra(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `hydra(heads.gguf, nodes=16)`, `hydra(heads.gguf, tree=4x2)`, `hydra(heads.gguf, depth=4, topk=4)`.
+def build_hydra(
+    expression: Expression, environment: DraftEnvironment, build: BuildPart
+) -> DrafterWeights:
+    """Build `hydra(heads.gguf, nodes=16)`, `hydra(heads.gguf, tree=4x2)`,
+    `hydra(heads.gguf, depth=4, topk=4)`.
 
-    Static trees are asked for as Medusa's (`head_tree`); `depth` or `topk` ask for a dynamic one, `n` for a chain.
+    Static trees are asked for as Medusa's (`head_tree`); `depth` or `topk` ask for a dynamic one,
+    `n` for a chain.
     """
     options = options_of(expression)
     path = file_of(expression, environment)
     head = HydraHead(path, environment.target, n_threads=environment.context.n_threads)
     try:
         shape = _shape(expression, options, environment, head)
-        head.prepare([shape.topk] * shape.depth if isinstance(shape, DynamicShape) else ranks_by_depth(shape))
+        head.prepare(
+            [shape.topk] * shape.depth if isinstance(shape, DynamicShape) else ranks_by_depth(shape)
+        )
     except BaseException:
         head.close()
         raise
@@ -35,7 +41,10 @@ def build_hydra(expression: Expression, environment: DraftEnvironment, build: Bu
 
 
 def _shape(
-    expression: Expression, options: ExpressionOptions, environment: DraftEnvironment, head: HydraHead
+    expression: Expression,
+    options: ExpressionOptions,
+    environment: DraftEnvironment,
+    head: HydraHead,
 ) -> Topology | DynamicShape:
     tree = TreeOptions(
         tree=options.optional("tree"),
@@ -60,7 +69,8 @@ def _shape(
         )
     if options.optional("accuracy") is not None:
         raise OptionError(
-            f"{expression}: accuracy= is what static trees are made from; leave it out, or depth= and topk="
+            f"{expression}: accuracy= is what static trees are made from; leave it out, or "
+            "depth= and topk="
         )
     if tree.depth is None:
         most = head.n_heads if tree.nodes is None else max(1, tree.nodes)

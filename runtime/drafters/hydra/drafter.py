@@ -1,14 +1,17 @@
 """Hydra drafts a tree with heads that know the tokens before their own (Ankner et al. 2024).
 
-The tree is verified as point masses, so the text is plain decoding's own. As a head's law depends on the path, it is
-evaluated for every path of a depth at once; static trees take its best tokens by rank, dynamic ones those of
-highest path probability. A chain is one evaluation of all heads, where they have a graph for that.
+The tree is verified as point masses, so the text is plain decoding's own. As a head's law depends
+on the path, it is evaluated for every path of a depth at once; static trees take its best tokens by
+rank, dynamic ones those of highest path probability. A chain is one evaluation of all heads, where
+they have a graph for that.
 
-The state that Hydra's heads read: of the position before the last committed token, true after any rounds.
+The state that Hydra's heads read: of the position before the last committed token, true after any
+rounds.
 
-Without a prefix layer it is the target's own hidden state there. With one it is the layer's output, for which the layer
-has to have seen the states of all positions before: they are cached as the text is committed, and no drafts among them.
-They wait until the heads are asked to draft: a chain's graph evaluates them with the draft.
+Without a prefix layer it is the target's own hidden state there. With one it is the layer's output,
+for which the layer has to have seen the states of all positions before: they are cached as the text
+is committed, and no drafts among them. They wait until the heads are asked to draft: a chain's
+graph evaluates them with the draft.
 """
 
 from __future__ import annotations
@@ -21,16 +24,31 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
-from specrun.runtime.heads import MOST_CHAIN_ROWS, ChainTokens, RankedTokens, RowPiece, TextRows, copied_rows
+from specrun.runtime.heads import (
+    MOST_CHAIN_ROWS,
+    ChainTokens,
+    RankedTokens,
+    RowPiece,
+    TextRows,
+    copied_rows,
+)
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
-from specrun.runtime.trees import DynamicShape, EvaluatedDepth, PathLaws, Paths, Topology, grow_draft
+from specrun.runtime.trees import (
+    DynamicShape,
+    EvaluatedDepth,
+    PathLaws,
+    Paths,
+    Topology,
+    grow_draft,
+)
 
 FloatRows = npt.NDArray[np.float32]
 
 
 class StateCells(Protocol):
-    """Cells of the layer that makes states of hidden states; `heads.prefix_layer.PrefixCells` are."""
+    """Cells of the layer that makes states of hidden states; `heads.prefix_layer.PrefixCells`
+    are."""
 
     n_cells: int
 
@@ -46,7 +64,14 @@ class ReadsStates(Protocol):
         """See `HydraCells.states`."""
 
     def chain(
-        self, states: FloatRows, position: int, count: int, token: int, n: int, *, probabilities: bool = False
+        self,
+        states: FloatRows,
+        position: int,
+        count: int,
+        token: int,
+        n: int,
+        *,
+        probabilities: bool = False,
     ) -> ChainTokens | None:
         """See `HydraCells.chain`."""
 
@@ -54,13 +79,16 @@ class ReadsStates(Protocol):
 class HydraState:
     """The positions of a text are `TextRows` of the target's hidden states.
 
-    Without a prefix layer none of them lies in a cell anywhere, there is room for all, and only the last one is read.
+    Without a prefix layer none of them lies in a cell anywhere, there is room for all, and only the
+    last one is read.
     """
 
     def __init__(self, heads: ReadsStates) -> None:
         self._heads = heads
         prefix = heads.prefix
-        self._rows = TextRows(self._evaluate, sys.maxsize if prefix is None else prefix.n_cells, ahead=0)
+        self._rows = TextRows(
+            self._evaluate, sys.maxsize if prefix is None else prefix.n_cells, ahead=0
+        )
 
     @property
     def reads_all(self) -> bool:
@@ -110,8 +138,11 @@ class PathHeads(ReadsStates, Protocol):
     def native_seconds(self) -> float:
         """Time in their graphs."""
 
-    def best_tokens(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
-        """Return the best tokens [n, ranks] after each path below a state [hidden]; all paths have one length."""
+    def best_tokens(
+        self, state: FloatRows, paths: Sequence[Sequence[int]]
+    ) -> npt.NDArray[np.int32]:
+        """Return the best tokens [n, ranks] after each path below a state [hidden]; all paths have
+        one length."""
 
     def best_laws(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedTokens:
         """Return them with their log-probabilities."""
@@ -121,14 +152,17 @@ class PathHeads(ReadsStates, Protocol):
 
 
 class HydraDrafter(Drafter):
-    """Draws up a tree below the target's own token, from the hidden state that this token came from.
+    """Draws up a tree below the target's own token, from the hidden state that this token came
+    from.
 
     It is one conversation's: it owns the cells that it was given, and the heads are shared.
     """
 
     needs_hidden_states = True
 
-    def __init__(self, cells: PathHeads, shape: Topology | DynamicShape, *, name: str = "hydra") -> None:
+    def __init__(
+        self, cells: PathHeads, shape: Topology | DynamicShape, *, name: str = "hydra"
+    ) -> None:
         self.name = name
         self.max_nodes = shape.max_nodes
         self.max_leaves = shape.max_leaves
@@ -170,7 +204,9 @@ class HydraDrafter(Drafter):
         """Forget the states of tokens that were only guesses."""
         self._state.cut(length)
 
-    def _learn(self, start: int, rows: EvaluatedRows, wanted: Sequence[int], tokens: Sequence[int]) -> None:
+    def _learn(
+        self, start: int, rows: EvaluatedRows, wanted: Sequence[int], tokens: Sequence[int]
+    ) -> None:
         first = 0 if self._state.reads_all else len(wanted) - 1
         states = copied_rows([rows.hidden_state(row) for row in wanted[first:]])
         self._state.learn(start + first, states, tokens)
@@ -191,7 +227,8 @@ class HydraDrafter(Drafter):
 
 
 def _grow_by_rank(topology: Topology, heads: PathHeads, state: FloatRows, last: int) -> DraftTree:
-    """Return a tree of this shape, the children of a node being the best tokens after its path, by rank."""
+    """Return a tree of this shape, the children of a node being the best tokens after its path, by
+    rank."""
     children, tokens = topology.children, dict[int, int]()  # by their places in the topology
     level = [(ROOT, [last])]  # (place, path) of what is evaluated next
     while level:
@@ -204,8 +241,13 @@ def _grow_by_rank(topology: Topology, heads: PathHeads, state: FloatRows, last: 
                     below.append((child, [*path, token]))
         level = below
     if len(tokens) == len(topology):
-        return DraftTree.of_points([tokens[place] for place in range(len(topology))], topology.parents)
-    builder, nodes = TreeBuilder(), {ROOT: ROOT}  # a vocabulary of fewer tokens than the tree has branches
+        return DraftTree.of_points(
+            [tokens[place] for place in range(len(topology))], topology.parents
+        )
+    builder, nodes = (
+        TreeBuilder(),
+        {ROOT: ROOT},
+    )  # a vocabulary of fewer tokens than the tree has branches
     for place in sorted(tokens):
         nodes[place] = builder.add(nodes[topology.parents[place]], tokens[place])
     return builder.build()

@@ -1,7 +1,8 @@
-"""A greedy chain of Hydra's heads as one graph: the states that came last through the prefix layer, then head by head.
+"""A greedy chain of Hydra's heads as one graph: the states that came last through the prefix layer,
+then head by head.
 
-Head k reads the state and the embeddings of the tokens before its own, so each best token's embedding is appended to what
-the next head reads, inside the graph.
+Head k reads the state and the embeddings of the tokens before its own, so each best token's
+embedding is appended to what the next head reads, inside the graph.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _PREFIX_OPERATIONS, _HEAD_OPERATIONS, _BLOCK_OPERATIONS = 96, 32, 8
 
 @dataclass(frozen=True, slots=True)
 class HydraGraphParts:
-    """What the graph is made of: the sizes, the embeddings that grounded heads read, and a head's logits.
+    """What the graph is made of: the sizes, the embeddings that grounded heads read, and a head's
+    logits.
 
     `logits(builder, head, x)` are those of a head that reads x, (width, 1).
     """
@@ -35,26 +37,37 @@ class HydraGraphParts:
 class HydraChains:
     """The graphs of one conversation's chains. Close them before its prefix cells and the head."""
 
-    def __init__(self, device: ComputeDevice, prefix: PrefixCells | None, parts: HydraGraphParts) -> None:
+    def __init__(
+        self, device: ComputeDevice, prefix: PrefixCells | None, parts: HydraGraphParts
+    ) -> None:
         self._device = device
         self._prefix = prefix
         self._parts = parts
         self._graphs = ChainGraphs(device, self._build)
 
     def run(
-        self, states: npt.NDArray[np.float32], position: int, count: int, token: int, n: int, *, probabilities: bool
+        self,
+        states: npt.NDArray[np.float32],
+        position: int,
+        count: int,
+        token: int,
+        n: int,
+        *,
+        probabilities: bool,
     ) -> ChainTokens:
         """Return n tokens after a token, below the last of the hidden states [m, hidden].
 
-        Their places in the prefix layer are those of `PrefixCells.evaluate`; without one, the last state is read alone.
-        Raises UnsupportedModelError where no backend computes the graph.
+        Their places in the prefix layer are those of `PrefixCells.evaluate`; without one, the last
+        state is read alone. Raises UnsupportedModelError where no backend computes the graph.
         """
         m = len(states)
         if self._prefix is None:
             graph = self._graphs.get(0, 1, n, probabilities)
             graph.inputs["states"][0] = states[-1]
         else:
-            graph = self._graphs.get(self._prefix.length(count + m), chain_width(m), n, probabilities)
+            graph = self._graphs.get(
+                self._prefix.length(count + m), chain_width(m), n, probabilities
+            )
             self._prefix.fill(graph.inputs, states, position, count)
             if "last" in graph.inputs:
                 graph.inputs["last"][...] = m - 1
@@ -82,7 +95,9 @@ class HydraChains:
                 if parts.embedding is not None and token is not None:
                     x = builder.concat(x, builder.get_rows(parts.embedding, token))
                 token = builder.reshape(
-                    self._graphs.table.add(builder, parts.logits(builder, head, x), head, probabilities=probabilities),
+                    self._graphs.table.add(
+                        builder, parts.logits(builder, head, x), head, probabilities=probabilities
+                    ),
                     1,
                     1,
                 )

@@ -1,19 +1,23 @@
-"""Hydra's heads (Ankner et al. 2024, section 3) as ggml graphs: each knows the tokens drafted before its own.
+"""Hydra's heads (Ankner et al. 2024, section 3) as ggml graphs: each knows the tokens drafted
+before its own.
 
-Head k predicts the token k + 2 places after the hidden state h of position t, given the tokens between,
-t+1 (the target's own) to t+1+k: x = [h; embed(t+1); ...; embed(t+1+k)], then residual blocks, then an output matrix.
-The first block makes x narrower, S x + c + SiLU(W x + b), later ones keep the width, x + SiLU(W x + b). Hydra++ puts
-the output of a prefix layer in the place of h (`prefix_layer`). Heads that are not grounded read h alone, as Medusa's.
-Without an output matrix of its own a head uses the target's. The embeddings are the target's.
+Head k predicts the token k + 2 places after the hidden state h of position t, given the tokens
+between, t+1 (the target's own) to t+1+k: x = [h; embed(t+1); ...; embed(t+1+k)], then residual
+blocks, then an output matrix. The first block makes x narrower, S x + c + SiLU(W x + b), later ones
+keep the width, x + SiLU(W x + b). Hydra++ puts the output of a prefix layer in the place of h
+(`prefix_layer`). Heads that are not grounded read h alone, as Medusa's. Without an output matrix of
+its own a head uses the target's. The embeddings are the target's.
 
-The heads are weights, loaded once; every conversation that drafts with them has cells of its own (`HydraHead.cells`).
+The heads are weights, loaded once; every conversation that drafts with them has cells of its own
+(`HydraHead.cells`).
 
-Tensors of head k: `hydra.{k}.res.{j}.weight` ((k + 2) h, h) for j = 0, else (h, h), and `.bias` (h);
-`hydra.{k}.skip.weight` ((k + 2) h, h) and `.bias` (h), the first block's S and c, of grounded heads only;
-`hydra.{k}.output.weight` (h, vocab, optional) and `.bias` (vocab, optional). The prefix layer: see `prefix_layer`.
-Metadata: `hydra.embedding_length`, `.vocab_size`, `.head_count`, `.block_count`, `.grounded` (bool, true where absent),
-`.prefix_layer` (bool, false where absent), `.node_accuracy` (optional, see `node_accuracy`); for the prefix layer
-`.attention.head_count`, `.attention.head_count_kv`, `.feed_forward_length`, `.rope.freq_base`, `.rope.scaling.factor`,
+Tensors of head k: `hydra.{k}.res.{j}.weight` ((k + 2) h, h) for j = 0, else (h, h), and `.bias`
+(h); `hydra.{k}.skip.weight` ((k + 2) h, h) and `.bias` (h), the first block's S and c, of grounded
+heads only; `hydra.{k}.output.weight` (h, vocab, optional) and `.bias` (vocab, optional). The prefix
+layer: see `prefix_layer`. Metadata: `hydra.embedding_length`, `.vocab_size`, `.head_count`,
+`.block_count`, `.grounded` (bool, true where absent), `.prefix_layer` (bool, false where absent),
+`.node_accuracy` (optional, see `node_accuracy`); for the prefix layer `.attention.head_count`,
+`.attention.head_count_kv`, `.feed_forward_length`, `.rope.freq_base`, `.rope.scaling.factor`,
 `.attention.layer_norm_rms_epsilon`.
 """
 
@@ -61,7 +65,8 @@ FloatRows = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class _HeadTensors:
-    """The names of one head's tensors: (weight, bias) of each block, of the skip connection, of the output."""
+    """The names of one head's tensors: (weight, bias) of each block, of the skip connection, of the
+    output."""
 
     blocks: tuple[tuple[str, str], ...]
     skip: tuple[str, str] | None
@@ -76,11 +81,12 @@ class _HeadTensors:
 
 
 class HydraHead:
-    """The weights of a file's heads on the target's device. Close it after the cells it made, before the target.
+    """The weights of a file's heads on the target's device. Close it after the cells it made,
+    before the target.
 
-    `prefix` is the prefix layer where there is one: what it returns is then the state that the heads read. `ranks[k]`
-    is how many tokens head k has to name; without it, `prepare` says so later. `evaluated_params` are the weights that
-    an evaluation of all heads reads.
+    `prefix` is the prefix layer where there is one: what it returns is then the state that the
+    heads read. `ranks[k]` is how many tokens head k has to name; without it, `prepare` says so
+    later. `evaluated_params` are the weights that an evaluation of all heads reads.
     """
 
     def __init__(
@@ -136,17 +142,24 @@ class HydraHead:
         return HydraCells(self, n_cells)
 
     def prepare(self, ranks: Sequence[int]) -> None:
-        """Say how many tokens each head has to name; fewer entries than heads leave the last heads out."""
+        """Say how many tokens each head has to name; fewer entries than heads leave the last heads
+        out."""
         if not 0 < len(ranks) <= self.n_heads:
-            raise OptionError(f"a tree of depth {len(ranks)}: these Hydra heads reach 1 to {self.n_heads} tokens deep")
+            raise OptionError(
+                f"a tree of depth {len(ranks)}: these Hydra heads reach 1 to {self.n_heads} "
+                "tokens deep"
+            )
         self._close_graphs()
         self._ranks = tuple(min(rank, self._vocab_size) for rank in ranks)
 
-    def best_tokens(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
-        """Return the best tokens [n, ranks] after each of n paths, all of one length, below a state.
+    def best_tokens(
+        self, state: FloatRows, paths: Sequence[Sequence[int]]
+    ) -> npt.NDArray[np.int32]:
+        """Return the best tokens [n, ranks] after each of n paths, all of one length, below a
+        state.
 
-        A path is the tokens from the target's own on; those of k + 1 tokens are head k's. The state is [hidden] for all
-        paths or [n, hidden].
+        A path is the tokens from the target's own on; those of k + 1 tokens are head k's. The state
+        is [hidden] for all paths or [n, hidden].
         """
         n, graph = self._evaluate(state, paths, probabilities=False)
         tokens = tokens_by_rank(graph, n)
@@ -163,7 +176,9 @@ class HydraHead:
     def check_chain(self, token: int, n: int) -> None:
         """Raise OptionError for a chain of n tokens after a token that these heads cannot draft."""
         if not 0 < n <= self.n_heads:
-            raise OptionError(f"a chain of {n} tokens: these Hydra heads reach 1 to {self.n_heads} tokens deep")
+            raise OptionError(
+                f"a chain of {n} tokens: these Hydra heads reach 1 to {self.n_heads} tokens deep"
+            )
         if not 0 <= token < self._vocab_size:  # ggml would end the process
             raise OptionError(f"a token outside the {self._vocab_size} tokens of these Hydra heads")
 
@@ -173,7 +188,9 @@ class HydraHead:
         Raises UnsupportedModelError where a drafted token may have no embedding.
         """
         if self._embedding is not None and self._embedding.shape[1] < self._vocab_size:
-            raise UnsupportedModelError(f"tokens from {self._embedding.shape[1]} on have no embedding")
+            raise UnsupportedModelError(
+                f"tokens from {self._embedding.shape[1]} on have no embedding"
+            )
         n_blocks = max(len(head.blocks) for head in self._heads)
         parts = HydraGraphParts(self._hidden, n_blocks, self._embedding, self._logits)
         return HydraChains(self._device, prefix, parts)
@@ -187,21 +204,34 @@ class HydraHead:
         self._target.close()
         self._device.close()
 
-    def _evaluate(self, state: FloatRows, paths: Sequence[Sequence[int]], *, probabilities: bool) -> tuple[int, Graph]:
-        """Run the graph of a head; only one path of heads that are not grounded, which say the same after all."""
+    def _evaluate(
+        self, state: FloatRows, paths: Sequence[Sequence[int]], *, probabilities: bool
+    ) -> tuple[int, Graph]:
+        """Run the graph of a head; only one path of heads that are not grounded, which say the same
+        after all."""
         head = len(paths[0]) - 1
         if not 0 <= head < len(self._ranks):
-            raise OptionError(f"a path of {head + 1} tokens: these Hydra heads are prepared for {len(self._ranks)}")
+            raise OptionError(
+                f"a path of {head + 1} tokens: these Hydra heads are prepared for "
+                f"{len(self._ranks)}"
+            )
         n = len(paths) if self._grounded or state.ndim > 1 else 1
         width = filled_width(n)
         graph = self._graphs.get((head, width, probabilities))
         if graph is None:
-            graph = self._graphs[head, width, probabilities] = self._build(head, width, probabilities=probabilities)
+            graph = self._graphs[head, width, probabilities] = self._build(
+                head, width, probabilities=probabilities
+            )
         states = graph.inputs["state"]
         states[:n], states[n:] = state, 0.0
         if self._grounded:
-            if not all(0 <= token < self._vocab_size for path in paths for token in path):  # ggml would end the process
-                raise OptionError(f"a path with a token outside the {self._vocab_size} tokens of these Hydra heads")
+            if not all(
+                0 <= token < self._vocab_size for path in paths for token in path
+            ):  # ggml would end the process
+                raise OptionError(
+                    f"a path with a token outside the {self._vocab_size} tokens of these Hydra "
+                    "heads"
+                )
             tokens = graph.inputs["tokens"].reshape(width, head + 1)
             tokens[:n], tokens[n:] = paths, 0
         graph.compute()
@@ -218,7 +248,9 @@ class HydraHead:
             x = builder.input("state", F32, self._hidden, n)
             if self._embedding is not None:
                 # The tokens lie path after path, so the embeddings of a path are one row already.
-                embedded = builder.get_rows(self._embedding, builder.input("tokens", I32, n * (head + 1)))
+                embedded = builder.get_rows(
+                    self._embedding, builder.input("tokens", I32, n * (head + 1))
+                )
                 x = builder.concat(x, builder.reshape(embedded, self._hidden * (head + 1), n))
             logits = self._logits(builder, head, x)
             add_ranking(builder, logits, self._ranks[head], probabilities=probabilities)
@@ -234,7 +266,11 @@ class HydraHead:
             around = x if skip is None else self._linear(builder, *skip, x)
             x = builder.add(around, builder.silu(self._linear(builder, *block, x)))
         logits = builder.mul_mat(self._output_matrix(tensors), x)
-        return logits if tensors.output_bias is None else builder.add(logits, self._weight(tensors.output_bias))
+        return (
+            logits
+            if tensors.output_bias is None
+            else builder.add(logits, self._weight(tensors.output_bias))
+        )
 
     def _linear(self, builder: GraphBuilder, weight: str, bias: str, x: Tensor) -> Tensor:
         return builder.add(builder.mul_mat(self._weight(weight), x), self._weight(bias))
@@ -251,10 +287,12 @@ class HydraHead:
 
 
 class HydraCells:
-    """What one conversation has of Hydra's heads: its positions in the prefix layer, the graphs of its chains.
+    """What one conversation has of Hydra's heads: its positions in the prefix layer, the graphs of
+    its chains.
 
-    `prefix` are the cells of the prefix layer, None where there is none: the heads then read the target's hidden
-    states. What the heads say of a state depends on nothing else, so their own graphs are shared. Close it before them.
+    `prefix` are the cells of the prefix layer, None where there is none: the heads then read the
+    target's hidden states. What the heads say of a state depends on nothing else, so their own
+    graphs are shared. Close it before them.
     """
 
     def __init__(self, head: HydraHead, n_cells: int) -> None:
@@ -274,16 +312,20 @@ class HydraCells:
         return self._native.seconds
 
     def states(self, states: FloatRows, position: int, count: int) -> FloatRows:
-        """Return what the heads read, [n, hidden], for the hidden states [n, hidden] of positions `position` on.
+        """Return what the heads read, [n, hidden], for the hidden states [n, hidden] of positions
+        `position` on.
 
-        That is what `PrefixCells.evaluate` makes of them; without a prefix layer they are read themselves.
+        That is what `PrefixCells.evaluate` makes of them; without a prefix layer they are read
+        themselves.
         """
         if self.prefix is None:
             return states
         with self._native:
             return self.prefix.evaluate(states, position, count)
 
-    def best_tokens(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
+    def best_tokens(
+        self, state: FloatRows, paths: Sequence[Sequence[int]]
+    ) -> npt.NDArray[np.int32]:
         """Return the best tokens [n, ranks] after each path; see `HydraHead.best_tokens`."""
         with self._native:
             return self._head.best_tokens(state, paths)
@@ -294,17 +336,26 @@ class HydraCells:
             return self._head.best_laws(state, paths)
 
     def chain(
-        self, states: FloatRows, position: int, count: int, token: int, n: int, *, probabilities: bool = False
+        self,
+        states: FloatRows,
+        position: int,
+        count: int,
+        token: int,
+        n: int,
+        *,
+        probabilities: bool = False,
     ) -> ChainTokens | None:
-        """Return n tokens of a greedy chain after a token, below the last of the hidden states [m, hidden].
+        """Return n tokens of a greedy chain after a token, below the last of the hidden states
+        [m, hidden].
 
-        With a prefix layer all of them pass through it, as in `PrefixCells.evaluate`. None where the backends cannot
-        compute it in one graph, or the numbers are too large for one.
+        With a prefix layer all of them pass through it, as in `PrefixCells.evaluate`. None where
+        the backends cannot compute it in one graph, or the numbers are too large for one.
         """
         self._head.check_chain(token, n)
         if self.prefix is not None and count + len(states) > self.prefix.n_cells:
             raise OptionError(
-                f"a prefix layer with {self.prefix.n_cells} cells cannot hold {count + len(states)} positions"
+                f"a prefix layer with {self.prefix.n_cells} cells cannot hold "
+                f"{count + len(states)} positions"
             )
 
         def run(chains: HydraChains) -> ChainTokens:
@@ -329,7 +380,9 @@ def _head_tensors(file: HeadFile, n_heads: int, *, grounded: bool) -> list[_Head
         wide = hidden * (head + 2) if grounded else hidden
         first = f"hydra.{head}.res.0"
         blocks = [_pair(file, first, wide, hidden)]
-        blocks += [_pair(file, f"hydra.{head}.res.{block}", hidden, hidden) for block in range(1, n_blocks)]
+        blocks += [
+            _pair(file, f"hydra.{head}.res.{block}", hidden, hidden) for block in range(1, n_blocks)
+        ]
         output, bias = f"hydra.{head}.output.weight", f"hydra.{head}.output.bias"
         found.append(
             _HeadTensors(

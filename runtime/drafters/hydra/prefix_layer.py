@@ -1,9 +1,11 @@
-"""Hydra++'s prefix layer (Ankner et al. 2024, section 4.3): one Llama layer over the target's final hidden states.
+"""Hydra++'s prefix layer (Ankner et al. 2024, section 4.3): one Llama layer over the target's final
+hidden states.
 
-What it makes of position j, from the hidden states up to j, takes the place of the target's own hidden state as the
-heads' input. It is a whole one-layer Llama without embeddings: x + attention(norm(x)), x + mlp(norm(x)), norm.
-Only committed text passes through it, so its cache has no branches. The layer is weights, and every conversation has
-cells of its own (`PrefixLayer.cells`).
+What it makes of position j, from the hidden states up to j, takes the place of the target's own
+hidden state as the heads' input. It is a whole one-layer Llama without embeddings: x +
+attention(norm(x)), x + mlp(norm(x)), norm. Only committed text passes through it, so its cache has
+no branches. The layer is weights, and every conversation has cells of its own
+(`PrefixLayer.cells`).
 
 Tensors: `hydra.prefix.attn_norm.weight`, those of `decoder_layer` after `hydra.prefix.`, and
 `hydra.prefix.output_norm.weight`.
@@ -50,13 +52,17 @@ class PrefixPlan:
 def plan_prefix(file: HeadFile) -> PrefixPlan:
     """Read and check what a file says; raises MalformedFileError."""
     attention = layer_attention(file)
-    norms = [file.require(f"{_PREFIX}{name}.weight", (attention.size,)) for name in ("attn_norm", "output_norm")]
+    norms = [
+        file.require(f"{_PREFIX}{name}.weight", (attention.size,))
+        for name in ("attn_norm", "output_norm")
+    ]
     names = norms + layer_tensor_names(file, _PREFIX, attention)
     return PrefixPlan(attention, file.number("attention.layer_norm_rms_epsilon", 1e-6), names)
 
 
 class PrefixLayer:
-    """The layer's weights, which are the head's: nothing here is to be closed but the cells it makes."""
+    """The layer's weights, which are the head's: nothing here is to be closed but the cells it
+    makes."""
 
     def __init__(self, plan: PrefixPlan, weights: TensorStore, device: ComputeDevice) -> None:
         self.plan = plan
@@ -71,8 +77,8 @@ class PrefixLayer:
 class PrefixCells:
     """One conversation's positions in the layer: their keys and values, and the graphs over them.
 
-    There is room for `n_cells`, which is what was asked for, rounded up; the keys of a position are `kv_size`
-    numbers, its values as many. Close it before the head.
+    There is room for `n_cells`, which is what was asked for, rounded up; the keys of a position are
+    `kv_size` numbers, its values as many. Close it before the head.
     """
 
     def __init__(self, layer: PrefixLayer, n_cells: int) -> None:
@@ -83,13 +89,17 @@ class PrefixCells:
         self.kv_size = layer.plan.attention.kv_size
 
     def evaluate(self, states: FloatRows, position: int, count: int) -> FloatRows:
-        """Return the layer's output [n, hidden] for the hidden states [n, hidden] of positions `position` on.
+        """Return the layer's output [n, hidden] for the hidden states [n, hidden] of positions
+        `position` on.
 
-        Their keys and values follow the `count` that are in the cache: all of these are seen, and none after them.
+        Their keys and values follow the `count` that are in the cache: all of these are seen, and
+        none after them.
         """
         n, used = len(states), count + len(states)
         if n < 1 or used > self.n_cells:
-            raise OptionError(f"a prefix layer with {self.n_cells} cells cannot hold {used} positions")
+            raise OptionError(
+                f"a prefix layer with {self.n_cells} cells cannot hold {used} positions"
+            )
         graph = self._graphs.get(self._cache.length(used), filled_width(n))
         self.fill(graph.inputs, states, position, count)
         graph.compute()
@@ -113,8 +123,11 @@ class PrefixCells:
         x = decoder_layer(builder, weights, normed, x, places, eps, factors)
         return builder.rms_norm(x, weights["output_norm.weight"], eps)
 
-    def fill(self, inputs: Mapping[str, npt.NDArray[Any]], states: FloatRows, position: int, count: int) -> None:
-        """Fill a graph's inputs with hidden states; see `evaluate`. Rows of the graph beyond them do nothing."""
+    def fill(
+        self, inputs: Mapping[str, npt.NDArray[Any]], states: FloatRows, position: int, count: int
+    ) -> None:
+        """Fill a graph's inputs with hidden states; see `evaluate`. Rows of the graph beyond them
+        do nothing."""
         n = len(states)
         fill_chain_places(inputs, position, count, n, self._cache.spare, 0)
         rows = inputs["states"]

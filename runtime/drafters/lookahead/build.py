@@ -27,20 +27,27 @@ _PLANNED_NODES = 16
 _YES_NO = ["yes", "no"]
 
 
-def build_jacobi(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+def build_jacobi(
+    expression: Expression, environment: DraftEnvironment, build: BuildPart
+) -> DrafterWeights:
     """Build `jacobi(n=4)`."""
     options = options_of(expression)
     n, seed = options.integer("n", 4), options.integer("seed", 0)
     _require_room(expression, environment, n, 1)
-    return DrafterWeights(str(expression), lambda: JacobiDrafter(n=n, seed=seed, name=str(expression)))
+    return DrafterWeights(
+        str(expression), lambda: JacobiDrafter(n=n, seed=seed, name=str(expression))
+    )
 
 
-def build_lookahead(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+def build_lookahead(
+    expression: Expression, environment: DraftEnvironment, build: BuildPart
+) -> DrafterWeights:
     """Build `lookahead(window=15, ngram=5, guesses=15, pool=FILE)`; what is left out is planned.
 
-    The plan reads the target's cost curve, measured by `specrun tune` on this machine or else a typical one. A pool
-    with a file is shared by all conversations: each drafts what any of them wrote, and they are saved together.
-    Without a file, or with save=no, every conversation fills a pool of its own.
+    The plan reads the target's cost curve, measured by `specrun tune` on this machine or else a
+    typical one. A pool with a file is shared by all conversations: each drafts what any of them
+    wrote, and they are saved together. Without a file, or with save=no, every conversation fills a
+    pool of its own.
     """
     options = options_of(expression)
     given = options.optional_integer("ngram")
@@ -51,9 +58,12 @@ def build_lookahead(expression: Expression, environment: DraftEnvironment, build
     window, n_guesses = options.optional_integer("window"), options.optional_integer("guesses")
     width = plan_lookahead(curve, ngram).window if window is None else window
     if width < 0 or (n_guesses or 0) < 0:
-        raise OptionError(f"{expression}: window and guesses count columns and n-grams: give 0 or more")
+        raise OptionError(
+            f"{expression}: window and guesses count columns and n-grams: give 0 or more"
+        )
     if given is None and width == 0 and n_guesses is None:
-        ngram = _NGRAM_OF_TEXT  # without a window longer ones cost nothing, and tell copies from formulas
+        # without a window longer ones cost nothing, and tell copies from formulas
+        ngram = _NGRAM_OF_TEXT
     guesses = _guesses(curve, width, ngram, n_guesses)
     _require_room(
         expression,
@@ -79,8 +89,11 @@ def build_lookahead(expression: Expression, environment: DraftEnvironment, build
     return DrafterWeights(str(expression), start, [store])
 
 
-def _guesses(curve: CostCurve, width: int, ngram: int, n_guesses: int | None) -> Callable[[], Guesses]:
-    """Return what makes a conversation's guesses, which learn how far to trust the pool: planned where not counted."""
+def _guesses(
+    curve: CostCurve, width: int, ngram: int, n_guesses: int | None
+) -> Callable[[], Guesses]:
+    """Return what makes a conversation's guesses, which learn how far to trust the pool: planned
+    where not counted."""
     if n_guesses is not None:
         return functools.partial(LatestGuesses, n_guesses, ngram)
     leaves = max(width, _FEWEST_PATHS)
@@ -109,7 +122,9 @@ def _most_nodes(curve: CostCurve) -> int:
     return max(range(1, _PLANNED_NODES + 1), key=lambda n: (n + 1) / curve.seconds(n + 1))
 
 
-def _require_room(expression: Expression, environment: DraftEnvironment, nodes: int, leaves: int) -> None:
+def _require_room(
+    expression: Expression, environment: DraftEnvironment, nodes: int, leaves: int
+) -> None:
     """Raise where no evaluation could hold a proposal of this size."""
     check_leaves(expression, leaves, "lower window or guesses")
     context = environment.context
@@ -120,6 +135,7 @@ def _require_room(expression: Expression, environment: DraftEnvironment, nodes: 
     ):
         if nodes + 1 > limit:
             raise OptionError(
-                f"{expression} evaluates up to {nodes + 1} tokens at once, which do not fit {name} of {limit}: "
+                f"{expression} evaluates up to {nodes + 1} tokens at once, which do not fit "
+                f"{name} of {limit}: "
                 f"lower its sizes, or raise {advice}"
             )

@@ -1,16 +1,18 @@
 """The verification branch: which n-grams of a pool are drafted below the root, as point masses.
 
-`LatestGuesses` is the paper's (Fu et al. 2024, section 3.2): the G n-grams of the root's token that were used last, and
-as many nodes. `PlannedGuesses` drafts what should pay: it grows a tree of the pool's continuations where they are
-likely, and keeps as much of it as yields the most tokens for the cost of evaluating it.
+`LatestGuesses` is the paper's (Fu et al. 2024, section 3.2): the G n-grams of the root's token that
+were used last, and as many nodes. `PlannedGuesses` drafts what should pay: it grows a tree of the
+pool's continuations where they are likely, and keeps as much of it as yields the most tokens for
+the cost of evaluating it.
 
-How often a pool of n-grams is right, by how much of the context matched: counted on the text, drafted or not.
+How often a pool of n-grams is right, by how much of the context matched: counted on the text,
+drafted or not.
 
-A guess that is a point mass is accepted exactly if it is the token that comes. So every committed token tells for all
-that the pool would have guessed whether it would have been accepted, without evaluating it: estimates cost nothing
-and depend on tokens alone, never on time. A text is short and classes are many, so all share one more number: how much
-better or worse guesses have been lately than their classes say, in log-odds; it notices within some tokens that a text
-has changed.
+A guess that is a point mass is accepted exactly if it is the token that comes. So every committed
+token tells for all that the pool would have guessed whether it would have been accepted, without
+evaluating it: estimates cost nothing and depend on tokens alone, never on time. A text is short and
+classes are many, so all share one more number: how much better or worse guesses have been lately
+than their classes say, in log-odds; it notices within some tokens that a text has changed.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from specrun.runtime.drafters.lookahead.ngram_pool import NgramPool
 from specrun.runtime.drafters.recent_odds import RecentOdds
 from specrun.runtime.tree import ROOT, TreeBuilder
 
-# First estimates: by the number of matched tokens, and what is left of them for the second, third, ... continuation.
+# First estimates: by the number of matched tokens, and what is left of them for the second, third,
+# ... continuation.
 _BY_MATCH = (0.1, 0.25, 0.35, 0.4, 0.45, 0.65, 0.8)
 _BY_RANK = (1.0, 0.3, 0.15, 0.1)
 _WEIGHT = 4.0  # how many observations the first estimate counts for
@@ -34,7 +37,8 @@ _MEMORY = 48.0  # observations after which older ones begin to fade
 
 
 class MatchAcceptance:
-    """The share of accepted tokens by matched length (those above the last class count to it) and rank."""
+    """The share of accepted tokens by matched length (those above the last class count to it) and
+    rank."""
 
     ranks = len(_BY_RANK)
 
@@ -44,7 +48,8 @@ class MatchAcceptance:
         self._lately = RecentOdds()
 
     def probability(self, matched: int, rank: int) -> float:
-        """Return the estimate for a continuation of this rank after so many matched tokens (1 or more)."""
+        """Return the estimate for a continuation of this rank after so many matched tokens (1 or
+        more)."""
         row = min(matched, len(_BY_MATCH)) - 1
         return self._lately.applied(self._hits[row][rank] / self._trials[row][rank])
 
@@ -62,7 +67,9 @@ class MatchAcceptance:
             self._trials[row][rank] += 1.0
 
 
-_WORTH = 1.08  # a draft must promise more than what Python takes for it, and estimates are not exact
+_WORTH = (
+    1.08  # a draft must promise more than what Python takes for it, and estimates are not exact
+)
 _UNLIKELY = 0.02
 
 
@@ -72,11 +79,20 @@ class Guesses(Protocol):
     max_nodes: int
     max_leaves: int
 
-    def add_to(self, builder: TreeBuilder, pool: NgramPool, request: DraftRequest, max_nodes: int, beside: int) -> None:
-        """Add guesses that follow the request's tokens; `beside` other nodes are evaluated with them."""
+    def add_to(
+        self,
+        builder: TreeBuilder,
+        pool: NgramPool,
+        request: DraftRequest,
+        max_nodes: int,
+        beside: int,
+    ) -> None:
+        """Add guesses that follow the request's tokens; `beside` other nodes are evaluated with
+        them."""
 
     def learn(self, pool: NgramPool, tokens: Sequence[int], start: int) -> None:
-        """Compare what the pool would have guessed with the tokens from `start` on, before the pool learns them."""
+        """Compare what the pool would have guessed with the tokens from `start` on, before the pool
+        learns them."""
 
     def forget(self) -> None:
         """Forget what was learned."""
@@ -91,7 +107,14 @@ class LatestGuesses:
         self.max_leaves = limit
         self.max_nodes = limit * (ngram - 1)
 
-    def add_to(self, builder: TreeBuilder, pool: NgramPool, request: DraftRequest, max_nodes: int, beside: int) -> None:
+    def add_to(
+        self,
+        builder: TreeBuilder,
+        pool: NgramPool,
+        request: DraftRequest,
+        max_nodes: int,
+        beside: int,
+    ) -> None:
         """Add them; those that begin alike share their nodes."""
         limit = len(builder) + min(max_nodes, self.max_nodes)
         known: dict[tuple[int, int], int] = {}
@@ -115,22 +138,33 @@ class LatestGuesses:
 
 
 class PlannedGuesses:
-    """A tree of at most `max_leaves` paths and `max_nodes` nodes, cut where it pays best on this cost curve.
+    """A tree of at most `max_leaves` paths and `max_nodes` nodes, cut where it pays best on this
+    cost curve.
 
-    A node's probability is its parent's times the measured acceptance of such a continuation (`MatchAcceptance`).
-    Nodes are taken from the most probable down; n of them yield 1 + sum of probabilities for T(n + 1), and the n of
-    the best ratio is drafted, none where plain decoding is as good. Only counts of tokens are learned, and the curve is
-    given, so that the same text leads to the same drafts.
+    A node's probability is its parent's times the measured acceptance of such a continuation
+    (`MatchAcceptance`). Nodes are taken from the most probable down; n of them yield 1 + sum of
+    probabilities for T(n + 1), and the n of the best ratio is drafted, none where plain decoding is
+    as good. Only counts of tokens are learned, and the curve is given, so that the same text leads
+    to the same drafts.
     """
 
-    def __init__(self, curve: CostCurve, *, max_leaves: int = 4, max_nodes: int = 12, depth: int = 8) -> None:
+    def __init__(
+        self, curve: CostCurve, *, max_leaves: int = 4, max_nodes: int = 12, depth: int = 8
+    ) -> None:
         self.max_leaves = max_leaves
         self.max_nodes = max_nodes if max_leaves else 0
         self._depth = depth
         self._curve = curve
         self._acceptance = MatchAcceptance()
 
-    def add_to(self, builder: TreeBuilder, pool: NgramPool, request: DraftRequest, max_nodes: int, beside: int) -> None:
+    def add_to(
+        self,
+        builder: TreeBuilder,
+        pool: NgramPool,
+        request: DraftRequest,
+        max_nodes: int,
+        beside: int,
+    ) -> None:
         """Add the tree that should pay best, if any does."""
         limit = min(max_nodes, self.max_nodes)
         paths, values = self._likely(pool, request, min(request.max_depth, self._depth), limit)
@@ -151,7 +185,8 @@ class PlannedGuesses:
     def _likely(
         self, pool: NgramPool, request: DraftRequest, max_depth: int, limit: int
     ) -> tuple[list[tuple[int, ...]], list[float]]:
-        """Return the most probable paths below the root, parents before children, with their probabilities."""
+        """Return the most probable paths below the root, parents before children, with their
+        probabilities."""
         tail = tuple(request.tokens[1 - pool.n :])
         paths: list[tuple[int, ...]] = []
         values: list[float] = []
@@ -190,7 +225,8 @@ class PlannedGuesses:
 
 
 def continuations(pool: NgramPool, tail: Sequence[int], limit: int) -> list[tuple[int, int]]:
-    """Return tokens that followed this tail in the pool, each with how many of its last tokens stood before it.
+    """Return tokens that followed this tail in the pool, each with how many of its last tokens
+    stood before it.
 
     The longest match comes first, of equal ones the most recently used; a token is named once.
     """
@@ -198,7 +234,11 @@ def continuations(pool: NgramPool, tail: Sequence[int], limit: int) -> list[tupl
     for matched in range(min(len(tail), pool.n - 1), 0, -1):
         before = tuple(tail[len(tail) - matched + 1 :])
         for rest in pool.guesses(tail[-matched]):
-            if len(rest) >= matched and rest[: matched - 1] == before and rest[matched - 1] not in found:
+            if (
+                len(rest) >= matched
+                and rest[: matched - 1] == before
+                and rest[matched - 1] not in found
+            ):
                 found[rest[matched - 1]] = matched
                 if len(found) >= limit:
                     return list(found.items())

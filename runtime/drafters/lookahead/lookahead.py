@@ -1,21 +1,25 @@
-"""Lookahead decoding: n-grams that the target makes for itself, in the evaluations it does anyway (Fu et al. 2024).
+"""Lookahead decoding: n-grams that the target makes for itself, in the evaluations it does anyway
+(Fu et al. 2024).
 
-Each round evaluates two branches in one tree. The lookahead branch (`lookahead_window.py`) runs Jacobi iterations on
-positions ahead and yields an n-gram a column; its nodes are never accepted. The verification branch
-(`ngram_guesses.py`) drafts n-grams of the pool that continue the text, as point masses, so that the text is plain
-decoding's own at every temperature.
+Each round evaluates two branches in one tree. The lookahead branch (`lookahead_window.py`) runs
+Jacobi iterations on positions ahead and yields an n-gram a column; its nodes are never accepted.
+The verification branch (`ngram_guesses.py`) drafts n-grams of the pool that continue the text, as
+point masses, so that the text is plain decoding's own at every temperature.
 
-Jacobi decoding: guess m tokens, and let the target correct all of them at once (Santilli et al. 2023).
+Jacobi decoding: guess m tokens, and let the target correct all of them at once (Santilli et al.
+2023).
 
-"Accelerating Transformer Inference for Translation via Parallel Decoding", algorithm 1: greedy decoding is the system
-y_i = argmax p(. | y_1..y_{i-1}, x) for i = 1..m. The iteration evaluates every equation with the last iterate on its
-right side; it reaches the fixed point, greedy decoding's own text, after at most m steps, because step k has the first
-k tokens right, and sooner where guesses were right by luck.
+"Accelerating Transformer Inference for Translation via Parallel Decoding", algorithm 1: greedy
+decoding is the system y_i = argmax p(. | y_1..y_{i-1}, x) for i = 1..m. The iteration evaluates
+every equation with the last iterate on its right side; it reaches the fixed point, greedy
+decoding's own text, after at most m steps, because step k has the first k tokens right, and sooner
+where guesses were right by luck.
 
-Here an iterate is a chain of point masses. Verification keeps its correct beginning and adds the target's own token,
-which is the fixed-point test; the greedy tokens after the rest are the next iterate, and new guesses fill it up to m
-behind. So at temperature 0 it is the paper's iteration, on a window that slides with the text; with sampling the
-iterates stay drafts, which verification accepts where the draw agrees, and the text is plain decoding's own.
+Here an iterate is a chain of point masses. Verification keeps its correct beginning and adds the
+target's own token, which is the fixed-point test; the greedy tokens after the rest are the next
+iterate, and new guesses fill it up to m behind. So at temperature 0 it is the paper's iteration, on
+a window that slides with the text; with sampling the iterates stay drafts, which verification
+accepts where the draw agrees, and the text is plain decoding's own.
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ _MAX_AHEAD = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """What was proposed: the tree, the root's token, and the window's last row of nodes (none without a window)."""
+    """What was proposed: the tree, the root's token, and the window's last row of nodes (none
+    without a window)."""
 
     tree: DraftTree
     root: int
@@ -46,12 +51,14 @@ class _Proposal:
 
 
 class LookaheadDrafter(Drafter):
-    """Looks ahead with `width` columns for n-grams of `ngram` tokens, and drafts what its pool knows.
+    """Looks ahead with `width` columns for n-grams of `ngram` tokens, and drafts what its pool
+    knows.
 
-    Width 0 does not look ahead: the pool then learns from the text alone. With `learn_text` every n-gram of prompt and
-    answer goes into the pool too, in the order of the text; without it only the window's, as in the paper. A `guard`
-    closes the window while it does not pay. `seed` fixes the tokens of the warm-up, drawn from the text so far.
-    `guesses` and `guard` are this conversation's own; the store may be fed by others too, and belongs to the weights.
+    Width 0 does not look ahead: the pool then learns from the text alone. With `learn_text` every
+    n-gram of prompt and answer goes into the pool too, in the order of the text; without it only
+    the window's, as in the paper. A `guard` closes the window while it does not pay. `seed` fixes
+    the tokens of the warm-up, drawn from the text so far. `guesses` and `guard` are this
+    conversation's own; the store may be fed by others too, and belongs to the weights.
     """
 
     def __init__(
@@ -67,7 +74,9 @@ class LookaheadDrafter(Drafter):
         name: str = "lookahead",
     ) -> None:
         if width < 0 or ngram < 2:
-            raise OptionError(f"window={width} with ngram={ngram}: give window 0 or more and ngram 2 or more")
+            raise OptionError(
+                f"window={width} with ngram={ngram}: give window 0 or more and ngram 2 or more"
+            )
         self.name = name
         self.max_nodes = window_nodes(width, ngram) + guesses.max_nodes
         self.max_leaves = max(1, window_leaves(width, ngram) + guesses.max_leaves)
@@ -86,7 +95,8 @@ class LookaheadDrafter(Drafter):
         self._ahead: dict[tuple[int, ...], None] = {}
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start an answer with a new window; the pool goes on, unless `tokens` is empty: then it starts over."""
+        """Start an answer with a new window; the pool goes on, unless `tokens` is empty: then it
+        starts over."""
         self._proposal, self._window = None, None
         self._random = random.Random(self._seed)
         if not tokens:
@@ -129,17 +139,22 @@ class LookaheadDrafter(Drafter):
             del self._read[length:]
             self._proposal, self._window = None, None
 
-    # -- the window --------------------------------------------------------------------------------------
+    # -- the window --------------------------------------------------------------------------------
 
     def _window_for(self, request: DraftRequest) -> LookaheadWindow | None:
-        """Return the window to evaluate, cut to the room there is; it begins where there is room for all of it."""
-        room = request.max_nodes - self._guesses.max_nodes  # guesses come first where nodes are short
+        """Return the window to evaluate, cut to the room there is; it begins where there is room
+        for all of it."""
+        room = (
+            request.max_nodes - self._guesses.max_nodes
+        )  # guesses come first where nodes are short
         if self._width == 0 or (self._guard is not None and not self._guard.is_open):
             self._window = None
         elif self._window is None:
             has_room = request.max_depth >= self._width + self._ngram - 3
             if has_room and room >= window_nodes(self._width, self._ngram):
-                self._window = LookaheadWindow(self._width, self._ngram, lambda: self._random.choice(request.tokens))
+                self._window = LookaheadWindow(
+                    self._width, self._ngram, lambda: self._random.choice(request.tokens)
+                )
         elif not self._window.fit(request.max_depth, room):
             self._window = None
         return self._window
@@ -165,12 +180,14 @@ class LookaheadDrafter(Drafter):
         """Return how many of the accepted tokens only the window's n-grams knew."""
         path = tuple(accepted)
         for length in range(len(path), 0, -1):
-            others = (rest for rest in self._store.pool.guesses(root) if (root, *rest) not in self._ahead)
+            others = (
+                rest for rest in self._store.pool.guesses(root) if (root, *rest) not in self._ahead
+            )
             if any(rest[:length] == path[:length] for rest in others):
                 return len(path) - length
         return len(path)
 
-    # -- the text ----------------------------------------------------------------------------------------
+    # -- the text ----------------------------------------------------------------------------------
 
     def _learn(self, tokens: Sequence[int]) -> None:
         """Add the n-grams of the text that end after what was read before."""
@@ -182,11 +199,14 @@ class LookaheadDrafter(Drafter):
 
 
 class JacobiDrafter(Drafter):
-    """Drafts the target's own last guesses for the next `n` positions; the first ones are drawn from the text."""
+    """Drafts the target's own last guesses for the next `n` positions; the first ones are drawn
+    from the text."""
 
     def __init__(self, *, n: int = 4, seed: int = 0, name: str = "jacobi") -> None:
         if n < 1:
-            raise OptionError(f"n is {n}: Jacobi decoding must iterate on at least 1 token (or use none)")
+            raise OptionError(
+                f"n is {n}: Jacobi decoding must iterate on at least 1 token (or use none)"
+            )
         self.name = name
         self.max_nodes = n
         self._seed = seed
@@ -213,8 +233,15 @@ class JacobiDrafter(Drafter):
         tree, self._tree = self._tree, None
         self._iterate.clear()
         kept = len(outcome.path)
-        if tree is None or not outcome.tree.extends(tree) or outcome.path != tuple(range(kept)) or kept > len(tree):
+        if (
+            tree is None
+            or not outcome.tree.extends(tree)
+            or outcome.path != tuple(range(kept))
+            or kept > len(tree)
+        ):
             return  # a combinator verified something else
-        # Row 0 is the root's and row i + 1 that of guess i: after `kept` guesses row `kept` gave the target's own
-        # token, and the rows behind it say what follows.
-        self._iterate += (int(outcome.rows.logits(row).argmax()) for row in range(kept + 1, len(tree) + 1))
+        # Row 0 is the root's and row i + 1 that of guess i: after `kept` guesses row `kept` gave
+        # the target's own token, and the rows behind it say what follows.
+        self._iterate += (
+            int(outcome.rows.logits(row).argmax()) for row in range(kept + 1, len(tree) + 1)
+        )

@@ -1,8 +1,9 @@
 """A pool of n-grams that were seen: what may follow a token, the most recently used first.
 
-The pool of lookahead decoding (Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead
-Decoding", section 3.2) and the phrase pool of Ouroboros (Zhao et al. 2024, section 3.3): n-grams are kept by their
-first token, so many for each, and the least recently used makes room. `ngram_file.py` gives it a file.
+The pool of lookahead decoding (Fu et al. 2024, "Break the Sequential Dependency of LLM Inference
+Using Lookahead Decoding", section 3.2) and the phrase pool of Ouroboros (Zhao et al. 2024, section
+3.3): n-grams are kept by their first token, so many for each, and the least recently used makes
+room. `ngram_file.py` gives it a file.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ _MAX_ENTRIES = 1 << 22
 class NgramPool:
     """N-grams of 2 to `n` tokens by their first token.
 
-    At most `per_key` are kept for a first token and at most `max_keys` first tokens; of both the least
-    recently added (again) is dropped. Adding costs the same however much the pool holds.
+    At most `per_key` are kept for a first token and at most `max_keys` first tokens; of both the
+    least recently added (again) is dropped. Adding costs the same however much the pool holds.
     """
 
     def __init__(self, n: int, *, per_key: int = 16, max_keys: int = 16384) -> None:
@@ -34,7 +35,8 @@ class NgramPool:
         self.n = n
         self.per_key = per_key
         self.max_keys = max_keys
-        # first token -> the rest of its n-grams; both in the order of their last use, the latest at the end
+        # first token -> the rest of its n-grams; both in the order of their last use, the latest at
+        # the end
         self._rests: dict[int, dict[tuple[int, ...], None]] = {}
 
     def __len__(self) -> int:
@@ -68,7 +70,8 @@ class NgramPool:
         rests[rest] = None
 
     def guesses(self, first: int, limit: int | None = None) -> list[tuple[int, ...]]:
-        """Return what followed a token, without it: at most `limit`, the most recently used first."""
+        """Return what followed a token, without it: at most `limit`, the most recently used
+        first."""
         rests = self._rests.get(first)
         return [] if rests is None else list(islice(reversed(rests), limit))
 

@@ -1,17 +1,19 @@
-"""How wide to look ahead: the paper's model of what it yields, over what this machine charges for it.
+"""How wide to look ahead: the paper's model of what it yields, over what this machine charges for
+it.
 
-Fu et al. (2024), section 4.1. A good speculation of b guesses with g = N - 1 tokens each, accepted with probability a a
-token, yields E = (g + 1) - sum_{i=1..g} (1 - a^i)^b tokens with the target's own; one round in f has one. So a round
-yields S = (f - 1 + E) / f tokens, where W = G = b. The plan maximises S T(1) / T(n) over W = G, where T is the measured
-cost of an evaluation and n its tokens: root, window and guesses. Where nothing exceeds 1, it does not look ahead.
+Fu et al. (2024), section 4.1. A good speculation of b guesses with g = N - 1 tokens each, accepted
+with probability a a token, yields E = (g + 1) - sum_{i=1..g} (1 - a^i)^b tokens with the target's
+own; one round in f has one. So a round yields S = (f - 1 + E) / f tokens, where W = G = b. The plan
+maximises S T(1) / T(n) over W = G, where T is the measured cost of an evaluation and n its tokens:
+root, window and guesses. Where nothing exceeds 1, it does not look ahead.
 
 When to stop looking ahead: a window may only borrow so much time before it has to pay.
 
-The window's cost in a round is what the curve charges for its nodes beside the guesses; its gain is the accepted
-tokens that no other source of n-grams knew. Both are counted in tokens of plain decoding. The window is closed where
-the debt exceeds a credit that grows with the text, and opened again when the grown credit covers twice the debt; so
-the whole loss is bounded by `_CREDIT` tokens and `_SHARE` of the text. Nothing is timed: the same text closes it
-at the same place.
+The window's cost in a round is what the curve charges for its nodes beside the guesses; its gain is
+the accepted tokens that no other source of n-grams knew. Both are counted in tokens of plain
+decoding. The window is closed where the debt exceeds a credit that grows with the text, and opened
+again when the grown credit covers twice the debt; so the whole loss is bounded by `_CREDIT` tokens
+and `_SHARE` of the text. Nothing is timed: the same text closes it at the same place.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _WORTH = 1.02  # a plan must promise more than rounding
 
 @dataclass(frozen=True, slots=True)
 class LookaheadPlan:
-    """W columns and at most G guesses; `speed_up` is what the model promises, 1 for W = 0 (do not look ahead)."""
+    """W columns and at most G guesses; `speed_up` is what the model promises, 1 for W = 0 (do not
+    look ahead)."""
 
     window: int
     guesses: int
@@ -39,10 +42,11 @@ class LookaheadPlan:
 
 
 def guessed_tokens(acceptance: float, n_draft: int, n_guesses: int) -> float:
-    """Return E = (g + 1) - sum_{i=1..g} (1 - a^i)^b, the tokens of a round with b guesses of g tokens.
+    """Return E = (g + 1) - sum_{i=1..g} (1 - a^i)^b, the tokens of a round with b guesses of g
+    tokens.
 
-    Fu et al. (2024), equation 4: the longest accepted prefix of independent guesses, and the target's own token. One
-    guess gives Leviathan's equation 1.
+    Fu et al. (2024), equation 4: the longest accepted prefix of independent guesses, and the
+    target's own token. One guess gives Leviathan's equation 1.
     """
     if not 0.0 <= acceptance <= 1.0:
         raise OptionError(f"acceptance is {acceptance}: it must be between 0 and 1")
@@ -50,8 +54,11 @@ def guessed_tokens(acceptance: float, n_draft: int, n_guesses: int) -> float:
     return n_draft + 1 - missed
 
 
-def step_compression(acceptance: float, n_draft: int, n_guesses: int, rounds_per_hit: float) -> float:
-    """Return S = (f - 1 + E) / f, tokens a round where one round in f has a good speculation (equation 5)."""
+def step_compression(
+    acceptance: float, n_draft: int, n_guesses: int, rounds_per_hit: float
+) -> float:
+    """Return S = (f - 1 + E) / f, tokens a round where one round in f has a good speculation
+    (equation 5)."""
     if not rounds_per_hit >= 1.0:
         raise OptionError(f"one good speculation in {rounds_per_hit} rounds: give at least 1")
     return (rounds_per_hit - 1.0 + guessed_tokens(acceptance, n_draft, n_guesses)) / rounds_per_hit
@@ -65,10 +72,13 @@ def plan_lookahead(
     rounds_per_hit: float = _ROUNDS_PER_HIT,
     widest: int = _WIDEST,
 ) -> LookaheadPlan:
-    """Return the W = G of most tokens a second for n-grams of `ngram` tokens; W = 0 where plain decoding wins."""
+    """Return the W = G of most tokens a second for n-grams of `ngram` tokens; W = 0 where plain
+    decoding wins."""
     best = LookaheadPlan(0, 0, 1.0)
     for width in range(1, widest + 1):
-        n_tokens = (ngram - 1) * width + width * (ngram - 1)  # the root is the window's column 0, row 0
+        n_tokens = (ngram - 1) * width + width * (
+            ngram - 1
+        )  # the root is the window's column 0, row 0
         yielded = step_compression(acceptance, ngram - 1, width, rounds_per_hit)
         speed_up = yielded * curve.seconds(1) / curve.seconds(n_tokens)
         if speed_up > max(best.speed_up, _WORTH):
@@ -94,7 +104,8 @@ class WindowGuard:
         self._n_tokens = 0
 
     def count(self, n_guessed: int, n_window: int, gained: int, n_tokens: int) -> None:
-        """Count a round that evaluated so many nodes and produced `n_tokens`, `gained` of them thanks to the window."""
+        """Count a round that evaluated so many nodes and produced `n_tokens`, `gained` of them
+        thanks to the window."""
         curve, without = self._curve, 1 + n_guessed
         self._n_tokens += n_tokens
         cost = curve.seconds(without + n_window) - curve.seconds(without) if n_window else 0.0

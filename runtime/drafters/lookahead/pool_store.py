@@ -1,9 +1,10 @@
-"""A pool of n-grams over its life: loaded, learned into by conversations, set back for a measurement, saved.
+"""A pool of n-grams over its life: loaded, learned into by conversations, set back for a
+measurement, saved.
 
 Pools of n-grams as files: little-endian, versioned, bound to a vocabulary, whole or not at all.
 
-    magic "SPECNGRM" | version u32 | n u32 | n-grams u64 | tokens u64 | vocabulary size u32 | vocabulary SHA-256
-    lengths u8[n-grams] | tokens i32[tokens] | SHA-256 of all before
+    magic "SPECNGRM" | version u32 | n u32 | n-grams u64 | tokens u64 | vocabulary size u32 |
+    vocabulary SHA-256 lengths u8[n-grams] | tokens i32[tokens] | SHA-256 of all before
 
 N-grams stand in the order of their use, so that a pool with smaller bounds keeps the latest.
 """
@@ -44,14 +45,17 @@ class SizedVocabulary(Protocol):
 
 
 def save_pool(pool: NgramPool, path: str | os.PathLike[str], vocabulary: SizedVocabulary) -> None:
-    """Write a pool over `path`: after a crash at any moment the old file or the new one is there, never a part.
+    """Write a pool over `path`: after a crash at any moment the old file or the new one is there,
+    never a part.
 
     Raises OptionError if the file cannot be written, SpecrunError if the disk is full.
     """
     ngrams = list(pool)
     lengths = np.fromiter(map(len, ngrams), np.uint8, len(ngrams))
     tokens = np.fromiter(chain.from_iterable(ngrams), "<i4", int(lengths.sum(dtype=np.int64)))
-    header = _HEADER.pack(_MAGIC, _VERSION, pool.n, len(ngrams), len(tokens), vocabulary.size, vocabulary.fingerprint)
+    header = _HEADER.pack(
+        _MAGIC, _VERSION, pool.n, len(ngrams), len(tokens), vocabulary.size, vocabulary.fingerprint
+    )
     content = header + lengths.tobytes() + tokens.tobytes()
     with atomic_path(path, force=True) as aside:
         aside.write_bytes(content + hashlib.sha256(content).digest())
@@ -65,28 +69,40 @@ def load_pool(
     per_key: int = 16,
     max_keys: int = 16384,
 ) -> NgramPool:
-    """Return the pool of a file, within these bounds; `n` None takes the file's, a smaller one cuts n-grams.
+    """Return the pool of a file, within these bounds; `n` None takes the file's, a smaller one cuts
+    n-grams.
 
-    Raises FileMissingError, MalformedFileError for a file that is no pool, damaged or of another version, and
-    ModelError for a pool of another vocabulary.
+    Raises FileMissingError, MalformedFileError for a file that is no pool, damaged or of another
+    version, and ModelError for a pool of another vocabulary.
     """
     place = Path(path)
     content = _read(place)
     if content[: len(_MAGIC)] != _MAGIC:
-        raise MalformedFileError(f"{place} is not a pool of n-grams; name another file to begin a new pool")
+        raise MalformedFileError(
+            f"{place} is not a pool of n-grams; name another file to begin a new pool"
+        )
     if len(content) < _HEADER.size + _DIGEST:
-        raise MalformedFileError(f"{place} is cut off after {len(content)} bytes; delete it to begin a new pool")
+        raise MalformedFileError(
+            f"{place} is cut off after {len(content)} bytes; delete it to begin a new pool"
+        )
     _, version, longest, n_ngrams, n_tokens, size, fingerprint = _HEADER.unpack_from(content)
     if version != _VERSION:
-        raise MalformedFileError(f"{place} has format version {version}, this specrun reads {_VERSION}; delete it")
+        raise MalformedFileError(
+            f"{place} has format version {version}, this specrun reads {_VERSION}; delete it"
+        )
     expected = _HEADER.size + n_ngrams + 4 * n_tokens + _DIGEST
     if len(content) != expected:
-        raise MalformedFileError(f"{place} has {len(content)} bytes instead of {expected}; delete it to begin anew")
+        raise MalformedFileError(
+            f"{place} has {len(content)} bytes instead of {expected}; delete it to begin anew"
+        )
     if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
-        raise MalformedFileError(f"{place} is damaged (its checksum is wrong); delete it to begin a new pool")
+        raise MalformedFileError(
+            f"{place} is damaged (its checksum is wrong); delete it to begin a new pool"
+        )
     if (size, fingerprint) != (vocabulary.size, vocabulary.fingerprint):
         raise ModelError(
-            f"{place} was made with another vocabulary ({size} tokens, the target has {vocabulary.size}); "
+            f"{place} was made with another vocabulary ({size} tokens, the target has "
+            f"{vocabulary.size}); "
             "give each target a pool of its own"
         )
     lengths = np.frombuffer(content, np.uint8, n_ngrams, _HEADER.size).astype(np.int64)
@@ -96,7 +112,9 @@ def load_pool(
     pool = NgramPool(n or longest, per_key=per_key, max_keys=max_keys)
     stored: list[int] = tokens.tolist()
     ends: list[int] = np.cumsum(lengths).tolist()
-    pool.update(stored[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True))
+    pool.update(
+        stored[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)
+    )
     return pool
 
 
@@ -111,7 +129,9 @@ def _is_sound(lengths: np.ndarray, tokens: np.ndarray, longest: int, size: int) 
 def _read(path: Path) -> bytes:
     try:
         if path.stat().st_size > _MAX_FILE:
-            raise MalformedFileError(f"{path} is larger than any pool of n-grams; name another file")
+            raise MalformedFileError(
+                f"{path} is larger than any pool of n-grams; name another file"
+            )
         return path.read_bytes()
     except FileNotFoundError:
         raise FileMissingError(f"there is no file {path}") from None
@@ -124,8 +144,9 @@ def _read(path: Path) -> bytes:
 class NgramStore:
     """A pool that can return to how it began, and is saved with all that it ever learned.
 
-    `save` writes a pool somewhere; None keeps nothing. Several conversations may feed one store, each adding what
-    its own text says; what is drafted in one of them then depends on the others, the text never does.
+    `save` writes a pool somewhere; None keeps nothing. Several conversations may feed one store,
+    each adding what its own text says; what is drafted in one of them then depends on the others,
+    the text never does.
     """
 
     def __init__(self, pool: NgramPool, save: Callable[[NgramPool], None] | None = None) -> None:
@@ -136,9 +157,11 @@ class NgramStore:
         self._is_new = False
 
     def for_conversation(self) -> NgramStore:
-        """Return the store that a new conversation feeds: this one where it is saved, else one of its own.
+        """Return the store that a new conversation feeds: this one where it is saved, else one of
+        its own.
 
-        What nobody saves is forgotten with the conversation: its own store begins with what this one began with.
+        What nobody saves is forgotten with the conversation: its own store begins with what this
+        one began with.
         """
         return self if self._save is not None else NgramStore(self._begun_with.copy())
 
@@ -148,14 +171,18 @@ class NgramStore:
         self._is_new = True
 
     def add_text(self, tokens: Sequence[int], start: int, size: int) -> list[tuple[int, ...]]:
-        """Add every n-gram of `size` tokens of a text that ends at position `start` or later; return them in order."""
-        ngrams = [tuple(tokens[end - size : end]) for end in range(max(start + 1, size), len(tokens) + 1)]
+        """Add every n-gram of `size` tokens of a text that ends at position `start` or later;
+        return them in order."""
+        ngrams = [
+            tuple(tokens[end - size : end]) for end in range(max(start + 1, size), len(tokens) + 1)
+        ]
         for ngram in ngrams:
             self.add(ngram)
         return ngrams
 
     def forget(self) -> None:
-        """Return to how the pool began, for all that feed it; what was learned since is still saved."""
+        """Return to how the pool began, for all that feed it; what was learned since is still
+        saved."""
         if self._save is not None and self._is_new:
             self._set_aside = self._together()
         self.pool = self._begun_with.copy()
@@ -179,12 +206,18 @@ class NgramStore:
 
 
 def open_store(
-    path: Path | None, vocabulary: SizedVocabulary, *, n: int, per_key: int, max_keys: int, keep: bool = True
+    path: Path | None,
+    vocabulary: SizedVocabulary,
+    *,
+    n: int,
+    per_key: int,
+    max_keys: int,
+    keep: bool = True,
 ) -> NgramStore:
     """Return the store of a file, which need not exist yet; None for one that lives in memory only.
 
-    `keep` False reads the file and never writes it. Raises the errors of `load_pool`, and at once those that writing
-    would raise for a missing folder.
+    `keep` False reads the file and never writes it. Raises the errors of `load_pool`, and at once
+    those that writing would raise for a missing folder.
     """
     if path is None:
         return NgramStore(NgramPool(n, per_key=per_key, max_keys=max_keys))

@@ -24,7 +24,8 @@ from specrun.runtime.trees import Topology
 
 
 class TokenHeads(Protocol):
-    """Heads that name the likely tokens at the next places; `heads.medusa_head.MedusaHead` is one."""
+    """Heads that name the likely tokens at the next places; `heads.medusa_head.MedusaHead` is
+    one."""
 
     n_params: int
 
@@ -39,11 +40,13 @@ class TokenHeads(Protocol):
 class MedusaDrafter(Drafter):
     """Children of depth k + 1 are head k's tokens by rank, whatever their parent: point masses.
 
-    The hidden state is the one from which the target's own token came, so a round's first drafts need no evaluation
-    of the target. In the first round of an answer it is the one before the prompt's last token, which is evaluated even
-    where its keys and values were cached; on models that cannot branch it may be missing, and nothing is drafted.
+    The hidden state is the one from which the target's own token came, so a round's first drafts
+    need no evaluation of the target. In the first round of an answer it is the one before the
+    prompt's last token, which is evaluated even where its keys and values were cached; on models
+    that cannot branch it may be missing, and nothing is drafted.
 
-    The heads are shared and not closed here: the hidden state is all that a conversation has of its own.
+    The heads are shared and not closed here: the hidden state is all that a conversation has of its
+    own.
     """
 
     needs_hidden_states = True
@@ -76,7 +79,10 @@ class MedusaDrafter(Drafter):
             return DraftTree()
         with self._native:
             named = self._heads.best_tokens(self._features)
-        tokens = [named[depth - 1][rank] for depth, rank in zip(topology.depths, topology.ranks, strict=True)]
+        tokens = [
+            named[depth - 1][rank]
+            for depth, rank in zip(topology.depths, topology.ranks, strict=True)
+        ]
         return DraftTree.of_points(tokens, topology.parents)
 
     def observe(self, outcome: RoundOutcome) -> None:
@@ -98,8 +104,11 @@ class MedusaDrafter(Drafter):
         return self._heads.n_params
 
 
-def build_medusa(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `medusa(heads.gguf, tree=4x2)`, `medusa(heads.gguf, nodes=16, accuracy=FILE.csv)` or without options."""
+def build_medusa(
+    expression: Expression, environment: DraftEnvironment, build: BuildPart
+) -> DrafterWeights:
+    """Build `medusa(heads.gguf, tree=4x2)`, `medusa(heads.gguf, nodes=16, accuracy=FILE.csv)` or
+    without options."""
     options = options_of(expression)
     path = file_of(expression, environment)
     head = MedusaHead(path, environment.target, n_threads=environment.context.n_threads)

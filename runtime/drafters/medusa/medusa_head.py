@@ -1,11 +1,11 @@
 """Medusa's heads (Cai et al. 2024, section 2.1.1) as a ggml graph.
 
-Head k predicts the token k + 1 places after the one that the target itself predicts, from the same final hidden state h:
-p_k = softmax(W2_k (SiLU(W1_k h + b_k) + h)). Several residual blocks follow one another. Without W2_k of its own a head
-uses the target's output matrix.
+Head k predicts the token k + 1 places after the one that the target itself predicts, from the same
+final hidden state h: p_k = softmax(W2_k (SiLU(W1_k h + b_k) + h)). Several residual blocks follow
+one another. Without W2_k of its own a head uses the target's output matrix.
 
-Tensors: `medusa.{k}.res.{j}.weight` (h, h) and `.bias` (h), `medusa.{k}.output.weight` (h, vocab); metadata
-`medusa.embedding_length`, `.vocab_size`, `.head_count`, `.block_count`.
+Tensors: `medusa.{k}.res.{j}.weight` (h, h) and `.bias` (h), `medusa.{k}.output.weight` (h, vocab);
+metadata `medusa.embedding_length`, `.vocab_size`, `.head_count`, `.block_count`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,17 @@ class MedusaHead:
 
     What they say depends on the hidden state alone, so conversations share their graph, too.
 
-    `ranks[k]` is how many tokens head k has to name; fewer entries than heads leave the last heads out.
+    `ranks[k]` is how many tokens head k has to name; fewer entries than heads leave the last heads
+    out.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], target: Model, *, n_threads: int = 0, ranks: Sequence[int] | None = None
+        self,
+        path: str | os.PathLike[str],
+        target: Model,
+        *,
+        n_threads: int = 0,
+        ranks: Sequence[int] | None = None,
     ) -> None:
         file = HeadFile(path, "medusa")
         file.check_target(target)
@@ -53,7 +59,9 @@ class MedusaHead:
         self.n_params = file.header.n_parameters
         self._names = _tensor_names(file, self.n_heads)
         self._width, self._vocab_size = target.n_embd, target.vocabulary.size
-        shared = sum(len(own) % 2 == 0 for own in self._names)  # heads that read the target's output matrix
+        shared = sum(
+            len(own) % 2 == 0 for own in self._names
+        )  # heads that read the target's output matrix
         self.evaluated_params = self.n_params + shared * self._width * self._vocab_size
         self._graph: Graph | None = None
         self._ranks: tuple[int, ...] = ()
@@ -61,7 +69,9 @@ class MedusaHead:
         self._target = TargetTensors(target, self._device)
         self._weights: TensorStore | None = None
         try:
-            self._weights = load_tensors(path, self._device, [name for head in self._names for name in head])
+            self._weights = load_tensors(
+                path, self._device, [name for head in self._names for name in head]
+            )
             if ranks is not None:
                 self.prepare(ranks)
         except BaseException:
@@ -80,8 +90,11 @@ class MedusaHead:
             self._graph.close()
         self._graph, self._ranks = graph, tuple(ranks)
 
-    def tokens_along(self, features: npt.NDArray[np.float32], ranks: int) -> Iterator[list[list[int]]]:
-        """Yield what `best_tokens` returns for each of many hidden states [n, hidden], all heads naming `ranks` tokens.
+    def tokens_along(
+        self, features: npt.NDArray[np.float32], ranks: int
+    ) -> Iterator[list[list[int]]]:
+        """Yield what `best_tokens` returns for each of many hidden states [n, hidden], all heads
+        naming `ranks` tokens.
 
         Several states share an evaluation, and so the reading of the weights.
         """
@@ -100,9 +113,15 @@ class MedusaHead:
     def _build(self, ranks: Sequence[int], rows: int) -> Graph:
         """Return the graph that names so many tokens of each head for `rows` hidden states."""
         if not 0 < len(ranks) <= self.n_heads:
-            raise OptionError(f"a tree of depth {len(ranks)}: these Medusa heads reach 1 to {self.n_heads} tokens deep")
+            raise OptionError(
+                f"a tree of depth {len(ranks)}: these Medusa heads reach 1 to {self.n_heads} "
+                "tokens deep"
+            )
         if max(ranks) > self._vocab_size:
-            raise OptionError(f"a tree of {max(ranks)} branches: these Medusa heads know {self._vocab_size} tokens")
+            raise OptionError(
+                f"a tree of {max(ranks)} branches: these Medusa heads know {self._vocab_size} "
+                "tokens"
+            )
         n_operations = sum(2 * len(names) + _OPERATIONS for names in self._names)
         builder = GraphBuilder(self._device, n_operations)
         try:
@@ -139,17 +158,22 @@ class MedusaHead:
 
     def _logits(self, builder: GraphBuilder, head: int, features: Tensor) -> Tensor:
         assert self._weights is not None
-        *blocks, output = self._names[head] if len(self._names[head]) % 2 else (*self._names[head], None)
+        *blocks, output = (
+            self._names[head] if len(self._names[head]) % 2 else (*self._names[head], None)
+        )
         state = features
         for weight, bias in zip(blocks[0::2], blocks[1::2], strict=True):
             linear = builder.mul_mat(Tensor(self._weights[str(weight)]), state)
-            state = builder.add(state, builder.silu(builder.add(linear, Tensor(self._weights[str(bias)]))))
+            state = builder.add(
+                state, builder.silu(builder.add(linear, Tensor(self._weights[str(bias)])))
+            )
         matrix = self._target.output() if output is None else Tensor(self._weights[output])
         return builder.mul_mat(matrix, state)
 
 
 def _tensor_names(file: HeadFile, n_heads: int) -> list[list[str]]:
-    """Return each head's tensors in order, checked: weight and bias of its blocks, then its output if it has one."""
+    """Return each head's tensors in order, checked: weight and bias of its blocks, then its output
+    if it has one."""
     hidden, vocab_size = file.size("embedding_length"), file.size("vocab_size")
     n_blocks = file.size("block_count", _MAX_BLOCKS)
     names: list[list[str]] = []

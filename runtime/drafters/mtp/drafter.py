@@ -1,4 +1,5 @@
-"""Multi-token prediction: a target's own NextN blocks draft a chain (DeepSeek-V3, 2412.19437, section 2.2).
+"""Multi-token prediction: a target's own NextN blocks draft a chain (DeepSeek-V3, 2412.19437,
+section 2.2).
 
 Builds `mtp(...)`: NextN blocks of the target, or of a file that holds them apart.
 
@@ -36,13 +37,14 @@ MtpSampling = Literal["argmax", "with"]
 class MtpDrafter(Drafter):
     """Drafts up to `num_draft_tokens` tokens in a row from the target's hidden states.
 
-    A model with one block uses it again and again, on its own states; one with several has a block for each token.
-    `sampling` "argmax" drafts point masses: the text stays plain decoding's own at every temperature. "with" draws from
-    the blocks' law, transformed like the target's. `p_min` ends a chain before a token whose law gives no token that
-    probability (at temperature 0: at temperature 1).
+    A model with one block uses it again and again, on its own states; one with several has a block
+    for each token. `sampling` "argmax" drafts point masses: the text stays plain decoding's own at
+    every temperature. "with" draws from the blocks' law, transformed like the target's. `p_min`
+    ends a chain before a token whose law gives no token that probability (at temperature 0: at
+    temperature 1).
 
-    It is one conversation's: it owns the context, and the model is shared. `n_params` are the parameters that drafting
-    adds to the target's.
+    It is one conversation's: it owns the context, and the model is shared. `n_params` are the
+    parameters that drafting adds to the target's.
     """
 
     needs_nextn_states = True
@@ -77,16 +79,21 @@ class MtpDrafter(Drafter):
         self._state.learn(start, _states(rows, range(count)), self._prompt)
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return a chain; none where the state before the last token is not known, or the context ends."""
+        """Return a chain; none where the state before the last token is not known, or the context
+        ends."""
         start = len(request.tokens)
-        most = min(self.max_nodes, request.max_depth, request.max_nodes, self._context.n_ctx - start + 1)
+        most = min(
+            self.max_nodes, request.max_depth, request.max_nodes, self._context.n_ctx - start + 1
+        )
         root = self._state.root(request.tokens) if most > 0 else None
         if root is None:
             return DraftTree()
         points = self._sampling == "argmax" or request.params.is_greedy
         params = request.params
         if points and self._p_min == 0.0:
-            params = params.replace(temperature=0.0)  # the favourite is the same, and no law has to be made
+            params = params.replace(
+                temperature=0.0
+            )  # the favourite is the same, and no law has to be made
         elif params.is_greedy:
             params = ranking_params(params, RANKED_TOKENS)  # a greedy law is always certain
 
@@ -105,8 +112,11 @@ class MtpDrafter(Drafter):
         )
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Pair the target's states of the last token and the accepted drafts with what came after them."""
-        self._state.learn(outcome.start - 1, _states(outcome.rows, outcome.path_rows), outcome.tokens)
+        """Pair the target's states of the last token and the accepted drafts with what came after
+        them."""
+        self._state.learn(
+            outcome.start - 1, _states(outcome.rows, outcome.path_rows), outcome.tokens
+        )
 
     def rewind(self, length: int) -> None:
         """Forget tokens that were only guesses."""
@@ -127,25 +137,36 @@ class MtpDrafter(Drafter):
         self._context.close()
 
 
-def _states(rows: EvaluatedRows, which: Sequence[int]) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+def _states(
+    rows: EvaluatedRows, which: Sequence[int]
+) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     return np.stack([rows.nextn_state(row) for row in which])
 
 
 _DEFAULT_TOKENS = 3  # llama.cpp's --spec-draft-n-max
 
 
-def build_mtp(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+def build_mtp(
+    expression: Expression, environment: DraftEnvironment, build: BuildPart
+) -> DrafterWeights:
     """Build `mtp(n=3, sampling=argmax, p_min=0)`, or `mtp(mtp-blocks.gguf, ...)`."""
     options = options_of(expression)
     n = options.optional_integer("n")
     if n is not None and not 1 <= n < environment.context.n_batch:
-        raise OptionError(f"n is {n}: give 1 to {environment.context.n_batch - 1} tokens, as many as a batch holds")
+        raise OptionError(
+            f"n is {n}: give 1 to {environment.context.n_batch - 1} tokens, as many as a batch "
+            "holds"
+        )
     schemes: dict[str, MtpSampling] = {"argmax": "argmax", "with": "with"}
     sampling = schemes[options.choice("sampling", list(schemes), "argmax")]
     p_min = options.number("p_min", 0.0)
     check_p_min(p_min)
     owns_model = bool(expression.arguments)
-    model = _open(Path(expression.arguments[0].atom).expanduser(), environment) if owns_model else environment.target
+    model = (
+        _open(Path(expression.arguments[0].atom).expanduser(), environment)
+        if owns_model
+        else environment.target
+    )
     try:
         n_tokens = _n_tokens(expression, model, n)
         check_nextn(model)
@@ -175,7 +196,8 @@ def build_mtp(expression: Expression, environment: DraftEnvironment, build: Buil
 
 
 def reads_own_blocks(expression: Expression) -> bool:
-    """Whether a drafter may draft with the target's own NextN blocks: the target must then be loaded with them.
+    """Whether a drafter may draft with the target's own NextN blocks: the target must then be
+    loaded with them.
 
     Bare `auto` does where the target has some.
     """
@@ -192,13 +214,15 @@ def _n_tokens(expression: Expression, model: Model, n: int | None) -> int:
         return n or _DEFAULT_TOKENS
     if n is not None and n > blocks:
         raise OptionError(
-            f"{expression}: {model.path} has {blocks} NextN blocks, one for each token, so n is at most {blocks}"
+            f"{expression}: {model.path} has {blocks} NextN blocks, one for each token, so n is "
+            f"at most {blocks}"
         )
     return n or min(_DEFAULT_TOKENS, blocks)
 
 
 def _open(path: Path, environment: DraftEnvironment) -> Model:
-    """Open a file of NextN blocks; raises `PairError` unless they were made for a model like the target."""
+    """Open a file of NextN blocks; raises `PairError` unless they were made for a model like the
+    target."""
     layers = resolve_gpu_layers(environment.n_gpu_layers, path)
     model = Model(path, n_gpu_layers=layers, use_mmap=environment.use_mmap, load_nextn=True)
     try:

@@ -1,8 +1,9 @@
 """What NextN blocks know of one conversation: pairs of its text, and behind them a round's drafts.
 
-The pair of position j is the token x_j with the state that the target had after x_(j-1); position 0 has no state before
-it, and gets zeros, as in llama.cpp (common/speculative.cpp at 4df29be4f: this evaluates in the same order). Drafts are
-paired with the blocks' own states. After each round their pairs make way for real ones of what was accepted.
+The pair of position j is the token x_j with the state that the target had after x_(j-1); position 0
+has no state before it, and gets zeros, as in llama.cpp (common/speculative.cpp at 4df29be4f: this
+evaluates in the same order). Drafts are paired with the blocks' own states. After each round their
+pairs make way for real ones of what was accepted.
 """
 
 from __future__ import annotations
@@ -21,19 +22,25 @@ FloatRows = npt.NDArray[np.float32]
 
 
 class MtpState:
-    """The pairs of a text are `TextRows` of the target's states: the pair of position j is the row of state j - 1.
+    """The pairs of a text are `TextRows` of the target's states: the pair of position j is the row
+    of state j - 1.
 
-    So the first row is that of position -1, zeros. Cells are llama.cpp's, by position: a row's own is the one after its
-    state's. With several blocks, block i predicts the i-th drafted token. Each has keys and values of its own for all
-    pairs, but they share the cells: to let the next block write, positions are dropped and evaluated again, and the
-    last token's pair stays pending, because only the first block has seen it when the draft ends.
+    So the first row is that of position -1, zeros. Cells are llama.cpp's, by position: a row's own
+    is the one after its state's. With several blocks, block i predicts the i-th drafted token. Each
+    has keys and values of its own for all pairs, but they share the cells: to let the next block
+    write, positions are dropped and evaluated again, and the last token's pair stays pending,
+    because only the first block has seen it when the draft ends.
     """
 
     def __init__(self, context: MtpContext) -> None:
         self.context = context
         self._batch = StateBatch(context.n_batch, context.model.n_embd_out)
-        self._rows = TextRows(self._evaluate_all, context.n_ctx, ahead=1, chunk=self._batch.capacity)
-        self._chain: list[tuple[int, FloatRows]] = []  # the last token's pair and those of the drafts
+        self._rows = TextRows(
+            self._evaluate_all, context.n_ctx, ahead=1, chunk=self._batch.capacity
+        )
+        self._chain: list[
+            tuple[int, FloatRows]
+        ] = []  # the last token's pair and those of the drafts
         self._start = 0  # the position of the first of them
         self._next_state: FloatRows = self._batch.states[0]
 
@@ -51,20 +58,23 @@ class MtpState:
         self._rows.cut(length)
 
     def learn(self, start: int, states: FloatRows, tokens: Sequence[int]) -> None:
-        """Pair the states [n, width] of positions `start` on with the tokens after them; see `TextRows.learn`."""
+        """Pair the states [n, width] of positions `start` on with the tokens after them; see
+        `TextRows.learn`."""
         if start == 0:
             start, states = -1, np.concatenate([np.zeros_like(states[:1]), states])
         self._rows.learn(start, states, tokens)
 
-    # -- drafting ----------------------------------------------------------------------------------------
+    # -- drafting ----------------------------------------------------------------------------------
 
     def root(self, tokens: Sequence[int]) -> Logits | None:
-        """Evaluate what waits and return the logits after the last token, None where its pair is not known.
+        """Evaluate what waits and return the logits after the last token, None where its pair is
+        not known.
 
         The logits, as those of `after`, are a view that dies with the next evaluation.
         """
         several = self.context.n_blocks > 1
-        # The pairs of accepted drafts ride along with the last one: an evaluation of their own would cost more.
+        # The pairs of accepted drafts ride along with the last one: an evaluation of their own
+        # would cost more.
         piece = self._rows.due(tokens, 1 if several else self.context.n_outputs)
         if piece is None:
             return None
@@ -104,13 +114,16 @@ class MtpState:
             self._evaluate(pairs, piece.position + 1, with_rows=False)
 
     def _make_room(self, piece: RowPiece) -> None:
-        """Drop what lies where the pairs belong and behind it, before the first pair of all everything."""
+        """Drop what lies where the pairs belong and behind it, before the first pair of all
+        everything."""
         if piece.count:
             self.context.memory.truncate(piece.position + 1)
         else:
             self.context.memory.clear()
 
-    def _evaluate(self, pairs: Sequence[tuple[int, FloatRows]], start: int, *, with_rows: bool) -> Rows:
+    def _evaluate(
+        self, pairs: Sequence[tuple[int, FloatRows]], start: int, *, with_rows: bool
+    ) -> Rows:
         n = len(pairs)
         if n == 1 and with_rows:
             self._batch.fill_one(pairs[0][0], start)

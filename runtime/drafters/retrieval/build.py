@@ -17,8 +17,11 @@ from specrun.runtime.methods import options_of
 _PROMPT_LOOKUP = "prompt-lookup"
 
 
-def build_prompt_lookup(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `prompt-lookup(n=15, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=FILE)`."""
+def build_prompt_lookup(
+    expression: Expression, environment: DraftEnvironment, build: BuildPart
+) -> DrafterWeights:
+    """Build
+    `prompt-lookup(n=15, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=FILE)`."""
     options = options_of(expression)
     reference = options.optional("reference")
     vocabulary = environment.target.vocabulary
@@ -29,14 +32,18 @@ def build_prompt_lookup(expression: Expression, environment: DraftEnvironment, b
         branches=options.integer("branches", 4),
         max_ngram=options.integer("max_ngram", 16),
         min_ngram=options.integer("min_ngram", 2),
-        reference=None if reference is None else read_reference(Path(reference).expanduser(), vocabulary),
+        reference=None
+        if reference is None
+        else read_reference(Path(reference).expanduser(), vocabulary),
         costs=environment.curve,
         name=str(expression),
     )
     return DrafterWeights(str(expression), lambda: _sized(make(), environment))
 
 
-def build_rest(expression: Expression, environment: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+def build_rest(
+    expression: Expression, environment: DraftEnvironment, build: BuildPart
+) -> DrafterWeights:
     """Build `rest(STORE, n=10, nodes=10, branches=2, places=32, min_match=2)`."""
     options = options_of(expression)
     store = open_store(file_of(expression, environment), environment.target.vocabulary)
@@ -70,12 +77,19 @@ def with_reference(text: str, reference: Path) -> str:
             if any(name == "reference" for name, _ in options):
                 raise OptionError(f"{text} already names a reference: leave out {reference}")
             options, is_call = (*options, ("reference", Expression(str(reference)))), True
-        return Expression(expression.atom, tuple(map(read, expression.arguments)), options, expression.count, is_call)
+        return Expression(
+            expression.atom,
+            tuple(map(read, expression.arguments)),
+            options,
+            expression.count,
+            is_call,
+        )
 
     expression = str(read(parse_expression(text)))
     if not found:
         raise OptionError(
-            f"a reference is read by prompt-lookup, which is not part of {text}: use prompt-lookup, or "
+            f"a reference is read by prompt-lookup, which is not part of {text}: use "
+            "prompt-lookup, or "
             f"{'ensemble(' + text + ', prompt-lookup)' if text != 'none' else 'leave out the reference'}"
         )
     return expression
@@ -84,7 +98,8 @@ def with_reference(text: str, reference: Path) -> str:
 def _sized(drafter: Drafter, environment: DraftEnvironment) -> Drafter:
     if drafter.max_nodes + 1 > environment.context.n_batch:
         raise OptionError(
-            f"{drafter.name}: a tree of {drafter.max_nodes} nodes and its root do not fit a batch of "
+            f"{drafter.name}: a tree of {drafter.max_nodes} nodes and its root do not fit a "
+            "batch of "
             f"{environment.context.n_batch}: lower nodes, or raise the batch size (-b)"
         )
     return drafter

@@ -1,11 +1,14 @@
-"""From several retrieved continuations to one draft tree: a trie weighted by match and frequency, its best nodes.
+"""From several retrieved continuations to one draft tree: a trie weighted by match and frequency,
+its best nodes.
 
-LLMA (Yang et al. 2023) and prompt lookup copy one continuation; REST (He et al. 2023, section 3.2) merges all of
-them into a trie and keeps the most frequent prefixes. Here a node's probability is estimated: its parent's, times
-the trust in a match that long, times its share among the continuations that agree so far. Nodes are taken in that
-order, and as many as gain more tokens than their evaluation costs.
+LLMA (Yang et al. 2023) and prompt lookup copy one continuation; REST (He et al. 2023, section 3.2)
+merges all of them into a trie and keeps the most frequent prefixes. Here a node's probability is
+estimated: its parent's, times the trust in a match that long, times its share among the
+continuations that agree so far. Nodes are taken in that order, and as many as gain more tokens than
+their evaluation costs.
 
-What prompt lookup and REST share: retrieve continuations, draft the best of them, learn which matches hold.
+What prompt lookup and REST share: retrieve continuations, draft the best of them, learn which
+matches hold.
 """
 
 from __future__ import annotations
@@ -18,7 +21,12 @@ from dataclasses import dataclass, field
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import TYPICAL_CPU, CostCurve
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
-from specrun.runtime.drafters.retrieval.match_trust import LONGEST_MATCH, Evidence, MatchTrust, Standing
+from specrun.runtime.drafters.retrieval.match_trust import (
+    LONGEST_MATCH,
+    Evidence,
+    MatchTrust,
+    Standing,
+)
 from specrun.runtime.drafters.retrieval.realignment import FOUND_AGAIN
 from specrun.runtime.tree import ROOT, DraftTree
 from specrun.runtime.trees import MAX_NODES, check_leaves
@@ -33,7 +41,8 @@ _LEAST_PROBABILITY = 0.05  # no batch is so cheap that such a node pays
 class Continuation:
     """What followed an earlier occurrence of the last `match` tokens; `weight` ranks equal matches.
 
-    `votes` are what it counts among others: a token more of context counts double, up to where no doubt is left.
+    `votes` are what it counts among others: a token more of context counts double, up to where no
+    doubt is left.
     """
 
     tokens: Sequence[int]
@@ -61,7 +70,8 @@ class TreeLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """A node that may be taken: the continuations that run through it, and the probability that it is right."""
+    """A node that may be taken: the continuations that run through it, and the probability that it
+    is right."""
 
     probability: float
     parent: int
@@ -76,19 +86,25 @@ def continuation_tree(
     """Return the best nodes as point masses; empty where no draft would pay."""
     taken = _best_first(continuations, trust, limits)
     best = taken[: _worthwhile([continuation.probability for continuation in taken], costs)[0]]
-    return DraftTree.of_points([continuation.token for continuation in best], tuple(continuation.parent for continuation in best))
+    return DraftTree.of_points(
+        [continuation.token for continuation in best],
+        tuple(continuation.parent for continuation in best),
+    )
 
 
 def promised_speed_up(
     continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits, costs: CostCurve
 ) -> float:
     """Return the expected speed-up of that tree's round over plain decoding; 1 for an empty one."""
-    count, rate = _worthwhile([node.probability for node in _best_first(continuations, trust, limits)], costs)
+    count, rate = _worthwhile(
+        [node.probability for node in _best_first(continuations, trust, limits)], costs
+    )
     return rate * costs.seconds(1) if count else 1.0
 
 
 def teach(trust: MatchTrust, continuations: Sequence[Continuation], tokens: Sequence[int]) -> None:
-    """Tell `trust` how the continuations fared against the tokens that really came, drafted or not."""
+    """Tell `trust` how the continuations fared against the tokens that really came, drafted or
+    not."""
     alive = continuations
     for depth, token in enumerate(tokens):
         alive = [continuation for continuation in alive if len(continuation.tokens) > depth]
@@ -102,7 +118,9 @@ def teach(trust: MatchTrust, continuations: Sequence[Continuation], tokens: Sequ
         alive = ranked[rank][1]
 
 
-def _best_first(continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits) -> list[_Branch]:
+def _best_first(
+    continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits
+) -> list[_Branch]:
     taken: list[_Branch] = []
     if limits.nodes < 1 or limits.depth < 1:
         return taken
@@ -145,7 +163,8 @@ def _children(
 
 
 def _ranked(alive: Sequence[Continuation], depth: int) -> list[tuple[int, Sequence[Continuation]]]:
-    """Return the tokens that come next, those with the most votes first, with the continuations that have them."""
+    """Return the tokens that come next, those with the most votes first, with the continuations
+    that have them."""
     if len(alive) == 1:  # the usual case by far
         return [(alive[0].tokens[depth], alive)]
     groups: dict[int, list[Continuation]] = {}
@@ -166,8 +185,12 @@ def _standing(alive: Sequence[Continuation], depth: int) -> Standing:
     length = first.match + depth
     if first.realigned and length < FOUND_AGAIN:
         return Standing(Evidence.REALIGNED, length)
-    if len(best) > 1 and any(continuation.tokens[depth] != first.tokens[depth] for continuation in best):
-        return Standing(Evidence.MOST_PLACES if _has_majority(best, depth) else Evidence.DISAGREEING, length)
+    if len(best) > 1 and any(
+        continuation.tokens[depth] != first.tokens[depth] for continuation in best
+    ):
+        return Standing(
+            Evidence.MOST_PLACES if _has_majority(best, depth) else Evidence.DISAGREEING, length
+        )
     several = len(best) > 1 or first.weight > 1.0
     return Standing(Evidence.SEVERAL_PLACES if several else Evidence.ONE_PLACE, length)
 
@@ -176,12 +199,15 @@ def _has_majority(alive: Sequence[Continuation], depth: int) -> bool:
     """Return whether one token comes next in most of the places."""
     weights: dict[int, float] = {}
     for continuation in alive:
-        weights[continuation.tokens[depth]] = weights.get(continuation.tokens[depth], 0.0) + continuation.weight
+        weights[continuation.tokens[depth]] = (
+            weights.get(continuation.tokens[depth], 0.0) + continuation.weight
+        )
     return max(weights.values()) >= _MAJORITY * sum(weights.values())
 
 
 def _worthwhile(probabilities: Sequence[float], costs: CostCurve) -> tuple[int, float]:
-    """Return how many of the nodes give the most expected tokens for their evaluation's time, and how many a second."""
+    """Return how many of the nodes give the most expected tokens for their evaluation's time, and
+    how many a second."""
     best, rate, tokens = 0, _LEAST_GAIN / costs.seconds(1), 1.0
     for count, probability in enumerate(probabilities, 1):
         tokens += probability
@@ -194,13 +220,20 @@ def _worthwhile(probabilities: Sequence[float], costs: CostCurve) -> tuple[int, 
 class ContinuationDrafter(Drafter):
     """Drafts what followed earlier occurrences of the last tokens, wherever a subclass finds them.
 
-    `depth` is the longest path, `nodes` the largest tree, `branches` the most leaves. Drafts are point masses,
-    so the text is plain decoding's own at every temperature. How much is drafted follows the length of the
-    match, the acceptance so far and `costs`, the price of evaluating n tokens; often it is nothing.
+    `depth` is the longest path, `nodes` the largest tree, `branches` the most leaves. Drafts are
+    point masses, so the text is plain decoding's own at every temperature. How much is drafted
+    follows the length of the match, the acceptance so far and `costs`, the price of evaluating n
+    tokens; often it is nothing.
     """
 
     def __init__(
-        self, *, depth: int, nodes: int | None, branches: int, name: str, costs: CostCurve = TYPICAL_CPU
+        self,
+        *,
+        depth: int,
+        nodes: int | None,
+        branches: int,
+        name: str,
+        costs: CostCurve = TYPICAL_CPU,
     ) -> None:
         kind = name.partition("(")[0]
         if depth < 1:
@@ -222,7 +255,8 @@ class ContinuationDrafter(Drafter):
 
     @abstractmethod
     def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
-        """Return what followed earlier occurrences of the last of `tokens`, up to `length` tokens each."""
+        """Return what followed earlier occurrences of the last of `tokens`, up to `length` tokens
+        each."""
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the tree of continuations that pays, empty where none does."""
@@ -235,7 +269,11 @@ class ContinuationDrafter(Drafter):
     def forecast(self, request: DraftRequest) -> float:
         """Return what the continuations found now promise."""
         found = self.retrieve(request.tokens, self._depth)
-        return promised_speed_up(found, self._trust, self._limits(request), self._costs) if found else 1.0
+        return (
+            promised_speed_up(found, self._trust, self._limits(request), self._costs)
+            if found
+            else 1.0
+        )
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Learn how the retrieved continuations fared, those that were not drafted too."""

@@ -1,8 +1,10 @@
-"""Where the last tokens stood before: hashed n-grams with links to earlier occurrences, growing with the text.
+"""Where the last tokens stood before: hashed n-grams with links to earlier occurrences, growing
+with the text.
 
-As in LZ77's matchers: for a few sizes of n-grams a table holds the latest place of each, and every place links to
-the one before it. A lookup takes the longest known size, follows a bounded number of links and compares tokens,
-so that it costs the same at any length of text; adding a token costs one table entry a size.
+As in LZ77's matchers: for a few sizes of n-grams a table holds the latest place of each, and every
+place links to the one before it. A lookup takes the longest known size, follows a bounded number of
+links and compares tokens, so that it costs the same at any length of text; adding a token costs one
+table entry a size.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ _FORKS_VISITED = 4
 
 
 class NgramIndex:
-    """All tokens of a text, and the places of its n-grams of `min_ngram`, twice that, ... `max_ngram` tokens."""
+    """All tokens of a text, and the places of its n-grams of `min_ngram`, twice that, ...
+    `max_ngram` tokens."""
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self.tokens: list[int] = []
@@ -54,11 +57,12 @@ class NgramIndex:
             raise
 
     def matches(self, count: int, visited: int = _VISITED) -> list[tuple[int, int]]:
-        """Return up to `count` earlier places that the text's end resembles most: (next position, matched tokens).
+        """Return up to `count` earlier places that the text's end resembles most: (next position,
+        matched tokens).
 
-        Of every size, from the largest down, the latest `visited` places are looked at until there are
-        `count`. Longer matches come first, later ones first among equals; lengths are counted up to twice
-        the largest size.
+        Of every size, from the largest down, the latest `visited` places are looked at until there
+        are `count`. Longer matches come first, later ones first among equals; lengths are counted
+        up to twice the largest size.
         """
         end = len(self.tokens)
         found: dict[int, int] = {}
@@ -91,9 +95,11 @@ class NgramIndex:
         return min(place, limit)
 
     def since_fork(self, match: int, visited: int = _FORKS_VISITED) -> int:
-        """Return how many of the `match` last tokens came since the text last stood at a fork, all where it did not.
+        """Return how many of the `match` last tokens came since the text last stood at a fork, all
+        where it did not.
 
-        A fork is a place inside the match, not far back, whose own match had been followed by something else before.
+        A fork is a place inside the match, not far back, whose own match had been followed by
+        something else before.
         """
         tokens, end = self.tokens, len(self.tokens)
         for back in range(1, min(match, _FORKS_SOUGHT + 1)):
@@ -111,12 +117,14 @@ class NgramIndex:
         return match
 
     def _level_within(self, length: int) -> int | None:
-        """Return the level of the largest n-grams of at most `length` tokens; None if even the smallest are larger."""
+        """Return the level of the largest n-grams of at most `length` tokens; None if even the
+        smallest are larger."""
         levels = [level for level, size in enumerate(self._sizes) if size <= length]
         return levels[-1] if levels else None
 
     def continuation(self, place: int, length: int) -> list[int]:
-        """Return the `length` tokens from `place` on; what reaches the end goes on with its own beginning."""
+        """Return the `length` tokens from `place` on; what reaches the end goes on with its own
+        beginning."""
         tokens = self.tokens[place : place + length]
         while len(tokens) < length:  # a text that repeats itself: an LZ77 copy that overlaps
             tokens += tokens[: length - len(tokens)]
@@ -150,6 +158,7 @@ class NgramIndex:
 
     def _clear(self) -> None:
         self.tokens = []
-        # hash of an n-gram -> the position after its latest place; position -> the same of the place before
+        # hash of an n-gram -> the position after its latest place; position -> the same of the
+        # place before
         self._latest: list[dict[int, int]] = [{} for _ in self._sizes]
         self._links: list[list[int]] = [[0] for _ in self._sizes]

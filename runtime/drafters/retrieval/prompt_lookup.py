@@ -1,4 +1,5 @@
-"""Prompt lookup: continue the last tokens as they continued before (Saxena 2023; LLMA, Yang et al. 2023)."""
+"""Prompt lookup: continue the last tokens as they continued before (Saxena 2023; LLMA, Yang et al.
+2023)."""
 
 from __future__ import annotations
 
@@ -18,11 +19,12 @@ _FROM_REFERENCE = 4  # places of the reference that are considered
 
 
 class PromptLookupDrafter(ContinuationDrafter):
-    """Finds the places of prompt, history and reference that the last tokens resemble most, and merges what followed.
+    """Finds the places of prompt, history and reference that the last tokens resemble most, and
+    merges what followed.
 
-    The longest suffix of at least `min_ngram` tokens decides: n-grams of up to `max_ngram` tokens are indexed,
-    matches are compared up to twice that. Among places with equally long matches later ones count more. A round
-    costs the same at any context length.
+    The longest suffix of at least `min_ngram` tokens decides: n-grams of up to `max_ngram` tokens
+    are indexed, matches are compared up to twice that. Among places with equally long matches later
+    ones count more. A round costs the same at any context length.
     """
 
     def __init__(
@@ -37,9 +39,13 @@ class PromptLookupDrafter(ContinuationDrafter):
         name: str = "prompt-lookup",
         costs: CostCurve = TYPICAL_CPU,
     ) -> None:
-        super().__init__(depth=num_draft_tokens, nodes=nodes, branches=branches, name=name, costs=costs)
+        super().__init__(
+            depth=num_draft_tokens, nodes=nodes, branches=branches, name=name, costs=costs
+        )
         if not 1 <= min_ngram <= max_ngram:
-            raise OptionError(f"n-gram sizes from {min_ngram} to {max_ngram}: give 1 <= min_ngram <= max_ngram")
+            raise OptionError(
+                f"n-gram sizes from {min_ngram} to {max_ngram}: give 1 <= min_ngram <= max_ngram"
+            )
         self._places = branches
         self._min_ngram = min_ngram
         self._index = NgramIndex(min_ngram, max_ngram)
@@ -75,19 +81,24 @@ class PromptLookupDrafter(ContinuationDrafter):
             found.append(Continuation(index.continuation(place, length), match, realigned=True))
             matches = [pair for pair in matches if pair[0] != place]
         for place, match in matches:
-            found.append(Continuation(index.continuation(place, length), self._evidence(match), weight))
+            found.append(
+                Continuation(index.continuation(place, length), self._evidence(match), weight)
+            )
             weight *= _RECENCY
         if self._reference is not None:
             found += [
                 Continuation(known, match, weight)
-                for match, known in self._reference.nearest(tokens, _FROM_REFERENCE, length, self._min_ngram)
+                for match, known in self._reference.nearest(
+                    tokens, _FROM_REFERENCE, length, self._min_ngram
+                )
             ]
         return found
 
     def _evidence(self, match: int) -> int:
         """Return how many of the matched tokens speak for what followed them.
 
-        Of a formula that went on in many ways, such as the turn of a conversation, only what came after it tells which
-        of them this is; a match that reaches far beyond any formula is the same text again.
+        Of a formula that went on in many ways, such as the turn of a conversation, only what came
+        after it tells which of them this is; a match that reaches far beyond any formula is the
+        same text again.
         """
         return min(match, self._index.since_fork(match) + 2 * max(0, match - _FORMULA))

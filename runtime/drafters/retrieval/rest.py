@@ -15,10 +15,11 @@ _MOST_PLACES = 4096
 
 
 class RestDrafter(ContinuationDrafter):
-    """Retrieves the `places` of a datastore with the longest suffix of the last tokens, and merges what followed.
+    """Retrieves the `places` of a datastore with the longest suffix of the last tokens, and merges
+    what followed.
 
-    Suffixes of `min_match` to 16 tokens count. A round costs a binary search in a mapped file and does not
-    depend on the length of the context.
+    Suffixes of `min_match` to 16 tokens count. A round costs a binary search in a mapped file and
+    does not depend on the length of the context.
     """
 
     def __init__(
@@ -33,11 +34,15 @@ class RestDrafter(ContinuationDrafter):
         name: str = "rest",
         costs: CostCurve = TYPICAL_CPU,
     ) -> None:
-        super().__init__(depth=num_draft_tokens, nodes=nodes, branches=branches, name=name, costs=costs)
+        super().__init__(
+            depth=num_draft_tokens, nodes=nodes, branches=branches, name=name, costs=costs
+        )
         if not 1 <= places <= _MOST_PLACES:
             raise OptionError(f"rest: places is {places}: give 1 to {_MOST_PLACES}")
         if not 1 <= min_match <= DEPTH:
-            raise OptionError(f"rest: min_match is {min_match}: give 1 to {DEPTH}, the longest suffix looked up")
+            raise OptionError(
+                f"rest: min_match is {min_match}: give 1 to {DEPTH}, the longest suffix looked up"
+            )
         self._store = store
         self._prompt: list[int] = []
         self._places = places

@@ -1,4 +1,5 @@
-"""`specrun bench convert` on a small checkpoint: rows, memory, and nothing left; times are never asserted."""
+"""`specrun bench convert` on a small checkpoint: rows, memory, and nothing left; times are never
+asserted."""
 
 from __future__ import annotations
 
@@ -23,11 +24,27 @@ from specrun.convert import convert_checkpoint
 def test_rows_and_nothing_left(tmp_path: Path) -> None:
     done = CliRunner().invoke(
         cli,
-        ["bench", "convert", "--only", "checkpoint", "--size", "2M", "-r", "1", "--folder", str(tmp_path), "--json"],
+        [
+            "bench",
+            "convert",
+            "--only",
+            "checkpoint",
+            "--size",
+            "2M",
+            "-r",
+            "1",
+            "--folder",
+            str(tmp_path),
+            "--json",
+        ],
     )
     assert done.exit_code == 0, done.output
     copy, converted = json.loads(done.stdout)["results"]
-    assert (copy["name"], converted["name"], converted["baseline"]) == ("copy", "checkpoint to F16", "copy")
+    assert (copy["name"], converted["name"], converted["baseline"]) == (
+        "copy",
+        "checkpoint to F16",
+        "copy",
+    )
     assert copy["n_bytes_in"] == converted["n_bytes_in"] >= 2_000_000
     assert 10 << 20 < converted["peak_bytes"] < 300 << 20
     assert converted["budget"] is None
@@ -38,7 +55,10 @@ def test_unknown_names_and_folders(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["bench", "convert", "--only", "chekpoint"])
     assert done.exit_code == 2
     assert "did you mean checkpoint" in done.stderr
-    assert CliRunner().invoke(cli, ["bench", "convert", "--folder", str(tmp_path / "none")]).exit_code == 3
+    assert (
+        CliRunner().invoke(cli, ["bench", "convert", "--folder", str(tmp_path / "none")]).exit_code
+        == 3
+    )
 
 
 def test_the_made_checkpoint_converts(tmp_path: Path) -> None:
@@ -50,7 +70,9 @@ def test_the_made_checkpoint_converts(tmp_path: Path) -> None:
 
 def result(share: float, peak: int) -> ConvertResult:
     times = spread_of([1.0])
-    return ConvertResult("x", 1, 1, times, times, "copy", Ratio(share, share, share), 0.5, peak, 100)
+    return ConvertResult(
+        "x", 1, 1, times, times, "copy", Ratio(share, share, share), 0.5, peak, 100
+    )
 
 
 def test_budgets() -> None:
@@ -61,16 +83,22 @@ def test_budgets() -> None:
     assert shown == ["within", "over"]
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory as Linux counts it")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="resident memory as Linux counts it"
+)
 def test_the_memory_of_a_child_is_its_own(tmp_path: Path) -> None:
     held = bytearray(os.urandom(1 << 20) * 200)  # what the parent holds must not count
     assert peak_memory() > len(held)
     (tmp_path / "made").mkdir()
     write_checkpoint(tmp_path / "made", 1_000_000)
-    run = run_child("specrun.bench.convert.convert_child", str(tmp_path / "made"), str(tmp_path / "m.gguf"))
+    run = run_child(
+        "specrun.bench.convert.convert_child", str(tmp_path / "made"), str(tmp_path / "m.gguf")
+    )
     assert run.peak_bytes < len(held)
 
 
 def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(SpecrunError, match="there is no folder"):
-        run_child("specrun.bench.convert.convert_child", str(tmp_path / "none"), str(tmp_path / "m.gguf"))
+        run_child(
+            "specrun.bench.convert.convert_child", str(tmp_path / "none"), str(tmp_path / "m.gguf")
+        )

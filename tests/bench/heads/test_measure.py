@@ -19,7 +19,9 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
 from specrun.cli.main import cli
 
-TINY = HeadsOptions(hidden=(64,), vocab_size=320, widths=(1, 3), repetitions=3, n_threads=1, copy_bytes=1 << 20)
+TINY = HeadsOptions(
+    hidden=(64,), vocab_size=320, widths=(1, 3), repetitions=3, n_threads=1, copy_bytes=1 << 20
+)
 
 
 def q8(*shape: int) -> int:
@@ -44,11 +46,18 @@ def test_each_head_is_measured_with_the_bytes_that_it_must_read(tmp_path: Path) 
     hydra = 2 * (q8(64, 128) + 64 * 4) + q8(320, 64)
     eagle = q8(64, 128) + layer + 64 * 4 + q8(320, 64)
     of_hydra = [hydra + q8(1, 64), hydra + q8(3, 64), layer + 3 * 64 * 4]
-    assert [result.n_bytes for result in found] == [medusa, *of_hydra, eagle + q8(1, 64), eagle + q8(3, 64)]
+    assert [result.n_bytes for result in found] == [
+        medusa,
+        *of_hydra,
+        eagle + q8(1, 64),
+        eagle + q8(3, 64),
+    ]
     for result in found:
         assert result.time_us.n == result.native_us.n == result.copy_bytes_per_s.n == 3
         assert 0 < result.native_us.median <= result.time_us.median
-        assert result.floor_us == pytest.approx(1e6 * result.n_bytes / result.copy_bytes_per_s.median, rel=0.5)
+        assert result.floor_us == pytest.approx(
+            1e6 * result.n_bytes / result.copy_bytes_per_s.median, rel=0.5
+        )
         assert result.over_floor.value == pytest.approx(result.time_us.median / result.floor_us)
         assert result.n_threads == 1
     assert not list(tmp_path.iterdir())
@@ -59,8 +68,15 @@ def vars_of(options: HeadsOptions) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("type_name", ["F32", "F16", "Q8_0"])
-def test_random_files_are_of_the_type_and_size_that_was_asked(tmp_path: Path, type_name: str) -> None:
-    writers = {"medusa": write_medusa, "hydra": write_hydra, "eagle": write_eagle, "llama": write_target}
+def test_random_files_are_of_the_type_and_size_that_was_asked(
+    tmp_path: Path, type_name: str
+) -> None:
+    writers = {
+        "medusa": write_medusa,
+        "hydra": write_hydra,
+        "eagle": write_eagle,
+        "llama": write_target,
+    }
     for kind, write in writers.items():
         write(tmp_path / kind, 64, 320, type_name)  # type: ignore[operator]
         header = read_header(tmp_path / kind)
@@ -78,12 +94,31 @@ def test_the_table_says_what_was_measured() -> None:
 
 def test_the_command_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    arguments = ["bench", "heads", "--hidden", "64", "--vocab", "320", "--width", "2", "-r", "1", "-t", "1", "--json"]
+    arguments = [
+        "bench",
+        "heads",
+        "--hidden",
+        "64",
+        "--vocab",
+        "320",
+        "--width",
+        "2",
+        "-r",
+        "1",
+        "-t",
+        "1",
+        "--json",
+    ]
     run = CliRunner().invoke(cli, arguments)
     assert run.exit_code == 0, run.stderr
     content = json.loads(run.stdout)
     assert content["bench"] == "heads"
-    assert [result["head"] for result in content["results"]] == ["medusa", "hydra", "hydra++ layer", "eagle"]
+    assert [result["head"] for result in content["results"]] == [
+        "medusa",
+        "hydra",
+        "hydra++ layer",
+        "eagle",
+    ]
     assert not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,5 @@
-"""The search for layers to skip: it finds what is best where that is known, keeps to its bound, and can be stopped."""
+"""The search for layers to skip: it finds what is best where that is known, keeps to its bound, and
+can be stopped."""
 
 from __future__ import annotations
 
@@ -27,15 +28,22 @@ NEEDED = {1, 3}  # the other layers add nothing to what passes through
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of which two layers do all the work: the outputs of the others are multiplied by zero."""
+    """A model of which two layers do all the work: the outputs of the others are multiplied by
+    zero."""
     folder = tmp_path_factory.mktemp("sparse")
-    write_random_llama(folder / "dense.gguf", RandomLlama(vocab_size=300, layers=LAYERS, context=256, scale=3.0))
+    write_random_llama(
+        folder / "dense.gguf", RandomLlama(vocab_size=300, layers=LAYERS, context=256, scale=3.0)
+    )
     source = GGUFSource(folder / "dense.gguf")
     tensors: list[PlannedTensor] = []
     for tensor in source.header.tensors:
         planned = source.unchanged(tensor, tensor.name)
         parts = tensor.name.split(".")
-        if parts[0] == "blk" and int(parts[1]) not in NEEDED and parts[2] in ("attn_output", "ffn_down"):
+        if (
+            parts[0] == "blk"
+            and int(parts[1]) not in NEEDED
+            and parts[2] in ("attn_output", "ffn_down")
+        ):
             zeros = np.zeros(planned.shape, np.float32)
             planned = PlannedTensor(planned.name, planned.shape, "F32", lambda zeros=zeros: zeros)
         tensors.append(planned)
@@ -44,7 +52,12 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(path: Path, **changes: object) -> LayerSearchOptions:
-    values = {"evaluations": 24, "n_tokens": 24, "seconds": 0.05, "context": ContextOptions(n_ctx=128, n_threads=1)}
+    values = {
+        "evaluations": 24,
+        "n_tokens": 24,
+        "seconds": 0.05,
+        "context": ContextOptions(n_ctx=128, n_threads=1),
+    }
     return LayerSearchOptions(path, SamplingParams(temperature=0.0), **{**values, **changes})  # type: ignore[arg-type]
 
 
@@ -54,7 +67,8 @@ def prompts(_model: Model) -> list[list[int]]:
 
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Costs by rule, so that nothing hangs on this machine's speed: a layer is a hundredth of a second."""
+    """Costs by rule, so that nothing hangs on this machine's speed: a layer is a hundredth of a
+    second."""
     monkeypatch.setattr(CutJudge, "_step_seconds", lambda _self, count: 0.01 * (count + 0.5))
     original = CutJudge.__init__
 
@@ -101,14 +115,21 @@ def test_the_bound_holds_and_the_search_is_the_same_again(sparse: Path, steady: 
 def test_sampled_drafts_are_searched_too(sparse: Path, steady: None) -> None:
     params = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
     searched = LayerSearchOptions(
-        sparse, params, evaluations=12, n_tokens=24, seconds=0.05, context=ContextOptions(n_ctx=128, n_threads=1)
+        sparse,
+        params,
+        evaluations=12,
+        n_tokens=24,
+        seconds=0.05,
+        context=ContextOptions(n_ctx=128, n_threads=1),
     )
     result = search_layers(searched, prompts)
     assert set(result.best.kept) >= NEEDED
     assert result.best.sampling == "with"
 
 
-def test_ctrl_c_keeps_what_was_found(sparse: Path, steady: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_what_was_found(
+    sparse: Path, steady: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original, judged = CutJudge.judge, itertools.count(1)
 
     def judge(self: CutJudge, kept: tuple[int, ...]) -> LayerTrial:
@@ -121,7 +142,9 @@ def test_ctrl_c_keeps_what_was_found(sparse: Path, steady: None, monkeypatch: py
     assert (result.interrupted, len(result.trials)) == (True, 3)
 
 
-def test_what_cannot_be_searched_is_refused(sparse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_searched_is_refused(
+    sparse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(OptionError, match="at least 1"):
         options(sparse, evaluations=0)
     write_random_llama(tmp_path / "flat.gguf", RandomLlama(layers=1))
@@ -133,7 +156,20 @@ def test_what_cannot_be_searched_is_refused(sparse: Path, tmp_path: Path, monkey
 
 
 def tune(*arguments: object) -> Result:
-    fast = ("-t", "1", "-c", "128", "-n", "16", "--seconds", "0.05", "--evaluations", "5", "-p", "abc")
+    fast = (
+        "-t",
+        "1",
+        "-c",
+        "128",
+        "-n",
+        "16",
+        "--seconds",
+        "0.05",
+        "--evaluations",
+        "5",
+        "-p",
+        "abc",
+    )
     return CliRunner().invoke(cli, ["tune", "--layer-skip", *map(str, arguments), *fast])
 
 
@@ -164,6 +200,8 @@ def test_the_command_refuses_what_makes_no_sense(sparse: Path, tmp_path: Path) -
         result = tune(*arguments)
         assert (result.exit_code, result.stdout) == (code, ""), result.output
         assert problem in result.stderr
-    result = CliRunner().invoke(cli, ["tune", "-m", str(sparse), "-md", str(sparse), "--cut", "x.gguf"])
+    result = CliRunner().invoke(
+        cli, ["tune", "-m", str(sparse), "-md", str(sparse), "--cut", "x.gguf"]
+    )
     assert result.exit_code == 2
     assert "--layer-skip" in result.stderr

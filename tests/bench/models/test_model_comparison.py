@@ -23,7 +23,10 @@ from specrun.convert.random_model import RandomLlama, write_random_llama
 
 
 def test_divergence_of_known_laws() -> None:
-    p, q = np.array([[0.5, 0.25, 0.25], [0.2, 0.8, 0.0]]), np.array([[0.25, 0.5, 0.25], [0.2, 0.8, 0.0]])
+    p, q = (
+        np.array([[0.5, 0.25, 0.25], [0.2, 0.8, 0.0]]),
+        np.array([[0.25, 0.5, 0.25], [0.2, 0.8, 0.0]]),
+    )
     with np.errstate(divide="ignore"):
         found = row_divergence(np.log(p) + 3.0, np.log(q) - 7.0, [0, 1])
     np.testing.assert_allclose(found.kl, [0.5 * np.log(2) - 0.25 * np.log(2), 0.0], atol=1e-15)
@@ -34,7 +37,9 @@ def test_divergence_of_known_laws() -> None:
     assert summary.original.value == pytest.approx(1 / np.sqrt(0.5 * 0.8))
     assert (summary.n_tokens, summary.same_top) == (4, 0.5)
     assert summary.kl_mean == pytest.approx(np.log(2) / 8)
-    assert summary.original.error == pytest.approx(summary.original.value * np.std(-np.log([0.5, 0.8] * 2), ddof=1) / 2)
+    assert summary.original.error == pytest.approx(
+        summary.original.value * np.std(-np.log([0.5, 0.8] * 2), ddof=1) / 2
+    )
     with pytest.raises(OptionError, match="too short"):
         summarise_rows([])
 
@@ -75,15 +80,21 @@ def test_scored_logits_are_those_of_one_evaluation(tiny_model: Path, length: int
 
 def test_perplexity_of_a_model_is_its_own(tiny_model: Path, tiny_flat_twin: Path) -> None:
     text = "The quick brown fox jumps over the lazy dog. " * 8
-    found = compare_models(tiny_model, tiny_flat_twin, text, ComparisonOptions(n_ctx=64, n_chunks=2, n_threads=1))
-    swapped = compare_models(tiny_flat_twin, tiny_model, text, ComparisonOptions(n_ctx=64, n_chunks=2, n_threads=1))
+    found = compare_models(
+        tiny_model, tiny_flat_twin, text, ComparisonOptions(n_ctx=64, n_chunks=2, n_threads=1)
+    )
+    swapped = compare_models(
+        tiny_flat_twin, tiny_model, text, ComparisonOptions(n_ctx=64, n_chunks=2, n_threads=1)
+    )
     assert (found.n_chunks, found.n_ctx, found.summary.n_tokens) == (2, 64, 62)
     assert found.summary.original.value == pytest.approx(swapped.summary.other.value)
     assert found.summary.kl_mean > 0.01
     assert found.summary.kl_mean != pytest.approx(swapped.summary.kl_mean)
 
 
-def test_models_of_other_vocabularies_cannot_be_compared(tiny_model: Path, tiny_small_vocab: Path) -> None:
+def test_models_of_other_vocabularies_cannot_be_compared(
+    tiny_model: Path, tiny_small_vocab: Path
+) -> None:
     with pytest.raises(PairError, match="cannot be compared: "):
         compare_models(tiny_model, tiny_small_vocab, "text")
 
@@ -105,23 +116,33 @@ def test_errors_of_quantized_tensors(tmp_path: Path) -> None:
         means[kind] = np.mean([error.relative_rms for error in errors if "norm" not in error.name])
         assert all(error.relative_rms == 0 for error in errors if "norm" in error.name)
     assert list(means.values()) == sorted(means.values())
-    # A uniform error of half a step at most: 1/sqrt(12) steps, of 127 up to the largest of 32 normal numbers (2.1 sd).
+    # A uniform error of half a step at most: 1/sqrt(12) steps, of 127 up to the largest of 32
+    # normal numbers (2.1 sd).
     assert means["Q8_0"] == pytest.approx(2.1 / 127 / 12**0.5, rel=0.15)
 
 
 def test_tensors_that_cannot_be_compared_are_named(tmp_path: Path) -> None:
     def write(path: Path, **arrays: np.ndarray) -> None:
         kinds = {"float32": "F32", "int32": "I32"}
-        tensors = [PlannedTensor(n, a.shape, kinds[a.dtype.name], lambda a=a: a) for n, a in arrays.items()]
+        tensors = [
+            PlannedTensor(n, a.shape, kinds[a.dtype.name], lambda a=a: a) for n, a in arrays.items()
+        ]
         write_gguf(path, "llama", Metadata(), tensors)
 
     two = np.array([[3.0, 4.0]], np.float32)
     write(tmp_path / "a", w=two, gone=two, wide=two, ids=np.array([1, 2], np.int32), zero=0 * two)
-    changed = {"w": two + np.float32(0.5), "wide": np.ones((1, 3), np.float32), "ids": np.array([1, 2], np.int32)}
+    changed = {
+        "w": two + np.float32(0.5),
+        "wide": np.ones((1, 3), np.float32),
+        "ids": np.array([1, 2], np.int32),
+    }
     write(tmp_path / "b", **changed, zero=0 * two, new=two)
     seen: list[int] = []
     found = {
-        error.name: error for error in tensor_errors(tmp_path / "a", tmp_path / "b", lambda done, _all: seen.append(done))
+        error.name: error
+        for error in tensor_errors(
+            tmp_path / "a", tmp_path / "b", lambda done, _all: seen.append(done)
+        )
     }
     assert found["w"].relative_rms == pytest.approx(np.sqrt(0.5) / 5)
     assert (found["ids"].relative_rms, found["zero"].relative_rms) == (0, 0)

@@ -52,7 +52,14 @@ def test_parts_add_up_to_the_round(clock: Clock) -> None:
     clock.now += 0.5
     watch.begin_round()
     (times,) = watch.rounds
-    assert (times.draft, times.batch, times.law, times.acceptance, times.commit, times.text) == (1, 2, 2, 1, 1, 0.5)
+    assert (times.draft, times.batch, times.law, times.acceptance, times.commit, times.text) == (
+        1,
+        2,
+        2,
+        1,
+        1,
+        0.5,
+    )
     assert (times.target_native, times.drafter_native) == (8.0, 4.0)
     assert times.overhead == 7.5
 
@@ -73,7 +80,9 @@ def test_wrapped_parts_decode_the_same_tokens(clock: Clock) -> None:
             build_rule("exact"),
         )
         watch = Stopwatch(lambda: 0.0, lambda: 0.0)
-        conversation = conversation_of(TimedDrafter(drafter, watch) if wrapped else drafter, [1, 2], SeededNoise(5))
+        conversation = conversation_of(
+            TimedDrafter(drafter, watch) if wrapped else drafter, [1, 2], SeededNoise(5)
+        )
         limits = RoundLimits(n_ctx=64, max_nodes=8, max_tokens=20)
         settings = DecodeSettings(TimedRule(rule, watch) if wrapped else rule, PLAIN, limits)
         n = sum(1 for _ in decode_rounds(TableTarget(LawTable(5, 3)), conversation, settings))

@@ -1,4 +1,5 @@
-"""Replays: the same rounds as decoding itself, the promised bounds where drafting does not pay, and the command."""
+"""Replays: the same rounds as decoding itself, the promised bounds where drafting does not pay, and
+the command."""
 
 from __future__ import annotations
 
@@ -23,7 +24,13 @@ from specrun.runtime.conversation import Conversation
 from specrun.runtime.costs import CostCurve
 from specrun.runtime.drafter import Drafter, NoDrafter
 from specrun.runtime.drafters.combinators import AutoDrafter
-from specrun.runtime.drafters.lookahead import JacobiDrafter, LookaheadDrafter, NgramPool, NgramStore, PlannedGuesses
+from specrun.runtime.drafters.lookahead import (
+    JacobiDrafter,
+    LookaheadDrafter,
+    NgramPool,
+    NgramStore,
+    PlannedGuesses,
+)
 from specrun.runtime.drafters.retrieval import PromptLookupDrafter, RestDrafter
 from specrun.runtime.drafters.retrieval.datastore import ContextIndex
 from specrun.runtime.limits import RoundLimits
@@ -37,7 +44,9 @@ CPU = CostCurve((1, 2, 3, 4, 6, 8, 16, 32), *2 * ((1.0, 1.38, 1.63, 1.98, 2.2, 2
 
 
 def lookahead() -> LookaheadDrafter:
-    return LookaheadDrafter(ngram=8, width=0, guesses=PlannedGuesses(CPU), store=NgramStore(NgramPool(8)))
+    return LookaheadDrafter(
+        ngram=8, width=0, guesses=PlannedGuesses(CPU), store=NgramStore(NgramPool(8))
+    )
 
 
 MATCHING: dict[str, Callable[[], Drafter]] = {
@@ -90,10 +99,17 @@ def test_a_replay_goes_through_the_rounds_of_decoding(name: str) -> None:
     drafter.begin(text.prompt)
     limits = RoundLimits(n_ctx=10_000, max_nodes=drafter.max_nodes, max_tokens=None)
     settings = DecodeSettings(ExactRule(), SamplingParams(temperature=0.0), limits)
-    rounds = decode_rounds(Writer([*tokens, *[0] * 40]), Conversation(drafter, text.prompt), settings)  # type: ignore[arg-type]
-    decoded = [(len(this_round.tree), len(this_round.path)) for this_round, _ in zip(rounds, known[:-1], strict=False)]
+    rounds = decode_rounds(
+        Writer([*tokens, *[0] * 40]), Conversation(drafter, text.prompt), settings
+    )  # type: ignore[arg-type]
+    decoded = [
+        (len(this_round.tree), len(this_round.path))
+        for this_round, _ in zip(rounds, known[:-1], strict=False)
+    ]
     assert decoded == [(record.drafted, record.accepted) for record in known[:-1]]
-    assert name == "rest" or max(record.accepted for record in known) > 4  # its store holds another text
+    assert (
+        name == "rest" or max(record.accepted for record in known) > 4
+    )  # its store holds another text
     assert sum(record.tokens for record in known) == 400
 
 
@@ -110,9 +126,16 @@ def test_a_round_costs_what_its_nodes_cost() -> None:
         def propose(self, request: object) -> DraftTree:
             return DraftTree.chain([1, 1, 1])
 
-    rounds = replay(Right(), ReplayText("ones", (1,), (1,) * 8), CostCurve.flat([2.0, 3.0, 4.0, 5.0]))
-    assert [(this_round.drafted, this_round.accepted, this_round.tokens, this_round.seconds) for this_round in rounds] == [(3, 3, 4, 5.0)] * 2
-    result = replay_all(Right(), [ReplayText("ones", (1,), (1,) * 8)], CostCurve.flat([2.0, 3.0, 4.0, 5.0]))
+    rounds = replay(
+        Right(), ReplayText("ones", (1,), (1,) * 8), CostCurve.flat([2.0, 3.0, 4.0, 5.0])
+    )
+    assert [
+        (this_round.drafted, this_round.accepted, this_round.tokens, this_round.seconds)
+        for this_round in rounds
+    ] == [(3, 3, 4, 5.0)] * 2
+    result = replay_all(
+        Right(), [ReplayText("ones", (1,), (1,) * 8)], CostCurve.flat([2.0, 3.0, 4.0, 5.0])
+    )
     assert result.speed_up == pytest.approx(8 * 2.0 / 10.0)
     assert result.late_speed_up is None
 
@@ -126,7 +149,8 @@ def test_what_needs_the_target_is_refused() -> None:
         ReplayText("empty", (1,), ())
 
 
-# Where drafting does not pay, a matching drafter is plain decoding but for 3 %, once it had 64 tokens to see it.
+# Where drafting does not pay, a matching drafter is plain decoding but for 3 %, once it had 64
+# tokens to see it.
 NO_USE: dict[str, Callable[[int], list[int]]] = {
     "tokens at random": lambda seed: copies(900, 0.01, seed=seed),
     "pairs that come again": lambda seed: copies(900, 0.8, seed=seed),
@@ -155,15 +179,21 @@ def test_where_nothing_repeats_little_is_lost(name: str, kind: str) -> None:
 @pytest.mark.parametrize(("mean", "least"), [(8, 1.3), (16, 1.6), (32, 1.9)])
 @pytest.mark.parametrize("name", ["prompt-lookup", "lookahead"])
 def test_copies_are_drafted(name: str, mean: int, least: float) -> None:
-    result = replay_all(MATCHING[name](), [text_of(copies(900, mean, seed=seed)) for seed in range(3)], CPU)
+    result = replay_all(
+        MATCHING[name](), [text_of(copies(900, mean, seed=seed)) for seed in range(3)], CPU
+    )
     assert result.speed_up > least
 
 
 def test_an_edited_copy_is_found_again_behind_its_edits() -> None:
     rng = random.Random(4)
     source = [rng.randrange(1, VOCAB) for _ in range(120)]
-    edited = [rng.randrange(1, VOCAB) if number % 9 == 8 else token for number, token in enumerate(source)]
-    result = replay_all(MATCHING["prompt-lookup"](), [ReplayText("edited", tuple(source), tuple(edited))], CPU)
+    edited = [
+        rng.randrange(1, VOCAB) if number % 9 == 8 else token for number, token in enumerate(source)
+    ]
+    result = replay_all(
+        MATCHING["prompt-lookup"](), [ReplayText("edited", tuple(source), tuple(edited))], CPU
+    )
     assert result.speed_up > 1.6
 
 
@@ -252,7 +282,9 @@ def test_the_command_records_and_replays(tiny_model: Path, tmp_path: Path) -> No
     assert {result["n_texts"] for result in results} == {2}
     again = bench(*base, "--texts", kept)
     assert json.loads(again.stdout)["results"] == results
-    assert bench("-m", tiny_model, "--texts", kept, "--curve", "cpu", "-o", "md").stdout.startswith("| texts ")
+    assert bench("-m", tiny_model, "--texts", kept, "--curve", "cpu", "-o", "md").stdout.startswith(
+        "| texts "
+    )
     for wrong, message in (
         (["--texts", kept, "-p", "x"], "leave out"),
         (["-p", "x", "--keep", kept], "exists"),

@@ -1,4 +1,5 @@
-"""Small ggml graphs against numpy: every operation, quantized weights, caches, and sizes that do not fit."""
+"""Small ggml graphs against numpy: every operation, quantized weights, caches, and sizes that do
+not fit."""
 
 from __future__ import annotations
 
@@ -39,12 +40,17 @@ def device() -> Iterator[ComputeDevice]:
 
 
 def computed(
-    device: ComputeDevice, build: Callable[..., Tensor], *arrays: np.ndarray, types: tuple[int, ...] = ()
+    device: ComputeDevice,
+    build: Callable[..., Tensor],
+    *arrays: np.ndarray,
+    types: tuple[int, ...] = (),
 ) -> np.ndarray:
     """The result of a graph of these inputs, run twice so that reuse is tested too."""
     builder = GraphBuilder(device)
     kinds = types or (F32,) * len(arrays)
-    inputs = [builder.input(str(i), kinds[i], *reversed(array.shape)) for i, array in enumerate(arrays)]
+    inputs = [
+        builder.input(str(i), kinds[i], *reversed(array.shape)) for i, array in enumerate(arrays)
+    ]
     builder.output("result", build(builder, *inputs))
     graph = builder.build()
     try:
@@ -72,7 +78,11 @@ def soft_max(x: np.ndarray) -> np.ndarray:
         (GraphBuilder.swiglu, (X, Y), X / (1 + np.exp(-X)) * Y),
         (GraphBuilder.soft_max, (X,), soft_max(X)),
         (GraphBuilder.log_sum_exp, (X,), np.log(np.exp(X).sum(1, keepdims=True))),
-        (lambda g, a: g.log_sum_exp(a, g.pick(a, g.argmax(a), 1)), (X,), np.log(np.exp(X).sum(1, keepdims=True))),
+        (
+            lambda g, a: g.log_sum_exp(a, g.pick(a, g.argmax(a), 1)),
+            (X,),
+            np.log(np.exp(X).sum(1, keepdims=True)),
+        ),
         (GraphBuilder.argmax, (X,), X.argmax(1)[None]),
         (GraphBuilder.concat, (X, Y), np.concatenate([X, Y], 1)),
         (lambda g, a, b: g.concat(a, b, 1), (X, Y), np.concatenate([X, Y], 0)),
@@ -80,9 +90,21 @@ def soft_max(x: np.ndarray) -> np.ndarray:
         (lambda g, a: g.columns(a, 2, 5), (X,), X[:, 2:7]),
         (lambda g, a: g.rows(a, 0, 2), (X,), X[:2]),
         (lambda g, a: g.rows(a, 1, 2), (X,), X[1:]),
-        (lambda g, a: g.rms_norm(a, None, 1e-6), (X,), X / np.sqrt((X**2).mean(1, keepdims=True) + 1e-6)),
-        (lambda g, a, b: g.rms_norm(a, b), (X, Y[:1]), X / np.sqrt((X**2).mean(1, keepdims=True) + 1e-5) * Y[:1]),
-        (lambda g, a: g.permute(g.reshape(a, 4, 2, 3), 0, 2, 1, 3), (X,), X.reshape(3, 2, 4).transpose(1, 0, 2)),
+        (
+            lambda g, a: g.rms_norm(a, None, 1e-6),
+            (X,),
+            X / np.sqrt((X**2).mean(1, keepdims=True) + 1e-6),
+        ),
+        (
+            lambda g, a, b: g.rms_norm(a, b),
+            (X, Y[:1]),
+            X / np.sqrt((X**2).mean(1, keepdims=True) + 1e-5) * Y[:1],
+        ),
+        (
+            lambda g, a: g.permute(g.reshape(a, 4, 2, 3), 0, 2, 1, 3),
+            (X,),
+            X.reshape(3, 2, 4).transpose(1, 0, 2),
+        ),
         (lambda g, a, m: g.soft_max(a, m, 0.5), (X, Y), soft_max(0.5 * X + Y)),
     ],
 )
@@ -93,7 +115,9 @@ def test_operations_are_numpys(device: ComputeDevice, build, arrays, expected) -
 def test_log_sum_exp_survives_large_logits(device: ComputeDevice) -> None:
     large = X + np.float32(500)
     expected = 500 + np.log(np.exp(X.astype(np.float64)).sum(1, keepdims=True))
-    np.testing.assert_allclose(computed(device, GraphBuilder.log_sum_exp, large), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        computed(device, GraphBuilder.log_sum_exp, large), expected, rtol=1e-6
+    )
 
 
 def test_the_best_tokens_and_their_logits_never_leave_with_the_row(device: ComputeDevice) -> None:
@@ -108,7 +132,9 @@ def test_the_best_tokens_and_their_logits_never_leave_with_the_row(device: Compu
     graph.close()
     order = np.argsort(-logits, 1)[:, :7]
     np.testing.assert_array_equal(np.sort(result["ids"], 1), np.sort(order, 1))
-    np.testing.assert_array_equal(result["values"], np.take_along_axis(logits, result["ids"].astype(np.intp), 1))
+    np.testing.assert_array_equal(
+        result["values"], np.take_along_axis(logits, result["ids"].astype(np.intp), 1)
+    )
 
 
 @pytest.mark.parametrize("k", [1, 2, 7])
@@ -139,24 +165,37 @@ def test_rope_rotates_pairs(device: ComputeDevice, neox: bool) -> None:
     positions = np.array([0, 5, 1000], np.int32)
     angles = positions[:, None] * 10000.0 ** (-np.arange(4) * 2 / 8)
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
-    first, second = (heads[..., :4], heads[..., 4:]) if neox else (heads[..., 0::2], heads[..., 1::2])
+    first, second = (
+        (heads[..., :4], heads[..., 4:]) if neox else (heads[..., 0::2], heads[..., 1::2])
+    )
     a, b = first * cos - second * sin, first * sin + second * cos
     expected = np.concatenate([a, b], -1) if neox else np.stack([a, b], -1).reshape(heads.shape)
     result = computed(
-        device, lambda g, x, p: g.rope(x, p, Rope(8, neox=neox)), heads, positions[None], types=(F32, I32)
+        device,
+        lambda g, x, p: g.rope(x, p, Rope(8, neox=neox)),
+        heads,
+        positions[None],
+        types=(F32, I32),
     )
-    np.testing.assert_allclose(result, expected, atol=2e-4)  # the native angle is a product of floats
+    np.testing.assert_allclose(
+        result, expected, atol=2e-4
+    )  # the native angle is a product of floats
     np.testing.assert_allclose(result[:2], expected[:2], atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K", "F16"])
-def test_weights_of_quantized_types_multiply(device: ComputeDevice, tmp_path: Path, kind: str) -> None:
+def test_weights_of_quantized_types_multiply(
+    device: ComputeDevice, tmp_path: Path, kind: str
+) -> None:
     gguf = pytest.importorskip("gguf")
     from gguf import quants
 
     weight = RNG.normal(size=(64, 256)).astype(np.float32)
     number = gguf.GGMLQuantizationType[kind]
-    if kind in ("Q4_K", "Q6_K"):  # gguf's Python cannot make these: zero blocks are valid, and so is their product
+    if kind in (
+        "Q4_K",
+        "Q6_K",
+    ):  # gguf's Python cannot make these: zero blocks are valid, and so is their product
         stored = np.zeros((64, quants.quant_shape_to_byte_shape((64, 256), number)[1]), np.uint8)
     else:
         stored = quants.quantize(weight, number)
@@ -175,7 +214,8 @@ def test_weights_of_quantized_types_multiply(device: ComputeDevice, tmp_path: Pa
     result = computed(device, lambda g, a: g.mul_mat(Tensor(store["w"]), a), x)
     store.close()
     expected = x @ quants.dequantize(stored, number).reshape(64, 256).T
-    # The activations are rounded to 8 bits (16 for F16): at most a half step of their block in every product.
+    # The activations are rounded to 8 bits (16 for F16): at most a half step of their block in
+    # every product.
     np.testing.assert_allclose(result, expected, atol=0.02 * np.abs(x).max() * np.sqrt(256))
     with pytest.raises(MalformedFileError, match="no tensor gone"):
         load_tensors(path, device, ["gone"])
@@ -206,7 +246,9 @@ def test_results_are_left_in_tables_that_outlive_the_graph(device: ComputeDevice
     row = builder.input("row", F32, 8, 1)
     token = builder.argmax(row)
     builder.keep(builder.copy(token, builder.columns(Tensor(store["tokens"]), 2, 1)))
-    builder.keep(builder.copy(builder.pick(row, token, 1), builder.columns(Tensor(store["values"]), 2, 1)))
+    builder.keep(
+        builder.copy(builder.pick(row, token, 1), builder.columns(Tensor(store["values"]), 2, 1))
+    )
     builder.output("tokens", builder.columns(Tensor(store["tokens"]), 1, 2))
     graph = builder.build()
     for x in X:
@@ -218,8 +260,11 @@ def test_results_are_left_in_tables_that_outlive_the_graph(device: ComputeDevice
 
 
 @pytest.mark.parametrize("mapped", [True, False])
-def test_arrays_are_filled_in_place(device: ComputeDevice, mapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the tensors' own memory, or in arrays that are copied to a device; reads are copies either way."""
+def test_arrays_are_filled_in_place(
+    device: ComputeDevice, mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the tensors' own memory, or in arrays that are copied to a device; reads are copies either
+    way."""
 
     def elsewhere(name: str) -> Callable[..., object]:
         return (lambda buffer: False) if name == "ggml_backend_buffer_is_host" else call(name)
@@ -238,7 +283,9 @@ def test_arrays_are_filled_in_place(device: ComputeDevice, mapped: bool, monkeyp
         seconds.append(device.native_seconds)
     assert seconds[0] < seconds[1] < seconds[2]
     for other, result in zip((X, Y), found, strict=True):
-        np.testing.assert_array_equal(result, X + np.concatenate([other[:2], np.zeros((1, 8), np.float32)]))
+        np.testing.assert_array_equal(
+            result, X + np.concatenate([other[:2], np.zeros((1, 8), np.float32)])
+        )
     graph.close()
     assert not graph.inputs
     for act in (graph.compute, lambda: graph.read("sum")):
@@ -246,7 +293,9 @@ def test_arrays_are_filled_in_place(device: ComputeDevice, mapped: bool, monkeyp
             act()
 
 
-def test_writes_into_weights_are_the_first_backends(device: ComputeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_into_weights_are_the_first_backends(
+    device: ComputeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the CPU behind a GPU could compute does not reach the GPU's memory."""
     store = TensorStore(device, {"t": ("F32", (8, 3))})
     gpu, cpu = 1, device.backends[0]
@@ -254,7 +303,11 @@ def test_writes_into_weights_are_the_first_backends(device: ComputeDevice, monke
     monkeypatch.setattr(
         device_module,
         "call",
-        lambda name: (lambda backend, operation: backend == cpu) if name == "ggml_backend_supports_op" else call(name),
+        lambda name: (
+            (lambda backend, operation: backend == cpu)
+            if name == "ggml_backend_supports_op"
+            else call(name)
+        ),
     )
     builder = GraphBuilder(device)
     doubled = builder.scale(builder.input("a", F32, 8, 3), 2.0)

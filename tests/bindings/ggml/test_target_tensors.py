@@ -1,4 +1,5 @@
-"""The target's matrices in a head's graph: shared where that works, and the same numbers where it does not."""
+"""The target's matrices in a head's graph: shared where that works, and the same numbers where it
+does not."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ import pytest
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.ggml import F32, I32, ComputeDevice, GraphBuilder, TargetTensors, target_tensors
+from specrun.bindings.ggml import (
+    F32,
+    I32,
+    ComputeDevice,
+    GraphBuilder,
+    TargetTensors,
+    target_tensors,
+)
 from specrun.bindings.model import Model
 
 TOKENS = [5, 6, 7, 8]
@@ -26,14 +34,21 @@ def device() -> Iterator[ComputeDevice]:
 
 def states_and_logits(model: Model) -> tuple[np.ndarray, np.ndarray]:
     options = ContextOptions(
-        n_ctx=256, n_threads=1, n_outputs=8, hidden_states=True, cache_type_k="f32", cache_type_v="f32"
+        n_ctx=256,
+        n_threads=1,
+        n_outputs=8,
+        hidden_states=True,
+        cache_type_k="f32",
+        cache_type_v="f32",
     )
     with Context(model, options) as context:
         batch = Batch(context.n_batch, 1)
         batch.fill_chain(TOKENS, 0, [0], len(TOKENS))
         rows = context.decode(batch)
         count = range(len(TOKENS))
-        return np.array([rows.hidden_state(row) for row in count]), np.array([rows.logits(row) for row in count])
+        return np.array([rows.hidden_state(row) for row in count]), np.array(
+            [rows.logits(row) for row in count]
+        )
 
 
 @pytest.mark.parametrize("reachable", [True, False])

@@ -1,4 +1,5 @@
-"""The header check: what it reads, what it refuses and in which words, and that nothing makes it hang."""
+"""The header check: what it reads, what it refuses and in which words, and that nothing makes it
+hang."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def elements(code: int, count: int, values: bytes = b"") -> bytes:
     return u32(code) + u64(count) + values
 
 
-def tensor(name: str | bytes = "w", shape: tuple[int, ...] = (8,), code: int = F32, offset: int = 0) -> bytes:
+def tensor(
+    name: str | bytes = "w", shape: tuple[int, ...] = (8,), code: int = F32, offset: int = 0
+) -> bytes:
     return string(name) + u32(len(shape)) + b"".join(map(u64, shape)) + u32(code) + u64(offset)
 
 
@@ -80,7 +83,9 @@ def make(
     """Return a GGUF file of these parts, each of them free to be wrong."""
     keys = [part for part in (architecture, *entries) if part]
     head = b"GGUF" + u32(version)
-    head += u64(len(tensors) if n_tensors is None else n_tensors) + u64(len(keys) if n_keys is None else n_keys)
+    head += u64(len(tensors) if n_tensors is None else n_tensors) + u64(
+        len(keys) if n_keys is None else n_keys
+    )
     head += b"".join(keys) + b"".join(tensors)
     return head + (bytes(-len(head) % alignment) + bytes(data) if tensors else b"")
 
@@ -145,7 +150,11 @@ def test_tensors_are_read_with_absolute_offsets(path: Path, version: int) -> Non
 
 def test_a_tensor_without_dimensions_is_one_number(path: Path) -> None:
     header = read_bytes(path, make(tensors=(tensor("scale", ()),), data=4))
-    assert (header.tensors[0].shape, header.tensors[0].n_elements, header.tensors[0].n_bytes) == ((), 1, 4)
+    assert (header.tensors[0].shape, header.tensors[0].n_elements, header.tensors[0].n_bytes) == (
+        (),
+        1,
+        4,
+    )
 
 
 def test_another_alignment_moves_the_data(path: Path) -> None:
@@ -156,9 +165,13 @@ def test_another_alignment_moves_the_data(path: Path) -> None:
     assert [info.offset for info in header.tensors] == [4096, 8192]
 
 
-@pytest.mark.parametrize(("code", "name"), [(15, "Q4_K_M"), (1024 + 15, "Q4_K_M"), (999, "unknown (999)")])
+@pytest.mark.parametrize(
+    ("code", "name"), [(15, "Q4_K_M"), (1024 + 15, "Q4_K_M"), (999, "unknown (999)")]
+)
 def test_the_file_type_has_a_name(path: Path, code: int, name: str) -> None:
-    assert read_bytes(path, make(entry("general.file_type", UINT32, u32(code)))).file_type_name == name
+    assert (
+        read_bytes(path, make(entry("general.file_type", UINT32, u32(code)))).file_type_name == name
+    )
 
 
 def test_a_part_of_a_split_model_is_accepted(path: Path) -> None:
@@ -167,7 +180,9 @@ def test_a_part_of_a_split_model_is_accepted(path: Path) -> None:
 
 
 def test_text_that_is_not_utf8_is_kept_as_bytes(path: Path) -> None:
-    words = entry("tokens", ARRAY, elements(STRING, 3, string(b"\xff\xfe") + string("") + string("ü")))
+    words = entry(
+        "tokens", ARRAY, elements(STRING, 3, string(b"\xff\xfe") + string("") + string("ü"))
+    )
     header = read_bytes(path, make(words, entry("general.name", STRING, string(b"a\xff"))))
     value = header.metadata["tokens"]
     assert isinstance(value, ArrayValue)
@@ -190,7 +205,12 @@ def test_arrays_are_sequences(path: Path) -> None:
         "empty": [],
     }
     assert [len(value) for value in values.values()] == [3, 2, 3, 0]
-    assert (values["numbers"][-1], values["numbers"][1:], values["tokens"][1], values["tokens"][::-1]) == (
+    assert (
+        values["numbers"][-1],
+        values["numbers"][1:],
+        values["tokens"][1],
+        values["tokens"][::-1],
+    ) == (
         9,
         [8, 9],
         "two",
@@ -224,7 +244,9 @@ def test_arrays_are_equal_when_type_and_bytes_are(path: Path) -> None:
 
 
 def test_values_survive_the_file(path: Path) -> None:
-    value = read_bytes(path, make(entry("k", ARRAY, elements(STRING, 1, string("kept"))))).metadata["k"]
+    value = read_bytes(path, make(entry("k", ARRAY, elements(STRING, 1, string("kept"))))).metadata[
+        "k"
+    ]
     path.unlink()
     assert isinstance(value, ArrayValue)
     assert value[0] == "kept"
@@ -262,7 +284,9 @@ def written(path: Path) -> tuple[Path, dict[str, Any], dict[str, np.ndarray]]:
     }
     for name, data in tensors.items():
         writer.add_tensor(name, data)
-    packed = gguf.quants.quantize(np.ones((2, 64), dtype=np.float32), gguf.GGMLQuantizationType.Q8_0)
+    packed = gguf.quants.quantize(
+        np.ones((2, 64), dtype=np.float32), gguf.GGMLQuantizationType.Q8_0
+    )
     writer.add_tensor("q8_0", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -295,9 +319,9 @@ def test_a_header_agrees_with_ggufs_reader(
 ) -> None:
     theirs = gguf.GGUFReader(written[0])
     ours = read_header(written[0])
-    assert [(t.name, tuple(t.shape.tolist()), t.n_bytes, t.data_offset) for t in theirs.tensors] == [
-        (t.name, t.shape, t.n_bytes, t.offset) for t in ours.tensors
-    ]
+    assert [
+        (t.name, tuple(t.shape.tolist()), t.n_bytes, t.data_offset) for t in theirs.tensors
+    ] == [(t.name, t.shape, t.n_bytes, t.offset) for t in ours.tensors]
 
 
 def test_a_vocabulary_of_128k_tokens_is_fast(path: Path) -> None:
@@ -328,7 +352,9 @@ def test_a_vocabulary_of_128k_tokens_is_fast(path: Path) -> None:
 def test_the_tensor_types_are_ggufs() -> None:
     theirs = {int(kind): (kind.name, *size) for kind, size in GGML_QUANT_SIZES.items()}
     ours = {code: tuple(kind) for code, kind in TENSOR_TYPES.items()}
-    assert theirs.pop(9) == ("Q8_1", 32, 40), "ggml's own blocks have 36 bytes: two halves and 32 numbers"
+    assert theirs.pop(9) == ("Q8_1", 32, 40), (
+        "ggml's own blocks have 36 bytes: two halves and 32 numbers"
+    )
     assert ours.pop(9) == ("Q8_1", 32, 36)
     assert {code: kind for code, kind in ours.items() if code in theirs} == theirs
     assert {kind[0] for code, kind in ours.items() if code not in theirs} == {"Q2_0"}
@@ -336,19 +362,29 @@ def test_the_tensor_types_are_ggufs() -> None:
 
 def test_the_tensor_types_are_llama_cpps() -> None:
     # Prototypes of our own: those of the library object are shared with everyone in the process.
-    block_bytes = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(("ggml_type_size", llama_cpp._lib))
+    block_bytes = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(
+        ("ggml_type_size", llama_cpp._lib)
+    )
     block_size = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int)(("ggml_blck_size", llama_cpp._lib))
     name = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_int)(("ggml_type_name", llama_cpp._lib))
-    native = {code: (name(code).decode().upper(), block_size(code), block_bytes(code)) for code in range(43)}
+    native = {
+        code: (name(code).decode().upper(), block_size(code), block_bytes(code))
+        for code in range(43)
+    }
     assert {code: kind for code, kind in native.items() if kind[2]} == {
-        code: (kind.name.upper(), kind.block_size, kind.block_bytes) for code, kind in TENSOR_TYPES.items()
+        code: (kind.name.upper(), kind.block_size, kind.block_bytes)
+        for code, kind in TENSOR_TYPES.items()
     }
     assert {code for code, kind in native.items() if not kind[2]} == set(REMOVED_TENSOR_TYPES)
 
 
 def test_the_file_types_are_ggufs() -> None:
     prefix = re.compile("^(ALL|MOSTLY)_")
-    theirs = {int(kind): prefix.sub("", kind.name) for kind in gguf.LlamaFileType if kind.name != "GUESSED"}
+    theirs = {
+        int(kind): prefix.sub("", kind.name)
+        for kind in gguf.LlamaFileType
+        if kind.name != "GUESSED"
+    }
     known = {name: code for code, name in FILE_TYPE_NAMES.items()}
     assert set(theirs.values()) <= set(known)
     native = {
@@ -403,7 +439,10 @@ SAFETENSORS = u64(20) + b'{"w":{"dtype":"F32"}}' + bytes(64)
         (b"", "is empty; download it again"),
         (b"GG", "is cut off after 2 bytes; download it again"),
         (SAFETENSORS, "it seems to be a safetensors file; convert it with `specrun convert`"),
-        (b"PK\x03\x04" + bytes(60), "it seems to be a zip archive, as PyTorch checkpoints are; convert it"),
+        (
+            b"PK\x03\x04" + bytes(60),
+            "it seems to be a zip archive, as PyTorch checkpoints are; convert it",
+        ),
         (b"\x80\x02}q\x00.", "it seems to be a Python pickle"),
         (b"\x80\x04\x95", "it seems to be a Python pickle"),
         (
@@ -439,7 +478,10 @@ BAD_HEADERS: dict[str, tuple[bytes, str]] = {
     ),
     "version 0": (make(version=0), "has the unknown GGUF version 0; update"),
     "version 1": (make(version=1), "is a GGUF file of version 1, which llama.cpp no longer reads"),
-    "version 4": (make(version=4), "has the unknown GGUF version 4; update specrun, or download it again"),
+    "version 4": (
+        make(version=4),
+        "has the unknown GGUF version 4; update specrun, or download it again",
+    ),
     "no counts": (
         make()[:20],
         "is truncated or damaged: its number of metadata keys needs 8 bytes where 4 are",
@@ -473,7 +515,10 @@ BAD_HEADERS: dict[str, tuple[bytes, str]] = {
         "metadata key 2 of 2 has 9,223,372,036,854,775,808 bytes, more than 65,535",
     ),
     "key not UTF-8": (make(entry(b"\xff", UINT32, u32(1))), "metadata key 2 of 2 is not UTF-8"),
-    "zero in a key": (make(entry(b"a\0b", UINT32, u32(1))), "metadata key 2 of 2 contains a zero byte"),
+    "zero in a key": (
+        make(entry(b"a\0b", UINT32, u32(1))),
+        "metadata key 2 of 2 contains a zero byte",
+    ),
     "key twice": (
         make(entry("k", UINT32, u32(1)), entry("k", UINT32, u32(2))),
         "is damaged: the metadata key 'k' is there twice; download it again",
@@ -496,7 +541,11 @@ BAD_HEADERS: dict[str, tuple[bytes, str]] = {
     ),
     "array of 2^63": (
         make(entry("k", ARRAY, elements(UINT32, HUGE))),
-        "the metadata key 'k' announces 9,223,372,036,854,775,808 elements of type uint32 with 0 bytes left",
+        (
+            "the metadata key 'k' announces 9,223,372,036,854,775,808 elements of type uint32 "
+            "with 0 "
+            "bytes left"
+        ),
     ),
     "array one too long": (
         make(entry("k", ARRAY, elements(UINT32, 3, bytes(11)))),
@@ -504,7 +553,10 @@ BAD_HEADERS: dict[str, tuple[bytes, str]] = {
     ),
     "2^61 strings": (
         make(entry("k", ARRAY, elements(STRING, 2**61, bytes(64)))),
-        "the metadata key 'k' announces 2,305,843,009,213,693,952 elements of type string with 64 bytes left",
+        (
+            "the metadata key 'k' announces 2,305,843,009,213,693,952 elements of type string with "
+            "64 bytes left"
+        ),
     ),
     "array with a string of 2^63": (
         make(entry("k", ARRAY, elements(STRING, 2, string("a") + u64(HUGE)))),
@@ -522,7 +574,10 @@ BAD_HEADERS: dict[str, tuple[bytes, str]] = {
         make(entry("k", ARRAY, DEEP)),
         "the value of the metadata key 'k' is an array of arrays, which llama.cpp does not read",
     ),
-    "array of unknown": (make(entry("k", ARRAY, elements(99, 0))), "is an array of the unknown type 99"),
+    "array of unknown": (
+        make(entry("k", ARRAY, elements(99, 0))),
+        "is an array of the unknown type 99",
+    ),
     "no architecture": (
         make(entry("k", UINT32, u32(1)), architecture=b""),
         "does not name its architecture (general.architecture); convert the model again",
@@ -571,7 +626,10 @@ BAD_TENSORS: dict[str, tuple[bytes, str]] = {
         make(tensors=(tensor("w" * 64),), data=32),
         "the name of tensor 1 of 1 has 64 bytes, more than 63",
     ),
-    "name not UTF-8": (make(tensors=(tensor(b"\xc3"),), data=32), "the name of tensor 1 of 1 is not UTF-8"),
+    "name not UTF-8": (
+        make(tensors=(tensor(b"\xc3"),), data=32),
+        "the name of tensor 1 of 1 is not UTF-8",
+    ),
     "zero in a name": (
         make(tensors=(tensor(b"a\0"),), data=32),
         "name of tensor 1 of 1 contains a zero byte",
@@ -592,7 +650,10 @@ BAD_TENSORS: dict[str, tuple[bytes, str]] = {
         make(tensors=(tensor(shape=(2**32, 2**32)),), data=32),
         "tensor 1 of 1 ('w') has the impossible shape (4294967296, 4294967296)",
     ),
-    "product of 2^63": (make(tensors=(tensor(shape=(2**62, 2)),), data=32), "has the impossible shape"),
+    "product of 2^63": (
+        make(tensors=(tensor(shape=(2**62, 2)),), data=32),
+        "has the impossible shape",
+    ),
     "row of half a block": (
         make(tensors=(tensor(shape=(48, 2), code=Q8_0),), data=128),
         "tensor 1 of 1 ('w') has rows of 48, not a multiple of the 32 of a Q8_0 block",
@@ -603,7 +664,11 @@ BAD_TENSORS: dict[str, tuple[bytes, str]] = {
     ),
     "removed type": (
         make(tensors=(tensor(code=31),), data=32),
-        "has tensor 1 of 1 ('w') in the type Q4_0_4_4, which llama.cpp has removed; get a newer conversion",
+        (
+            "has tensor 1 of 1 ('w') in the type Q4_0_4_4, which llama.cpp has removed; get a "
+            "newer "
+            "conversion"
+        ),
     ),
     "unknown type": (
         make(tensors=(tensor(code=43),), data=32),
@@ -617,9 +682,14 @@ BAD_TENSORS: dict[str, tuple[bytes, str]] = {
         make(tensors=(tensor("a", (16,)), tensor("b", offset=32)), data=64),
         "is damaged: the tensors 'a' and 'b' overlap; download it again",
     ),
-    "the same place": (make(tensors=(tensor("a"), tensor("b")), data=64), "the tensors 'a' and 'b' overlap"),
+    "the same place": (
+        make(tensors=(tensor("a"), tensor("b")), data=64),
+        "the tensors 'a' and 'b' overlap",
+    ),
     "one inside another": (
-        make(tensors=(tensor("a", (64,)), tensor("b", offset=64), tensor("c", offset=256)), data=512),
+        make(
+            tensors=(tensor("a", (64,)), tensor("b", offset=64), tensor("c", offset=256)), data=512
+        ),
         "the tensors 'a' and 'b' overlap",
     ),
     "offset of 2^63": (
@@ -634,7 +704,10 @@ BAD_TENSORS: dict[str, tuple[bytes, str]] = {
         make(tensors=(tensor(),), data=31),
         "is truncated: 159 bytes of 160 bytes are there (1 bytes are missing); download it again",
     ),
-    "a cut tensor": (make(n_tensors=1) + tensor()[:24], "tensor 1 of 1 ('w') needs 4 bytes where 3 are left"),
+    "a cut tensor": (
+        make(n_tensors=1) + tensor()[:24],
+        "tensor 1 of 1 ('w') needs 4 bytes where 3 are left",
+    ),
 }
 
 
@@ -662,7 +735,9 @@ def test_a_sparse_file_does_not_fill_the_memory(path: Path) -> None:
         file.truncate(2**36)
     with (
         at_once(),
-        pytest.raises(MalformedFileError, match=f"header is larger than {MAX_HEADER_BYTES:,} bytes"),
+        pytest.raises(
+            MalformedFileError, match=f"header is larger than {MAX_HEADER_BYTES:,} bytes"
+        ),
     ):
         read_header(path)
     with path.open("wb") as file:
@@ -688,7 +763,9 @@ def test_a_file_that_shrinks_while_it_is_read(path: Path, monkeypatch: pytest.Mo
 
 SOUND = make(
     entry("general.file_type", UINT32, u32(1)),
-    entry("tokenizer.ggml.tokens", ARRAY, elements(STRING, 3, string("a") + string("") + string("cc"))),
+    entry(
+        "tokenizer.ggml.tokens", ARRAY, elements(STRING, 3, string("a") + string("") + string("cc"))
+    ),
     entry("numbers", ARRAY, elements(UINT32, 2, u32(1) + u32(2))),
     tensors=(tensor("a", (32, 2), Q8_0), tensor("b", (3,), offset=96)),
     data=128,
@@ -697,7 +774,8 @@ PADDING = 32 - 12  # behind the last tensor
 
 
 def survives(path: Path, content: bytes) -> bool:
-    """Return whether `content` passes; it may also be refused, but only in our words and at once."""
+    """Return whether `content` passes; it may also be refused, but only in our words and at
+    once."""
     path.write_bytes(content)
     with at_once():
         try:
@@ -713,7 +791,8 @@ def survives(path: Path, content: bytes) -> bool:
 
 
 def test_what_does_not_survive_is_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of all tests that call `survives`: a foreign error, and a tensor that lies behind the file's end."""
+    """The control of all tests that call `survives`: a foreign error, and a tensor that lies behind
+    the file's end."""
     module = sys.modules[__name__]
     path.write_bytes(SOUND)
     real = read_header(path)
@@ -732,7 +811,9 @@ def test_what_does_not_survive_is_noticed(path: Path, monkeypatch: pytest.Monkey
 
 def test_every_truncation_is_refused(path: Path) -> None:
     passed = [size for size in range(len(SOUND) + 1) if survives(path, SOUND[:size])]
-    assert passed == list(range(len(SOUND) - PADDING, len(SOUND) + 1)), "only padding may be missing"
+    assert passed == list(range(len(SOUND) - PADDING, len(SOUND) + 1)), (
+        "only padding may be missing"
+    )
 
 
 def test_flipped_bytes_never_hang_or_crash(path: Path) -> None:
@@ -741,7 +822,9 @@ def test_flipped_bytes_never_hang_or_crash(path: Path) -> None:
     for _ in range(1000):
         content = bytearray(SOUND)
         for _ in range(rng.choice((1, 1, 2, 8))):
-            content[rng.randrange(len(content) - 128)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+            content[rng.randrange(len(content) - 128)] = rng.choice(
+                (0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256))
+            )
         outcomes.add(survives(path, bytes(content)))
     assert outcomes == {True, False}, "some flips are harmless, some are not"
 
@@ -763,12 +846,19 @@ def test_garbage_is_refused(path: Path, content: bytes) -> None:
 
 @FUZZ
 @given(st.binary(max_size=300), st.integers(0, 20), st.integers(0, 20))
-def test_garbage_behind_a_sound_beginning(path: Path, content: bytes, n_tensors: int, n_keys: int) -> None:
-    # Either outcome is right; `survives` itself fails on foreign errors, hangs and headers that do not hold.
+def test_garbage_behind_a_sound_beginning(
+    path: Path, content: bytes, n_tensors: int, n_keys: int
+) -> None:
+    # Either outcome is right; `survives` itself fails on foreign errors, hangs and headers that do
+    # not hold.
     survives(path, b"GGUF" + u32(3) + u64(n_tensors) + u64(n_keys) + ARCHITECTURE + content)
 
 
-COUNTS = st.one_of(st.integers(0, 5), st.integers(0, 2**64 - 1), st.sampled_from([2**31, 2**32 - 1, 2**63, 2**64 - 1]))
+COUNTS = st.one_of(
+    st.integers(0, 5),
+    st.integers(0, 2**64 - 1),
+    st.sampled_from([2**31, 2**32 - 1, 2**63, 2**64 - 1]),
+)
 ENTRIES = st.builds(
     entry,
     st.one_of(st.text(max_size=5), st.binary(max_size=5)),
@@ -789,6 +879,8 @@ TENSORS = st.builds(
 
 @FUZZ
 @given(st.lists(ENTRIES, max_size=4), st.lists(TENSORS, max_size=4), st.integers(0, 400))
-def test_nearly_sound_files(path: Path, entries: list[bytes], tensors: list[bytes], data: int) -> None:
+def test_nearly_sound_files(
+    path: Path, entries: list[bytes], tensors: list[bytes], data: int
+) -> None:
     # As above: `survives` is what fails.
     survives(path, make(*entries, tensors=tuple(tensors), data=data))

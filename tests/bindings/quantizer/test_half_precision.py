@@ -18,7 +18,9 @@ def test_every_bfloat16_that_float16_holds(monkeypatch: pytest.MonkeyPatch, bloc
     is_held = np.isfinite(wide) & (np.abs(wide) <= 65504)
     assert is_held.sum() > 36_000
     found = half_from_bfloat16(EVERY[is_held])
-    np.testing.assert_array_equal(found.view(np.uint16), wide[is_held].astype(np.float16).view(np.uint16))
+    np.testing.assert_array_equal(
+        found.view(np.uint16), wide[is_held].astype(np.float16).view(np.uint16)
+    )
 
 
 def test_nothing_is_nothing() -> None:

@@ -1,4 +1,5 @@
-"""Every type the quantizer offers: its error, its size in the table, and options checked before native code."""
+"""Every type the quantizer offers: its error, its size in the table, and options checked before
+native code."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from specrun.bindings.quantizer import (
 )
 from specrun.convert.random_model import RandomLlama, write_random_llama
 
-# Root mean square error of normally distributed weights of spread 1, a tenth above what each type was seen to do.
+# Root mean square error of normally distributed weights of spread 1, a tenth above what each type
+# was seen to do.
 ERRORS = {
     "F32": 1e-7,
     "F16": 2.3e-4,
@@ -104,14 +106,18 @@ def weights(path: Path) -> dict[str, np.ndarray]:
     for tensor in read_header(path).tensors:
         if len(tensor.shape) == 2:
             n_rows = prod(tensor.shape[1:])
-            raw = np.fromfile(path, np.uint8, tensor.n_bytes, offset=tensor.offset).reshape(n_rows, -1)
+            raw = np.fromfile(path, np.uint8, tensor.n_bytes, offset=tensor.offset).reshape(
+                n_rows, -1
+            )
             found[tensor.name] = dequantize_rows(raw, tensor.type_name, tensor.shape[0])
     return found
 
 
 @pytest.mark.parametrize("name", FILE_TYPES)
 def test_every_file_type_is_close_to_its_source_and_loads(name, source, tmp_path):
-    quantize_file(source, tmp_path / "m", QuantizeOptions(name, n_threads=1, importance=importance_of(source)))
+    quantize_file(
+        source, tmp_path / "m", QuantizeOptions(name, n_threads=1, importance=importance_of(source))
+    )
     header = read_header(tmp_path / "m")
     assert header.file_type_name == name
     base = {"MXFP4_MOE": "Q8_0"}.get(name, FILE_TYPES[name].base_type)  # MXFP4 is for experts only
@@ -126,9 +132,12 @@ def test_every_file_type_is_close_to_its_source_and_loads(name, source, tmp_path
         assert model.n_params == header.n_parameters
 
 
-@pytest.mark.parametrize("name", [name for name, kind in FILE_TYPES.items() if kind.needs_importance])
+@pytest.mark.parametrize(
+    "name", [name for name, kind in FILE_TYPES.items() if kind.needs_importance]
+)
 def test_types_that_need_importance_say_so(name, source, caplog):
-    # The table speaks of a large model; a plan of a small one must name at least one such tensor, too.
+    # The table speaks of a large model; a plan of a small one must name at least one such tensor,
+    # too.
     caplog.set_level(logging.INFO, "specrun.llama")
     plan_quantization(source, QuantizeOptions(name))
     if name != "Q2_K_S":
@@ -139,7 +148,8 @@ def test_types_that_need_importance_say_so(name, source, caplog):
 
 
 def test_the_table_of_sizes_is_the_quantizers_own(tmp_path, caplog):
-    """The bits of a weight in the help: a dry run over the shapes of Llama-3.1-8B, whose numbers are a hole."""
+    """The bits of a weight in the help: a dry run over the shapes of Llama-3.1-8B, whose numbers
+    are a hole."""
     path = tmp_path / "large.gguf"
     write_shapes_of_a_large_llama(path)
     nothing = {"no such tensor": np.ones(1, np.float32)}  # types are chosen as with importance
@@ -159,8 +169,17 @@ def test_the_table_of_sizes_is_the_quantizers_own(tmp_path, caplog):
 
 def write_shapes_of_a_large_llama(path: Path) -> None:
     writer = GGUFWriter(path, "llama")
-    counts = {"context_length": 8192, "embedding_length": 4096, "block_count": 32, "feed_forward_length": 14336}
-    counts |= {"attention.head_count": 32, "attention.head_count_kv": 8, "rope.dimension_count": 128}
+    counts = {
+        "context_length": 8192,
+        "embedding_length": 4096,
+        "block_count": 32,
+        "feed_forward_length": 14336,
+    }
+    counts |= {
+        "attention.head_count": 32,
+        "attention.head_count_kv": 8,
+        "rope.dimension_count": 128,
+    }
     for key, value in counts.items():
         writer.add_uint32(f"llama.{key}", value)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
@@ -171,7 +190,12 @@ def write_shapes_of_a_large_llama(path: Path) -> None:
         "output_norm": (4096,),
     }
     for layer in range(32):
-        block = {"attn_norm": (4096,), "attn_q": (4096, 4096), "attn_k": (1024, 4096), "attn_v": (1024, 4096)}
+        block = {
+            "attn_norm": (4096,),
+            "attn_q": (4096, 4096),
+            "attn_k": (1024, 4096),
+            "attn_v": (1024, 4096),
+        }
         block |= {"attn_output": (4096, 4096), "ffn_norm": (4096,), "ffn_gate": (14336, 4096)}
         block |= {"ffn_up": (14336, 4096), "ffn_down": (4096, 14336)}
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
@@ -180,7 +204,11 @@ def write_shapes_of_a_large_llama(path: Path) -> None:
         kind = np.dtype(np.float16 if len(shape) > 1 else np.float32)
         writer.add_tensor_info(f"{name}.weight", shape, kind, prod(shape) * kind.itemsize)
         total += prod(shape) * kind.itemsize
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_ti_data_to_file):
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_ti_data_to_file,
+    ):
         write()
     writer.close()
     os.truncate(path, path.stat().st_size + total + 64)

@@ -1,4 +1,5 @@
-"""`specrun chat` from a pipe: turns, commands, settings, files, and errors that leave the conversation whole."""
+"""`specrun chat` from a pipe: turns, commands, settings, files, and errors that leave the
+conversation whole."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def test_answers_follow_the_whole_conversation(talk: Talk, models: Models) -> No
     with Runtime(models.target, n_threads=1, n_threads_batch=1) as runtime:
         for text in ("hello", "and again"):
             messages.append({"role": "user", "content": text})
-            messages.append({"role": "assistant", "content": runtime.chat(messages, params, max_tokens=8).text})
+            messages.append(
+                {"role": "assistant", "content": runtime.chat(messages, params, max_tokens=8).text}
+            )
     assert result.exit_code == 0
     assert result.stdout == "".join(messages[index]["content"] + "\n" for index in (1, 3))
     assert result.stderr.count("TTFT") == 2
@@ -62,11 +65,15 @@ def test_the_banner_names_models_and_settings(talk: Talk) -> None:
     assert talk(options=("-q",)).stderr == ""
 
 
-def test_the_demo_says_that_it_is_tiny(run: Run, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_says_that_it_is_tiny(
+    run: Run, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("specrun.runtime.runtime.demo_target", lambda: models.target)
     monkeypatch.setattr("specrun.runtime.runtime.demo_drafters", lambda: {"draft": models.plain})
     monkeypatch.setattr("specrun.cli.options.opening.demo_target", lambda: models.target)
-    monkeypatch.setattr("specrun.cli.options.opening.demo_drafters", lambda: {"draft": models.plain})
+    monkeypatch.setattr(
+        "specrun.cli.options.opening.demo_drafters", lambda: {"draft": models.plain}
+    )
     result = run("chat", "--demo", "--spec-draft-n-max", 3, "-n", 4, input="hello\n")
     assert result.exit_code == 0
     assert "drafting gains no time" in result.stderr
@@ -104,7 +111,18 @@ def test_an_unknown_command_names_the_nearest(talk: Talk) -> None:
 
 def test_help_lists_every_command(talk: Talk) -> None:
     shown = talk("/help").stderr
-    for command in ["/help", "/set", "/show", "/stats", "/clear", "/system", "/regen", "/save", "/load", "/quit"]:
+    for command in [
+        "/help",
+        "/set",
+        "/show",
+        "/stats",
+        "/clear",
+        "/system",
+        "/regen",
+        "/save",
+        "/load",
+        "/quit",
+    ]:
         assert f"  {command}" in shown
     assert talk("/?").stderr == shown
 
@@ -137,7 +155,8 @@ def test_set_changes_every_setting(talk: Talk, line: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["temperature -1", "temperature warm", "top_p 2", "top_k 1.5", "temprature 1", "seed -2", "max_tokens -2",
+    "line", ["temperature -1", "temperature warm", "top_p 2", "top_k 1.5", "temprature 1",
+    "seed -2", "max_tokens -2",
              "logit_bias 999+1", "logit_bias x", "temperature"]
 )  # fmt: skip
 def test_set_refuses_nonsense_and_changes_nothing(talk: Talk, line: str) -> None:
@@ -217,8 +236,18 @@ def test_a_file_that_is_no_conversation_changes_nothing(talk: Talk, tmp_path: Pa
         json.dumps({**values, "version": 2}),
         json.dumps({**values, "more": 1}),
         json.dumps({**values, "messages": [{"role": "user", "content": "x"}]}),
-        json.dumps({**values, "messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]}),
-        json.dumps({**values, "messages": [{"role": "user", "content": 1}, {"role": "assistant", "content": "x"}]}),
+        json.dumps(
+            {
+                **values,
+                "messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}],
+            }
+        ),
+        json.dumps(
+            {
+                **values,
+                "messages": [{"role": "user", "content": 1}, {"role": "assistant", "content": "x"}],
+            }
+        ),
         json.dumps({**values, "sampling": {"temperature": -1}}),
         json.dumps({**values, "sampling": {"seed": "x"}}),
         json.dumps({**values, "system": 3}),
@@ -255,9 +284,12 @@ def test_an_answer_cut_by_the_context_says_so(talk: Talk) -> None:
 def test_a_template_that_refuses_leaves_the_chat_usable(talk: Talk, tmp_path: Path) -> None:
     template = tmp_path / "t.jinja"
     template.write_text(
-        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ messages[-1].content }}"
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ "
+        "messages[-1].content }}"
     )
-    result = talk("/system x", "hello", "/system", "hello", options=("--chat-template-file", template))
+    result = talk(
+        "/system x", "hello", "/system", "hello", options=("--chat-template-file", template)
+    )
     assert "no system" in result.stderr
     assert result.stdout == talk("hello", options=("--chat-template-file", template)).stdout
 

@@ -54,7 +54,11 @@ def test_a_summary_and_a_name_by_the_convention(run: Run, folder: Path) -> None:
 
 def test_json_and_other_types(run: Run, folder: Path) -> None:
     output = folder.parent / "m.gguf"
-    facts = json.loads(run("convert", folder, "--outfile", output, "--outtype", "BF16", "--no-verify", "--json").stdout)
+    facts = json.loads(
+        run(
+            "convert", folder, "--outfile", output, "--outtype", "BF16", "--no-verify", "--json"
+        ).stdout
+    )
     assert (facts["output"], facts["type_name"], facts["logits"]) == (str(output), "BF16", None)
     assert facts["n_bytes"] == output.stat().st_size
     assert facts["tensor_types"] == {"BF16": 16, "F32": 5}
@@ -102,7 +106,9 @@ def test_a_dry_run_only_prints_the_map(run: Run, folder: Path) -> None:
         ("no target folder", 3, "no folder"),
     ],
 )
-def test_refusals_are_one_sentence(run: Run, folder: Path, damage: str, code: int, words: str) -> None:
+def test_refusals_are_one_sentence(
+    run: Run, folder: Path, damage: str, code: int, words: str
+) -> None:
     arguments: list[object] = ["convert", folder, "-o", folder.parent / "m.gguf"]
     config, weights = folder / "config.json", folder / "model.safetensors"
     tensors = llama_tensors(llama_config())
@@ -154,12 +160,22 @@ def test_ctrl_c_ends_with_130_and_leaves_nothing(tmp_path: Path) -> None:
     for _ in range(5):
         with hearing_ctrl_c():
             process = subprocess.Popen(
-                [*PROGRAM, "convert", str(source), "-o", str(target), "--outtype", "f32", "--no-verify"],
+                [
+                    *PROGRAM,
+                    "convert",
+                    str(source),
+                    "-o",
+                    str(target),
+                    "--outtype",
+                    "f32",
+                    "--no-verify",
+                ],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )
         with process:
-            # As soon as it has a file open there, which has no name yet, the conversion is under way.
+            # As soon as it has a file open there, which has no name yet, the conversion is under
+            # way.
             while process.poll() is None and not writes_into(process.pid, target):
                 time.sleep(0.002)
             process.send_signal(signal.SIGINT)

@@ -24,7 +24,9 @@ SAFE, PICKLE = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 
 @pytest.fixture
 def heads(tmp_path: Path) -> Path:
-    return publish(tmp_path / "medusa-tiny", medusa_config(), named(TorchMedusa(HIDDEN, VOCAB, 2)), SAFE)
+    return publish(
+        tmp_path / "medusa-tiny", medusa_config(), named(TorchMedusa(HIDDEN, VOCAB, 2)), SAFE
+    )
 
 
 def left(folder: Path) -> list[str]:
@@ -53,13 +55,26 @@ def test_json_and_a_target_that_is_a_checkpoint(run: Run, heads: Path, tmp_path:
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
     result = run(
-        "convert", heads, "--target-model-dir", folder, "-o", tmp_path / "h.gguf", "--outtype", "F16", "--json"
+        "convert",
+        heads,
+        "--target-model-dir",
+        folder,
+        "-o",
+        tmp_path / "h.gguf",
+        "--outtype",
+        "F16",
+        "--json",
     )
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
-    assert (facts["architecture"], facts["type_name"], facts["tensor_types"]) == ("medusa", "F16", {"F16": 4, "F32": 2})
+    assert (facts["architecture"], facts["type_name"], facts["tensor_types"]) == (
+        "medusa",
+        "F16",
+        {"F16": 4, "F32": 2},
+    )
     assert (
-        facts["target"]["fingerprint"] == read_header(tmp_path / "h.gguf").metadata["specrun.target.vocabulary_sha256"]
+        facts["target"]["fingerprint"]
+        == read_header(tmp_path / "h.gguf").metadata["specrun.target.vocabulary_sha256"]
     )
 
 
@@ -107,7 +122,9 @@ def test_refusals_are_one_sentence(
     words: str,
 ) -> None:
     places = {"target": tiny_model, "small": tiny_small_vocab, "folder": heads}
-    result = run("convert", heads, "-o", heads.parent, *(argument.format(**places) for argument in arguments))
+    result = run(
+        "convert", heads, "-o", heads.parent, *(argument.format(**places) for argument in arguments)
+    )
     assert result.exit_code == code, result.output
     assert words in result.stderr
     assert "Traceback" not in result.stderr
@@ -119,7 +136,11 @@ def test_refusals_are_one_sentence(
 def test_pickles_need_the_flag(run: Run, tmp_path: Path, tiny_model: Path, name: str) -> None:
     head = TorchEagle(HIDDEN, VOCAB)
     eagle = name == "pytorch_model.bin"
-    config, tensors = (head.config, named(head)) if eagle else (medusa_config(), named(TorchMedusa(HIDDEN, VOCAB, 2)))
+    config, tensors = (
+        (head.config, named(head))
+        if eagle
+        else (medusa_config(), named(TorchMedusa(HIDDEN, VOCAB, 2)))
+    )
     folder = publish(tmp_path / "heads", config, tensors, name)
     arguments = ("convert", folder, "--target", tiny_model, "-o", tmp_path / "h.gguf")
     result = run(*arguments)
@@ -138,7 +159,10 @@ def test_the_model_beside_medusas_heads(run: Run, tmp_path: Path, tiny_model: Pa
     folder = tmp_path / "tuned"
     folder.mkdir()
     config = llama_config(vocab_size=VOCAB)
-    heads = {name: tensor.numpy() for name, tensor in named(TorchMedusa(HIDDEN, VOCAB, 2), prefix="medusa_head.").items()}
+    heads = {
+        name: tensor.numpy()
+        for name, tensor in named(TorchMedusa(HIDDEN, VOCAB, 2), prefix="medusa_head.").items()
+    }
     for name, content in {"config.json": config, **tokenizer_files(VOCAB)}.items():
         (folder / name).write_text(json.dumps(content))
     (folder / "model.safetensors").write_bytes(safetensors_bytes(llama_tensors(config) | heads))
@@ -149,7 +173,10 @@ def test_the_model_beside_medusas_heads(run: Run, tmp_path: Path, tiny_model: Pa
     assert model.exit_code == 0, model.output
     result = run("convert", folder, "-o", tmp_path / "h.gguf", "--target", tmp_path / "m.gguf")
     assert result.exit_code == 0, result.output
-    assert (read_header(tmp_path / "m.gguf").architecture, read_header(tmp_path / "h.gguf").architecture) == (
+    assert (
+        read_header(tmp_path / "m.gguf").architecture,
+        read_header(tmp_path / "h.gguf").architecture,
+    ) == (
         "llama",
         "medusa",
     )

@@ -37,7 +37,12 @@ def settings(**given: Any) -> DraftSettings:
         ({"model_draft": FILE}, False, 'draft("small model.gguf")'),
         ({"model_draft": FILE}, True, 'draft("small model.gguf")'),
         (
-            {"model_draft": FILE, "spec_type": "draft-simple", "spec_draft_n_max": 7, "spec_draft_p_min": 0.5},
+            {
+                "model_draft": FILE,
+                "spec_type": "draft-simple",
+                "spec_draft_n_max": 7,
+                "spec_draft_p_min": 0.5,
+            },
             False,
             'draft("small model.gguf", n=7, p_min=0.5)',
         ),
@@ -50,7 +55,11 @@ def settings(**given: Any) -> DraftSettings:
         ({"spec_type": "ngram-simple", "spec_draft_n_max": 9}, False, "prompt-lookup(n=9)"),
         ({"spec_type": "prompt-lookup"}, True, "prompt-lookup"),
         ({"spec_type": "draft-mtp"}, False, "mtp"),
-        ({"spec_type": "draft-mtp", "spec_draft_n_max": 2, "spec_draft_p_min": 0.5}, False, "mtp(n=2, p_min=0.5)"),
+        (
+            {"spec_type": "draft-mtp", "spec_draft_n_max": 2, "spec_draft_p_min": 0.5},
+            False,
+            "mtp(n=2, p_min=0.5)",
+        ),
         (
             {"model_draft": FILE, "spec_type": "draft-eagle3", "spec_draft_p_min": 0.5},
             False,
@@ -59,7 +68,11 @@ def settings(**given: Any) -> DraftSettings:
         ({"spec_type": "draft-mtp", "model_draft": FILE}, False, 'mtp("small model.gguf")'),
         ({"drafter": "prompt-lookup(n=2)"}, True, "prompt-lookup(n=2)"),
         ({"drafter": "auto"}, True, "auto"),
-        ({"drafter": "auto", "model_draft": FILE}, False, 'auto(draft("small model.gguf"), prompt-lookup, lookahead)'),
+        (
+            {"drafter": "auto", "model_draft": FILE},
+            False,
+            'auto(draft("small model.gguf"), prompt-lookup, lookahead)',
+        ),
     ],
 )
 def test_expressions(given: dict[str, Any], demo: bool, expected: str) -> None:
@@ -75,9 +88,13 @@ def test_a_file_of_heads_is_recognised(tmp_path: Path) -> None:
     write_gguf(path, "hydra", Metadata(), planned)
     assert drafter_expression(settings(model_draft=path), demo=False) == f'hydra("{path}")'
     expected = f'hydra("{path}", n=3)'  # its chains have a length, Medusa's trees have none
-    assert drafter_expression(settings(model_draft=path, spec_draft_n_max=3), demo=False) == expected
+    assert (
+        drafter_expression(settings(model_draft=path, spec_draft_n_max=3), demo=False) == expected
+    )
     with pytest.raises(click.UsageError, match="put nodes="):
-        drafter_expression(settings(model_draft=tmp_path / "heads.gguf", spec_draft_n_max=3), demo=False)
+        drafter_expression(
+            settings(model_draft=tmp_path / "heads.gguf", spec_draft_n_max=3), demo=False
+        )
 
 
 def test_an_eagle3_file_of_llama_cpp_is_recognised(tmp_path: Path, tiny_drafter: Path) -> None:

@@ -1,4 +1,5 @@
-"""Options for contexts beyond the trained length: what they ask for, what they refuse, and what is said of it."""
+"""Options for contexts beyond the trained length: what they ask for, what they refuse, and what is
+said of it."""
 
 from __future__ import annotations
 
@@ -18,14 +19,39 @@ def run(*arguments: str | Path) -> Result:
 LONG = "word " * 300
 
 
-def test_an_answer_goes_on_beyond_the_trained_context_and_says_so(tiny_model: Path, tmp_path: Path) -> None:
+def test_an_answer_goes_on_beyond_the_trained_context_and_says_so(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     prompt = tmp_path / "long.txt"
     prompt.write_text(LONG)
-    base = ["generate", "-m", tiny_model, "-t", "1", "--no-chat-template", "-f", prompt, "-n", "4", "--temp", "0"]
+    base = [
+        "generate",
+        "-m",
+        tiny_model,
+        "-t",
+        "1",
+        "--no-chat-template",
+        "-f",
+        prompt,
+        "-n",
+        "4",
+        "--temp",
+        "0",
+    ]
     refused = run(*base)
     assert refused.exit_code == 5
     assert "trained for no more" in refused.stderr
-    done = run(*base, "-c", "4096", "--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "1024")
+    done = run(
+        *base,
+        "-c",
+        "4096",
+        "--rope-scaling",
+        "yarn",
+        "--rope-scale",
+        "4",
+        "--yarn-orig-ctx",
+        "1024",
+    )
     assert done.exit_code == 0, done.output
     assert "beyond the 1,024 tokens it was trained for" in done.stderr
 
@@ -43,17 +69,36 @@ def test_an_answer_goes_on_beyond_the_trained_context_and_says_so(tiny_model: Pa
         (["--yarn-beta-fast", "-3"], "yarn_beta_fast is -3"),
     ],
 )
-def test_what_makes_no_sense_is_a_usage_error(tiny_model: Path, options: list[str], message: str) -> None:
+def test_what_makes_no_sense_is_a_usage_error(
+    tiny_model: Path, options: list[str], message: str
+) -> None:
     refused = run("generate", "-m", tiny_model, "-p", "x", *options)
     assert refused.exit_code == 2, refused.output
     assert message in refused.stderr
 
 
 def test_the_benchmark_says_that_its_context_is_longer_than_trained(tiny_model: Path) -> None:
-    quick = ["bench", "drafters", "-m", tiny_model, "-t", "1", "-n", "4", "-r", "1", "--questions", "1", "--json"]
+    quick = [
+        "bench",
+        "drafters",
+        "-m",
+        tiny_model,
+        "-t",
+        "1",
+        "-n",
+        "4",
+        "-r",
+        "1",
+        "--questions",
+        "1",
+        "--json",
+    ]
     done = run(*quick, "--workload", "repeated", "--context", "1100", "--rope-freq-scale", "0.5")
     assert done.exit_code == 0, done.output
     results = json.loads(done.stdout)["results"]
-    assert "beyond the 1,024 tokens of context that the target was trained for (rope x2)" in results[0]["workload"]
+    assert (
+        "beyond the 1,024 tokens of context that the target was trained for (rope x2)"
+        in results[0]["workload"]
+    )
     assert results[0]["prompt_tokens"] > 1024
     assert results[1]["text"]["n_same"] == 1

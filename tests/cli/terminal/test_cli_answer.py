@@ -38,7 +38,8 @@ class StoppedStream:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"), [("one two", "one two\n"), ("one", "one\n"), ("on\n", "on\n"), ("one\n", "one\n")]
+    ("text", "shown"),
+    [("one two", "one two\n"), ("one", "one\n"), ("on\n", "on\n"), ("one\n", "one\n")],
 )
 def test_a_stopped_answer_is_shown_to_its_last_letter(
     capsys: pytest.CaptureFixture[str], text: str, shown: str

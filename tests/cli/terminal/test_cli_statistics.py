@@ -56,7 +56,10 @@ def test_the_whole_line() -> None:
 
 
 def test_nothing_counted_is_a_dash() -> None:
-    assert line(NOTHING, Usage(1, 0)) == "prompt 1 tok - tok/s | gen 0 tok - tok/s | draft - | - tok/round | TTFT -"
+    assert (
+        line(NOTHING, Usage(1, 0))
+        == "prompt 1 tok - tok/s | gen 0 tok - tok/s | draft - | - tok/round | TTFT -"
+    )
 
 
 def test_a_rule_that_is_not_exact_is_named() -> None:
@@ -69,18 +72,22 @@ def test_what_auto_chose_is_shown() -> None:
     arms = [{"drafter": "draft(n=5)", "rounds": 9}, {"drafter": "prompt-lookup", "rounds": 0}]
     arms.append({"drafter": "none", "rounds": 27})
     drafting = {"arms": arms, "choices": [[0, 9], [2, 27]]}
-    assert line(dataclasses.replace(STATS, drafting=drafting), Usage(1, 1)).endswith("auto none 75%, draft(n=5) 25%")
+    assert line(dataclasses.replace(STATS, drafting=drafting), Usage(1, 1)).endswith(
+        "auto none 75%, draft(n=5) 25%"
+    )
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(999, "999"), (36_480, "36.5k"), (6_300_000, "6.3M"), (8_030_000_000, "8.03B")]
+    ("count", "text"),
+    [(999, "999"), (36_480, "36.5k"), (6_300_000, "6.3M"), (8_030_000_000, "8.03B")],
 )
 def test_counts(count: int, text: str) -> None:
     assert count_text(count) == text
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (13_844, "13.5 KiB"), (14_559_840, "13.9 MiB"), (2**42, "4.00 TiB")]
+    ("size", "text"),
+    [(0, "0 B"), (13_844, "13.5 KiB"), (14_559_840, "13.9 MiB"), (2**42, "4.00 TiB")],
 )
 def test_sizes(size: int, text: str) -> None:
     assert bytes_text(size) == text

@@ -1,4 +1,5 @@
-"""A real terminal (pty): Ctrl-C in the middle of an answer, line editing, and no escape codes from models."""
+"""A real terminal (pty): Ctrl-C in the middle of an answer, line editing, and no escape codes from
+models."""
 
 from __future__ import annotations
 
@@ -89,8 +90,15 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SPECRUN_")}
-    own = {"SPECRUN_THREADS": "1", "XDG_STATE_HOME": str(tmp_path), "PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "xterm"}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("SPECRUN_")
+    }
+    own = {
+        "SPECRUN_THREADS": "1",
+        "XDG_STATE_HOME": str(tmp_path),
+        "PROMPT_TOOLKIT_NO_CPR": "1",
+        "TERM": "xterm",
+    }
     return {**inherited, **own, "NO_COLOR": "1"}
 
 
@@ -109,7 +117,9 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(chat: Screen, tmp_pa
     asked = chat.wait_for("\n", after=ready)
     chat.wait_for_more(than=asked + 200)  # so that some of the answer is there
     chat.type("\x03")
-    stopped = chat.wait_for("stopped; what was said so far is part of the conversation", after=asked)
+    stopped = chat.wait_for(
+        "stopped; what was said so far is part of the conversation", after=asked
+    )
     chat.wait_for(">>>", after=stopped)
     chat.type("/show\r")
     shown = chat.wait_for("max_tokens", after=stopped)
@@ -141,7 +151,9 @@ def test_ctrl_c_twice_at_the_prompt_leaves(chat: Screen) -> None:
     assert chat.finish() == 0
 
 
-def test_model_text_cannot_control_the_terminal(models: Models, environment: dict[str, str]) -> None:
+def test_model_text_cannot_control_the_terminal(
+    models: Models, environment: dict[str, str]
+) -> None:
     arguments = ["generate", "-m", models.target, "-p", "x", "-n", 6, "--temp", 0, "-l", "27+1000"]
     # ESC (27) and the C1 control CSI, which is U+009B: bytes C2 9B
     screen = Screen(arguments, environment)
@@ -191,7 +203,9 @@ def test_printable_keeps_text_and_drops_controls() -> None:
         ({"NO_COLOR": ""}, "auto", False),
     ],
 )
-def test_colour_choice(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], choice: str, expected: bool) -> None:
+def test_colour_choice(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], choice: str, expected: bool
+) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

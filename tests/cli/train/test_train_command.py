@@ -39,9 +39,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_leaves_a_head_a_picture_and_a_gguf(run: Run, folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    arguments = ["train", "medusa", "--target", folder / "target", "--data", folder / "chats.jsonl", *COMMON]
+    arguments = [
+        "train",
+        "medusa",
+        "--target",
+        folder / "target",
+        "--data",
+        folder / "chats.jsonl",
+        *COMMON,
+    ]
     result = run(
-        *arguments, "-o", tmp_path / "heads", "--heads", "2", "--epochs", "2", "--gguf", tmp_path / "h.gguf", "--json"
+        *arguments,
+        "-o",
+        tmp_path / "heads",
+        "--heads",
+        "2",
+        "--epochs",
+        "2",
+        "--gguf",
+        tmp_path / "h.gguf",
+        "--json",
     )
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
@@ -50,7 +67,9 @@ def test_a_run_leaves_a_head_a_picture_and_a_gguf(run: Run, folder: Path, tmp_pa
     assert (facts["sequences"], facts["held_out"]) == (5, 1)
     assert set(facts["measures"]) >= {"head 1 top-1", "head 2 top-5", "tokens a round"}
     assert "5 sequences of" in result.stderr
-    assert re.search(r"states are computed once and kept on disk: 0\.\d MiB|kept on disk", result.stderr)
+    assert re.search(
+        r"states are computed once and kept on disk: 0\.\d MiB|kept on disk", result.stderr
+    )
     assert "memory: about 0.0" in result.stderr
     assert "step 2: loss" in result.stderr
     assert (tmp_path / "heads" / "training" / "curves.png").read_bytes()[:4] == b"\x89PNG"
@@ -74,10 +93,27 @@ def test_a_run_leaves_a_head_a_picture_and_a_gguf(run: Run, folder: Path, tmp_pa
 def test_every_kind_of_head(
     run: Run, folder: Path, tmp_path: Path, kind: str, options: list[str], weights: str
 ) -> None:
-    common = ["--target", folder / "target", "--data", folder / "chats.jsonl", *COMMON, "--steps", "2"]
+    common = [
+        "--target",
+        folder / "target",
+        "--data",
+        folder / "chats.jsonl",
+        *COMMON,
+        "--steps",
+        "2",
+    ]
     gguf = tmp_path / "head.gguf"
     result = run(
-        "train", kind, *common, "-o", tmp_path / "head", *options, "--plot", tmp_path / "p.svg", "--gguf", gguf
+        "train",
+        kind,
+        *common,
+        "-o",
+        tmp_path / "head",
+        *options,
+        "--plot",
+        tmp_path / "p.svg",
+        "--gguf",
+        gguf,
     )
     assert result.exit_code == 0, result.output
     assert read_header(gguf).architecture == kind
@@ -97,26 +133,53 @@ def test_wrong_inputs_are_one_sentence(run: Run, folder: Path, tmp_path: Path) -
         (["--target", target, "--data", tmp_path / "none"], 3, "there is no file"),
         (["--target", target, "--data", empty], 3, "has no usable text"),
         (["--target", target, "--data", broken], 3, "line 1 of broken.jsonl is not JSON"),
-        (["--target", target, "--data", data, "--device", "toaster"], 2, "torch cannot compute on 'toaster'"),
+        (
+            ["--target", target, "--data", data, "--device", "toaster"],
+            2,
+            "torch cannot compute on 'toaster'",
+        ),
         (["--target", target, "--data", data, "--resume"], 3, "to resume"),
         (["--target", target, "--data", data, "--plot", "curves.txt"], 2, "is not a picture"),
-        (["--target", target, "--data", data, "--features", tmp_path, "--cache", "no"], 2, "--features"),
+        (
+            ["--target", target, "--data", data, "--features", tmp_path, "--cache", "no"],
+            2,
+            "--features",
+        ),
         (["--target", target], 2, "Missing option '--data'"),
         (["--data", data], 2, "Missing option '--target'"),
         (["--target", target, "--data", data, "--held-out", "1"], 2, "--held-out"),
     ]
     for number, (arguments, code, problem) in enumerate(cases):
         defaults = [] if "--device" in map(str, arguments) else ["--device", "cpu"]
-        result = run("train", "medusa", "-o", tmp_path / f"o{number}", "--precision", "float32", *defaults, *arguments)
+        result = run(
+            "train",
+            "medusa",
+            "-o",
+            tmp_path / f"o{number}",
+            "--precision",
+            "float32",
+            *defaults,
+            *arguments,
+        )
         assert result.exit_code == code, (arguments, result.output)
         assert problem in result.stderr
         assert "Traceback" not in result.stderr
         assert not (tmp_path / f"o{number}" / "config.json").exists()
 
 
-def test_a_gguf_that_exists_is_found_before_training(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_a_gguf_that_exists_is_found_before_training(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "h.gguf").write_text("mine")
-    arguments = ["--target", folder / "target", "--data", folder / "chats.jsonl", *COMMON, "-o", tmp_path / "heads"]
+    arguments = [
+        "--target",
+        folder / "target",
+        "--data",
+        folder / "chats.jsonl",
+        *COMMON,
+        "-o",
+        tmp_path / "heads",
+    ]
     result = run("train", "medusa", *arguments, "--gguf", tmp_path / "h.gguf")
     assert result.exit_code == 2
     assert "already exists" in result.stderr
@@ -124,8 +187,18 @@ def test_a_gguf_that_exists_is_found_before_training(run: Run, folder: Path, tmp
 
 
 @pytest.mark.parametrize("kind", ["medusa", "drafter"])
-def test_a_type_that_cannot_be_made_is_found_before_training(run: Run, folder: Path, tmp_path: Path, kind: str) -> None:
-    arguments = ["--target", folder / "target", "--data", folder / "chats.jsonl", *COMMON, "-o", tmp_path / "out"]
+def test_a_type_that_cannot_be_made_is_found_before_training(
+    run: Run, folder: Path, tmp_path: Path, kind: str
+) -> None:
+    arguments = [
+        "--target",
+        folder / "target",
+        "--data",
+        folder / "chats.jsonl",
+        *COMMON,
+        "-o",
+        tmp_path / "out",
+    ]
     arguments += ["--draft", folder / "target"] if kind == "drafter" else []
     result = run("train", kind, *arguments, "--gguf", tmp_path / "h.gguf", "--outtype", "q8")
     assert result.exit_code == 2
@@ -140,8 +213,14 @@ def test_a_model_that_cannot_be_converted_for_is_found_before_training(
     strange = tmp_path / "strange"
     shutil.copytree(folder / "target", strange)
     config = json.loads((strange / "config.json").read_text())
-    (strange / "config.json").write_text(json.dumps({**config, "architectures": ["StrangeForCausalLM"]}))
-    models = ["--target", strange] if kind == "medusa" else ["--target", folder / "target", "--draft", strange]
+    (strange / "config.json").write_text(
+        json.dumps({**config, "architectures": ["StrangeForCausalLM"]})
+    )
+    models = (
+        ["--target", strange]
+        if kind == "medusa"
+        else ["--target", folder / "target", "--draft", strange]
+    )
     arguments = [*models, "--data", folder / "chats.jsonl", *COMMON, "-o", tmp_path / "out"]
     result = run("train", kind, *arguments, "--gguf", tmp_path / "h.gguf")
     assert result.exit_code == 3
@@ -156,19 +235,45 @@ def test_what_is_whole_is_said_where_only_converting_failed(
         raise SpecrunError("the disk is full")
 
     monkeypatch.setattr(head_conversion, "convert_head", failing)
-    arguments = ["--target", folder / "target", "--data", folder / "chats.jsonl", *COMMON, "-o", tmp_path / "out"]
-    result = run("train", "medusa", *arguments, "--heads", "1", "--steps", "1", "--gguf", tmp_path / "h.gguf")
+    arguments = [
+        "--target",
+        folder / "target",
+        "--data",
+        folder / "chats.jsonl",
+        *COMMON,
+        "-o",
+        tmp_path / "out",
+    ]
+    result = run(
+        "train", "medusa", *arguments, "--heads", "1", "--steps", "1", "--gguf", tmp_path / "h.gguf"
+    )
     assert result.exit_code == 1
     said = result.stderr.splitlines()[-2:]
-    assert said == ["Error: the disk is full", "the trained head is whole: convert it with specrun convert"]
+    assert said == [
+        "Error: the disk is full",
+        "the trained head is whole: convert it with specrun convert",
+    ]
     assert (tmp_path / "out" / "medusa_lm_head.safetensors").is_file()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs Ctrl-C as a signal")
 def test_ctrl_c_keeps_a_checkpoint(folder: Path, tmp_path: Path) -> None:
     program = "from specrun.cli.main import main; main()"
-    arguments = ["train", "medusa", "--target", folder / "target", "--data", folder / "chats.jsonl", *COMMON]
-    command = [sys.executable, "-c", program, *map(str, [*arguments, "-o", tmp_path / "heads", "--steps", "100000"])]
+    arguments = [
+        "train",
+        "medusa",
+        "--target",
+        folder / "target",
+        "--data",
+        folder / "chats.jsonl",
+        *COMMON,
+    ]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        *map(str, [*arguments, "-o", tmp_path / "heads", "--steps", "100000"]),
+    ]
     command += ["--measures", "10000"]
     with hearing_ctrl_c():
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,5 @@
-"""`specrun train drafter`: from two folders and a text to a drafter that drafts; wrong inputs in one sentence."""
+"""`specrun train drafter`: from two folders and a text to a drafter that drafts; wrong inputs in
+one sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +14,18 @@ from specrun.convert import convert_checkpoint
 
 from ..conftest import Models, Run
 
-SETTINGS = ["--device", "cpu", "--precision", "float32", "--held-out", "0.3", "--batch-tokens", "400", "-lr", "0.01"]
+SETTINGS = [
+    "--device",
+    "cpu",
+    "--precision",
+    "float32",
+    "--held-out",
+    "0.3",
+    "--batch-tokens",
+    "400",
+    "-lr",
+    "0.01",
+]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +41,11 @@ def arguments(family: Family, output: Path, *more: object) -> list[object]:
 def test_a_drafter_from_data_to_drafting(family: Family, run: Run, tmp_path: Path) -> None:
     output, gguf = tmp_path / "out", tmp_path / "drafter.gguf"
     plot = tmp_path / "curves.svg"
-    result = run(*arguments(family, output, "--steps", "30", "--gguf", gguf, "--outtype", "f32", "--plot", plot))
+    result = run(
+        *arguments(
+            family, output, "--steps", "30", "--gguf", gguf, "--outtype", "f32", "--plot", plot
+        )
+    )
     assert result.exit_code == 0, result.output
     assert "before: alpha 0." in result.stderr
     assert "memory: about" in result.stderr
@@ -46,12 +62,24 @@ def test_a_drafter_from_data_to_drafting(family: Family, run: Run, tmp_path: Pat
 
 
 def test_json_is_one_object(family: Family, run: Run, tmp_path: Path) -> None:
-    more = ["--steps", "12", "--on-policy", "0.5", "--divergence", "jensen-shannon", "--longest-answer", "12", "--json"]
+    more = [
+        "--steps",
+        "12",
+        "--on-policy",
+        "0.5",
+        "--divergence",
+        "jensen-shannon",
+        "--longest-answer",
+        "12",
+        "--json",
+    ]
     result = run(*arguments(family, tmp_path / "out", *more))
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
     assert facts["steps"] == 12
-    assert facts["alpha_gain"]["gain"] == pytest.approx(facts["alpha_after"]["rate"] - facts["alpha_before"]["rate"])
+    assert facts["alpha_gain"]["gain"] == pytest.approx(
+        facts["alpha_after"]["rate"] - facts["alpha_before"]["rate"]
+    )
     assert facts["alpha_gain"]["gain"] > 0.02
     assert (facts["alpha_before"]["texts"], facts["measured_on_training"]) == (9, False)
 
@@ -104,7 +132,13 @@ def test_wrong_inputs(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").write_text(" \n")
-    given = {"--target": family.target, "--draft": family.draft, "--data": family.data, "-o": "out", **changes}
+    given = {
+        "--target": family.target,
+        "--draft": family.draft,
+        "--data": family.data,
+        "-o": "out",
+        **changes,
+    }
     result = run("train", "drafter", *(part for pair in given.items() for part in pair), *SETTINGS)
     assert result.exit_code == code, result.output
     assert problem in result.stderr

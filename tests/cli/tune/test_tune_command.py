@@ -28,7 +28,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tune(*arguments: str | Path) -> Result:
     """Run `specrun tune` in a group of its own."""
-    group = LazyGroup("specrun", lazy={"tune": LazyCommand(tune_command.__name__, "tune", "Plan what to draft.")})
+    group = LazyGroup(
+        "specrun", lazy={"tune": LazyCommand(tune_command.__name__, "tune", "Plan what to draft.")}
+    )
     return CliRunner().invoke(group, ["tune", *map(str, arguments)])
 
 
@@ -54,7 +56,9 @@ def test_what_was_measured_is_printed_and_the_plan_is_kept(models: Models) -> No
     # As chat and generate ask for it, with the same options.
     warnings: list[str] = []
     context = ContextOptions(n_ctx=256, n_threads=1)
-    found = tuned_expression(models.target, models.plain, SamplingParams(), context=context, warn=warnings.append)
+    found = tuned_expression(
+        models.target, models.plain, SamplingParams(), context=context, warn=warnings.append
+    )
     assert found is not None
     assert warnings == []
 
@@ -89,13 +93,20 @@ def test_json_holds_every_figure(models: Models) -> None:
 def test_curves_and_plans_are_drawn(models: Models, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "plan.svg"
-    assert tune(*pair(models), *FAST, "--temp", "0", "--no-save", "--plot", picture, "-p", "abc").exit_code == 0
+    assert (
+        tune(
+            *pair(models), *FAST, "--temp", "0", "--no-save", "--plot", picture, "-p", "abc"
+        ).exit_code
+        == 0
+    )
     text = picture.read_text()
     assert text.startswith("<?xml")
     assert len(text) > 5_000
 
 
-def test_what_cannot_be_tuned_is_refused_before_anything_is_measured(models: Models, tmp_path: Path) -> None:
+def test_what_cannot_be_tuned_is_refused_before_anything_is_measured(
+    models: Models, tmp_path: Path
+) -> None:
     cases = [
         (("-md", models.plain), 2, "no model is given"),
         (("-m", models.target, "--plot", "plan.png"), 2, "give -md FILE too"),
@@ -118,7 +129,9 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_measured(models: Mod
 
 
 @pytest.mark.parametrize("plan", ["none", "n=2, sampling=argmax"])
-def test_generate_drafts_as_the_kept_plan_says_where_md_says_nothing_else(models: Models, plan: str) -> None:
+def test_generate_drafts_as_the_kept_plan_says_where_md_says_nothing_else(
+    models: Models, plan: str
+) -> None:
     assert tune(*pair(models), *FAST, "--temp", "0").exit_code == 0
     path = plan_file(models.target, models.plain)
     content = json.loads(path.read_text())
@@ -126,7 +139,20 @@ def test_generate_drafts_as_the_kept_plan_says_where_md_says_nothing_else(models
     path.write_text(json.dumps(content))
 
     def drafter_of(*arguments: str) -> str:
-        command = ["generate", *map(str, pair(models)), "-t", "1", "-c", "256", "-p", "abc", "-n", "4", "--temp", "0"]
+        command = [
+            "generate",
+            *map(str, pair(models)),
+            "-t",
+            "1",
+            "-c",
+            "256",
+            "-p",
+            "abc",
+            "-n",
+            "4",
+            "--temp",
+            "0",
+        ]
         result = CliRunner().invoke(cli, [*command, "--json", *arguments])
         assert result.exit_code == 0, result.output
         return str(json.loads(result.stdout)["stats"]["drafter"])

@@ -1,4 +1,5 @@
-"""What cannot be converted is refused by name, before anything is written, and nothing is left behind."""
+"""What cannot be converted is refused by name, before anything is written, and nothing is left
+behind."""
 
 from __future__ import annotations
 
@@ -59,7 +60,12 @@ FAULTS = {
     "config is nested without end": (CONFIG, nested, MalformedFileError, "not JSON"),
     "config is a list": (CONFIG, b"[1]", MalformedFileError, "a JSON list instead of an object"),
     "config is not UTF-8": (CONFIG, b'{"a": "\xff"}', MalformedFileError, "not JSON"),
-    "no architecture": (CONFIG, llama_config(architectures=None), MalformedFileError, "'architectures'"),
+    "no architecture": (
+        CONFIG,
+        llama_config(architectures=None),
+        MalformedFileError,
+        "'architectures'",
+    ),
     "other architecture": (
         CONFIG,
         llama_config(architectures=["MambaForCausalLM"]),
@@ -67,18 +73,48 @@ FAULTS = {
         "'MambaForCausalLM'.*Gemma2ForCausalLM.*LlamaForCausalLM.*convert_hf_to_gguf.py",
     ),
     "width missing": (CONFIG, llama_config(hidden_size=None), MalformedFileError, "'hidden_size'"),
-    "width is a word": (CONFIG, llama_config(hidden_size="32"), MalformedFileError, "hidden_size = '32'"),
-    "layers below zero": (CONFIG, llama_config(num_hidden_layers=-1), MalformedFileError, "num_hidden_layers = -1"),
+    "width is a word": (
+        CONFIG,
+        llama_config(hidden_size="32"),
+        MalformedFileError,
+        "hidden_size = '32'",
+    ),
+    "layers below zero": (
+        CONFIG,
+        llama_config(num_hidden_layers=-1),
+        MalformedFileError,
+        "num_hidden_layers = -1",
+    ),
     "layers without end": (
         CONFIG,
         llama_config(num_hidden_layers=2**31),
         MalformedFileError,
         "no tensor model.layers.2",
     ),
-    "heads do not divide": (CONFIG, llama_config(num_attention_heads=5), MalformedFileError, "divisible by 5 heads"),
-    "odd heads": (CONFIG, llama_config(head_dim=7), MalformedFileError, "width 7, which must be even"),
-    "other activation": (CONFIG, llama_config(hidden_act="gelu"), UnsupportedModelError, "hidden_act = 'gelu'"),
-    "feed-forward biases": (CONFIG, llama_config(mlp_bias=True), UnsupportedModelError, "mlp_bias = True"),
+    "heads do not divide": (
+        CONFIG,
+        llama_config(num_attention_heads=5),
+        MalformedFileError,
+        "divisible by 5 heads",
+    ),
+    "odd heads": (
+        CONFIG,
+        llama_config(head_dim=7),
+        MalformedFileError,
+        "width 7, which must be even",
+    ),
+    "other activation": (
+        CONFIG,
+        llama_config(hidden_act="gelu"),
+        UnsupportedModelError,
+        "hidden_act = 'gelu'",
+    ),
+    "feed-forward biases": (
+        CONFIG,
+        llama_config(mlp_bias=True),
+        UnsupportedModelError,
+        "mlp_bias = True",
+    ),
     "other rope": (
         CONFIG,
         llama_config(rope_scaling={"rope_type": "longrope"}),
@@ -87,18 +123,43 @@ FAULTS = {
     ),
     "no weights": (WEIGHTS, None, FileMissingError, "neither model.safetensors nor"),
     "weights empty": (WEIGHTS, b"", MalformedFileError, "truncated, or not a safetensors"),
-    "weights cut": (WEIGHTS, changed_tensors()[:-1], MalformedFileError, "truncated: .* ends 1 bytes behind"),
+    "weights cut": (
+        WEIGHTS,
+        changed_tensors()[:-1],
+        MalformedFileError,
+        "truncated: .* ends 1 bytes behind",
+    ),
     "header longer than the file": (WEIGHTS, b"\xff" * 64, MalformedFileError, "truncated, or not"),
-    "header is no JSON": (WEIGHTS, (9).to_bytes(8, "little") + b"nonsense!", MalformedFileError, "header .* not JSON"),
+    "header is no JSON": (
+        WEIGHTS,
+        (9).to_bytes(8, "little") + b"nonsense!",
+        MalformedFileError,
+        "header .* not JSON",
+    ),
     "extent does not fit": (
         WEIGHTS,
         changed_header('"shape": [300, 32]', '"shape": [300, 31]'),
         MalformedFileError,
         "takes 38,400 bytes instead of 37,200",
     ),
-    "extent below zero": (WEIGHTS, changed_header("[0, ", "[-4, "), MalformedFileError, "makes no sense"),
-    "unknown number type": (WEIGHTS, changed_header('"F32"', '"F8_E4M3"'), UnsupportedModelError, "as F8_E4M3"),
-    "tensor missing": (WEIGHTS, changed_tensors(**{HEAD: None}), MalformedFileError, f"no tensor {HEAD}"),
+    "extent below zero": (
+        WEIGHTS,
+        changed_header("[0, ", "[-4, "),
+        MalformedFileError,
+        "makes no sense",
+    ),
+    "unknown number type": (
+        WEIGHTS,
+        changed_header('"F32"', '"F8_E4M3"'),
+        UnsupportedModelError,
+        "as F8_E4M3",
+    ),
+    "tensor missing": (
+        WEIGHTS,
+        changed_tensors(**{HEAD: None}),
+        MalformedFileError,
+        f"no tensor {HEAD}",
+    ),
     "tensors missing": (
         WEIGHTS,
         changed_tensors(**{HEAD: None, "model.norm.weight": None}),
@@ -117,41 +178,113 @@ FAULTS = {
         UnsupportedModelError,
         "does not know: extra, more$",
     ),
-    "not finite": (WEIGHTS, changed_tensors(**{HEAD: nan}), MalformedFileError, "lm_head.*not finite"),
-    "too large": (WEIGHTS, changed_tensors(**{HEAD: huge}), UnsupportedModelError, "1e.06, too large for f16"),
+    "not finite": (
+        WEIGHTS,
+        changed_tensors(**{HEAD: nan}),
+        MalformedFileError,
+        "lm_head.*not finite",
+    ),
+    "too large": (
+        WEIGHTS,
+        changed_tensors(**{HEAD: huge}),
+        UnsupportedModelError,
+        "1e.06, too large for f16",
+    ),
     "doubles too large": (
         WEIGHTS,
         changed_tensors(**{HEAD: np.full((300, 32), 1e300)}),
         UnsupportedModelError,
         r"lm_head.*1e\+300",
     ),
-    "whole numbers": (WEIGHTS, changed_tensors(**{HEAD: huge.astype(np.int32)}), UnsupportedModelError, "int32"),
-    "shard outside": (INDEX, {"weight_map": {HEAD: "../a.safetensors"}}, MalformedFileError, "not a file of the"),
-    "shard missing": (INDEX, {"weight_map": {HEAD: "a.safetensors"}}, FileMissingError, "no file .*a.safetensors"),
-    "shard lacks a tensor": (INDEX, {"weight_map": {"other": WEIGHTS}}, MalformedFileError, "lacks the tensor other"),
+    "whole numbers": (
+        WEIGHTS,
+        changed_tensors(**{HEAD: huge.astype(np.int32)}),
+        UnsupportedModelError,
+        "int32",
+    ),
+    "shard outside": (
+        INDEX,
+        {"weight_map": {HEAD: "../a.safetensors"}},
+        MalformedFileError,
+        "not a file of the",
+    ),
+    "shard missing": (
+        INDEX,
+        {"weight_map": {HEAD: "a.safetensors"}},
+        FileMissingError,
+        "no file .*a.safetensors",
+    ),
+    "shard lacks a tensor": (
+        INDEX,
+        {"weight_map": {"other": WEIGHTS}},
+        MalformedFileError,
+        "lacks the tensor other",
+    ),
     "empty index": (INDEX, {}, MalformedFileError, "names no tensors"),
     "no tokenizer": (TOKENIZER, None, FileMissingError, "no tokenizer.json"),
-    "other tokenizer": (TOKENIZER, tokenizer_model(type="Unigram"), UnsupportedModelError, "a Unigram tokenizer"),
-    "no byte tokens": (TOKENIZER, tokenizer_model(byte_fallback=True), UnsupportedModelError, "no byte token <0x00>"),
-    "other splitting": (TOKENIZER, tokenizer(pre_tokenizer=not_ours), UnsupportedModelError, "Metaspace"),
+    "other tokenizer": (
+        TOKENIZER,
+        tokenizer_model(type="Unigram"),
+        UnsupportedModelError,
+        "a Unigram tokenizer",
+    ),
+    "no byte tokens": (
+        TOKENIZER,
+        tokenizer_model(byte_fallback=True),
+        UnsupportedModelError,
+        "no byte token <0x00>",
+    ),
+    "other splitting": (
+        TOKENIZER,
+        tokenizer(pre_tokenizer=not_ours),
+        UnsupportedModelError,
+        "Metaspace",
+    ),
     "prefix space": (
         TOKENIZER,
-        tokenizer(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}),
+        tokenizer(
+            pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
+        ),
         UnsupportedModelError,
         "add_prefix_space",
     ),
-    "normalizer": (TOKENIZER, tokenizer(normalizer={"type": "NFC"}), UnsupportedModelError, "normalizer.*NFC"),
-    "merge of three": (TOKENIZER, tokenizer_model(merges=["a b c"]), MalformedFileError, "'a b c'.*not two"),
+    "normalizer": (
+        TOKENIZER,
+        tokenizer(normalizer={"type": "NFC"}),
+        UnsupportedModelError,
+        "normalizer.*NFC",
+    ),
+    "merge of three": (
+        TOKENIZER,
+        tokenizer_model(merges=["a b c"]),
+        MalformedFileError,
+        "'a b c'.*not two",
+    ),
     "no merges": (TOKENIZER, tokenizer_model(merges=[]), MalformedFileError, "no merges"),
-    "token outside": (TOKENIZER, tokenizer_model(vocab={"a": 300}), MalformedFileError, "'a' the id 300, outside"),
-    "two tokens, one id": (TOKENIZER, tokenizer_model(vocab={"a": 1, "b": 1}), MalformedFileError, "id 1 to 'a' and"),
+    "token outside": (
+        TOKENIZER,
+        tokenizer_model(vocab={"a": 300}),
+        MalformedFileError,
+        "'a' the id 300, outside",
+    ),
+    "two tokens, one id": (
+        TOKENIZER,
+        tokenizer_model(vocab={"a": 1, "b": 1}),
+        MalformedFileError,
+        "id 1 to 'a' and",
+    ),
     "unknown end token": (
         "tokenizer_config.json",
         {"eos_token": "</s>"},
         MalformedFileError,
         "'</s>', which the tokenizer does not have",
     ),
-    "end token outside": (CONFIG, llama_config(eos_token_id=300.5), MalformedFileError, "eos_token_id = 300.5"),
+    "end token outside": (
+        CONFIG,
+        llama_config(eos_token_id=300.5),
+        MalformedFileError,
+        "eos_token_id = 300.5",
+    ),
 }
 
 
@@ -198,7 +331,9 @@ def test_an_existing_file_is_kept_unless_forced(tmp_path: Path, write_checkpoint
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_an_interrupted_conversion_leaves_the_old_file(tmp_path: Path, write_checkpoint, error) -> None:
+def test_an_interrupted_conversion_leaves_the_old_file(
+    tmp_path: Path, write_checkpoint, error
+) -> None:
     folder, output = write_checkpoint(), tmp_path / "m.gguf"
     output.write_bytes(b"precious")
 
@@ -212,7 +347,9 @@ def test_an_interrupted_conversion_leaves_the_old_file(tmp_path: Path, write_che
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint", "m.gguf"}
 
 
-def test_too_little_space_is_noticed_before_writing(tmp_path: Path, write_checkpoint, monkeypatch) -> None:
+def test_too_little_space_is_noticed_before_writing(
+    tmp_path: Path, write_checkpoint, monkeypatch
+) -> None:
     monkeypatch.setattr(atomic.shutil, "disk_usage", lambda _folder: SimpleNamespace(free=1000))
     with pytest.raises(SpecrunError, match=r"are needed in .* and 0\.0 MB are free"):
         convert_checkpoint(write_checkpoint(), tmp_path / "m.gguf")
@@ -231,16 +368,23 @@ def test_a_file_that_shrinks_meanwhile_is_named(tmp_path: Path, write_checkpoint
     assert not (tmp_path / "m.gguf").exists()
 
 
-def test_a_copy_of_tied_embeddings_and_computed_tensors_are_left_out(tmp_path: Path, write_checkpoint) -> None:
+def test_a_copy_of_tied_embeddings_and_computed_tensors_are_left_out(
+    tmp_path: Path, write_checkpoint
+) -> None:
     config = llama_config(tie_word_embeddings=True)
     tensors = llama_tensors(config)
-    extra = {HEAD: tensors["model.embed_tokens.weight"], "model.layers.0.self_attn.rotary_emb.inv_freq": nan}
+    extra = {
+        HEAD: tensors["model.embed_tokens.weight"],
+        "model.layers.0.self_attn.rotary_emb.inv_freq": nan,
+    }
     report = convert_checkpoint(write_checkpoint(config, {**tensors, **extra}), tmp_path / "m.gguf")
     assert report.n_tensors == len(tensors)
 
 
 @pytest.mark.parametrize("file_name", [CONFIG, WEIGHTS, TOKENIZER, "tokenizer_config.json"])
-def test_damaged_bytes_are_read_or_refused_and_nothing_else(tmp_path: Path, write_checkpoint, file_name) -> None:
+def test_damaged_bytes_are_read_or_refused_and_nothing_else(
+    tmp_path: Path, write_checkpoint, file_name
+) -> None:
     folder = write_checkpoint()
     whole = (folder / file_name).read_bytes()
     source = np.random.default_rng(len(whole))

@@ -1,4 +1,5 @@
-"""Pickled weights: only when asked for, as tensors only, and never by another way when that fails."""
+"""Pickled weights: only when asked for, as tensors only, and never by another way when that
+fails."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"
 
 
 def state(kind: Any = None) -> dict[str, Any]:
-    tensors = {name: torch.from_numpy(array) for name, array in llama_tensors(llama_config()).items()}
+    tensors = {
+        name: torch.from_numpy(array) for name, array in llama_tensors(llama_config()).items()
+    }
     return tensors if kind is None else {name: tensor.to(kind) for name, tensor in tensors.items()}
 
 
@@ -54,7 +57,9 @@ def test_sixteen_bits(tmp_path: Path, folder: Path, kind: Any) -> None:
     tensors = read_pickle(folder / PICKLE)
     wanted = state(kind)["lm_head.weight"].float().numpy()
     np.testing.assert_array_equal(tensors["lm_head.weight"].read().astype(np.float32), wanted)
-    assert convert_checkpoint(folder, tmp_path / "m.gguf", outtype="auto", allow_pickle=True).type_name in (
+    assert convert_checkpoint(
+        folder, tmp_path / "m.gguf", outtype="auto", allow_pickle=True
+    ).type_name in (
         "BF16",
         "F16",
     )
@@ -69,7 +74,9 @@ def test_shards_with_an_index(tmp_path: Path, write_checkpoint) -> None:
         torch.save({name: state()[name] for name in held}, folder / part)
     with pytest.raises(UnsupportedModelError, match=r"a\.bin, a pickle"):
         convert_checkpoint(folder, tmp_path / "m.gguf")
-    assert convert_checkpoint(folder, tmp_path / "m.gguf", allow_pickle=True).n_tensors == len(names)
+    assert convert_checkpoint(folder, tmp_path / "m.gguf", allow_pickle=True).n_tensors == len(
+        names
+    )
 
 
 def test_safetensors_come_first(tmp_path: Path, write_checkpoint) -> None:
@@ -81,14 +88,18 @@ def test_safetensors_come_first(tmp_path: Path, write_checkpoint) -> None:
 
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("allowed", [False, True])
-def test_code_in_a_pickle_never_runs(tmp_path: Path, folder: Path, zipped: bool, allowed: bool) -> None:
+def test_code_in_a_pickle_never_runs(
+    tmp_path: Path, folder: Path, zipped: bool, allowed: bool
+) -> None:
     canary = Canary(tmp_path / "canary")
     content = {**state(), "lm_head.weight": canary}
     if zipped:
         torch.save(content, folder / PICKLE)
     else:
         (folder / PICKLE).write_bytes(pickle.dumps(canary))
-    with pytest.raises(UnsupportedModelError, match=r"a pickle|could run code|not a file that torch"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"a pickle|could run code|not a file that torch"
+    ):
         convert_checkpoint(folder, tmp_path / "m.gguf", allow_pickle=allowed)
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint"}
     pickle.loads(pickle.dumps(canary))  # it would have sung
@@ -114,7 +125,9 @@ def test_a_truncated_pickle(tmp_path: Path, folder: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint"}
 
 
-def test_a_torch_that_cannot_be_trusted_is_refused(tmp_path: Path, folder: Path, monkeypatch) -> None:
+def test_a_torch_that_cannot_be_trusted_is_refused(
+    tmp_path: Path, folder: Path, monkeypatch
+) -> None:
     torch.save(state(), folder / PICKLE)
     monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
     with pytest.raises(SpecrunError, match=r"torch 2\.5\.1\+cpu cannot open .* safely"):

@@ -1,4 +1,5 @@
-"""A cut model computes what its layers compute: the layers that remain, in their order, and nothing else."""
+"""A cut model computes what its layers compute: the layers that remain, in their order, and nothing
+else."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ from support.transformers_models import keep_layers, make_model, model_logits, w
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.gguf import TENSOR_TYPES, read_header
 from specrun.convert import RandomLlama, cut_layers, quantize_model, write_random_llama
-from specrun.convert.cut import CUT_LAYERS, CUT_SOURCE, CUT_SOURCE_LAYERS, LayeredModel, parse_layers, range_text
+from specrun.convert.cut import (
+    CUT_LAYERS,
+    CUT_SOURCE,
+    CUT_SOURCE_LAYERS,
+    LayeredModel,
+    parse_layers,
+    range_text,
+)
 from specrun.convert.gguf import STORED_TYPES, Metadata, PlannedTensor, write_gguf
 
 TOKENS = [7, 30, 2, 11, 5, 5, 60, 1, 9, 44, 8, 90, 3]  # longer than the windows of the Gemma models
@@ -23,7 +31,8 @@ CUTS = [
     ("llama", 5, (3,)),
     ("qwen2", 4, (1, 2)),
     ("qwen3", 4, (0, 3)),
-    # Gemma's windows alternate by layer number: early exit keeps that, the others need it written out.
+    # Gemma's windows alternate by layer number: early exit keeps that, the others need it written
+    # out.
     ("gemma2", 5, (0, 1, 2)),
     ("gemma2", 5, (0, 2, 3)),
     ("gemma2", 5, (1, 2, 3)),
@@ -53,7 +62,9 @@ def test_a_cut_equals_the_model_without_those_layers(
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
-def test_padded_models_of_other_families_compute_the_same(tmp_path: Path, logits, architecture: str) -> None:
+def test_padded_models_of_other_families_compute_the_same(
+    tmp_path: Path, logits, architecture: str
+) -> None:
     from specrun.convert import pad_ffn
 
     source = write_model(tmp_path / "whole.gguf", make_model(architecture, 3), architecture)
@@ -63,7 +74,8 @@ def test_padded_models_of_other_families_compute_the_same(tmp_path: Path, logits
 
 
 def test_a_pattern_that_is_not_written_out_is_seen(tmp_path: Path, logits) -> None:
-    """The test above can fail: with Gemma's own alternation instead of the array, the logits are others."""
+    """The test above can fail: with Gemma's own alternation instead of the array, the logits are
+    others."""
     model = make_model("gemma2", 5)
     source = write_model(tmp_path / "whole.gguf", model, "gemma2")
     wanted = model_logits(keep_layers(model, (1, 2)), TOKENS)
@@ -76,14 +88,18 @@ def test_a_pattern_that_is_not_written_out_is_seen(tmp_path: Path, logits) -> No
 
 def test_a_window_must_stay_where_llama_cpp_would_end_the_process(tmp_path: Path) -> None:
     source = write_model(tmp_path / "whole.gguf", make_model("gemma2", 5), "gemma2")
-    with pytest.raises(UnsupportedModelError, match="layers with a sliding window must stay, and 1,3 has none"):
+    with pytest.raises(
+        UnsupportedModelError, match="layers with a sliding window must stay, and 1,3 has none"
+    ):
         cut_layers(source, tmp_path / "cut.gguf", layers="1,3")
 
 
 @pytest.mark.parametrize("kept", ["1-7", "0-2,4", "0,2-3"])
 def test_layers_that_would_lose_their_rope_are_refused(tmp_path: Path, kept: str) -> None:
     source = write_model(tmp_path / "whole.gguf", make_model("smollm3", 8), "smollm3")
-    with pytest.raises(UnsupportedModelError, match=r"cannot become layer \d; --layers .* can be kept"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"cannot become layer \d; --layers .* can be kept"
+    ):
         cut_layers(source, tmp_path / "cut.gguf", layers=kept)
     assert [path.name for path in tmp_path.iterdir()] == ["whole.gguf"]
     model = LayeredModel(source)
@@ -110,7 +126,9 @@ def test_weights_of_every_type_are_copied_bit_by_bit(tmp_path: Path) -> None:
     before, after = (stored(tmp_path / name) for name in ("whole.gguf", "cut.gguf"))
     assert {kind for kind, _ in after.values()} == {kind.name for kind in TENSOR_TYPES.values()}
     assert after == {
-        name.replace("blk.2.", "blk.1."): value for name, value in before.items() if not name.startswith("blk.1.")
+        name.replace("blk.2.", "blk.1."): value
+        for name, value in before.items()
+        if not name.startswith("blk.1.")
     }
 
 
@@ -118,7 +136,8 @@ def test_a_quantized_cut_runs(tmp_path: Path, logits) -> None:
     spec = RandomLlama(vocab_size=96, width=256, heads=4, kv_heads=4, ffn=256, layers=4, scale=3.0)
     write_random_llama(tmp_path / "plain.gguf", spec)
     quantize_model(tmp_path / "plain.gguf", tmp_path / "whole.gguf", "Q4_K_M", n_threads=1)
-    # Q4_K_M gives some layers other types: quantizing a cut would not give the same as cutting what is quantized.
+    # Q4_K_M gives some layers other types: quantizing a cut would not give the same as cutting what
+    # is quantized.
     cut = cut_layers(tmp_path / "whole.gguf", tmp_path / "cut.gguf", layers="0,3").output
     assert np.isfinite(logits(cut, TOKENS)).all()
     assert len(read_header(cut).tensor_type_counts) > 2
@@ -166,7 +185,9 @@ def test_the_file_says_what_it_is(whole: Path, tmp_path: Path) -> None:
         ({"layers": "1", "skip": "2"}, "one of the two"),
     ],
 )
-def test_impossible_layers_are_refused(whole: Path, tmp_path: Path, options: dict[str, str], words: str) -> None:
+def test_impossible_layers_are_refused(
+    whole: Path, tmp_path: Path, options: dict[str, str], words: str
+) -> None:
     with pytest.raises(OptionError, match=words):
         cut_layers(whole, tmp_path / "cut.gguf", **options)
     assert [path.name for path in tmp_path.iterdir()] == ["whole.gguf"]
@@ -192,4 +213,6 @@ def test_a_model_can_be_cut_over_itself(whole: Path, tmp_path: Path, logits) -> 
     shutil.copy(whole, tmp_path / "copy.gguf")
     cut_layers(whole, whole, layers="0,5", force=True)
     cut_layers(tmp_path / "copy.gguf", tmp_path / "cut.gguf", layers="0,5")
-    np.testing.assert_array_equal(logits(whole, TOKENS[:3]), logits(tmp_path / "cut.gguf", TOKENS[:3]))
+    np.testing.assert_array_equal(
+        logits(whole, TOKENS[:3]), logits(tmp_path / "cut.gguf", TOKENS[:3])
+    )

@@ -46,17 +46,24 @@ def test_the_size_is_what_was_asked_and_the_file_says_so(tmp_path: Path) -> None
     seen: list[tuple[int, int]] = []
     progress = seen.append
     report = pad_ffn(
-        tmp_path / "source.gguf", tmp_path / "m.gguf", GOAL, progress=lambda done, total: progress((done, total))
+        tmp_path / "source.gguf",
+        tmp_path / "m.gguf",
+        GOAL,
+        progress=lambda done, total: progress((done, total)),
     )
     before, after = read_header(tmp_path / "source.gguf"), read_header(report.output)
     step = 256 * 3 * 64 * 2  # one step of width in both layers
     assert abs(report.n_parameters - GOAL) <= step / 2
-    assert report.n_parameters == after.n_parameters == before.n_parameters + report.added_parameters
+    assert (
+        report.n_parameters == after.n_parameters == before.n_parameters + report.added_parameters
+    )
     assert (report.source_width, report.width % 256) == (128, 0)
     assert after.metadata["llama.feed_forward_length"] == report.width
     assert after.metadata[PADDED_PARAMETERS] == report.added_parameters
     assert after.metadata[PADDED_FROM] == "source.gguf"
-    kept = {key: value for key, value in before.metadata.items() if key != "llama.feed_forward_length"}
+    kept = {
+        key: value for key, value in before.metadata.items() if key != "llama.feed_forward_length"
+    }
     assert {key: after.metadata[key] for key in kept} == kept
     assert set(after.metadata) - set(before.metadata) == {PADDED_PARAMETERS, PADDED_FROM}
     assert seen[-1][0] == seen[-1][1]
@@ -75,7 +82,9 @@ def test_added_weights_are_ordinary_numbers_and_the_same_every_time(tmp_path: Pa
     assert not np.array_equal(first, second)
     down = values(tmp_path / "a", "blk.1.ffn_down.weight")
     assert not down[:, 128:].any()
-    np.testing.assert_array_equal(down[:, :128], values(tmp_path / "source.gguf", "blk.1.ffn_down.weight"))
+    np.testing.assert_array_equal(
+        down[:, :128], values(tmp_path / "source.gguf", "blk.1.ffn_down.weight")
+    )
 
 
 def test_a_q8_0_source_becomes_f16(tmp_path, logits) -> None:
@@ -85,7 +94,8 @@ def test_a_q8_0_source_becomes_f16(tmp_path, logits) -> None:
     header = read_header(tmp_path / "m")
     assert set(header.tensor_type_counts) == {"F16", "F32"}
     assert header.file_type_name == "F16"
-    # Only the products' rounding differs: llama.cpp rounds activations to 8 bits for one, to 16 for the other.
+    # Only the products' rounding differs: llama.cpp rounds activations to 8 bits for one, to 16 for
+    # the other.
     difference = np.abs(logits(tmp_path / "m", TOKENS) - logits(tmp_path / "q8", TOKENS)).max()
     assert difference < 0.15
 
@@ -97,7 +107,9 @@ def test_a_padded_file_can_be_padded_again_and_quantized(tmp_path, logits) -> No
     metadata = read_header(second.output).metadata
     assert metadata[PADDED_PARAMETERS] == first.added_parameters + second.added_parameters
     assert metadata[PADDED_FROM] == "plain.gguf"
-    assert np.abs(logits(second.output, TOKENS) - logits(tmp_path / "plain.gguf", TOKENS)).max() < 1e-5
+    assert (
+        np.abs(logits(second.output, TOKENS) - logits(tmp_path / "plain.gguf", TOKENS)).max() < 1e-5
+    )
     small = quantize_model(second.output, tmp_path / "q8.gguf", "Q8_0", n_threads=1)
     assert read_header(small.output).metadata[PADDED_FROM] == "plain.gguf"
 
@@ -122,9 +134,14 @@ def test_less_than_one_step_is_refused(tmp_path: Path) -> None:
     write_random_llama(tmp_path / "source.gguf", RandomLlama(width=64, ffn=256))
     now = read_header(tmp_path / "source.gguf").n_parameters
     step = 256 * 3 * 64 * 2
-    with pytest.raises(OptionError, match=f"can be padded to {now + step:,} parameters or more, not to {now + 9:,}"):
+    with pytest.raises(
+        OptionError, match=f"can be padded to {now + step:,} parameters or more, not to {now + 9:,}"
+    ):
         pad_ffn(tmp_path / "source.gguf", tmp_path / "m.gguf", now + 9)
-    assert pad_ffn(tmp_path / "source.gguf", tmp_path / "m.gguf", now + step).n_parameters == now + step
+    assert (
+        pad_ffn(tmp_path / "source.gguf", tmp_path / "m.gguf", now + step).n_parameters
+        == now + step
+    )
 
 
 def changed_model(path: Path, architecture: str = "llama", **shapes: tuple[int, ...]) -> Path:
@@ -133,7 +150,9 @@ def changed_model(path: Path, architecture: str = "llama", **shapes: tuple[int, 
     for key, value in (("embedding_length", 8), ("block_count", 1), ("feed_forward_length", 16)):
         metadata.count(f"{architecture}.{key}", value)
     tensors = [
-        PlannedTensor(f"blk.0.{name}.weight", shape, "F32", lambda shape=shape: np.zeros(shape, np.float32))
+        PlannedTensor(
+            f"blk.0.{name}.weight", shape, "F32", lambda shape=shape: np.zeros(shape, np.float32)
+        )
         for name, shape in shapes.items()
     ]
     write_gguf(path, architecture, metadata, tensors)
@@ -170,7 +189,10 @@ def test_existing_and_damaged_files(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"already exists.*--force"):
         pad_ffn(tmp_path / "source", tmp_path / "m", GOAL)
     assert (tmp_path / "m").read_bytes() == b"precious"
-    assert pad_ffn(tmp_path / "source", tmp_path / "m", GOAL, force=True).n_bytes == (tmp_path / "m").stat().st_size
+    assert (
+        pad_ffn(tmp_path / "source", tmp_path / "m", GOAL, force=True).n_bytes
+        == (tmp_path / "m").stat().st_size
+    )
     (tmp_path / "cut").write_bytes((tmp_path / "source").read_bytes()[:-40])
     with pytest.raises(MalformedFileError, match="truncated"):
         pad_ffn(tmp_path / "cut", tmp_path / "n", GOAL)

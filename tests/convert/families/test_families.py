@@ -1,4 +1,5 @@
-"""Every family: converted, it computes what transformers computes and splits text as transformers does.
+"""Every family: converted, it computes what transformers computes and splits text as transformers
+does.
 
 None of this may be skipped: `conftest.py` makes a skip here a failure.
 """
@@ -82,7 +83,9 @@ def test_text_is_split_as_transformers_does(built, family: Family) -> None:
         vocabulary = model.vocabulary
         assert vocabulary.size == 608
         for text in (*NASTY.splitlines(keepends=True), NASTY, " a", "a  b", "<tool> a"):
-            if family.tokenizer == "newer llama":  # llama.cpp adds a space behind special tokens, and before spaces
+            if (
+                family.tokenizer == "newer llama"
+            ):  # llama.cpp adds a space behind special tokens, and before spaces
                 text = text.lstrip(" ").replace("<", "(")
             wanted = tokenizer(text).input_ids
             found = vocabulary.tokenize(text, parse_special=True)
@@ -94,7 +97,8 @@ def test_text_is_split_as_transformers_does(built, family: Family) -> None:
 
 
 def older(config: dict[str, Any]) -> dict[str, Any]:
-    """The config as transformers 4 wrote it: rope_theta and rope_scaling apart, patterns as one number."""
+    """The config as transformers 4 wrote it: rope_theta and rope_scaling apart, patterns as one
+    number."""
     rope = config.pop("rope_parameters")
     whole = rope.get("full_attention", rope)
     config["rope_theta"] = whole.pop("rope_theta")
@@ -103,7 +107,9 @@ def older(config: dict[str, Any]) -> dict[str, Any]:
         config["sliding_window_pattern"] = config.pop("layer_types").index("full_attention") + 1
     kind = whole.pop("rope_type")
     config["partial_rotary_factor"] = whole.pop("partial_rotary_factor", 1.0)
-    config["rope_scaling"] = None if kind == "default" else {**whole, "type": "su" if kind == "longrope" else kind}
+    config["rope_scaling"] = (
+        None if kind == "default" else {**whole, "type": "su" if kind == "longrope" else kind}
+    )
     return config
 
 
@@ -114,7 +120,9 @@ def without_digest(path: Path) -> bytes:
     return path.read_bytes().replace(digest.encode(), b"")
 
 
-@pytest.mark.parametrize("name", ["llama3", "llama linear", "qwen2 yarn", "gemma3", "gemma3 scaled", "phi3 longrope"])
+@pytest.mark.parametrize(
+    "name", ["llama3", "llama linear", "qwen2 yarn", "gemma3", "gemma3 scaled", "phi3 longrope"]
+)
 def test_configs_of_transformers_4_mean_the_same(tmp_path: Path, built, name: str) -> None:
     family = next(family for family in FAMILIES if family.name == name)
     made, output = built(family)
@@ -133,22 +141,59 @@ def test_a_window_that_llama_cpp_lacks_bounds_the_context(built) -> None:
         assert model.n_ctx_train == 100
 
 
-_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "dynamic rope": ("llama2", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic': only default"),
-    "llama3 rope": ("qwen2", {"rope_parameters": {"rope_type": "llama3"}}, "'llama3': only default, linear, yarn"),
+    "dynamic rope": (
+        "llama2",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+        "'dynamic': only default",
+    ),
+    "llama3 rope": (
+        "qwen2",
+        {"rope_parameters": {"rope_type": "llama3"}},
+        "'llama3': only default, linear, yarn",
+    ),
     "other betas": ("qwen2", {"rope_parameters": {**_YARN, "beta_fast": 16}}, "beta_fast = 16"),
-    "part of a head": ("qwen3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
-    "wide heads": ("qwen2", {"head_dim": 32}, "heads of 128 numbers together and hidden states of 64"),
+    "part of a head": (
+        "qwen3",
+        {"rope_parameters": {"partial_rotary_factor": 0.5}},
+        "partial_rotary_factor = 0.5",
+    ),
+    "wide heads": (
+        "qwen2",
+        {"head_dim": 32},
+        "heads of 128 numbers together and hidden states of 64",
+    ),
     "biases": ("qwen3", {"attention_bias": True}, "attention_bias = True"),
-    "other NoPE layers": ("smollm3", {"no_rope_layers": [1, 1, 1, 1, 1]}, "no_rope_layers other than every fourth"),
+    "other NoPE layers": (
+        "smollm3",
+        {"no_rope_layers": [1, 1, 1, 1, 1]},
+        "no_rope_layers other than every fourth",
+    ),
     "no cap": ("gemma2", {"attn_logit_softcapping": None}, "no attn_logit_softcapping"),
     "a cap": ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
-    "other divisor": ("gemma3", {"query_pre_attn_scalar": 256}, "query_pre_attn_scalar = 256: llama.cpp takes 32"),
-    "both directions": ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+    "other divisor": (
+        "gemma3",
+        {"query_pre_attn_scalar": 256},
+        "query_pre_attn_scalar = 256: llama.cpp takes 32",
+    ),
+    "both directions": (
+        "gemma3",
+        {"use_bidirectional_attention": True},
+        "use_bidirectional_attention = True",
+    ),
     "layer types": ("gemma3", {"layer_types": ["full_attention"]}, "layer_types for 1 of 7 layers"),
     "yarn in Phi-3": ("phi3", {"rope_parameters": _YARN}, "'yarn': only default and longrope"),
-    "factors": ("phi3 longrope", {"rope_parameters": {"rope_type": "longrope"}}, "long_factor that is not 8 positive"),
+    "factors": (
+        "phi3 longrope",
+        {"rope_parameters": {"rope_type": "longrope"}},
+        "long_factor that is not 8 positive",
+    ),
 }
 
 

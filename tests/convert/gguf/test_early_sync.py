@@ -26,7 +26,9 @@ def test_stretches_are_synced_by_the_end(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("more", [0, 10])
-def test_a_failing_disk_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+def test_a_failing_disk_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, "the disk is gone")
 
@@ -41,12 +43,18 @@ def test_a_failing_disk_is_not_missed(tmp_path: Path, monkeypatch: pytest.Monkey
         synced.wrote(more)
 
 
-def test_an_error_of_the_writer_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_writer_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, "the disk is gone")
 
     monkeypatch.setattr(early_sync, "_sync", fail)
     monkeypatch.setattr(early_sync, "_STRETCH", 10)
-    with (tmp_path / "file").open("wb") as file, pytest.raises(KeyboardInterrupt), EarlySync(file) as synced:
+    with (
+        (tmp_path / "file").open("wb") as file,
+        pytest.raises(KeyboardInterrupt),
+        EarlySync(file) as synced,
+    ):
         synced.wrote(10)
         raise KeyboardInterrupt

@@ -1,4 +1,5 @@
-"""EAGLE-1, EAGLE-2 and HASS checkpoints become files whose head computes what a torch reference does."""
+"""EAGLE-1, EAGLE-2 and HASS checkpoints become files whose head computes what a torch reference
+does."""
 
 from __future__ import annotations
 
@@ -51,18 +52,27 @@ def seed() -> None:
 def matrices(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from gguf import GGUFReader, quants
 
-    tensors = {tensor.name: quants.dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(path).tensors}
+    tensors = {
+        tensor.name: quants.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in GGUFReader(path).tensors
+    }
     return tensors["token_embd.weight"], tensors["output.weight"]
 
 
 def off_by(path: Path, target: Model, reference: TorchEagle) -> tuple[float, float]:
-    """The largest differences of predicted states and of log-probabilities, over the largest state and logit."""
+    """The largest differences of predicted states and of log-probabilities, over the largest state
+    and logit."""
     embedding, output = matrices(target.path)
     sees = ancestors()
-    wanted = reference.states(TOKENS, torch.from_numpy(FEATURES), POSITIONS, torch.from_numpy(sees), embedding).numpy()
+    wanted = reference.states(
+        TOKENS, torch.from_numpy(FEATURES), POSITIONS, torch.from_numpy(sees), embedding
+    ).numpy()
     logits = wanted @ output.T.astype(np.float64)
     log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-    with closing(EagleHead(path, target, ranks=VOCAB, n_threads=1)) as head, closing(head.cells(16)) as pairs:
+    with (
+        closing(EagleHead(path, target, ranks=VOCAB, n_threads=1)) as head,
+        closing(head.cells(16)) as pairs,
+    ):
         rows = pairs.evaluate(TOKENS, FEATURES, np.array(POSITIONS, np.int32), np.arange(6), sees)
     found = np.take_along_axis(log_probs, rows.tokens.astype(np.intp), 1)
     states = np.abs(rows.states - wanted).max() / np.abs(wanted).max()
@@ -72,19 +82,31 @@ def off_by(path: Path, target: Model, reference: TorchEagle) -> tuple[float, flo
 @pytest.mark.parametrize("file", [PICKLE, SAFE])
 @pytest.mark.parametrize(
     "made",
-    [{}, {"bias": False}, {"embedding": True}, {"qkv_bias": True}, {"kv_heads": 4}, {"kv_heads": 1, "heads": 2}],
+    [
+        {},
+        {"bias": False},
+        {"embedding": True},
+        {"qkv_bias": True},
+        {"kv_heads": 4},
+        {"kv_heads": 1, "heads": 2},
+    ],
     ids=str,
 )
-def test_the_head_computes_what_torch_does(target: Model, tmp_path: Path, file: str, made: dict[str, Any]) -> None:
+def test_the_head_computes_what_torch_does(
+    target: Model, tmp_path: Path, file: str, made: dict[str, Any]
+) -> None:
     reference = TorchEagle(HIDDEN, VOCAB, **made)
     folder = publish(tmp_path / "EAGLE-tiny", reference.config, named(reference), file)
-    report = convert_head(folder, tmp_path / "e.gguf", target=target.path, outtype="f32", allow_pickle=True)
+    report = convert_head(
+        folder, tmp_path / "e.gguf", target=target.path, outtype="f32", allow_pickle=True
+    )
     assert report.architecture == "eagle"
     assert max(off_by(report.output, target, reference)) < 1e-4
 
 
 def test_the_comparison_can_fail(target: Model, tmp_path: Path) -> None:
-    """Controls: another rope base, another bias and another order of fc's input are off by far more than rounding."""
+    """Controls: another rope base, another bias and another order of fc's input are off by far more
+    than rounding."""
     reference = TorchEagle(HIDDEN, VOCAB)
     tensors = named(reference)
     first, second = tensors["fc.weight"].chunk(2, 1)
@@ -100,7 +122,9 @@ def test_the_comparison_can_fail(target: Model, tmp_path: Path) -> None:
         assert off_by(report.output, target, reference)[0] > 1e-3, name
 
 
-def test_a_config_that_says_little_means_the_references_defaults(target: Model, tmp_path: Path) -> None:
+def test_a_config_that_says_little_means_the_references_defaults(
+    target: Model, tmp_path: Path
+) -> None:
     reference = TorchEagle(HIDDEN, VOCAB, kv_heads=4)
     reference.base, reference.epsilon = 10000.0, 1e-6
     config = {name: reference.config[name] for name in ("num_attention_heads", "intermediate_size")}
@@ -110,7 +134,9 @@ def test_a_config_that_says_little_means_the_references_defaults(target: Model, 
 
 
 @pytest.mark.parametrize(("outtype", "allowed"), [("f16", 5e-3), ("bf16", 3e-2), ("q8_0", 3e-2)])
-def test_smaller_types_stay_within_their_error(target: Model, tmp_path: Path, outtype: str, allowed: float) -> None:
+def test_smaller_types_stay_within_their_error(
+    target: Model, tmp_path: Path, outtype: str, allowed: float
+) -> None:
     reference = TorchEagle(HIDDEN, VOCAB, embedding=True, qkv_bias=True)
     folder = publish(tmp_path / "head", reference.config, named(reference), SAFE)
     report = convert_head(folder, tmp_path / "e.gguf", target=target.path, outtype=outtype)
@@ -143,20 +169,50 @@ def test_metadata(target: Model, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "tensors", "error", "problem"),
     [
-        ({}, {"layers.0.mlp.up_proj.weight": None}, MalformedFileError, r"no tensor layers\.0\.mlp\.up_proj\.weight"),
+        (
+            {},
+            {"layers.0.mlp.up_proj.weight": None},
+            MalformedFileError,
+            r"no tensor layers\.0\.mlp\.up_proj\.weight",
+        ),
         ({"bias": True}, {"fc.bias": None}, MalformedFileError, r"no tensor fc\.bias"),
         ({"bias": False}, {}, MalformedFileError, r"has fc\.bias, and .* bias = false"),
         ({"qkv_bias": True}, {}, MalformedFileError, r"no tensor .*q_proj\.bias"),
-        ({}, {"fc.weight": (HIDDEN, 3 * HIDDEN)}, UnsupportedModelError, r"fc\.weight of shape \(32, 96\)"),
+        (
+            {},
+            {"fc.weight": (HIDDEN, 3 * HIDDEN)},
+            UnsupportedModelError,
+            r"fc\.weight of shape \(32, 96\)",
+        ),
         ({}, {"fc.weight": (HIDDEN,)}, MalformedFileError, r"fc\.weight of shape \(32,\)"),
-        ({}, {"layers.0.self_attn.k_proj.weight": (HIDDEN, HIDDEN)}, MalformedFileError, r"k_proj\.weight of shape"),
+        (
+            {},
+            {"layers.0.self_attn.k_proj.weight": (HIDDEN, HIDDEN)},
+            MalformedFileError,
+            r"k_proj\.weight of shape",
+        ),
         ({"num_attention_heads": 5}, {}, MalformedFileError, "5 heads"),
         ({"num_hidden_layers": 2}, {}, UnsupportedModelError, "2 layers: an EAGLE head has one"),
-        ({}, {"layers.1.mlp.up_proj.weight": (64, HIDDEN)}, UnsupportedModelError, r"layers\.1\.mlp\.up_proj"),
-        ({}, {"layers.0.input_layernorm.weight": (HIDDEN,)}, UnsupportedModelError, "input_layernorm"),
+        (
+            {},
+            {"layers.1.mlp.up_proj.weight": (64, HIDDEN)},
+            UnsupportedModelError,
+            r"layers\.1\.mlp\.up_proj",
+        ),
+        (
+            {},
+            {"layers.0.input_layernorm.weight": (HIDDEN,)},
+            UnsupportedModelError,
+            "input_layernorm",
+        ),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, {}, UnsupportedModelError, "linear"),
         ({"hidden_act": "gelu"}, {}, UnsupportedModelError, "'gelu'"),
-        ({"intermediate_size": 65}, {}, MalformedFileError, r"gate_proj\.weight of shape \(64, 32\)"),
+        (
+            {"intermediate_size": 65},
+            {},
+            MalformedFileError,
+            r"gate_proj\.weight of shape \(64, 32\)",
+        ),
         ({"num_attention_heads": None}, {}, MalformedFileError, "num_attention_heads"),
     ],
 )

@@ -1,4 +1,5 @@
-"""EAGLE-3 checkpoints of every layout become llama.cpp's own: its loader takes them, tensors are as it wants them."""
+"""EAGLE-3 checkpoints of every layout become llama.cpp's own: its loader takes them, tensors are as
+it wants them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ import pytest
 from gguf import GGUFReader
 from support.tiny_models import CHAT
 
-from specrun.bindings.errors import MalformedFileError, PairError, SpecrunError, UnsupportedModelError
+from specrun.bindings.errors import (
+    MalformedFileError,
+    PairError,
+    SpecrunError,
+    UnsupportedModelError,
+)
 from specrun.bindings.gguf import read_header
 from specrun.bindings.model import Model
 from specrun.convert import convert_head, plan_head
@@ -63,7 +69,12 @@ def test_files_are_those_of_llama_cpps_converter(
     a, b = read_header(output).metadata, read_header(theirs).metadata
     assert {key for key in b if key not in a} == set()
     for key in b:
-        if key not in ("general.name", "GGUF.tensor_count", "GGUF.kv_count", "eagle3.target_layers"):
+        if key not in (
+            "general.name",
+            "GGUF.tensor_count",
+            "GGUF.kv_count",
+            "eagle3.target_layers",
+        ):
             assert a[key] == b[key] or abs(float(a[key]) - float(b[key])) < 1e-6, key  # type: ignore[arg-type]
     assert list(a["eagle3.target_layers"]) == list(TAPS)  # type: ignore[arg-type]
     if not variant.fc_norm:
@@ -72,7 +83,9 @@ def test_files_are_those_of_llama_cpps_converter(
             assert model.vocabulary.size == VOCAB
 
 
-def test_the_usual_type_is_q8_0_and_the_runtime_takes_it(tiny_deep_model: Path, tmp_path: Path) -> None:
+def test_the_usual_type_is_q8_0_and_the_runtime_takes_it(
+    tiny_deep_model: Path, tmp_path: Path
+) -> None:
     folder = random_eagle3(HIDDEN, VOCAB).save(tmp_path / "EAGLE3-tiny", CONFIG, "speculators")
     report = convert_head(folder, tmp_path, target=tiny_deep_model)
     assert report.output.name.startswith("EAGLE3-tiny")
@@ -98,11 +111,15 @@ def test_pickles_of_safeailab(tiny_deep_model: Path, tmp_path: Path) -> None:
     head = random_eagle3(HIDDEN, VOCAB)
     folder = head.save(tmp_path / "head", CONFIG, eagle_aux_hidden_state_layer_ids=[1, 3, 5])
     (folder / "model.safetensors").unlink()
-    tensors = {name: torch.tensor(np.ascontiguousarray(weight)) for name, weight in head.weights.items()}
+    tensors = {
+        name: torch.tensor(np.ascontiguousarray(weight)) for name, weight in head.weights.items()
+    }
     torch.save(tensors, folder / "pytorch_model.bin")
     with pytest.raises(UnsupportedModelError, match="--allow-pickle"):
         convert_head(folder, tmp_path / "a.gguf", target=tiny_deep_model)
-    convert_head(folder, tmp_path / "a.gguf", target=tiny_deep_model, outtype="f32", allow_pickle=True)
+    convert_head(
+        folder, tmp_path / "a.gguf", target=tiny_deep_model, outtype="f32", allow_pickle=True
+    )
     np.testing.assert_array_equal(tensors_of(tmp_path / "a.gguf")["d2t"], head.target_ids)
 
 
@@ -129,41 +146,55 @@ def offset(place: int, token: int) -> Change:
 
 
 FAULTS: dict[str, tuple[Change, type[SpecrunError], str]] = {
-    "a token beyond the target's": (offset(5, 320), PairError, r"\(d2t\) names token 320, and the target has 320"),
+    "a token beyond the target's": (offset(5, 320), PairError, (r"\(d2t\) names token 320, and "
+                                                               r"the target has 320")),
     "a token below all": (offset(5, -2), PairError, "names token -2"),
     "a map of other numbers": (
         lambda w, _: w.update(d2t=w["d2t"].astype(np.float32)), MalformedFileError, "d2t of F32",
     ),
-    "no map": (lambda w, _: w.pop("d2t"), MalformedFileError, r"lm_head.weight of shape \(48, 32\).*\(320, 32\)"),
+    "no map": (lambda w, _: w.pop("d2t"), MalformedFileError, (r"lm_head.weight of shape \(48, "
+                                                              r"32\).*\(320, 32\)")),
     "another hidden size": (
-        lambda w, c: (c.update(target_hidden_size=64), w.update({"fc.weight": np.zeros((32, 192), np.float32)})),
+        lambda w, c: (c.update(target_hidden_size=64), w.update({"fc.weight": np.zeros((32, 192),
+        np.float32)})),
         PairError, "states of 64 numbers, and the target's have 32",
     ),
-    "other tokens": (lambda _, c: c.update(vocab_size=999), PairError, "999 tokens, and the target has 320"),
+    "other tokens": (lambda _, c: c.update(vocab_size=999), PairError,
+    ("999 tokens, and the target "
+                                                                       "has 320")),
     "a layer the target lacks": (
-        lambda _, c: c.update(eagle_aux_hidden_state_layer_ids=[1, 3, 6]), PairError, "input of layer 6.* has 6 layers",
+        lambda _, c: c.update(eagle_aux_hidden_state_layer_ids=[1, 3, 6]), PairError,
+        ("input of layer 6.* has 6 "
+                                                                                      "layers"),
     ),
     "two layers": (
-        lambda _, c: c.update(eagle_aux_hidden_state_layer_ids=[1, 3]), MalformedFileError, "2 layers of 32",
+        lambda _, c: c.update(eagle_aux_hidden_state_layer_ids=[1, 3]), MalformedFileError,
+        "2 layers of 32",
     ),
     "layers that are no numbers": (
-        lambda _, c: c.update(eagle_aux_hidden_state_layer_ids=[1, 3, "x"]), MalformedFileError, "no whole numbers",
+        lambda _, c: c.update(eagle_aux_hidden_state_layer_ids=[1, 3, "x"]), MalformedFileError,
+        "no whole numbers",
     ),
     "a missing tensor": (
         lambda w, _: w.pop("midlayer.self_attn.o_proj.weight"), MalformedFileError,
         "no tensor midlayer.self_attn.o_proj.weight",
     ),
-    "no layer": (lambda w, _: w.pop("midlayer.hidden_norm.weight"), MalformedFileError, "no EAGLE-3 head"),
+    "no layer": (lambda w, _: w.pop("midlayer.hidden_norm.weight"), MalformedFileError,
+    "no EAGLE-3 head"),
     "norms of queries": (
         lambda w, _: w.update({"midlayer.self_attn.q_norm.weight": np.ones(8, np.float32)}),
         UnsupportedModelError, "midlayer.self_attn.q_norm.weight",
     ),
-    "two decoder layers": (lambda _, c: c.update(num_hidden_layers=2), UnsupportedModelError, "2 layers"),
-    "biases": (lambda _, c: c.update(attention_bias=True), UnsupportedModelError, "attention_bias = True"),
+    "two decoder layers": (lambda _, c: c.update(num_hidden_layers=2), UnsupportedModelError,
+    "2 layers"),
+    "biases": (lambda _, c: c.update(attention_bias=True), UnsupportedModelError,
+    "attention_bias = True"),
     "yarn": (
-        lambda _, c: c.update(rope_scaling={"rope_type": "yarn", "factor": 2.0}), UnsupportedModelError, "'yarn'",
+        lambda _, c: c.update(rope_scaling={"rope_type": "yarn", "factor": 2.0}),
+        UnsupportedModelError, "'yarn'",
     ),
-    "a promised norm": (lambda _, c: c.update(norm_before_fc=True), MalformedFileError, "no tensor input_norm.weight"),
+    "a promised norm": (lambda _, c: c.update(norm_before_fc=True), MalformedFileError,
+    "no tensor input_norm.weight"),
 }  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Hydra checkpoints with upstream's names become GGUF files that compute what the reference computes."""
+"""Hydra checkpoints with upstream's names become GGUF files that compute what the reference
+computes."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ import numpy as np
 import pytest
 from support.tiny_checkpoints import safetensors_bytes
 
-from specrun.bindings.errors import FileMissingError, MalformedFileError, PairError, SpecrunError, UnsupportedModelError
+from specrun.bindings.errors import (
+    FileMissingError,
+    MalformedFileError,
+    PairError,
+    SpecrunError,
+    UnsupportedModelError,
+)
 from specrun.bindings.gguf import read_header
 from specrun.bindings.model import Model
 from specrun.convert import convert_head, plan_head, target_facts
@@ -44,14 +51,21 @@ def config_of(heads: TinyHydra, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    """Writes a checkpoint as upstream's training does: the state dict of the heads, with all that hangs on them."""
+    """Writes a checkpoint as upstream's training does: the state dict of the heads, with all that
+    hangs on them."""
 
-    def write(heads: TinyHydra, *, pickled: bool = True, drop: str = "", add: Any = None, **changes: Any) -> Path:
+    def write(
+        heads: TinyHydra, *, pickled: bool = True, drop: str = "", add: Any = None, **changes: Any
+    ) -> Path:
         place = tmp_path / "hydra-tiny"
         place.mkdir()
         (place / "config.json").write_text(json.dumps(config_of(heads, **changes)))
         # Modules that the heads refer to are saved with them.
-        weights = {"input_embed_fn.weight": torch.zeros(VOCAB, HIDDEN), **heads.weights, **(add or {})}
+        weights = {
+            "input_embed_fn.weight": torch.zeros(VOCAB, HIDDEN),
+            **heads.weights,
+            **(add or {}),
+        }
         if heads.prefixed:
             weights[f"{PREFIX}embed_tokens.weight"] = torch.zeros(VOCAB, HIDDEN)
             weights[f"{LAYER}self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
@@ -82,21 +96,28 @@ def with_shared_blocks(heads: TinyHydra, blocks: int, *, once: bool) -> TinyHydr
 def check(converted: Path, reference: TinyHydra, target: Path, tolerance: float = 1e-4) -> None:
     from gguf import GGUFReader, quants
 
-    tensors = {tensor.name: quants.dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(target).tensors}
+    tensors = {
+        tensor.name: quants.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in GGUFReader(target).tensors
+    }
     embedding, output = tensors["token_embd.weight"], tensors["output.weight"]
     with Model(target) as model:
         head = HydraHead(converted, model, ranks=[VOCAB] * reference.heads, n_threads=1)
         for paths in PATHS:
             best = head.best_laws(STATES[0], paths)
             expected = np.take_along_axis(
-                log_probs(reference, STATES[0], paths, embedding, output), best.tokens.astype(np.intp), 1
+                log_probs(reference, STATES[0], paths, embedding, output),
+                best.tokens.astype(np.intp),
+                1,
             )
             np.testing.assert_allclose(best.log_probs, expected, rtol=tolerance, atol=tolerance)
         assert (head.prefix is not None) == reference.prefixed
         if head.prefix is not None:
             states = reference.double().prefix_states(torch.tensor(STATES, dtype=torch.float64))
             with closing(head.prefix.cells(16)) as cells:
-                np.testing.assert_allclose(cells.evaluate(STATES, 0, 0), states, rtol=tolerance, atol=tolerance)
+                np.testing.assert_allclose(
+                    cells.evaluate(STATES, 0, 0), states, rtol=tolerance, atol=tolerance
+                )
         head.close()
 
 
@@ -132,11 +153,15 @@ def test_blocks_that_share_their_weights(
 ) -> None:
     heads = random_hydra(HIDDEN, VOCAB, blocks=2 if grounded else 1, grounded=grounded, prefix=True)
     source = folder(with_shared_blocks(heads, 4, once=once), hydra_num_layers=4)
-    report = convert_head(source, tmp_path / "h.gguf", target=tiny_model, outtype="f32", allow_pickle=True)
+    report = convert_head(
+        source, tmp_path / "h.gguf", target=tiny_model, outtype="f32", allow_pickle=True
+    )
     check(report.output, with_shared_blocks(heads, 4, once=False), tiny_model)
 
 
-def test_matrices_are_quantized_and_vectors_are_not(folder: Folder, tiny_model: Path, tmp_path: Path) -> None:
+def test_matrices_are_quantized_and_vectors_are_not(
+    folder: Folder, tiny_model: Path, tmp_path: Path
+) -> None:
     heads = random_hydra(HIDDEN, VOCAB, prefix=True)
     report = convert_head(folder(heads), tmp_path / "h.gguf", target=tiny_model, allow_pickle=True)
     kinds = {tensor.name: tensor.type_name for tensor in read_header(report.output).tensors}
@@ -151,10 +176,18 @@ def test_matrices_are_quantized_and_vectors_are_not(folder: Folder, tiny_model: 
     check(report.output, heads, tiny_model, 0.3)
 
 
-def test_the_name_of_the_weights_or_of_the_tensors_is_enough(folder: Folder, tiny_model: Path) -> None:
+def test_the_name_of_the_weights_or_of_the_tensors_is_enough(
+    folder: Folder, tiny_model: Path
+) -> None:
     """Without a word in the config the layout is read from the tensors."""
     heads = random_hydra(HIDDEN, VOCAB, blocks=2, prefix=True)
-    names = ("hydra_num_heads", "hydra_num_layers", "hydra_head_arch", "grounded_heads", "hidden_state_offset")
+    names = (
+        "hydra_num_heads",
+        "hydra_num_layers",
+        "hydra_head_arch",
+        "grounded_heads",
+        "hidden_state_offset",
+    )
     source = folder(heads, pickled=False, **dict.fromkeys(names))
     (source / "hydra_lm_head.safetensors").rename(source / "model.safetensors")
     plan = plan_head(source, target=tiny_model)
@@ -164,12 +197,23 @@ def test_the_name_of_the_weights_or_of_the_tensors_is_enough(folder: Folder, tin
 
 
 def test_rotary_scaling_is_the_targets(folder: Folder, tiny_model: Path, tmp_path: Path) -> None:
-    """Linear scaling and Llama 3.1's divisors come from the target, from which upstream builds the prefix layer."""
+    """Linear scaling and Llama 3.1's divisors come from the target, from which upstream builds the
+    prefix layer."""
     heads = random_hydra(
-        HIDDEN, VOCAB, prefix=True, rope_base=5000.0, rope_factor=2.0, rope_divisors=(1.0, 1.0, 4.0, 8.0)
+        HIDDEN,
+        VOCAB,
+        prefix=True,
+        rope_base=5000.0,
+        rope_factor=2.0,
+        rope_divisors=(1.0, 1.0, 4.0, 8.0),
     )
     facts = target_facts(tiny_model)
-    settings = {**facts.settings, "rope.freq_base": 5000.0, "rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
+    settings = {
+        **facts.settings,
+        "rope.freq_base": 5000.0,
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": 2.0,
+    }
     settings["attention.layer_norm_rms_epsilon"] = heads.eps
     changed = type(facts)(
         **{
@@ -179,7 +223,9 @@ def test_rotary_scaling_is_the_targets(folder: Folder, tiny_model: Path, tmp_pat
         }
     )
     source = folder(heads)
-    report = convert_head(source, tmp_path / "h.gguf", target=changed, outtype="f32", allow_pickle=True)
+    report = convert_head(
+        source, tmp_path / "h.gguf", target=changed, outtype="f32", allow_pickle=True
+    )
     check(report.output, heads, tiny_model)
     settings["rope.scaling.type"] = "yarn"
     with pytest.raises(UnsupportedModelError, match="yarn"):
@@ -191,28 +237,61 @@ def test_rotary_scaling_is_the_targets(folder: Folder, tiny_model: Path, tmp_pat
     [
         ({"hydra_head_arch": "cross-attn"}, UnsupportedModelError, "hydra_head_arch 'cross-attn'"),
         ({"hydra_head_arch": "eagle-attn"}, UnsupportedModelError, "hydra_head_arch 'eagle-attn'"),
-        ({"hydra_head_arch": "mlp"}, MalformedFileError, "a prefix layer, and hydra_head_arch is 'mlp'"),
+        (
+            {"hydra_head_arch": "mlp"},
+            MalformedFileError,
+            "a prefix layer, and hydra_head_arch is 'mlp'",
+        ),
         ({"hidden_state_offset": 1}, UnsupportedModelError, "hidden_state_offset 1"),
-        ({"grounded_heads": False}, MalformedFileError, "has res_connection tensors, and grounded_heads is false"),
+        (
+            {"grounded_heads": False},
+            MalformedFileError,
+            "has res_connection tensors, and grounded_heads is false",
+        ),
         ({"hydra_num_heads": 5}, MalformedFileError, r"no tensor hydra_mlp\.3"),
         ({"hydra_num_heads": 2}, UnsupportedModelError, r"does not know: hydra_mlp\.2"),
         ({"hydra_num_heads": 33}, UnsupportedModelError, "33 heads"),
         ({"hydra_num_heads": "four"}, MalformedFileError, "hydra_num_heads = 'four'"),
-        ({"hydra_num_layers": 1}, MalformedFileError, "2 residual blocks of head 0, and hydra_num_layers is 1"),
-        ({"drop": "hydra_mlp.1.1.linear.bias"}, MalformedFileError, r"no tensor hydra_mlp\.1\.1\.linear\.bias"),
+        (
+            {"hydra_num_layers": 1},
+            MalformedFileError,
+            "2 residual blocks of head 0, and hydra_num_layers is 1",
+        ),
+        (
+            {"drop": "hydra_mlp.1.1.linear.bias"},
+            MalformedFileError,
+            r"no tensor hydra_mlp\.1\.1\.linear\.bias",
+        ),
         (
             {"drop": "2.1.res_connection.weight"},
             MalformedFileError,
             r"no tensor hydra_mlp\.2\.1\.res_connection\.weight",
         ),
-        ({"drop": "self_attn.v_proj"}, MalformedFileError, "no tensor prefix_embeding_layer.layers.0.self_attn.v_proj"),
+        (
+            {"drop": "self_attn.v_proj"},
+            MalformedFileError,
+            "no tensor prefix_embeding_layer.layers.0.self_attn.v_proj",
+        ),
         ({"drop": "norm.weight"}, MalformedFileError, "no tensor prefix_embeding_layer"),
-        ({"add": {"hydra_mlp.0.1.extra": torch.zeros(3)}}, UnsupportedModelError, r"hydra_mlp\.0\.1\.extra"),
-        ({"add": {"hydra_mlp.1.1.linear.weight": torch.zeros(HIDDEN, 7)}}, MalformedFileError, r"\(32, 7\)"),
+        (
+            {"add": {"hydra_mlp.0.1.extra": torch.zeros(3)}},
+            UnsupportedModelError,
+            r"hydra_mlp\.0\.1\.extra",
+        ),
+        (
+            {"add": {"hydra_mlp.1.1.linear.weight": torch.zeros(HIDDEN, 7)}},
+            MalformedFileError,
+            r"\(32, 7\)",
+        ),
     ],
 )
 def test_what_cannot_be_converted_is_refused(
-    folder: Folder, tiny_model: Path, tmp_path: Path, changes: dict[str, Any], kind: type[SpecrunError], problem: str
+    folder: Folder,
+    tiny_model: Path,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    kind: type[SpecrunError],
+    problem: str,
 ) -> None:
     source = folder(random_hydra(HIDDEN, VOCAB, blocks=2, prefix=True), **changes)
     with pytest.raises(kind, match=problem):

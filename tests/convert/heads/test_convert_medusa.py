@@ -1,4 +1,5 @@
-"""Medusa checkpoints, as they are published, become files whose heads compute what a torch reference does."""
+"""Medusa checkpoints, as they are published, become files whose heads compute what a torch
+reference does."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def logits_of(path: Path, target: Model, heads: int) -> np.ndarray:
 
 def off_by(path: Path, target: Model, reference: TorchMedusa) -> float:
     """The largest difference of logits over the largest logit."""
-    wanted = reference.logits(torch.from_numpy(FEATURES), torch.tensor(output_matrix(target.path))).numpy()
+    wanted = reference.logits(
+        torch.from_numpy(FEATURES), torch.tensor(output_matrix(target.path))
+    ).numpy()
     found = logits_of(path, target, len(reference))
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
@@ -71,19 +74,27 @@ def off_by(path: Path, target: Model, reference: TorchMedusa) -> float:
 def test_medusa_1_computes_what_torch_does(
     target: Model, tmp_path: Path, blocks: int, own_output: bool, file: str
 ) -> None:
-    """Four heads and so many blocks, where config.json states two heads of one block, as old uploads do."""
+    """Four heads and so many blocks, where config.json states two heads of one block, as old
+    uploads do."""
     reference = TorchMedusa(HIDDEN, VOCAB, 4, blocks, own_output=own_output, shared=False)
     folder = publish(tmp_path / "medusa-tiny", medusa_config(), named(reference), file)
-    report = convert_head(folder, tmp_path / "h.gguf", target=target.path, outtype="f32", allow_pickle=True)
+    report = convert_head(
+        folder, tmp_path / "h.gguf", target=target.path, outtype="f32", allow_pickle=True
+    )
     assert (report.architecture, report.type_name) == ("medusa", "F32")
     assert off_by(report.output, target, reference) < 1e-4
 
 
 def test_blocks_that_the_reference_shares(target: Model, tmp_path: Path) -> None:
-    """`[ResBlock] * n` is one block: saved under each name, or once where equal tensors are left out."""
+    """`[ResBlock] * n` is one block: saved under each name, or once where equal tensors are left
+    out."""
     reference = TorchMedusa(HIDDEN, VOCAB, 2, 3)
     tensors = named(reference)
-    once = {name: tensor for name, tensor in tensors.items() if ".1.linear" not in name and ".2.linear" not in name}
+    once = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if ".1.linear" not in name and ".2.linear" not in name
+    }
     assert len(once) == len(tensors) - 8
     for place, held in (("all", tensors), ("once", once)):
         folder = publish(tmp_path / place, medusa_config(medusa_num_layers=3), held, SAFE)
@@ -110,7 +121,12 @@ def test_medusa_2_lies_beside_its_model(target: Model, tmp_path: Path, write_che
 
 @pytest.mark.parametrize(
     ("outtype", "kind", "allowed"),
-    [("f16", "F16", 2e-3), ("bf16", "BF16", 1e-2), ("q8_0", "Q8_0", 1.5e-2), ("q5_1", "Q5_1", 0.08)],
+    [
+        ("f16", "F16", 2e-3),
+        ("bf16", "BF16", 1e-2),
+        ("q8_0", "Q8_0", 1.5e-2),
+        ("q5_1", "Q5_1", 0.08),
+    ],
 )
 def test_smaller_types_stay_within_their_error(
     target: Model, tmp_path: Path, outtype: str, kind: str, allowed: float
@@ -134,14 +150,18 @@ def test_sixteen_bits_are_kept_by_auto(target: Model, tmp_path: Path, kind: Any)
     reference = TorchMedusa(HIDDEN, VOCAB, 2)
     tensors = named(reference, kind)
     folder = publish(tmp_path / "heads", medusa_config(), tensors, PICKLE)
-    report = convert_head(folder, tmp_path / "h.gguf", target=target.path, outtype="auto", allow_pickle=True)
+    report = convert_head(
+        folder, tmp_path / "h.gguf", target=target.path, outtype="auto", allow_pickle=True
+    )
     assert report.type_name == {torch.bfloat16: "BF16", torch.float16: "F16"}[kind]
     reference.load_state_dict(tensors)
     assert off_by(report.output, target, reference.float()) < 1e-2
 
 
 def test_the_default_is_q8_0_and_metadata_are_complete(target: Model, tmp_path: Path) -> None:
-    folder = publish(tmp_path / "tiny-chat-v1", medusa_config(), named(TorchMedusa(HIDDEN, VOCAB)), SAFE)
+    folder = publish(
+        tmp_path / "tiny-chat-v1", medusa_config(), named(TorchMedusa(HIDDEN, VOCAB)), SAFE
+    )
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     report = convert_head(folder, tmp_path, target=target.path)
     assert report.output.name == "medusa-tiny-chat-v1-Q8_0.gguf"
@@ -177,9 +197,13 @@ def test_the_default_is_q8_0_and_metadata_are_complete(target: Model, tmp_path: 
 def test_another_checkpoint_has_another_digest(target: Model, tmp_path: Path) -> None:
     digests = set()
     for number in range(2):
-        folder = publish(tmp_path / str(number), medusa_config(), named(TorchMedusa(HIDDEN, VOCAB, 1)), SAFE)
+        folder = publish(
+            tmp_path / str(number), medusa_config(), named(TorchMedusa(HIDDEN, VOCAB, 1)), SAFE
+        )
         digests |= {
-            convert_head(folder, tmp_path / f"{number}{kind}.gguf", target=target.path, outtype=kind).source_sha256
+            convert_head(
+                folder, tmp_path / f"{number}{kind}.gguf", target=target.path, outtype=kind
+            ).source_sha256
             for kind in ("f32", "q8_0")
         }
     assert len(digests) == 2
@@ -190,10 +214,26 @@ def test_another_checkpoint_has_another_digest(target: Model, tmp_path: Path) ->
     [
         ({"1.0.linear.bias": None}, MalformedFileError, r"no tensor 1\.0\.linear\.bias"),
         ({"0.0.linear.weight": None}, MalformedFileError, r"no tensor 0\.0\.linear\.weight"),
-        ({"1.0.linear.weight": None, "1.0.linear.bias": None, "1.1.weight": None}, ModelError, r"1\.0\.linear\.weight"),
-        ({"2.1.weight": (VOCAB, HIDDEN + 1)}, MalformedFileError, r"2\.1\.weight of shape \(320, 33\)"),
-        ({"0.0.linear.weight": (HIDDEN,)}, MalformedFileError, r"shape \(32,\), which is no matrix"),
-        ({"2.1.weight": None}, MalformedFileError, r"no tensor 2\.1\.weight, and other heads have theirs"),
+        (
+            {"1.0.linear.weight": None, "1.0.linear.bias": None, "1.1.weight": None},
+            ModelError,
+            r"1\.0\.linear\.weight",
+        ),
+        (
+            {"2.1.weight": (VOCAB, HIDDEN + 1)},
+            MalformedFileError,
+            r"2\.1\.weight of shape \(320, 33\)",
+        ),
+        (
+            {"0.0.linear.weight": (HIDDEN,)},
+            MalformedFileError,
+            r"shape \(32,\), which is no matrix",
+        ),
+        (
+            {"2.1.weight": None},
+            MalformedFileError,
+            r"no tensor 2\.1\.weight, and other heads have theirs",
+        ),
         ({"0.2.weight": (VOCAB, HIDDEN)}, UnsupportedModelError, "two output matrices of one head"),
         ({"extra.weight": (2, 2)}, UnsupportedModelError, r"extra\.weight"),
     ],
@@ -216,11 +256,18 @@ def test_what_is_missing_or_unknown_is_named(
 def test_more_than_the_runtime_runs_is_refused_with_the_number(
     target: Model, tmp_path: Path, heads: int, blocks: int
 ) -> None:
-    folder = publish(tmp_path / "heads", medusa_config(), named(TorchMedusa(HIDDEN, 8, heads, blocks)), SAFE)
-    with pytest.raises(ModelError, match=rf"{heads} heads of {blocks} residual|no tensor 0\.0\.linear"):
+    folder = publish(
+        tmp_path / "heads", medusa_config(), named(TorchMedusa(HIDDEN, 8, heads, blocks)), SAFE
+    )
+    with pytest.raises(
+        ModelError, match=rf"{heads} heads of {blocks} residual|no tensor 0\.0\.linear"
+    ):
         convert_head(folder, tmp_path / "h.gguf", target=target.path)
 
 
 def tensors_of(path: Path) -> dict[str, bytes]:
     data = path.read_bytes()
-    return {info.name: data[info.offset : info.offset + info.n_bytes] for info in read_header(path).tensors}
+    return {
+        info.name: data[info.offset : info.offset + info.n_bytes]
+        for info in read_header(path).tensors
+    }

@@ -1,4 +1,5 @@
-"""Accuracies written into a head's own file: everything else stays bit by bit, and a failure leaves the old file."""
+"""Accuracies written into a head's own file: everything else stays bit by bit, and a failure leaves
+the old file."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ ACCURACY = ((0.5, 0.25), (0.125,), (0.0, 0.0))
 @pytest.fixture
 def heads(tmp_path: Path) -> Path:
     made = random_medusa(HIDDEN, VOCAB)
-    return made.write(tmp_path / "heads.gguf", VOCAB, "Q8_0", accuracy=[0.1] * 6, vocabulary="ab" * 32)
+    return made.write(
+        tmp_path / "heads.gguf", VOCAB, "Q8_0", accuracy=[0.1] * 6, vocabulary="ab" * 32
+    )
 
 
 def tensors(path: Path) -> dict[str, bytes]:
@@ -30,7 +33,9 @@ def tensors(path: Path) -> dict[str, bytes]:
 def keys(path: Path) -> dict[str, object]:
     fields = GGUFReader(path).fields.values()
     return {
-        entry.name: entry.contents() for entry in fields if not entry.name.startswith("GGUF.") and "accuracy" not in entry.name
+        entry.name: entry.contents()
+        for entry in fields
+        if not entry.name.startswith("GGUF.") and "accuracy" not in entry.name
     }
 
 

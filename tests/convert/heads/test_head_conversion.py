@@ -1,4 +1,5 @@
-"""Converting heads of any kind: which kind it is, which target it fits, and what becomes of bad input."""
+"""Converting heads of any kind: which kind it is, which target it fits, and what becomes of bad
+input."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ import numpy as np
 import pytest
 from support.tiny_checkpoints import llama_config, safetensors_bytes
 
-from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError, PairError, UnsupportedModelError
+from specrun.bindings.errors import (
+    FileMissingError,
+    MalformedFileError,
+    OptionError,
+    PairError,
+    UnsupportedModelError,
+)
 from specrun.bindings.gguf import read_header
 from specrun.bindings.model import Model
 from specrun.bindings.quantizer import dequantize_rows, quantize_rows
@@ -41,7 +48,9 @@ def medusa(folder: Path, file: str = SAFE, hidden: int = HIDDEN, vocab_size: int
     return publish(folder, medusa_config(), named(TorchMedusa(hidden, vocab_size, 2)), file)
 
 
-def eagle(folder: Path, file: str = "model.safetensors", hidden: int = HIDDEN, vocab_size: int = VOCAB) -> Path:
+def eagle(
+    folder: Path, file: str = "model.safetensors", hidden: int = HIDDEN, vocab_size: int = VOCAB
+) -> Path:
     head = TorchEagle(hidden, vocab_size)
     return publish(folder, head.config, named(head), file)
 
@@ -53,7 +62,9 @@ def kind_name(folder: Path, **options: Any) -> str | None:
 
 def test_kinds_are_recognised(tmp_path: Path, write_checkpoint) -> None:
     assert kind_name(medusa(tmp_path / "safe")) == "medusa"
-    assert kind_name(medusa(tmp_path / "pickled", PICKLE)) == "medusa"  # by the name of the file alone
+    assert (
+        kind_name(medusa(tmp_path / "pickled", PICKLE)) == "medusa"
+    )  # by the name of the file alone
     assert kind_name(eagle(tmp_path / "eagle")) == "eagle"
     bare = publish(tmp_path / "bare", {}, named(TorchMedusa(HIDDEN, VOCAB, 2)), "model.safetensors")
     assert kind_name(bare) == "medusa"  # by the names of its tensors
@@ -68,21 +79,37 @@ def test_kinds_are_recognised(tmp_path: Path, write_checkpoint) -> None:
 
 
 def test_kinds_do_not_claim_each_others_checkpoints(tmp_path: Path) -> None:
-    names = {"medusa": {*named(TorchMedusa(4, 8))}, "eagle": {*named(TorchEagle(8, 8, embedding=True))}}
-    names["model"] = {"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "lm_head.weight"}
+    names = {
+        "medusa": {*named(TorchMedusa(4, 8))},
+        "eagle": {*named(TorchEagle(8, 8, embedding=True))},
+    }
+    names["model"] = {
+        "model.embed_tokens.weight",
+        "model.layers.0.self_attn.q_proj.weight",
+        "lm_head.weight",
+    }
     for name, held in names.items():
-        assert [kind.name for kind in HEAD_KINDS if kind.in_tensors(held)] == ([name] if name != "model" else [])
+        assert [kind.name for kind in HEAD_KINDS if kind.in_tensors(held)] == (
+            [name] if name != "model" else []
+        )
 
 
-def test_another_layout_is_refused_with_what_is_there(tmp_path: Path, tiny_model: Path, write_checkpoint) -> None:
+def test_another_layout_is_refused_with_what_is_there(
+    tmp_path: Path, tiny_model: Path, write_checkpoint
+) -> None:
     with pytest.raises(
-        UnsupportedModelError, match=r"no head of a known layout \(.*\): .* model\.embed_tokens\.weight"
+        UnsupportedModelError,
+        match=r"no head of a known layout \(.*\): .* model\.embed_tokens\.weight",
     ):
         convert_head(write_checkpoint(), tmp_path / "h.gguf", target=tiny_model)
     with pytest.raises(OptionError, match=r"kind is 'medussa': .*\(did you mean medusa\?\)"):
-        convert_head(medusa(tmp_path / "heads"), tmp_path / "h.gguf", target=tiny_model, kind="medussa")
+        convert_head(
+            medusa(tmp_path / "heads"), tmp_path / "h.gguf", target=tiny_model, kind="medussa"
+        )
     with pytest.raises(MalformedFileError, match=r"no tensor fc\.weight: .* another kind of head"):
-        convert_head(medusa(tmp_path / "heads"), tmp_path / "h.gguf", target=tiny_model, kind="eagle")
+        convert_head(
+            medusa(tmp_path / "heads"), tmp_path / "h.gguf", target=tiny_model, kind="eagle"
+        )
     with pytest.raises(FileMissingError, match="no folder"):
         convert_head(tmp_path / "nowhere", tmp_path / "h.gguf", target=tiny_model)
 
@@ -104,8 +131,11 @@ def test_a_head_that_does_not_fit_is_refused_with_both_numbers(
     assert [path.name for path in tmp_path.iterdir()] == ["heads"]
 
 
-def test_a_file_for_one_target_is_refused_by_another(tmp_path: Path, tiny_model: Path, write_checkpoint) -> None:
-    """Of equal sizes but of another vocabulary: made for the checkpoint's model, it does not load beside another."""
+def test_a_file_for_one_target_is_refused_by_another(
+    tmp_path: Path, tiny_model: Path, write_checkpoint
+) -> None:
+    """Of equal sizes but of another vocabulary: made for the checkpoint's model, it does not load
+    beside another."""
     folder = write_checkpoint(llama_config(vocab_size=VOCAB))
     report = convert_head(medusa(tmp_path / "heads"), tmp_path / "h.gguf", target=folder)
     assert report.n_words == VOCAB
@@ -140,22 +170,30 @@ def test_pickles_only_where_they_are_allowed(tmp_path: Path, tiny_model: Path, m
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("allowed", [False, True])
 @pytest.mark.parametrize("name", [PICKLE, "pytorch_model.bin"])
-def test_code_in_a_pickle_never_runs(tmp_path: Path, tiny_model: Path, zipped: bool, allowed: bool, name: str) -> None:
+def test_code_in_a_pickle_never_runs(
+    tmp_path: Path, tiny_model: Path, zipped: bool, allowed: bool, name: str
+) -> None:
     folder = medusa(tmp_path / "heads", name)
     canary = Canary(tmp_path / "canary")
     if zipped:
-        torch.save({**named(TorchMedusa(HIDDEN, VOCAB, 2)), "0.0.linear.bias": canary}, folder / name)
+        torch.save(
+            {**named(TorchMedusa(HIDDEN, VOCAB, 2)), "0.0.linear.bias": canary}, folder / name
+        )
     else:
         (folder / name).write_bytes(pickle.dumps(canary))
     assert kind_name(folder, allow_pickle=allowed) in ("medusa", None)
-    with pytest.raises(UnsupportedModelError, match=r"a pickle|could run code|not a file that torch"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"a pickle|could run code|not a file that torch"
+    ):
         convert_head(folder, tmp_path / "h.gguf", target=tiny_model, allow_pickle=allowed)
     assert [path.name for path in tmp_path.iterdir()] == ["heads"]
     pickle.loads(pickle.dumps(canary))  # it would have sung
     assert (tmp_path / "canary").is_dir()
 
 
-def test_safetensors_come_before_a_pickle_of_the_same_name(tmp_path: Path, tiny_model: Path) -> None:
+def test_safetensors_come_before_a_pickle_of_the_same_name(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     folder = medusa(tmp_path / "heads")
     (folder / PICKLE).write_bytes(pickle.dumps(Canary(tmp_path / "canary")))
     convert_head(folder, tmp_path / "h.gguf", target=tiny_model, allow_pickle=True)
@@ -175,11 +213,15 @@ def test_numbers_that_are_not_finite_leave_nothing_behind(
     assert [path.name for path in tmp_path.iterdir()] == ["heads"]
 
 
-def test_a_number_too_large_for_a_quantized_type_names_the_tensor(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_number_too_large_for_a_quantized_type_names_the_tensor(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     tensors = named(TorchMedusa(HIDDEN, VOCAB, 1))
     tensors["0.1.weight"][7, 3] = 1e30  # its block's scale is a float16
     folder = publish(tmp_path / "heads", medusa_config(), tensors, SAFE)
-    with pytest.raises(MalformedFileError, match=r"medusa\.0\.output\.weight: the numbers cannot be stored as Q8_0"):
+    with pytest.raises(
+        MalformedFileError, match=r"medusa\.0\.output\.weight: the numbers cannot be stored as Q8_0"
+    ):
         convert_head(folder, tmp_path / "h.gguf", target=tiny_model)
     assert [path.name for path in tmp_path.iterdir()] == ["heads"]
 
@@ -191,7 +233,9 @@ def test_a_file_in_the_way(tmp_path: Path, tiny_model: Path) -> None:
         convert_head(folder, output, target=tiny_model)
     assert output.read_text() == "mine"
     done: list[tuple[int, int]] = []
-    convert_head(folder, output, target=tiny_model, force=True, progress=lambda *at: done.append(at))
+    convert_head(
+        folder, output, target=tiny_model, force=True, progress=lambda *at: done.append(at)
+    )
     assert done[-1][0] == done[-1][1] > 0
 
 

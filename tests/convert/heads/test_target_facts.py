@@ -1,4 +1,5 @@
-"""What a head must know of its target is the same from the GGUF file and from the checkpoint it was made from."""
+"""What a head must know of its target is the same from the GGUF file and from the checkpoint it was
+made from."""
 
 from __future__ import annotations
 
@@ -11,9 +12,21 @@ import pytest
 from support.tiny_checkpoints import llama_config
 from support.tiny_models import CHAT
 
-from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError, PairError, UnsupportedModelError
+from specrun.bindings.errors import (
+    FileMissingError,
+    MalformedFileError,
+    OptionError,
+    PairError,
+    UnsupportedModelError,
+)
 from specrun.bindings.model import Model
-from specrun.convert import RandomLlama, TargetFacts, convert_checkpoint, target_facts, write_random_llama
+from specrun.convert import (
+    RandomLlama,
+    TargetFacts,
+    convert_checkpoint,
+    target_facts,
+    write_random_llama,
+)
 from specrun.convert.gguf import Metadata
 
 LLAMA3 = {
@@ -27,15 +40,22 @@ LLAMA3 = {
 
 def compared(facts: TargetFacts) -> dict[str, Any]:
     left_out = ("path", "name", "load_tokenizer", "load_rope_factors")
-    return {name: getattr(facts, name) for name in facts.__dataclass_fields__ if name not in left_out}
+    return {
+        name: getattr(facts, name) for name in facts.__dataclass_fields__ if name not in left_out
+    }
 
 
 def entries(metadata: Metadata) -> list[Any]:
-    return [(key, list(value) if element else value, kind, element) for key, value, kind, element in metadata]
+    return [
+        (key, list(value) if element else value, kind, element)
+        for key, value, kind, element in metadata
+    ]
 
 
 @pytest.mark.parametrize("scaling", [None, LLAMA3], ids=["plain", "llama3"])
-def test_a_folder_says_what_its_file_says(tmp_path: Path, write_checkpoint, scaling: dict[str, Any] | None) -> None:
+def test_a_folder_says_what_its_file_says(
+    tmp_path: Path, write_checkpoint, scaling: dict[str, Any] | None
+) -> None:
     """The folder without its weights, as people have it."""
     folder = write_checkpoint(llama_config(rope_scaling=scaling))
     file = convert_checkpoint(folder, tmp_path / "m.gguf").output
@@ -53,7 +73,9 @@ def test_a_folder_says_what_its_file_says(tmp_path: Path, write_checkpoint, scal
     assert from_file.name == from_folder.name == "checkpoint"
 
 
-def test_the_fingerprint_is_the_loaded_models(tiny_model: Path, tmp_path: Path, write_checkpoint) -> None:
+def test_the_fingerprint_is_the_loaded_models(
+    tiny_model: Path, tmp_path: Path, write_checkpoint
+) -> None:
     for file in (tiny_model, convert_checkpoint(write_checkpoint(), tmp_path / "m.gguf").output):
         facts = target_facts(file)
         with Model(file) as model:
@@ -63,7 +85,9 @@ def test_the_fingerprint_is_the_loaded_models(tiny_model: Path, tmp_path: Path, 
     assert facts.settings["rope.freq_base"] == pytest.approx(5000.0)
 
 
-def test_nothing_is_left_behind(tmp_path: Path, write_checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_behind(
+    tmp_path: Path, write_checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The tokens are written to a file for llama.cpp to read, which is gone afterwards."""
     import tempfile
 
@@ -86,7 +110,9 @@ def test_what_does_not_fit_names_both_numbers(tiny_model: Path) -> None:
 
 def test_a_change_of_one_token_changes_the_fingerprint(tmp_path: Path, tiny_model: Path) -> None:
     other = tmp_path / "other.gguf"
-    write_random_llama(other, RandomLlama(**{**CHAT, "controls": ("<|USER|>", *CHAT["controls"][1:])}))
+    write_random_llama(
+        other, RandomLlama(**{**CHAT, "controls": ("<|USER|>", *CHAT["controls"][1:])})
+    )
     assert target_facts(other).vocab_size == target_facts(tiny_model).vocab_size
     assert target_facts(other).fingerprint != target_facts(tiny_model).fingerprint
 

@@ -1,4 +1,5 @@
-"""The sums are those of an independent forward pass; a run that was cut short ends with the same numbers."""
+"""The sums are those of an independent forward pass; a run that was cut short ends with the same
+numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ NATIVE_NAMES = {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("imatrix") / "model.gguf"
-    write_random_llama(path, RandomLlama(vocab_size=320, width=32, layers=2, context=128, scale=2.0))
+    write_random_llama(
+        path, RandomLlama(vocab_size=320, width=32, layers=2, context=128, scale=2.0)
+    )
     return path
 
 
@@ -55,7 +58,9 @@ class Watched(np.ndarray):
         if ufunc is np.matmul and isinstance(inputs[1], Watched):
             squares = np.square(np.asarray(inputs[0])).sum(0)
             self.sums[inputs[1].label] = self.sums.get(inputs[1].label, 0) + squares
-        plain = [array.view(np.ndarray) if isinstance(array, Watched) else array for array in inputs]
+        plain = [
+            array.view(np.ndarray) if isinstance(array, Watched) else array for array in inputs
+        ]
         return getattr(ufunc, method)(*plain, **options)
 
 
@@ -63,7 +68,9 @@ def test_sums_are_those_of_an_independent_forward_pass(write_checkpoint, tmp_pat
     config = llama_config()
     tensors = llama_tensors(config)
     convert_checkpoint(write_checkpoint(config, tensors), tmp_path / "m.gguf", outtype="f32")
-    report = measure_importance(tmp_path / "m.gguf", TEXT, tmp_path / "i.gguf", OPTIONS, dataset="tokens")
+    report = measure_importance(
+        tmp_path / "m.gguf", TEXT, tmp_path / "i.gguf", OPTIONS, dataset="tokens"
+    )
     matrix = read_importance(tmp_path / "i.gguf")
     with Model(tmp_path / "m.gguf") as loaded:
         tokens = loaded.vocabulary.tokenize(TEXT)
@@ -112,7 +119,9 @@ def test_the_output_matrix_is_included_when_asked(model: Path, tmp_path: Path) -
     assert len(read_importance(tmp_path / "m").entries) == 2 * 7 + 1
 
 
-def test_a_run_that_was_interrupted_goes_on_to_the_same_numbers(model: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_run_that_was_interrupted_goes_on_to_the_same_numbers(
+    model: Path, tmp_path: Path, monkeypatch
+) -> None:
     measure_importance(model, TEXT, tmp_path / "whole", OPTIONS, dataset="text")
     take, n_taken = InputObserver.take, 0
 
@@ -128,7 +137,9 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_numbers(model: Path, tmp
         measure_importance(model, TEXT, tmp_path / "parts", OPTIONS, dataset="text")
     monkeypatch.undo()
     assert read_importance(tmp_path / "parts").next_chunk == 3
-    report = measure_importance(model, TEXT, tmp_path / "parts", OPTIONS, dataset="text", resume=True)
+    report = measure_importance(
+        model, TEXT, tmp_path / "parts", OPTIONS, dataset="text", resume=True
+    )
     assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
     assert report.chunks == report.chunk_count - 3
     # Once more there is nothing left to do.
@@ -137,7 +148,9 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_numbers(model: Path, tmp
         measure_importance(model, TEXT + "more", tmp_path / "parts", OPTIONS, resume=True)
 
 
-def test_an_interrupt_inside_the_callback_is_raised_after_the_evaluation(model: Path, tmp_path: Path) -> None:
+def test_an_interrupt_inside_the_callback_is_raised_after_the_evaluation(
+    model: Path, tmp_path: Path
+) -> None:
     options = ImportanceOptions(n_ctx=32, n_threads=1)
 
     def interrupt(_name: str) -> bool:
@@ -168,7 +181,9 @@ def test_starting_later_and_adding_gives_the_whole(model: Path, tmp_path: Path) 
     rest = ImportanceOptions(n_ctx=32, n_threads=1, first_chunk=3, chunks=4)
     measure_importance(model, TEXT, tmp_path / "first", first)
     measure_importance(model, TEXT, tmp_path / "both", rest, in_files=[tmp_path / "first"])
-    measure_importance(model, TEXT, tmp_path / "whole", ImportanceOptions(n_ctx=32, n_threads=1, chunks=7))
+    measure_importance(
+        model, TEXT, tmp_path / "whole", ImportanceOptions(n_ctx=32, n_threads=1, chunks=7)
+    )
     a, b = read_importance(tmp_path / "whole"), read_importance(tmp_path / "both")
     assert a.chunk_count == b.chunk_count == 7
     for name, entry in a.entries.items():
@@ -184,7 +199,9 @@ def test_what_cannot_be_measured_is_refused(model: Path, tmp_path: Path) -> None
         with pytest.raises(OptionError, match=message):
             measure_importance(model, text, tmp_path / "m", options)
     assert not list(tmp_path.iterdir())
-    write_random_llama(tmp_path / "other.gguf", RandomLlama(vocab_size=320, width=64, layers=2, context=128))
+    write_random_llama(
+        tmp_path / "other.gguf", RandomLlama(vocab_size=320, width=64, layers=2, context=128)
+    )
     measure_importance(tmp_path / "other.gguf", TEXT, tmp_path / "m", OPTIONS)
     with pytest.raises(OptionError, match="already exists"):
         measure_importance(model, TEXT, tmp_path / "m", OPTIONS)

@@ -1,4 +1,5 @@
-"""Importance matrices interchange with llama.cpp: its own reader reads ours, we read its legacy files."""
+"""Importance matrices interchange with llama.cpp: its own reader reads ours, we read its legacy
+files."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def test_what_is_written_is_read_back(matrix: ImportanceMatrix, tmp_path: Path) 
 
 
 def test_llama_cpps_own_reader_reads_it(matrix: ImportanceMatrix, tmp_path: Path) -> None:
-    """gguf_init_from_file of the library that llama-quantize uses: keys, types, names, shapes and numbers."""
+    """gguf_init_from_file of the library that llama-quantize uses: keys, types, names, shapes and
+    numbers."""
 
     class Params(ctypes.Structure):
         _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
@@ -65,7 +67,9 @@ def test_llama_cpps_own_reader_reads_it(matrix: ImportanceMatrix, tmp_path: Path
     name_of = native_function("gguf_get_tensor_name", text, pointer, ctypes.c_int64)
     names = [name_of(opened, index).decode() for index in range(n_tensors)]
     # llama-imatrix's order: by name, sums before counts.
-    assert names == [f"{name}.{part}" for name in sorted(matrix.entries) for part in ("in_sum2", "counts")]
+    assert names == [
+        f"{name}.{part}" for name in sorted(matrix.entries) for part in ("in_sum2", "counts")
+    ]
     kind_of = native_function("gguf_get_tensor_type", ctypes.c_int, pointer, ctypes.c_int64)
     assert {kind_of(opened, index) for index in range(n_tensors)} == {0}
     native_function("gguf_free", None, pointer)(opened)
@@ -73,7 +77,12 @@ def test_llama_cpps_own_reader_reads_it(matrix: ImportanceMatrix, tmp_path: Path
     experts = by_package["blk.0.ffn_down_exps.weight.in_sum2"]
     assert experts.shape.tolist() == [6, 4]
     np.testing.assert_array_equal(experts.data, matrix.entries["blk.0.ffn_down_exps.weight"].sums)
-    assert by_package["blk.0.ffn_down_exps.weight.counts"].data.reshape(-1).tolist() == [3, 0, 600, 37]
+    assert by_package["blk.0.ffn_down_exps.weight.counts"].data.reshape(-1).tolist() == [
+        3,
+        0,
+        600,
+        37,
+    ]
     assert by_package["blk.0.ffn_down_exps.weight.counts"].shape.tolist() == [1, 4]
 
 
@@ -89,7 +98,9 @@ def legacy(means: dict[str, np.ndarray], chunks: int, dataset: str | None) -> by
     """A file of llama.cpp before it wrote GGUF: values are means times chunks."""
     data = struct.pack("<i", len(means))
     for name, values in means.items():
-        data += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", chunks, len(values))
+        data += (
+            struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", chunks, len(values))
+        )
         data += (values * np.float32(chunks)).astype("<f4").tobytes()
     if dataset is not None:
         data += struct.pack("<ii", chunks, len(dataset)) + dataset.encode()
@@ -98,7 +109,10 @@ def legacy(means: dict[str, np.ndarray], chunks: int, dataset: str | None) -> by
 
 @pytest.mark.parametrize("dataset", ["old text.txt", None])
 def test_the_legacy_format_is_read(tmp_path: Path, dataset: str | None) -> None:
-    means = {"blk.0.attn_q.weight": np.linspace(0.5, 2, 8, dtype=np.float32), "blk.1.ffn_up.weight": np.ones(4)}
+    means = {
+        "blk.0.attn_q.weight": np.linspace(0.5, 2, 8, dtype=np.float32),
+        "blk.1.ffn_up.weight": np.ones(4),
+    }
     (tmp_path / "m.dat").write_bytes(legacy(means, 7, dataset))
     matrix = read_importance(tmp_path / "m.dat")
     for name, values in means.items():
@@ -111,7 +125,9 @@ def test_matrices_are_added_up(matrix: ImportanceMatrix, tmp_path: Path) -> None
     write_importance(tmp_path / "a.gguf", matrix)
     name = "blk.0.attn_q.weight"
     (tmp_path / "b.dat").write_bytes(legacy({name: np.full(8, 2.0, np.float32)}, 3, "old"))
-    report = merge_importance([tmp_path / "a.gguf", tmp_path / "b.dat"], tmp_path / "sum.gguf", chunk_size=128)
+    report = merge_importance(
+        [tmp_path / "a.gguf", tmp_path / "b.dat"], tmp_path / "sum.gguf", chunk_size=128
+    )
     both = read_importance(tmp_path / "sum.gguf")
     expected = (matrix.entries[name].sums + 2.0 * 3 * 128).astype(np.float32)
     np.testing.assert_allclose(both.entries[name].sums, expected, rtol=1e-6)

@@ -95,7 +95,9 @@ def test_a_crash_in_native_code_is_an_error(folder: Path) -> None:
             list(process.write(folder / "out.gguf"))
 
 
-def test_a_process_that_is_killed_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_killed_is_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = QuantizerProcess.write
 
     def killed(self: QuantizerProcess, output: Path):

@@ -1,4 +1,5 @@
-"""Heads: matrices in the type that was asked for, norms in F32, token ids as they were, numbers as ggml makes them."""
+"""Heads: matrices in the type that was asked for, norms in F32, token ids as they were, numbers as
+ggml makes them."""
 
 from __future__ import annotations
 
@@ -75,7 +76,11 @@ def test_heads_become_q8_0_with_vectors_in_f32(write_head, tmp_path, architectur
     assert {name for name, kind in found.items() if kind == "Q8_0"} == {
         name for name, (_, array) in arrays().items() if array.ndim > 1
     }
-    assert (found["medusa.0.res.bias"], found["output_norm.weight"], found["d2t"]) == ("F32", "F32", "I64")
+    assert (found["medusa.0.res.bias"], found["output_norm.weight"], found["d2t"]) == (
+        "F32",
+        "F32",
+        "I64",
+    )
     np.testing.assert_array_equal(numbers(tmp_path / "q", "d2t"), np.arange(96))
     for name, (kind, array) in arrays().items():
         if kind == "F16":
@@ -90,7 +95,9 @@ def test_heads_become_q8_0_with_vectors_in_f32(write_head, tmp_path, architectur
 
 def test_bytes_are_ggmls_own(write_head, tmp_path) -> None:
     quantize_head(write_head(), tmp_path / "q", "q4_k_m", n_threads=2)
-    tensor = next(info for info in read_header(tmp_path / "q").tensors if info.name == "medusa.0.res.weight")
+    tensor = next(
+        info for info in read_header(tmp_path / "q").tensors if info.name == "medusa.0.res.weight"
+    )
     assert tensor.type_name == "Q4_K"
     raw = np.fromfile(tmp_path / "q", np.uint8, tensor.n_bytes, offset=tensor.offset)
     rows = arrays()["medusa.0.res.weight"][1].astype(np.float32)
@@ -125,7 +132,9 @@ def test_rows_that_do_not_divide_get_the_type_llama_cpp_would_take(write_head, t
 
 def test_what_is_refused(write_head, tmp_path) -> None:
     source = write_head()
-    with pytest.raises(OptionError, match="IQ2_XS needs an importance matrix, and there are none for heads"):
+    with pytest.raises(
+        OptionError, match="IQ2_XS needs an importance matrix, and there are none for heads"
+    ):
         quantize_head(source, tmp_path / "q", "IQ2_XS")
     with pytest.raises(OptionError, match="did you mean Q8_0"):
         quantize_head(source, tmp_path / "q", "Q8")
@@ -134,7 +143,12 @@ def test_what_is_refused(write_head, tmp_path) -> None:
         quantize_head(tmp_path / "q8", tmp_path / "q", "Q4_0")
     assert not (tmp_path / "q").exists()
     quantize_head(tmp_path / "q8", tmp_path / "q", "Q4_0", allow_requantize=True)
-    assert np.abs(numbers(tmp_path / "q", "medusa.0.res.weight") - arrays()["medusa.0.res.weight"][1]).max() < 0.5
+    assert (
+        np.abs(
+            numbers(tmp_path / "q", "medusa.0.res.weight") - arrays()["medusa.0.res.weight"][1]
+        ).max()
+        < 0.5
+    )
     write_random_llama(tmp_path / "model", RandomLlama())
     with pytest.raises(UnsupportedModelError, match="is a llama, no head"):
         quantize_head(tmp_path / "model", tmp_path / "m")

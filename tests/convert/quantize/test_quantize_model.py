@@ -1,4 +1,5 @@
-"""Quantized files are what was asked for, stay close to the source, and are refused where they would not."""
+"""Quantized files are what was asked for, stay close to the source, and are refused where they
+would not."""
 
 from __future__ import annotations
 
@@ -7,7 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specrun.bindings.errors import FileMissingError, MalformedFileError, ModelError, OptionError, UnsupportedModelError
+from specrun.bindings.errors import (
+    FileMissingError,
+    MalformedFileError,
+    ModelError,
+    OptionError,
+    UnsupportedModelError,
+)
 from specrun.bindings.gguf import read_header
 from specrun.bindings.quantizer import QuantizerProcess
 from specrun.convert import RandomLlama, quantize_model, write_random_llama
@@ -58,7 +65,9 @@ def test_every_type(tmp_path, source, logits, file_type, matrix_type, tolerance)
 
 def test_smaller_types_are_smaller(tmp_path: Path, source: Path) -> None:
     names = ["F32", "F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K"]
-    bits = [quantize_model(source, tmp_path / name, name, n_threads=1).bits_per_weight for name in names]
+    bits = [
+        quantize_model(source, tmp_path / name, name, n_threads=1).bits_per_weight for name in names
+    ]
     assert bits == sorted(bits, reverse=True)
     assert bits[0] == pytest.approx(32.0)
     assert len(set(bits)) == len(bits)
@@ -76,14 +85,19 @@ def test_rows_that_k_types_cannot_hold_are_counted(tmp_path: Path) -> None:
     report = quantize_model(tmp_path / "narrow", tmp_path / "m", "Q4_K_M", n_threads=1)
     assert report.n_substituted == 9  # all of them
     assert "Q4_K" not in report.tensor_types
-    assert quantize_model(tmp_path / "narrow", tmp_path / "n", "Q8_0", n_threads=1).n_substituted == 0
+    assert (
+        quantize_model(tmp_path / "narrow", tmp_path / "n", "Q8_0", n_threads=1).n_substituted == 0
+    )
 
 
 def test_rows_that_no_type_can_hold_are_refused(tmp_path: Path) -> None:
     write_random_llama(tmp_path / "odd", RandomLlama(width=24, heads=2, kv_heads=1, layers=1))
     with pytest.raises(OptionError, match="rows of 24 numbers, not a multiple of 32"):
         quantize_model(tmp_path / "odd", tmp_path / "m", "Q8_0")
-    assert quantize_model(tmp_path / "odd", tmp_path / "m", "F16", n_threads=1).tensor_types["F16"] == 9
+    assert (
+        quantize_model(tmp_path / "odd", tmp_path / "m", "F16", n_threads=1).tensor_types["F16"]
+        == 9
+    )
 
 
 def test_quantizing_again_must_be_allowed(tmp_path: Path, source: Path) -> None:
@@ -91,14 +105,19 @@ def test_quantizing_again_must_be_allowed(tmp_path: Path, source: Path) -> None:
     with pytest.raises(OptionError, match=r"quantized already \(Q8_0\).*--allow-requantize"):
         quantize_model(tmp_path / "q8", tmp_path / "q4", "Q4_0")
     assert not (tmp_path / "q4").exists()
-    report = quantize_model(tmp_path / "q8", tmp_path / "q4", "Q4_0", n_threads=1, allow_requantize=True)
+    report = quantize_model(
+        tmp_path / "q8", tmp_path / "q4", "Q4_0", n_threads=1, allow_requantize=True
+    )
     assert report.tensor_types["Q4_0"] >= 2
 
 
 @pytest.mark.parametrize(
-    ("asked", "hint"), [("Q4_KM", "did you mean Q4_K_M"), ("q8", "did you mean Q8_0"), ("", "use one of F32")]
+    ("asked", "hint"),
+    [("Q4_KM", "did you mean Q4_K_M"), ("q8", "did you mean Q8_0"), ("", "use one of F32")],
 )
-def test_unknown_types_name_the_nearest(tmp_path: Path, source: Path, asked: str, hint: str) -> None:
+def test_unknown_types_name_the_nearest(
+    tmp_path: Path, source: Path, asked: str, hint: str
+) -> None:
     with pytest.raises(OptionError, match=hint):
         quantize_model(source, tmp_path / "m", asked)
 
@@ -108,7 +127,10 @@ def test_an_existing_file_is_kept_unless_forced(tmp_path: Path, source: Path) ->
     with pytest.raises(OptionError, match=r"already exists.*--force"):
         quantize_model(source, tmp_path / "m", "Q8_0")
     assert (tmp_path / "m").read_bytes() == b"precious"
-    assert quantize_model(source, tmp_path / "m", "Q8_0", force=True, n_threads=1).output == tmp_path / "m"
+    assert (
+        quantize_model(source, tmp_path / "m", "Q8_0", force=True, n_threads=1).output
+        == tmp_path / "m"
+    )
 
 
 def test_a_file_may_replace_itself(tmp_path: Path) -> None:
@@ -140,7 +162,9 @@ def test_what_llama_cpp_refuses_is_a_named_error_with_nothing_left(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
-def test_an_interrupted_quantization_leaves_nothing(tmp_path: Path, source: Path, monkeypatch) -> None:
+def test_an_interrupted_quantization_leaves_nothing(
+    tmp_path: Path, source: Path, monkeypatch
+) -> None:
     def interrupt(_process: QuantizerProcess, aside: Path) -> None:
         aside.write_bytes(b"half")
         raise KeyboardInterrupt

@@ -1,4 +1,5 @@
-"""What is asked for is what llama.cpp's own API writes, byte for byte; what does not fit is refused before."""
+"""What is asked for is what llama.cpp's own API writes, byte for byte; what does not fit is refused
+before."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ import pytest
 from specrun.bindings.errors import MalformedFileError, OptionError, PairError, SpecrunError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.library import llama
-from specrun.convert import ImportanceMatrix, RandomLlama, quantize_model, write_importance, write_random_llama
+from specrun.convert import (
+    ImportanceMatrix,
+    RandomLlama,
+    quantize_model,
+    write_importance,
+    write_random_llama,
+)
 from specrun.convert.quantize import ImportanceEntry
 
 Q6_K, Q8_0 = 14, 8  # ggml_type
@@ -30,7 +37,11 @@ def matrix_for(path: Path, *, leave_out: str = "^$") -> ImportanceMatrix:
     draw = np.random.default_rng(1)
     entries = {}
     for tensor in read_header(path).tensors:
-        if tensor.name.startswith("blk.") and len(tensor.shape) == 2 and not re.search(leave_out, tensor.name):
+        if (
+            tensor.name.startswith("blk.")
+            and len(tensor.shape) == 2
+            and not re.search(leave_out, tensor.name)
+        ):
             sums = draw.chisquare(1, (1, tensor.shape[0])).astype(np.float32) * 640
             entries[tensor.name] = ImportanceEntry(sums, np.array([640], np.int64))
     return ImportanceMatrix(entries, ("text.txt",), 5, 128)
@@ -43,8 +54,11 @@ def matrix(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def by_llama_cpp(source: Path, output: Path, file_type: int, matrix: ImportanceMatrix | None = None, **fields) -> None:
-    """llama.cpp's quantizer as any program calls it, with nothing of specrun's bindings around it."""
+def by_llama_cpp(
+    source: Path, output: Path, file_type: int, matrix: ImportanceMatrix | None = None, **fields
+) -> None:
+    """llama.cpp's quantizer as any program calls it, with nothing of specrun's bindings around
+    it."""
     llama()  # the backends
     params = native.llama_model_quantize_default_params()
     params.ftype, params.nthread = file_type, 2
@@ -59,12 +73,20 @@ def by_llama_cpp(source: Path, output: Path, file_type: int, matrix: ImportanceM
             entries[number].name, entries[number].size = name.encode(), means.size
             entries[number].data = means.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         params.imatrix = ctypes.cast(entries, ctypes.POINTER(native.llama_model_imatrix_data))
-    assert native.llama_model_quantize(str(source).encode(), str(output).encode(), ctypes.byref(params)) == 0
+    assert (
+        native.llama_model_quantize(
+            str(source).encode(), str(output).encode(), ctypes.byref(params)
+        )
+        == 0
+    )
 
 
 def tensors(path: Path) -> dict[str, tuple[str, bytes]]:
     data = path.read_bytes()
-    return {info.name: (info.type_name, data[info.offset : info.offset + info.n_bytes]) for info in read_header(path).tensors}
+    return {
+        info.name: (info.type_name, data[info.offset : info.offset + info.n_bytes])
+        for info in read_header(path).tensors
+    }
 
 
 @pytest.mark.parametrize(
@@ -81,8 +103,17 @@ def tensors(path: Path) -> dict[str, tuple[str, bytes]]:
 def test_tensors_equal_those_of_llama_cpps_own_api(
     name, number, with_matrix, ours, theirs, source, matrix, tmp_path
 ) -> None:
-    quantize_model(source, tmp_path / "ours", name, n_threads=1, imatrix=matrix if with_matrix else None, **ours)
-    by_llama_cpp(source, tmp_path / "theirs", number, matrix_for(source) if with_matrix else None, **theirs)
+    quantize_model(
+        source,
+        tmp_path / "ours",
+        name,
+        n_threads=1,
+        imatrix=matrix if with_matrix else None,
+        **ours,
+    )
+    by_llama_cpp(
+        source, tmp_path / "theirs", number, matrix_for(source) if with_matrix else None, **theirs
+    )
     assert tensors(tmp_path / "ours") == tensors(tmp_path / "theirs")
 
 
@@ -104,7 +135,11 @@ def test_types_of_single_tensors_equal_llama_cpps(source, tmp_path) -> None:
 
 def test_the_file_says_which_matrix_it_was_made_with(source, matrix, tmp_path) -> None:
     report = quantize_model(source, tmp_path / "m", "Q4_0", n_threads=1, imatrix=matrix)
-    said = {key: value for key, value in read_header(tmp_path / "m").metadata.items() if "imatrix" in key}
+    said = {
+        key: value
+        for key, value in read_header(tmp_path / "m").metadata.items()
+        if "imatrix" in key
+    }
     assert said == {
         "quantize.imatrix.file": "m.gguf",
         "quantize.imatrix.dataset": "text.txt",
@@ -122,7 +157,9 @@ def test_importance_moves_the_error_to_where_it_matters_less(source, matrix, tmp
     exact = np.frombuffer(tensors(source)[name][1], np.float16).reshape(-1, 256).astype(np.float32)
     errors = []
     for chosen in (None, matrix):
-        quantize_model(source, tmp_path / "m", "Q4_0", n_threads=1, imatrix=chosen, pure=True, force=True)
+        quantize_model(
+            source, tmp_path / "m", "Q4_0", n_threads=1, imatrix=chosen, pure=True, force=True
+        )
         blocks = np.frombuffer(tensors(tmp_path / "m")[name][1], np.uint8).reshape(len(exact), -1)
         errors.append(float(np.sum(weight * (dequantize_rows(blocks, "Q4_0", 256) - exact) ** 2)))
     assert errors[1] < 0.8 * errors[0]
@@ -130,7 +167,9 @@ def test_importance_moves_the_error_to_where_it_matters_less(source, matrix, tmp
 
 def test_progress_comes_tensor_by_tensor(source, tmp_path) -> None:
     seen: list[tuple[int, int]] = []
-    quantize_model(source, tmp_path / "m", "Q8_0", n_threads=1, progress=lambda *step: seen.append(step))
+    quantize_model(
+        source, tmp_path / "m", "Q8_0", n_threads=1, progress=lambda *step: seen.append(step)
+    )
     header = read_header(source)
     total = sum(tensor.n_bytes for tensor in header.tensors)
     assert len(seen) == len(header.tensors)
@@ -138,7 +177,7 @@ def test_progress_comes_tensor_by_tensor(source, tmp_path) -> None:
     assert seen[-1] == (total, total)
 
 
-# -- what is refused -------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 def assert_refused(
@@ -152,10 +191,18 @@ def assert_refused(
 
 
 def test_a_type_that_needs_a_matrix_is_refused_without(source, tmp_path) -> None:
-    assert_refused(source, tmp_path, OptionError, "needs an importance matrix: make one with specrun imatrix", "iq2_xs")
+    assert_refused(
+        source,
+        tmp_path,
+        OptionError,
+        "needs an importance matrix: make one with specrun imatrix",
+        "iq2_xs",
+    )
 
 
-def test_token_matrices_in_a_type_that_would_end_the_process_are_refused(source, matrix, tmp_path) -> None:
+def test_token_matrices_in_a_type_that_would_end_the_process_are_refused(
+    source, matrix, tmp_path
+) -> None:
     message = r"token_embd\.weight as IQ2_XS, which needs an importance matrix"
     assert_refused(source, tmp_path, OptionError, message, token_embedding_type="iq2_xs")
     message = r"no entry for output\.weight, as usual, .* --token-embedding-type"
@@ -164,8 +211,14 @@ def test_token_matrices_in_a_type_that_would_end_the_process_are_refused(source,
 
 def test_a_matrix_of_another_model_is_refused(source, tmp_path) -> None:
     for spec, message in (
-        (RandomLlama(width=256, ffn=256, layers=1), "another model: it has 256 inputs for blk.0.ffn_down.weight.* 512"),
-        (RandomLlama(width=256, ffn=512, layers=3), r"another model: it has blk\.2\.\w+\.weight, which .* lacks"),
+        (
+            RandomLlama(width=256, ffn=256, layers=1),
+            "another model: it has 256 inputs for blk.0.ffn_down.weight.* 512",
+        ),
+        (
+            RandomLlama(width=256, ffn=512, layers=3),
+            r"another model: it has blk\.2\.\w+\.weight, which .* lacks",
+        ),
     ):
         write_random_llama(tmp_path / "other.gguf", spec, force=True)
         write_importance(tmp_path / "m.gguf", matrix_for(tmp_path / "other.gguf"), force=True)
@@ -174,7 +227,9 @@ def test_a_matrix_of_another_model_is_refused(source, tmp_path) -> None:
 
 def test_a_matrix_with_holes_is_enough_where_none_is_needed(source, tmp_path) -> None:
     write_importance(tmp_path / "m.gguf", matrix_for(source, leave_out="ffn_up"))
-    report = quantize_model(source, tmp_path / "q4", "Q4_0", n_threads=1, imatrix=tmp_path / "m.gguf")
+    report = quantize_model(
+        source, tmp_path / "q4", "Q4_0", n_threads=1, imatrix=tmp_path / "m.gguf"
+    )
     assert report.n_without_importance == 2
     message = r"no entry for blk\.0\.ffn_up\.weight.* to become IQ2_XXS"
     assert_refused(source, tmp_path, PairError, message, "IQ2_XXS", imatrix=tmp_path / "m.gguf")
@@ -182,7 +237,9 @@ def test_a_matrix_with_holes_is_enough_where_none_is_needed(source, tmp_path) ->
 
 def test_a_file_that_is_no_matrix_is_refused(source, tmp_path) -> None:
     (tmp_path / "text").write_text("not a matrix")
-    assert_refused(source, tmp_path, MalformedFileError, "is no importance matrix", imatrix=tmp_path / "text")
+    assert_refused(
+        source, tmp_path, MalformedFileError, "is no importance matrix", imatrix=tmp_path / "text"
+    )
     assert_refused(source, tmp_path, MalformedFileError, "but no importance matrix", imatrix=source)
 
 
@@ -194,7 +251,11 @@ def test_a_file_that_is_no_matrix_is_refused(source, tmp_path) -> None:
             {"tensor_types": [("atn_q", "Q8_0")]},
             r"no tensor of .* has a name with 'atn_q' \(did you mean attn_q",
         ),
-        ("Q4_0", {"tensor_types": [("attn_(", "Q8_0")]}, r"'attn_\(' in a tensor type is no regular expression"),
+        (
+            "Q4_0",
+            {"tensor_types": [("attn_(", "Q8_0")]},
+            r"'attn_\(' in a tensor type is no regular expression",
+        ),
         ("Q4_0", {"tensor_types": [("attn_q", "Q8")]}, r"no tensor type 'Q8' \(did you mean Q8_"),
         ("F16", {"tensor_types": [("attn_q", "Q8_0")]}, "have no effect with F16"),
         ("Q4_0", {"output_tensor_type": "Q5_K_M"}, r"no tensor type 'Q5_K_M' \(did you mean Q5_K"),
@@ -207,7 +268,9 @@ def test_single_types_that_cannot_be_meant(source, tmp_path, name, options, mess
 def test_a_type_whose_blocks_do_not_divide_the_rows_is_refused(tmp_path) -> None:
     write_random_llama(tmp_path / "narrow.gguf", RandomLlama(width=64, ffn=64, layers=1))
     message = "rows of 64 numbers in output.weight, which do not divide into Q6_K's blocks"
-    assert_refused(tmp_path / "narrow.gguf", tmp_path, OptionError, message, output_tensor_type="Q6_K")
+    assert_refused(
+        tmp_path / "narrow.gguf", tmp_path, OptionError, message, output_tensor_type="Q6_K"
+    )
 
 
 def test_a_disk_without_room_is_refused_before_writing(source, tmp_path, monkeypatch) -> None:

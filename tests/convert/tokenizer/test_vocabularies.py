@@ -13,7 +13,14 @@ from support.tiny_tokenizers import byte_level, llama_style, sentencepiece_bytes
 from specrun.bindings.errors import MalformedFileError, OptionError, UnsupportedModelError
 from specrun.bindings.model import Model
 from specrun.convert import convert_checkpoint
-from specrun.convert.tokenizer import BYTE, NAME_BY_HASH, NAMES, ScoredVocabulary, parse_sentencepiece, pre_tokenizer
+from specrun.convert.tokenizer import (
+    BYTE,
+    NAME_BY_HASH,
+    NAMES,
+    ScoredVocabulary,
+    parse_sentencepiece,
+    pre_tokenizer,
+)
 
 SIZE = 608
 
@@ -34,11 +41,22 @@ def write_tokenizer(tmp_path: Path, write_checkpoint: Any) -> Any:
 def test_every_known_hash_leads_to_a_name_llama_cpp_has() -> None:
     assert set(NAME_BY_HASH.values()) <= NAMES
     assert all(len(found) == 64 and int(found, 16) >= 0 for found in NAME_BY_HASH)
-    usual = {"llama-bpe", "qwen2", "smollm", "tekken", "gpt-2", "gpt-4o", "deepseek-llm", "deepseek-r1-qwen"}
+    usual = {
+        "llama-bpe",
+        "qwen2",
+        "smollm",
+        "tekken",
+        "gpt-2",
+        "gpt-4o",
+        "deepseek-llm",
+        "deepseek-r1-qwen",
+    }
     assert usual <= set(NAME_BY_HASH.values())
 
 
-def test_an_unknown_pre_tokenizer_is_refused_with_its_hash_and_a_suggestion(tmp_path, write_tokenizer) -> None:
+def test_an_unknown_pre_tokenizer_is_refused_with_its_hash_and_a_suggestion(
+    tmp_path, write_tokenizer
+) -> None:
     folder = write_tokenizer()
     byte_level("llama-bpe").save_pretrained(folder)
     found = pre_tokenizer.probe_hash(folder / "tokenizer.json")
@@ -54,7 +72,9 @@ def test_a_known_hash_is_recognised(tmp_path, write_tokenizer, monkeypatch) -> N
     monkeypatch.setitem(NAME_BY_HASH, found, "llama-bpe")
     convert_checkpoint(folder, tmp_path / "m.gguf")
     with Model(tmp_path / "m.gguf") as model:
-        assert model.vocabulary.tokenize("12345")[1:] == byte_level("llama-bpe")("12345").input_ids[1:]
+        assert (
+            model.vocabulary.tokenize("12345")[1:] == byte_level("llama-bpe")("12345").input_ids[1:]
+        )
 
 
 def test_the_probe_is_split_differently_by_each_kind() -> None:
@@ -62,7 +82,11 @@ def test_the_probe_is_split_differently_by_each_kind() -> None:
 
     kinds = ("gpt-2", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o")
     pieces = {
-        str(Tokenizer.from_str(byte_level(kind).backend_tokenizer.to_str()).pre_tokenizer.pre_tokenize_str(probe))
+        str(
+            Tokenizer.from_str(
+                byte_level(kind).backend_tokenizer.to_str()
+            ).pre_tokenizer.pre_tokenize_str(probe)
+        )
         for kind in kinds
         for probe in [pre_tokenizer.PROBE]
     }
@@ -70,9 +94,12 @@ def test_the_probe_is_split_differently_by_each_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pre", "words"), [("llama3-bpe", "did you mean llama-bpe|did you mean llama3"), ("", "no pre-tokenizer ''")]
+    ("pre", "words"),
+    [("llama3-bpe", "did you mean llama-bpe|did you mean llama3"), ("", "no pre-tokenizer ''")],
 )
-def test_a_pre_tokenizer_llama_cpp_lacks_is_refused(tmp_path, write_tokenizer, pre: str, words: str) -> None:
+def test_a_pre_tokenizer_llama_cpp_lacks_is_refused(
+    tmp_path, write_tokenizer, pre: str, words: str
+) -> None:
     folder = write_tokenizer()
     byte_level("qwen2").save_pretrained(folder)
     with pytest.raises(OptionError, match=words):
@@ -81,7 +108,9 @@ def test_a_pre_tokenizer_llama_cpp_lacks_is_refused(tmp_path, write_tokenizer, p
 
 def test_a_pre_tokenizer_for_sentencepiece_makes_no_sense(tmp_path, write_tokenizer) -> None:
     folder = write_tokenizer(**{"tokenizer.model": sentencepiece_bytes()})
-    with pytest.raises(OptionError, match=r"tokenizer.model is no byte-level tokenizer: leave .* \(qwen2\) out"):
+    with pytest.raises(
+        OptionError, match=r"tokenizer.model is no byte-level tokenizer: leave .* \(qwen2\) out"
+    ):
         convert_checkpoint(folder, tmp_path / "m.gguf", pre="qwen2")
 
 
@@ -93,7 +122,12 @@ def test_the_model_file_alone_is_enough(tmp_path, write_tokenizer) -> None:
     reference = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_bytes())
     with Model(tmp_path / "m.gguf") as model:
         vocabulary = model.vocabulary
-        assert (vocabulary.kind, vocabulary.bos, vocabulary.eos, vocabulary.adds_bos) == ("SPM", 1, 2, True)
+        assert (vocabulary.kind, vocabulary.bos, vocabulary.eos, vocabulary.adds_bos) == (
+            "SPM",
+            1,
+            2,
+            True,
+        )
         for text in ("Hello there", " two  spaces", "Grüße 東京\n\tx"):
             assert vocabulary.tokenize(text) == [1, *reference.encode(text)]
 
@@ -121,11 +155,17 @@ MODEL = sentencepiece_bytes
         (lambda: MODEL()[:3000], MalformedFileError, "is not a SentencePiece model"),
         (lambda: MODEL(model_type="unigram"), UnsupportedModelError, "is a unigram model"),
         (lambda: MODEL(byte_fallback=False), UnsupportedModelError, "no byte token <0x00>"),
-        (lambda: MODEL(normalization_rule_name="nmt_nfkc"), UnsupportedModelError, "rewrites characters"),
+        (
+            lambda: MODEL(normalization_rule_name="nmt_nfkc"),
+            UnsupportedModelError,
+            "rewrites characters",
+        ),
     ],
     ids=["empty", "nonsense", "shorter", "truncated", "unigram", "no bytes", "nfkc"],
 )
-def test_models_that_cannot_be_used_are_named(tmp_path, write_tokenizer, data, error, words) -> None:
+def test_models_that_cannot_be_used_are_named(
+    tmp_path, write_tokenizer, data, error, words
+) -> None:
     folder = write_tokenizer(**{"tokenizer.model": data()})
     with pytest.raises(error, match=words):
         convert_checkpoint(folder, tmp_path / "m.gguf")
@@ -159,8 +199,13 @@ def test_kinds_of_added_tokens(tmp_path, write_tokenizer) -> None:
     }
     decoder = {key: {"content": text, "special": special} for key, (text, special) in added.items()}
     settings = {"added_tokens_decoder": decoder, "eos_token": "<hidden>"}
-    more = {"generation_config.json": {"eos_token_id": [605, 2, 604, 603]}, "added_tokens.json": {"<late>": 606}}
-    folder = write_tokenizer(**{"tokenizer.model": sentencepiece_bytes(), "tokenizer_config.json": settings, **more})
+    more = {
+        "generation_config.json": {"eos_token_id": [605, 2, 604, 603]},
+        "added_tokens.json": {"<late>": 606},
+    }
+    folder = write_tokenizer(
+        **{"tokenizer.model": sentencepiece_bytes(), "tokenizer_config.json": settings, **more}
+    )
     convert_checkpoint(folder, tmp_path / "m.gguf")
     with Model(tmp_path / "m.gguf") as model:
         vocabulary = model.vocabulary
@@ -177,7 +222,9 @@ def test_kinds_of_added_tokens(tmp_path, write_tokenizer) -> None:
 @pytest.mark.parametrize("text", ["a", "-1", "1" * 12, "1.5"])
 def test_ids_that_are_none_are_refused(tmp_path, write_tokenizer, text: str) -> None:
     settings = {"added_tokens_decoder": {text: {"content": "x"}}}
-    folder = write_tokenizer(**{"tokenizer.model": sentencepiece_bytes(), "tokenizer_config.json": settings})
+    folder = write_tokenizer(
+        **{"tokenizer.model": sentencepiece_bytes(), "tokenizer_config.json": settings}
+    )
     with pytest.raises(MalformedFileError, match="which is not a token id"):
         convert_checkpoint(folder, tmp_path / "m.gguf")
 
@@ -199,7 +246,9 @@ def test_text_that_llama_cpp_would_not_rewrite(tmp_path, write_tokenizer, change
 
 
 @pytest.mark.parametrize(("rstrip", "name"), [(True, "checkpoint (phi-3)"), (False, "checkpoint")])
-def test_phi3s_tokens_swallow_spaces_where_its_tokenizer_says_so(tmp_path, write_tokenizer, rstrip, name) -> None:
+def test_phi3s_tokens_swallow_spaces_where_its_tokenizer_says_so(
+    tmp_path, write_tokenizer, rstrip, name
+) -> None:
     folder = write_tokenizer()
     llama_style(folder).save_pretrained(folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())

@@ -1,4 +1,5 @@
-"""Block verification: exact (beside all other rules in test_exactness.py), and never keeps less on average."""
+"""Block verification: exact (beside all other rules in test_exactness.py), and never keeps less on
+average."""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ from support.enumeration import (
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.acceptance import Acceptance, AcceptanceRule, BlockRule, ExactRule, LawAt, block
+from specrun.runtime.acceptance import (
+    Acceptance,
+    AcceptanceRule,
+    BlockRule,
+    ExactRule,
+    LawAt,
+    block,
+)
 from specrun.runtime.drafter import DraftRequest, NoDrafter
 from specrun.runtime.law import Law
 from specrun.runtime.limits import RoundLimits
@@ -77,13 +85,19 @@ def test_every_length_is_reached_at_least_as_often_as_token_by_token(
     by_block = at_least(BlockRule(), chain(drafts, length), table, length)
     by_token = at_least(ExactRule(), chain(drafts, length), table, length)
     assert all(block >= token - 1e-12 for block, token in zip(by_block, by_token, strict=True))
-    assert by_block == pytest.approx([mean_share(table, drafts, count) for count in range(1, length + 1)], abs=1e-12)
+    assert by_block == pytest.approx(
+        [mean_share(table, drafts, count) for count in range(1, length + 1)], abs=1e-12
+    )
 
 
 def at_least(rule: AcceptanceRule, propose: Propose, table: LawTable, length: int) -> list[float]:
-    """The probability of keeping at least 1, 2, ... tokens; their sum is the expected accepted length."""
+    """The probability of keeping at least 1, 2, ... tokens; their sum is the expected accepted
+    length."""
     law = accepted_lengths(rule, propose, table, length + 1)
-    return [sum(law.get(kept, 0.0) for kept in range(least, length + 1)) for least in range(1, length + 1)]
+    return [
+        sum(law.get(kept, 0.0) for kept in range(least, length + 1))
+        for least in range(1, length + 1)
+    ]
 
 
 def mean_share(table: LawTable, drafts: LawTable, length: int) -> float:
@@ -103,11 +117,15 @@ def mean_share(table: LawTable, drafts: LawTable, length: int) -> float:
 def test_the_papers_example() -> None:
     """Sun et al. 2024, section 1: 11/9 tokens where token-wise acceptance keeps 10/9."""
     table, drafts = FixedTable(1 / 3, 2 / 3), FixedTable(2 / 3, 1 / 3)
-    assert sum(at_least(BlockRule(), chain(drafts, 2), table, 2)) == pytest.approx(11 / 9, abs=1e-12)
-    assert sum(at_least(ExactRule(), chain(drafts, 2), table, 2)) == pytest.approx(10 / 9, abs=1e-12)
+    assert sum(at_least(BlockRule(), chain(drafts, 2), table, 2)) == pytest.approx(
+        11 / 9, abs=1e-12
+    )
+    assert sum(at_least(ExactRule(), chain(drafts, 2), table, 2)) == pytest.approx(
+        10 / 9, abs=1e-12
+    )
 
 
-# -- what is left to the exact rule ------------------------------------------------------------------------
+# -- what is left to the exact rule ----------------------------------------------------------------
 
 
 def text(rule: AcceptanceRule, propose: Propose | None, seed: int) -> list[int]:
@@ -139,7 +157,9 @@ def test_a_full_chain_ends_with_a_bonus_token_and_a_refused_one_with_a_recovered
     kept = BlockRule().accept(DraftTree.chain([0, 1], [law, law]), lambda _: law, SeededNoise(0), 5)
     assert (kept.path, kept.rejected) == ((0, 1), False)
     other = Law(np.array([0.0, 0.0, 1.0]))
-    refused = BlockRule().accept(DraftTree.chain([0, 1], [law, law]), lambda _: other, SeededNoise(0), 5)
+    refused = BlockRule().accept(
+        DraftTree.chain([0, 1], [law, law]), lambda _: other, SeededNoise(0), 5
+    )
     assert refused == Acceptance((), 2, True)
 
 
@@ -157,11 +177,13 @@ def test_no_law_is_computed_below_a_token_the_target_never_says() -> None:
 
 def test_a_token_its_draft_law_excludes_is_an_error() -> None:
     law = Law(np.array([0.0, 1.0]))
-    with pytest.raises(OptionError, match="token 0 was drafted from a law that gives it probability 0"):
+    with pytest.raises(
+        OptionError, match="token 0 was drafted from a law that gives it probability 0"
+    ):
         BlockRule().accept(DraftTree.chain([0], [law]), lambda _: law, SeededNoise(0), 0)
 
 
-# -- negative controls -------------------------------------------------------------------------------------
+# -- negative controls -----------------------------------------------------------------------------
 
 
 def draws_from_the_target(monkeypatch: pytest.MonkeyPatch) -> AcceptanceRule:
@@ -181,9 +203,12 @@ def forgets_the_share_in_the_residual(monkeypatch: pytest.MonkeyPatch) -> Accept
 
 
 class StopsAtTheFirstRefusal(BlockRule):
-    """Tests from the front and stops where a test fails, instead of keeping the last that passes."""
+    """Tests from the front and stops where a test fails, instead of keeping the last that
+    passes."""
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         chain = block._leading_chain(tree)
         if not chain:
             return ExactRule().accept(tree, law_at, noise, position)
@@ -207,14 +232,20 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_blocks_are_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule = WRONG[wrong](monkeypatch)
-    worst = max(bias(rule, chain(LawTable(3, seed, 0.0), 2), LawTable(3, seed + 1, 0.0), 3) for seed in range(4))
+    worst = max(
+        bias(rule, chain(LawTable(3, seed, 0.0), 2), LawTable(3, seed + 1, 0.0), 3)
+        for seed in range(4)
+    )
     assert worst > 1e-3
 
 
 class LeavesForkedTreesToTheExactRule(BlockRule):
-    """Chooses the rule by the whole tree, whose shape may depend on the very draws that are tested."""
+    """Chooses the rule by the whole tree, whose shape may depend on the very draws that are
+    tested."""
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         forked = any(len(draws) > 1 for draws in tree.draws.values())
         return (ExactRule() if forked else super()).accept(tree, law_at, noise, position)
 
@@ -246,7 +277,9 @@ def test_the_rule_may_not_be_chosen_by_what_was_drawn() -> None:
 class KeysTestsByTheirOwnPositions(BlockRule):
     """Tests token i with a number of its own position, which the next round uses again."""
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         chain = block._leading_chain(tree)
         if not chain:
             return ExactRule().accept(tree, law_at, noise, position)
@@ -260,7 +293,9 @@ class KeysTestsByTheirOwnPositions(BlockRule):
             kept = 0
         noise.seek(position + kept)
         law = law_at(chain[-1].node) if kept == len(chain) else levels[kept].residual()
-        return Acceptance(tuple(draw.node for draw in chain[:kept]), noise.choose(law), kept < len(chain))
+        return Acceptance(
+            tuple(draw.node for draw in chain[:kept]), noise.choose(law), kept < len(chain)
+        )
 
 
 def test_numbers_that_refused_a_tail_are_not_used_again() -> None:

@@ -1,4 +1,5 @@
-"""k-SEQ: its root, residual and acceptance against their definitions; exactness is in test_exactness.py too."""
+"""k-SEQ: its root, residual and acceptance against their definitions; exactness is in
+test_exactness.py too."""
 
 from __future__ import annotations
 
@@ -9,11 +10,28 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
-from support.enumeration import PROMPT, TOLERANCE, Propose, accepted_lengths, bias, branching_tree, chain, top_k_points
+from support.enumeration import (
+    PROMPT,
+    TOLERANCE,
+    Propose,
+    accepted_lengths,
+    bias,
+    branching_tree,
+    chain,
+    top_k_points,
+)
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.acceptance import AcceptanceRule, ExactRule, KSeq, KSeqRule, build_rule, kseq, rule_names
+from specrun.runtime.acceptance import (
+    AcceptanceRule,
+    ExactRule,
+    KSeq,
+    KSeqRule,
+    build_rule,
+    kseq,
+    rule_names,
+)
 from specrun.runtime.drafter import DraftRequest, NoDrafter
 from specrun.runtime.law import Law
 from specrun.runtime.limits import RoundLimits
@@ -46,21 +64,26 @@ def recursive_rejection(target: np.ndarray, draft: np.ndarray, k: int) -> float:
 
 
 def best_transport(target: np.ndarray, draft: np.ndarray) -> float:
-    """The most that any rule can accept of two i.i.d. draws: SpecTr's linear programme, by a solver."""
+    """The most that any rule can accept of two i.i.d. draws: SpecTr's linear programme, by a
+    solver."""
     size = len(target)
     cases = [(a, b, y) for a, b in itertools.product(range(size), repeat=2) for y in {a, b}]
-    pairs = np.array([[(a, b) == pair for a, b, _ in cases] for pair in itertools.product(range(size), repeat=2)])
+    pairs = np.array(
+        [[(a, b) == pair for a, b, _ in cases] for pair in itertools.product(range(size), repeat=2)]
+    )
     outputs = np.array([[y == token for _, _, y in cases] for token in range(size)])
     limits = np.concatenate([np.outer(draft, draft).ravel(), target])
     return -float(linprog(-np.ones(len(cases)), A_ub=np.vstack([pairs, outputs]), b_ub=limits).fun)
 
 
-# -- the scale ---------------------------------------------------------------------------------------------
+# -- the scale -------------------------------------------------------------------------------------
 
 
 @any_case
 @given(weights, weights, st.integers(1, 8))
-def test_the_scale_is_the_root_of_its_equation(target_weights: list[int], draft_weights: list[int], k: int) -> None:
+def test_the_scale_is_the_root_of_its_equation(
+    target_weights: list[int], draft_weights: list[int], k: int
+) -> None:
     target, draft = normalised(target_weights), normalised(draft_weights)
     plan = KSeq(Law(target), Law(draft), k)
     b = pass_probability(target, draft, plan.scale)
@@ -91,12 +114,16 @@ def test_it_accepts_at_least_what_recursive_rejection_does(
     target_weights: list[int], draft_weights: list[int], k: int
 ) -> None:
     target, draft = normalised(target_weights), normalised(draft_weights)
-    assert KSeq(Law(target), Law(draft), k).acceptance >= recursive_rejection(target, draft, k) - 1e-12
+    assert (
+        KSeq(Law(target), Law(draft), k).acceptance >= recursive_rejection(target, draft, k) - 1e-12
+    )
 
 
 @settings(any_case, max_examples=25)
 @given(weights, weights)
-def test_it_is_within_its_bound_of_the_best_transport(target_weights: list[int], draft_weights: list[int]) -> None:
+def test_it_is_within_its_bound_of_the_best_transport(
+    target_weights: list[int], draft_weights: list[int]
+) -> None:
     target, draft = normalised(target_weights), normalised(draft_weights)
     best = best_transport(target, draft)
     assert 0.75 * best - 1e-9 <= KSeq(Law(target), Law(draft), 2).acceptance <= best + 1e-9
@@ -104,13 +131,17 @@ def test_it_is_within_its_bound_of_the_best_transport(target_weights: list[int],
 
 @any_case
 @given(weights, weights)
-def test_one_draw_is_the_token_wise_rule(target_weights: list[int], draft_weights: list[int]) -> None:
+def test_one_draw_is_the_token_wise_rule(
+    target_weights: list[int], draft_weights: list[int]
+) -> None:
     target, draft = normalised(target_weights), normalised(draft_weights)
     assume(not np.array_equal(target, draft))
     plan = KSeq(Law(target), Law(draft), 1)
     assert plan.scale == 1.0
     assert plan.acceptance == pytest.approx(np.minimum(target, draft).sum(), abs=1e-15)
-    np.testing.assert_allclose(plan.residual().probs, Law(target).residual(Law(draft)).probs, atol=1e-15)
+    np.testing.assert_allclose(
+        plan.residual().probs, Law(target).residual(Law(draft)).probs, atol=1e-15
+    )
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
@@ -128,7 +159,7 @@ def test_laws_without_a_common_token_leave_the_target(k: int) -> None:
     np.testing.assert_array_equal(plan.residual().probs, [0.4, 0.6, 0.0])
 
 
-# -- the rule ----------------------------------------------------------------------------------------------
+# -- the rule --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("zeros", [0.0, 0.4])
@@ -145,7 +176,9 @@ def test_the_loop_accepts_as_often_as_the_formula_says(k: int) -> None:
     found = accepted_lengths(KSeqRule(), branching_tree(drafts, (k,), True), table, 2)[1]
     assert found == pytest.approx(wanted, abs=1e-12)
     by_rejection = accepted_lengths(ExactRule(), branching_tree(drafts, (k,), True), table, 2)[1]
-    assert by_rejection == pytest.approx(recursive_rejection(table(PROMPT), drafts(PROMPT), k), abs=1e-12)
+    assert by_rejection == pytest.approx(
+        recursive_rejection(table(PROMPT), drafts(PROMPT), k), abs=1e-12
+    )
     assert found > by_rejection + 1e-3
 
 
@@ -179,7 +212,9 @@ def test_draws_are_a_run_if_their_laws_are_equal() -> None:
 
 def test_a_token_its_draft_law_excludes_is_an_error() -> None:
     law = Law(np.array([0.0, 1.0]))
-    with pytest.raises(OptionError, match="token 0 was drafted from a law that gives it probability 0"):
+    with pytest.raises(
+        OptionError, match="token 0 was drafted from a law that gives it probability 0"
+    ):
         KSeqRule().accept(DraftTree.chain([0], [law]), lambda _: law, SeededNoise(0), 0)
 
 
@@ -193,7 +228,7 @@ def test_rules_are_built_by_name_and_the_nearest_name_is_told() -> None:
             build_rule(wrong)
 
 
-# -- negative controls -------------------------------------------------------------------------------------
+# -- negative controls -----------------------------------------------------------------------------
 
 
 def scale_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,11 +247,18 @@ def first_draw_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kseq, "_runs", lambda draws: [[*run, run[0]] for run in runs(draws)])
 
 
-@pytest.mark.parametrize("wrong", [scale_of_one, recursive_residual, first_draw_twice], ids=lambda value: value.__name__)
+@pytest.mark.parametrize(
+    "wrong", [scale_of_one, recursive_residual, first_draw_twice], ids=lambda value: value.__name__
+)
 def test_wrong_variants_are_caught(wrong, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong(monkeypatch)
     worst = max(
-        bias(KSeqRule(), branching_tree(LawTable(3, seed + 1, 0.0), (2,), True), LawTable(3, seed, 0.0), 2)
+        bias(
+            KSeqRule(),
+            branching_tree(LawTable(3, seed + 1, 0.0), (2,), True),
+            LawTable(3, seed, 0.0),
+            2,
+        )
         for seed in range(4)
     )
     assert worst > 1e-3
@@ -239,7 +281,8 @@ def until_two_differ(drafts: LawTable) -> Propose:
 
 
 def test_how_many_draws_there_are_must_not_depend_on_the_draws() -> None:
-    """The limit the rule's docstring states: the exact rule allows such drafters, k-SEQ does not."""
+    """The limit the rule's docstring states: the exact rule allows such drafters, k-SEQ does
+    not."""
     propose, table = until_two_differ(LawTable(3, 6, 0.0)), LawTable(3, 5, 0.0)
     assert bias(ExactRule(), propose, table, 2) < TOLERANCE
     assert bias(KSeqRule(), propose, table, 2) > 1e-3

@@ -1,4 +1,5 @@
-"""Speculative cascades: the shipped loop emits exactly the cascade's law, and that law is not the target's."""
+"""Speculative cascades: the shipped loop emits exactly the cascade's law, and that law is not the
+target's."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ ALPHA = {"cascade-chow": 0.4, "cascade-diff": 0.1, "cascade-opt": 0.3, "cascade-
 """Where, over laws on three tokens, each rule defers at some places and not at others."""
 
 
-# -- the laws, dense and by the paper's formulas ----------------------------------------------------------------------
+# -- the laws, dense and by the paper's formulas ---------------------------------------------------
 
 
 def cascade_law(kind: str, q: np.ndarray, p: np.ndarray, alpha: float) -> np.ndarray:
@@ -62,8 +63,11 @@ def cascade_law(kind: str, q: np.ndarray, p: np.ndarray, alpha: float) -> np.nda
     return p if defers[kind] else q
 
 
-def law_by_formula(kind: str, drafts: LawTable, table: LawTable, length: int) -> dict[tuple[int, ...], float]:
-    """Return the law of a text of which every token but the last has a draft at its place, whatever was accepted."""
+def law_by_formula(
+    kind: str, drafts: LawTable, table: LawTable, length: int
+) -> dict[tuple[int, ...], float]:
+    """Return the law of a text of which every token but the last has a draft at its place, whatever
+    was accepted."""
     found = {}
     for text in itertools.product(range(table.size), repeat=length):
         probability = 1.0
@@ -80,8 +84,18 @@ def distance(first: dict, other: dict) -> float:
     return max(abs(first.get(text, 0.0) - other.get(text, 0.0)) for text in {*first, *other})
 
 
-def error(rule: AcceptanceRule, kind: str, propose: Propose, drafts: LawTable, table: LawTable, length: int) -> float:
-    return distance(emitted_law(rule, propose, table, length, frozenset()), law_by_formula(kind, drafts, table, length))
+def error(
+    rule: AcceptanceRule,
+    kind: str,
+    propose: Propose,
+    drafts: LawTable,
+    table: LawTable,
+    length: int,
+) -> float:
+    return distance(
+        emitted_law(rule, propose, table, length, frozenset()),
+        law_by_formula(kind, drafts, table, length),
+    )
 
 
 SHAPES: dict[str, Callable[[LawTable], Propose]] = {
@@ -96,7 +110,10 @@ SHAPES: dict[str, Callable[[LawTable], Propose]] = {
 @pytest.mark.parametrize("seed", range(3))
 def test_the_loop_emits_the_cascades_law(kind: str, shape: str, seed: int) -> None:
     drafts, table = LawTable(3, seed + 40), LawTable(3, seed)
-    assert error(SpecCascadeRule(kind, ALPHA[kind]), kind, SHAPES[shape](drafts), drafts, table, 3) < TOLERANCE
+    assert (
+        error(SpecCascadeRule(kind, ALPHA[kind]), kind, SHAPES[shape](drafts), drafts, table, 3)
+        < TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,11 +126,14 @@ def test_some_places_are_deferred_and_others_are_not(kind: str) -> None:
             law = cascade_law(kind, q(prefix), p(prefix), ALPHA[kind])
             found |= {(np.allclose(law, q(prefix)), np.allclose(law, p(prefix)))}
     # The law of single tokens is between the two.
-    assert found >= ({(False, False)} if kind == "cascade-token" else {(True, False), (False, True)})
+    assert found >= (
+        {(False, False)} if kind == "cascade-token" else {(True, False), (False, True)}
+    )
 
 
 def test_a_short_draft_ends_with_a_token_of_the_targets() -> None:
-    """Algorithm 4 by hand for one draft: accepted with pi/q, replaced from what is left of pi, or followed by p."""
+    """Algorithm 4 by hand for one draft: accepted with pi/q, replaced from what is left of pi, or
+    followed by p."""
     drafts, table = FixedTable(0.6, 0.3, 0.1), FixedTable(0.5, 0.1, 0.4)
     pi = cascade_law("cascade-token", drafts(()), table(()), 0.2)
 
@@ -131,23 +151,38 @@ def test_a_short_draft_ends_with_a_token_of_the_targets() -> None:
                 tokens.append(noise.choose(law_of(left / left.sum())))
         return tuple(tokens)
 
-    emitted = emitted_law(SpecCascadeRule("cascade-token", 0.2), chain(drafts, 1), table, 3, frozenset())
+    emitted = emitted_law(
+        SpecCascadeRule("cascade-token", 0.2), chain(drafts, 1), table, 3, frozenset()
+    )
     assert distance(emitted, enumerate_law(program)) < TOLERANCE  # type: ignore[arg-type]
 
 
 def test_the_rules_by_hand() -> None:
     q, p = Law(np.array([0.5, 0.4, 0.1])), Law(np.array([0.1, 0.2, 0.7]))  # TV .6
-    chosen = {(kind, alpha): CASCADES[kind](q, p, alpha) for kind in KINDS for alpha in (0.0, 0.1, 0.4, 0.55)}
+    chosen = {
+        (kind, alpha): CASCADES[kind](q, p, alpha)
+        for kind in KINDS
+        for alpha in (0.0, 0.1, 0.4, 0.55)
+    }
     assert [chosen["cascade-chow", alpha] is p for alpha in (0.0, 0.4, 0.55)] == [True, True, False]
-    assert [chosen["cascade-diff", alpha] is p for alpha in (0.1, 0.4)] == [True, False]  # .5 < .7 - alpha
-    assert [chosen["cascade-opt", alpha] is p for alpha in (0.1, 0.4)] == [True, False]  # .5 < .7 - .6 alpha
+    assert [chosen["cascade-diff", alpha] is p for alpha in (0.1, 0.4)] == [
+        True,
+        False,
+    ]  # .5 < .7 - alpha
+    assert [chosen["cascade-opt", alpha] is p for alpha in (0.1, 0.4)] == [
+        True,
+        False,
+    ]  # .5 < .7 - .6 alpha
     # Tokens 0 and 1 are deferred, .9 of Q: pi = P .9, and Q's .1 for token 2.
     assert chosen["cascade-token", 0.4].probs == pytest.approx([0.09, 0.18, 0.73])
 
 
 def test_laws_on_different_tokens_meet() -> None:
     """After truncation each model has tokens of its own."""
-    q, p = Law(np.array([0.75, 0.25]), np.array([2, 9])), Law(np.array([0.5, 0.5]), np.array([2, 4]))
+    q, p = (
+        Law(np.array([0.75, 0.25]), np.array([2, 9])),
+        Law(np.array([0.5, 0.5]), np.array([2, 4])),
+    )
     law = CASCADES["cascade-token"](q, p, 0.5)
     assert law.ids is not None
     assert (law.ids.tolist(), law.probs.tolist()) == ([2, 4, 9], [0.875, 0.125, 0.0])
@@ -156,17 +191,25 @@ def test_laws_on_different_tokens_meet() -> None:
     assert CASCADES["cascade-opt"](p, q, 0.6) is p
 
 
-# -- what it costs, and where it costs nothing ------------------------------------------------------------------------
+# -- what it costs, and where it costs nothing -----------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_law_is_not_the_targets(kind: str) -> None:
     drafts, table = LawTable(3, 41), LawTable(3, 1)
     assert bias(ExactRule(), chain(drafts, 2), table, 3) < TOLERANCE
-    assert max(bias(SpecCascadeRule(kind, 0.5), chain(LawTable(3, 40 + n), 2), table, 3) for n in range(4)) > 0.02
+    assert (
+        max(
+            bias(SpecCascadeRule(kind, 0.5), chain(LawTable(3, 40 + n), 2), table, 3)
+            for n in range(4)
+        )
+        > 0.02
+    )
 
 
-@pytest.mark.parametrize(("kind", "alpha", "of_drafter"), [("cascade-chow", 0.0, False), ("cascade-chow", 1.0, True)])
+@pytest.mark.parametrize(
+    ("kind", "alpha", "of_drafter"), [("cascade-chow", 0.0, False), ("cascade-chow", 1.0, True)]
+)
 def test_the_ends_of_the_scale(kind: str, alpha: float, of_drafter: bool) -> None:
     """Chow's rule with 0 always defers, the target's law; with 1 never, and every draft is kept."""
     drafts, table = LawTable(3, 42), LawTable(3, 2)
@@ -190,34 +233,42 @@ def test_at_temperature_0_the_text_is_plain_decodings(kind: str) -> None:
         drafter = NoDrafter() if propose is None else ScriptedDrafter(propose)
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=20)
         conversation = conversation_of(drafter, PROMPT, SeededNoise(0))
-        settings = DecodeSettings(SpecCascadeRule(kind, 0.9), SamplingParams(temperature=0.0), limits)
+        settings = DecodeSettings(
+            SpecCascadeRule(kind, 0.9), SamplingParams(temperature=0.0), limits
+        )
         list(decode_rounds(TableTarget(LawTable(3, 4)), conversation, settings))
         return conversation.tokens
 
     assert text(chain(LawTable(3, 44), 3)) == text(None)
 
 
-# -- what must not pass -----------------------------------------------------------------------------------------------
+# -- what must not pass ----------------------------------------------------------------------------
 
 
 class AcceptsAgainstTheTarget(SpecCascadeRule):
     """Forgets the cascade."""
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         return ExactRule().accept(tree, law_at, noise, position)
 
 
 class ReplacesFromTheTarget(SpecCascadeRule):
     """Accepts with pi / q, but after a rejection draws from what is left of the target's law."""
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         path: list[int] = []
         node = -1
         while draws := tree.draws.get(node, ()):
             draft, target = draws[0].law, law_at(node)
             token = tree.tokens[draws[0].node]
             assert draft is not None
-            if not noise.accept(self._law(tree, node, target).probability(token) / draft.probability(token)):
+            if not noise.accept(
+                self._law(tree, node, target).probability(token) / draft.probability(token)
+            ):
                 return Acceptance(tuple(path), noise.choose(target.residual(draft)), True)
             node = draws[0].node
             path.append(node)
@@ -252,7 +303,7 @@ def test_wrong_rules_are_caught(wrong: type[SpecCascadeRule], kind: str) -> None
     assert max(errors) > 1e-2
 
 
-# -- from its name to the mark ----------------------------------------------------------------------------------------
+# -- from its name to the mark ---------------------------------------------------------------------
 
 
 def test_the_rules_are_built_by_name() -> None:
@@ -281,6 +332,8 @@ def test_values_that_make_no_sense_are_refused(text: str, problem: str) -> None:
 
 def test_statistics_say_that_it_is_not_exact(tiny_model: Path) -> None:
     drafter = f'draft("{tiny_model}", n=3)'
-    with Runtime(tiny_model, drafter=drafter, accept="cascade-diff", n_ctx=256, n_threads=1) as runtime:
+    with Runtime(
+        tiny_model, drafter=drafter, accept="cascade-diff", n_ctx=256, n_threads=1
+    ) as runtime:
         stats = runtime.generate([5, 6, 7], SamplingParams(seed=1), max_tokens=8).stats.to_dict()
     assert (stats["rule"], stats["exact"]) == ("cascade-diff(alpha=0.1)", False)

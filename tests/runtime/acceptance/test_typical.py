@@ -1,4 +1,5 @@
-"""Typical acceptance: the shipped loop computes the law that the formula says, and that law is not the target's."""
+"""Typical acceptance: the shipped loop computes the law that the formula says, and that law is not
+the target's."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ EPS, DELTA = 0.3, 0.5  # of the order of laws over three tokens, so that both th
 KINDS = ["chain", "i.i.d. siblings", "without replacement", "point masses", "mixed", "two drafters"]
 
 
-# -- the formula, by brute force over all paths -----------------------------------------------------------------------
+# -- the formula, by brute force over all paths ----------------------------------------------------
 
 
 def typical(probs: np.ndarray, token: int, eps: float, delta: float) -> bool:
@@ -57,7 +58,8 @@ def typical(probs: np.ndarray, token: int, eps: float, delta: float) -> bool:
 def longest_typical_path(
     tree: DraftTree, table: LawTable, prefix: Sequence[int], eps: float, delta: float
 ) -> list[int]:
-    """Every node is the end of a candidate path: keep those that are typical throughout, then the best of them."""
+    """Every node is the end of a candidate path: keep those that are typical throughout, then the
+    best of them."""
     best: tuple[int, float, int, list[int]] = (0, 0.0, 1, [])
     for node in range(len(tree)):
         path = tree.path_to(node)
@@ -73,7 +75,8 @@ def longest_typical_path(
 def law_by_formula(
     propose: Propose, table: LawTable, length: int, eps: float = EPS, delta: float = DELTA
 ) -> dict[tuple[int, ...], float]:
-    """Return the law of a text of rounds that keep the longest typical path and then draw from the target."""
+    """Return the law of a text of rounds that keep the longest typical path and then draw from the
+    target."""
 
     def program(noise: BranchingNoise) -> tuple[int, ...]:
         tokens = list(PROMPT)
@@ -104,7 +107,8 @@ def test_the_loop_computes_the_law_of_the_formula(kind: str, seed: int) -> None:
 
 
 def test_the_law_is_not_the_targets() -> None:
-    """What the mark says: the same enumeration that shows exactness shows how far this rule is from it."""
+    """What the mark says: the same enumeration that shows exactness shows how far this rule is from
+    it."""
     propose, table = top_k_points(LawTable(3, 11), 2, 2), LawTable(3, 1, zeros=0.0)
     assert bias(ExactRule(), propose, table, 3) < TOLERANCE
     assert bias(TypicalRule(EPS, DELTA), propose, table, 3) > 0.05
@@ -112,7 +116,8 @@ def test_the_law_is_not_the_targets() -> None:
 
 
 def test_a_case_by_hand() -> None:
-    """P = (.5, .3, .2), entropy 1.0297 nats: with eps .09 all three are typical, so the draft is the text."""
+    """P = (.5, .3, .2), entropy 1.0297 nats: with eps .09 all three are typical, so the draft is
+    the text."""
     table = FixedTable(0.5, 0.3, 0.2)
     law = Law(table(()))
     assert typical_threshold(law, 0.09, 0.3) == 0.09
@@ -129,11 +134,15 @@ def test_of_equally_long_paths_the_likelier_is_kept_and_of_equal_ones_the_first(
         builder.add(ROOT, token)
     for probs, kept in (((0.4, 0.5, 0.1), (1,)), ((0.4, 0.2, 0.4), (0,)), ((0.2, 0.3, 0.5), (2,))):
         law = Law(np.array(probs))
-        assert TypicalRule().accept(builder.build(), lambda _, law=law: law, SeededNoise(0), 0).path == kept
+        assert (
+            TypicalRule().accept(builder.build(), lambda _, law=law: law, SeededNoise(0), 0).path
+            == kept
+        )
 
 
 def test_laws_are_computed_only_where_a_path_leads() -> None:
-    """A law costs a pass over the vocabulary: none below a token that is not typical, none twice."""
+    """A law costs a pass over the vocabulary: none below a token that is not typical, none
+    twice."""
     asked: list[int] = []
 
     def law_at(node: int) -> Law:
@@ -158,7 +167,11 @@ def test_at_temperature_0_the_text_is_plain_decodings(seed: int) -> None:
         list(decode_rounds(TableTarget(LawTable(3, seed)), conversation, settings))
         return conversation.tokens
 
-    assert text(top_k_points(LawTable(3, seed), 2, 3)) == text(top_k_points(LawTable(3, seed + 9), 1, 2)) == text(None)
+    assert (
+        text(top_k_points(LawTable(3, seed), 2, 3))
+        == text(top_k_points(LawTable(3, seed + 9), 1, 2))
+        == text(None)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -168,19 +181,24 @@ def test_no_number_decides_twice(kind: str) -> None:
         assert len(used) == len(set(used)) > 0
 
 
-# -- what must not pass -----------------------------------------------------------------------------------------------
+# -- what must not pass ----------------------------------------------------------------------------
 
 
 class KeepsTheLikeliestChild(TypicalRule):
     """Walks down by the likeliest typical child, which need not lead to the longest path."""
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         path: list[int] = []
         node = ROOT
         while True:
             law = law_at(node)
             least = typical_threshold(law, self.eps, self.delta)
-            children = {draw.node: law.probability(tree.tokens[draw.node]) for draw in tree.draws.get(node, ())}
+            children = {
+                draw.node: law.probability(tree.tokens[draw.node])
+                for draw in tree.draws.get(node, ())
+            }
             best = max(children, key=children.__getitem__, default=None)
             if best is None or children[best] < least:
                 return Acceptance(tuple(path), noise.choose(law), bool(children))
@@ -191,7 +209,9 @@ class KeepsTheLikeliestChild(TypicalRule):
 class DrawsFromTheResidual(TypicalRule):
     """Removes what was not typical from the law of the next token, as exact rules do."""
 
-    def accept(self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int) -> Acceptance:
+    def accept(
+        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
         kept = super().accept(tree, law_at, SeededNoise(0), position)
         last = kept.path[-1] if kept.path else ROOT
         law = law_at(last)
@@ -201,7 +221,8 @@ class DrawsFromTheResidual(TypicalRule):
 
 
 class HardThreshold(TypicalRule):
-    """Forgets the threshold that falls with the entropy: a delta so large that eps is always the smaller one."""
+    """Forgets the threshold that falls with the entropy: a delta so large that eps is always the
+    smaller one."""
 
     def __init__(self, eps: float, delta: float) -> None:
         super().__init__(eps, 1.0)
@@ -213,7 +234,8 @@ def one_token(drafts: LawTable) -> Propose:
 
 
 def ragged(drafts: LawTable) -> Propose:
-    """Only the less likely token has a child, so that the longest path is not the likeliest child's."""
+    """Only the less likely token has a child, so that the longest path is not the likeliest
+    child's."""
 
     def propose(request: DraftRequest) -> DraftTree:
         builder = TreeBuilder()
@@ -231,17 +253,23 @@ def ragged(drafts: LawTable) -> Propose:
 
 @pytest.mark.parametrize(
     ("wrong", "propose"),
-    [(KeepsTheLikeliestChild, ragged), (DrawsFromTheResidual, one_token), (HardThreshold, one_token)],
+    [
+        (KeepsTheLikeliestChild, ragged),
+        (DrawsFromTheResidual, one_token),
+        (HardThreshold, one_token),
+    ],
 )
 def test_wrong_rules_are_caught(wrong: type[TypicalRule], propose: type[Propose]) -> None:
     errors = [
-        error(wrong(EPS, DELTA), propose(LawTable(3, seed + 30, 0.0)), LawTable(3, seed, 0.0, 0.7), 3)  # type: ignore[call-arg]
+        error(
+            wrong(EPS, DELTA), propose(LawTable(3, seed + 30, 0.0)), LawTable(3, seed, 0.0, 0.7), 3
+        )  # type: ignore[call-arg]
         for seed in range(6)
     ]
     assert max(errors) > 1e-2
 
 
-# -- from its name to the mark ----------------------------------------------------------------------------------------
+# -- from its name to the mark ---------------------------------------------------------------------
 
 
 def test_the_rule_is_built_by_name_with_its_values() -> None:
@@ -271,6 +299,10 @@ def test_values_that_make_no_sense_are_refused(text: str, problem: str) -> None:
 
 
 def test_statistics_say_that_it_is_not_exact(tiny_model: Path) -> None:
-    with Runtime(tiny_model, drafter="prompt-lookup", accept="typical(eps=0.2)", n_ctx=256, n_threads=1) as runtime:
-        stats = runtime.generate([5, 6, 7, 5, 6, 7, 5, 6], SamplingParams(seed=1), max_tokens=8).stats.to_dict()
+    with Runtime(
+        tiny_model, drafter="prompt-lookup", accept="typical(eps=0.2)", n_ctx=256, n_threads=1
+    ) as runtime:
+        stats = runtime.generate(
+            [5, 6, 7, 5, 6, 7, 5, 6], SamplingParams(seed=1), max_tokens=8
+        ).stats.to_dict()
     assert (stats["rule"], stats["exact"]) == ("typical(eps=0.2, delta=0.3)", False)

@@ -1,4 +1,5 @@
-"""Batched verification: row by row the engine's own exact rule, exact itself, and strict about its arrays."""
+"""Batched verification: row by row the engine's own exact rule, exact itself, and strict about its
+arrays."""
 
 from __future__ import annotations
 
@@ -27,28 +28,45 @@ def random_laws(generator: np.random.Generator, *shape: int) -> np.ndarray:
     return probs / probs.sum(axis=-1, keepdims=True)
 
 
-def random_batch(seed: int, batch: int = 120, k: int = 3, dtype: type = np.float64) -> dict[str, Any]:
-    """A batch whose tokens were drawn from its draft laws; some of these are close to the target's."""
+def random_batch(
+    seed: int, batch: int = 120, k: int = 3, dtype: type = np.float64
+) -> dict[str, Any]:
+    """A batch whose tokens were drawn from its draft laws; some of these are close to the
+    target's."""
     generator = np.random.default_rng(seed)
     target = random_laws(generator, batch, k + 1)
     closeness = generator.random((batch, 1, 1))
-    draft = (closeness * target[:, :k] + (1.0 - closeness) * random_laws(generator, batch, k)).astype(dtype)
-    ids = np.array([[generator.choice(VOCAB, p=law / law.sum()) for law in row.astype(np.float64)] for row in draft])
+    draft = (
+        closeness * target[:, :k] + (1.0 - closeness) * random_laws(generator, batch, k)
+    ).astype(dtype)
+    ids = np.array(
+        [
+            [generator.choice(VOCAB, p=law / law.sum()) for law in row.astype(np.float64)]
+            for row in draft
+        ]
+    )
     return {"target_probs": target.astype(dtype), "draft_probs": draft, "draft_token_ids": ids}
 
 
 def by_the_engines_rule(
-    target: np.ndarray, draft: np.ndarray | None, ids: list[int], noise: NoiseSource, position: int, k: int
+    target: np.ndarray,
+    draft: np.ndarray | None,
+    ids: list[int],
+    noise: NoiseSource,
+    position: int,
+    k: int,
 ) -> list[int]:
     """What `ExactRule` makes of one row, padded like the batched output."""
     laws = None if draft is None else [Law(row.astype(np.float64)) for row in draft]
     tree = DraftTree.chain(ids, laws)
-    accepted = ExactRule().accept(tree, lambda node: Law(target[node + 1].astype(np.float64)), noise, position)
+    accepted = ExactRule().accept(
+        tree, lambda node: Law(target[node + 1].astype(np.float64)), noise, position
+    )
     tokens = [*(tree.tokens[node] for node in accepted.path), accepted.next_token]
     return tokens + [PADDING] * (k + 1 - len(tokens))
 
 
-# -- equal to the engine's own rule ------------------------------------------------------------------------
+# -- equal to the engine's own rule ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -67,11 +85,15 @@ def test_every_row_is_the_exact_rules(seed: int, drawn: bool, dtype: type) -> No
         strict=True,
     )
     assert output.dtype == np.int64
-    assert len(set(np.count_nonzero(output != PADDING, axis=1))) == 4  # every length of answer occurs
+    assert (
+        len(set(np.count_nonzero(output != PADDING, axis=1))) == 4
+    )  # every length of answer occurs
     for row, length in enumerate(lengths):
         laws = batch["draft_probs"][row, :length] if drawn else None
         ids = batch["draft_token_ids"][row, :length].tolist()
-        wanted = by_the_engines_rule(batch["target_probs"][row], laws, ids, SeededNoise(row), int(positions[row]), 3)
+        wanted = by_the_engines_rule(
+            batch["target_probs"][row], laws, ids, SeededNoise(row), int(positions[row]), 3
+        )
         assert output[row].tolist() == wanted
 
 
@@ -86,7 +108,9 @@ def test_every_outcome_has_the_exact_rules_probability(drawn: bool) -> None:
 
     def engine(noise: BranchingNoise) -> tuple[int, ...]:
         rows = (
-            by_the_engines_rule(target[row], draft[row] if drawn else None, ids[row].tolist(), noise, 0, 2)
+            by_the_engines_rule(
+                target[row], draft[row] if drawn else None, ids[row].tolist(), noise, 0, 2
+            )
             for row in range(2)
         )
         return tuple(token for row in rows for token in row)
@@ -96,7 +120,8 @@ def test_every_outcome_has_the_exact_rules_probability(drawn: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_batch_gives_the_targets_law(seed: int) -> None:
-    """Two sequences of one context, drafted, verified, and continued by the target: each has the target's law."""
+    """Two sequences of one context, drafted, verified, and continued by the target: each has the
+    target's law."""
     table, drafts = LawTable(3, seed), LawTable(3, seed + 10)
     context = [0, 1]
 
@@ -107,25 +132,35 @@ def test_the_batch_gives_the_targets_law(seed: int) -> None:
         output = verify_batch(target, np.array([[draft_law]] * 2), ids, [noise, noise])
         texts = [[token for token in row if token != PADDING] for row in output.tolist()]
         return tuple(
-            tuple(text) if len(text) == 2 else (*text, noise.choose(Law(table([*context, *text])))) for text in texts
+            tuple(text) if len(text) == 2 else (*text, noise.choose(Law(table([*context, *text]))))
+            for text in texts
         )
 
     wanted = target_law(table, 2, frozenset())
     emitted = enumerate_law(program)
     for law in wanted:
         for other in wanted:
-            assert emitted.pop((law, other)) == pytest.approx(wanted[law] * wanted[other], abs=TOLERANCE)
+            assert emitted.pop((law, other)) == pytest.approx(
+                wanted[law] * wanted[other], abs=TOLERANCE
+            )
     assert not emitted
 
 
 def test_numpy_generators_serve_as_noise_one_per_sequence() -> None:
     batch = random_batch(3)
-    first, again = (verify_batch(**batch, noise=[np.random.default_rng(row) for row in range(120)]) for _ in range(2))
+    first, again = (
+        verify_batch(**batch, noise=[np.random.default_rng(row) for row in range(120)])
+        for _ in range(2)
+    )
     np.testing.assert_array_equal(first, again)
-    wrapped = verify_batch(**batch, noise=[GeneratorNoise(np.random.default_rng(row)) for row in range(120)])
+    wrapped = verify_batch(
+        **batch, noise=[GeneratorNoise(np.random.default_rng(row)) for row in range(120)]
+    )
     np.testing.assert_array_equal(first, wrapped)
     # A sequence's tokens do not depend on who else is in the batch.
-    alone = verify_batch(**{name: values[7:8] for name, values in batch.items()}, noise=[np.random.default_rng(7)])
+    alone = verify_batch(
+        **{name: values[7:8] for name, values in batch.items()}, noise=[np.random.default_rng(7)]
+    )
     np.testing.assert_array_equal(alone[0], first[7])
 
 
@@ -138,7 +173,7 @@ def test_a_generators_draws_have_their_law() -> None:
     assert noise.accept(1.0)
 
 
-# -- shapes at the edge ------------------------------------------------------------------------------------
+# -- shapes at the edge ----------------------------------------------------------------------------
 
 
 def test_an_empty_batch_and_an_empty_draft() -> None:
@@ -172,7 +207,7 @@ def test_what_follows_a_short_draft_is_not_read() -> None:
     np.testing.assert_array_equal(found, wanted)
 
 
-# -- strict ------------------------------------------------------------------------------------------------
+# -- strict ----------------------------------------------------------------------------------------
 
 
 def broken(name: str, where: object, value: float) -> dict[str, Any]:
@@ -193,22 +228,58 @@ def never_drafted() -> dict[str, Any]:
 
 
 BAD = {
-    "ids of floats": (changed(draft_token_ids=np.zeros((2, 2))), "draft_token_ids is float64: .* integer"),
-    "ids in a list": (changed(draft_token_ids=[[0, 0], [0, 0]]), "draft_token_ids is list: .* numpy array"),
-    "flat ids": (changed(draft_token_ids=np.zeros(2, int)), r"draft_token_ids has shape \(2,\): .* 2 dimensions"),
+    "ids of floats": (
+        changed(draft_token_ids=np.zeros((2, 2))),
+        "draft_token_ids is float64: .* integer",
+    ),
+    "ids in a list": (
+        changed(draft_token_ids=[[0, 0], [0, 0]]),
+        "draft_token_ids is list: .* numpy array",
+    ),
+    "flat ids": (
+        changed(draft_token_ids=np.zeros(2, int)),
+        r"draft_token_ids has shape \(2,\): .* 2 dimensions",
+    ),
     "no bonus row": (changed(target_probs=np.ones((2, 2, VOCAB)) / VOCAB), r"must be \(2, 3, 5\)"),
-    "whole numbers": (changed(target_probs=np.ones((2, 3, VOCAB), int)), "target_probs is int64: .* floating"),
-    "another vocabulary": (changed(draft_probs=np.ones((2, 2, 4)) / 4), r"draft_probs has shape \(2, 2, 4\)"),
+    "whole numbers": (
+        changed(target_probs=np.ones((2, 3, VOCAB), int)),
+        "target_probs is int64: .* floating",
+    ),
+    "another vocabulary": (
+        changed(draft_probs=np.ones((2, 2, 4)) / 4),
+        r"draft_probs has shape \(2, 2, 4\)",
+    ),
     "too few sources": (changed(noise=[SeededNoise(0)]), "noise holds 1 sources for 2 sequences"),
-    "id too large": (broken("draft_token_ids", (1, 1), VOCAB), r"draft_token_ids\[1, 1\] is 5: .* between 0 and 4"),
+    "id too large": (
+        broken("draft_token_ids", (1, 1), VOCAB),
+        r"draft_token_ids\[1, 1\] is 5: .* between 0 and 4",
+    ),
     "negative id": (broken("draft_token_ids", (0, 1), -1), r"draft_token_ids\[0, 1\] is -1"),
-    "too many drafted": (changed(num_draft_tokens=np.array([2, 3])), r"num_draft_tokens\[1\] is 3: .* 0 and 2"),
-    "counts of one row": (changed(num_draft_tokens=np.array([2])), r"num_draft_tokens has shape \(1,\)"),
-    "negative position": (changed(positions=np.array([0, -4])), r"positions\[1\] is -4: it must be at least 0"),
+    "too many drafted": (
+        changed(num_draft_tokens=np.array([2, 3])),
+        r"num_draft_tokens\[1\] is 3: .* 0 and 2",
+    ),
+    "counts of one row": (
+        changed(num_draft_tokens=np.array([2])),
+        r"num_draft_tokens has shape \(1,\)",
+    ),
+    "negative position": (
+        changed(positions=np.array([0, -4])),
+        r"positions\[1\] is -4: it must be at least 0",
+    ),
     "unnormalised": (broken("target_probs", (1, 2), 0.5), r"target_probs\[1, 2\] sums to 2.5"),
-    "negative": (broken("draft_probs", (0, 1, 0), -0.1), r"draft_probs\[0, 1\] has a negative or NaN entry"),
-    "NaN": (broken("target_probs", (0, 0, 0), np.nan), r"target_probs\[0, 0\] has a negative or NaN entry"),
-    "never drafted": (never_drafted(), r"draft_token_ids\[1, 0\] is 3, to which draft_probs gives probability 0"),
+    "negative": (
+        broken("draft_probs", (0, 1, 0), -0.1),
+        r"draft_probs\[0, 1\] has a negative or NaN entry",
+    ),
+    "NaN": (
+        broken("target_probs", (0, 0, 0), np.nan),
+        r"target_probs\[0, 0\] has a negative or NaN entry",
+    ),
+    "never drafted": (
+        never_drafted(),
+        r"draft_token_ids\[1, 0\] is 3, to which draft_probs gives probability 0",
+    ),
 }
 
 
@@ -220,5 +291,7 @@ def test_strict_names_what_is_wrong(name: str) -> None:
 
 
 def test_a_token_its_draft_law_excludes_is_an_error_without_strict_too() -> None:
-    with pytest.raises(OptionError, match="token 3 was drafted from a law that gives it probability 0"):
+    with pytest.raises(
+        OptionError, match="token 3 was drafted from a law that gives it probability 0"
+    ):
         verify_batch(**never_drafted(), noise=[SeededNoise(0)] * 2)

@@ -27,7 +27,8 @@ SIZES = (1, 2, 4)
 
 
 class Clockwork(Context):
-    """A context whose evaluations claim to take known times: n seconds a token, 5 more for another shape."""
+    """A context whose evaluations claim to take known times: n seconds a token, 5 more for another
+    shape."""
 
     def __init__(self, model: Model) -> None:
         super().__init__(model, ContextOptions(n_ctx=256, n_outputs=8, n_threads=1))
@@ -51,7 +52,9 @@ class Clockwork(Context):
 def test_the_curve_is_what_evaluations_took(tiny_model: Path, depth: int) -> None:
     told: list[float] = []
     with Model(tiny_model) as model, Clockwork(model) as context:
-        curve = measure_cost_curve(context, seconds=0.01, sizes=SIZES, depth=depth, progress=told.append)
+        curve = measure_cost_curve(
+            context, seconds=0.01, sizes=SIZES, depth=depth, progress=told.append
+        )
         assert context.memory.last_position() == -1
     assert curve.sizes == SIZES
     assert curve.reused == (1.0, 2.0, 4.0)
@@ -73,10 +76,12 @@ def test_sizes_that_cost_far_too_much_are_left_out(tiny_model: Path) -> None:
     assert all(0 < seconds < 1 for seconds in (*curve.reused, *curve.rebuilt))
 
 
-# -- acceptance by rank ---------------------------------------------------------------------------------------------
+# -- acceptance by rank ----------------------------------------------------------------------------
 
 
-def expected_share(target: np.ndarray, draft: np.ndarray, sampling: TreeSampling, ranks: int) -> list[float]:
+def expected_share(
+    target: np.ndarray, draft: np.ndarray, sampling: TreeSampling, ranks: int
+) -> list[float]:
     """Every draw and test enumerated: the exact share of each rank."""
 
     def program(noise: NoiseSource) -> int:

@@ -12,7 +12,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.costs import CostCurve, RoundCosts, SequoiaProgramme, best_tree, typical_acceptance
+from specrun.runtime.costs import (
+    CostCurve,
+    RoundCosts,
+    SequoiaProgramme,
+    best_tree,
+    typical_acceptance,
+)
 from specrun.runtime.costs.sequoia import expected_tokens
 from specrun.runtime.law import FloatArray
 from specrun.runtime.tree import ROOT
@@ -26,10 +32,16 @@ acceptances = st.lists(probabilities, min_size=1, max_size=5)
 
 @functools.cache
 def forests(nodes: int) -> tuple[tuple[object, ...], ...]:
-    """Every ordered forest of so many nodes, as nested tuples; there are as many as Catalan's number says."""
+    """Every ordered forest of so many nodes, as nested tuples; there are as many as Catalan's
+    number says."""
     if nodes == 0:
         return ((),)
-    return tuple((first, *rest) for n in range(nodes) for first in forests(n) for rest in forests(nodes - 1 - n))
+    return tuple(
+        (first, *rest)
+        for n in range(nodes)
+        for first in forests(n)
+        for rest in forests(nodes - 1 - n)
+    )
 
 
 @functools.cache
@@ -57,12 +69,18 @@ def test_there_are_as_many_trees_as_catalans_numbers_say() -> None:
 
 
 def test_expected_tokens_of_known_trees() -> None:
-    assert expected_tokens(parse_topology("1x1x1"), [0.5]) == 1 + 0.5 + 0.25 + 0.125  # Leviathan et al., equation 1
-    assert expected_tokens(parse_topology("0 1 00 01 10"), [0.6, 0.2]) == pytest.approx(1 + 0.6 + 0.2 + 0.36 + 0.24)
-    assert expected_tokens(parse_topology("3"), [0.6, 0.2]) == pytest.approx(1.8)  # the third is never accepted
+    assert (
+        expected_tokens(parse_topology("1x1x1"), [0.5]) == 1 + 0.5 + 0.25 + 0.125
+    )  # Leviathan et al., equation 1
+    assert expected_tokens(parse_topology("0 1 00 01 10"), [0.6, 0.2]) == pytest.approx(
+        1 + 0.6 + 0.2 + 0.36 + 0.24
+    )
+    assert expected_tokens(parse_topology("3"), [0.6, 0.2]) == pytest.approx(
+        1.8
+    )  # the third is never accepted
 
 
-# -- the dynamic programme ------------------------------------------------------------------------------------------
+# -- the dynamic programme -------------------------------------------------------------------------
 
 
 @settings(max_examples=60, derandomize=True, deadline=None, database=None)
@@ -70,7 +88,10 @@ def test_expected_tokens_of_known_trees() -> None:
 def test_the_programme_equals_brute_force(acceptance: list[float], nodes: int, depth: int) -> None:
     """For any acceptance, falling with rank or not."""
     best = max(
-        expected_tokens(tree, acceptance) for n in range(nodes + 1) for tree in all_trees(n) if tree.max_depth <= depth
+        expected_tokens(tree, acceptance)
+        for n in range(nodes + 1)
+        for tree in all_trees(n)
+        if tree.max_depth <= depth
     )
     programme = SequoiaProgramme(acceptance, nodes, depth)
     tree = programme.tree(nodes, depth)
@@ -94,7 +115,8 @@ def test_nodes_that_are_never_accepted_are_left_out() -> None:
 
 
 def most_valuable(acceptance: Sequence[float], nodes: int, depth: int) -> float:
-    """Return F of the most valuable nodes: where acceptance falls with rank they are a tree, and none has more."""
+    """Return F of the most valuable nodes: where acceptance falls with rank they are a tree, and
+    none has more."""
     total, open_nodes = 1.0, [(-acceptance[0], 1.0, 0, 1)]  # value, parent's value, rank, depth
     for _ in range(nodes):
         value, above, rank, level = heapq.heappop(open_nodes)
@@ -112,7 +134,9 @@ def test_large_trees_are_of_the_most_valuable_nodes(nodes: int, depth: int) -> N
     tree = best_tree(acceptance, nodes, depth)
     assert len(tree) == nodes
     assert tree.max_depth <= depth
-    assert expected_tokens(tree, acceptance) == pytest.approx(most_valuable(acceptance, nodes, depth), rel=1e-12)
+    assert expected_tokens(tree, acceptance) == pytest.approx(
+        most_valuable(acceptance, nodes, depth), rel=1e-12
+    )
 
 
 def test_absurd_trees_are_refused() -> None:
@@ -122,7 +146,7 @@ def test_absurd_trees_are_refused() -> None:
         best_tree([float("nan")], 3, 3)
 
 
-# -- the machine ----------------------------------------------------------------------------------------------------
+# -- the machine -----------------------------------------------------------------------------------
 
 times = st.lists(st.floats(0.2, 5.0), min_size=NODES + 1, max_size=NODES + 1)
 
@@ -137,20 +161,34 @@ times = st.lists(st.floats(0.2, 5.0), min_size=NODES + 1, max_size=NODES + 1)
     st.floats(0.0, 0.2),
 )
 def test_the_plan_equals_brute_force(
-    acceptance: list[float], target: list[float], draft: list[float], rebuilt: list[float], share: float, extra: float
+    acceptance: list[float],
+    target: list[float],
+    draft: list[float],
+    rebuilt: list[float],
+    share: float,
+    extra: float,
 ) -> None:
-    """Any curves, rising or not; the plan is the fastest of all 2,055 trees, and none if plain is faster."""
+    """Any curves, rising or not; the plan is the fastest of all 2,055 trees, and none if plain is
+    faster."""
     acceptance = sorted(acceptance, reverse=True)
     sizes = tuple(range(1, NODES + 2))
     costs = RoundCosts(
         CostCurve(sizes, tuple(target), tuple(target)),
-        CostCurve(sizes, tuple(share * seconds for seconds in draft), tuple(share * seconds for seconds in rebuilt)),
+        CostCurve(
+            sizes,
+            tuple(share * seconds for seconds in draft),
+            tuple(share * seconds for seconds in rebuilt),
+        ),
         per_round=extra,
         per_tree=extra / 2,
         per_law=extra / 3,
         per_node=extra / 7,
     )
-    speeds = {tree: tokens_per_second(tree, acceptance, costs) for n in range(1, NODES + 1) for tree in all_trees(n)}
+    speeds = {
+        tree: tokens_per_second(tree, acceptance, costs)
+        for n in range(1, NODES + 1)
+        for tree in all_trees(n)
+    }
     best = max(speeds.values())
     plan = plan_tree(acceptance, costs, sizes=range(1, NODES + 1), max_depth=NODES)
     if plan is None:
@@ -188,14 +226,19 @@ def test_wide_evaluations_that_are_free_make_large_trees_and_dear_ones_chains() 
         ([], curves(0.0)),
     ],
 )
-def test_no_tree_is_planned_where_plain_decoding_is_faster(acceptance: list[float], costs: RoundCosts) -> None:
+def test_no_tree_is_planned_where_plain_decoding_is_faster(
+    acceptance: list[float], costs: RoundCosts
+) -> None:
     assert plan_tree(acceptance, costs) is None
     assert tokens_per_second(Topology(()), acceptance, costs) == pytest.approx(1.0)
 
 
 def test_a_tolerance_takes_the_smaller_of_nearly_equal_trees() -> None:
     acceptance = typical_acceptance("argmax")
-    best, near = plan_tree(acceptance, curves(0.02)), plan_tree(acceptance, curves(0.02), tolerance=0.03)
+    best, near = (
+        plan_tree(acceptance, curves(0.02)),
+        plan_tree(acceptance, curves(0.02), tolerance=0.03),
+    )
     assert best is not None
     assert near is not None
     assert len(near.topology) < len(best.topology)
@@ -203,7 +246,9 @@ def test_a_tolerance_takes_the_smaller_of_nearly_equal_trees() -> None:
 
 
 def test_sizes_and_widths_are_kept() -> None:
-    plan = plan_tree(typical_acceptance("without"), curves(0.001), sizes=[3, 7, 15], widths=[1, 2], max_depth=4)
+    plan = plan_tree(
+        typical_acceptance("without"), curves(0.001), sizes=[3, 7, 15], widths=[1, 2], max_depth=4
+    )
     assert plan is not None
     assert len(plan.topology) in (3, 7, 15)
     assert max(plan.topology.inner_widths) <= 2
@@ -214,7 +259,7 @@ def test_a_measured_acceptance_that_rises_with_rank_is_levelled() -> None:
     assert plan_tree([0.5, 0.1, 0.3], curves(0.01)) == plan_tree([0.5, 0.1, 0.1], curves(0.01))
 
 
-# -- cost curves ----------------------------------------------------------------------------------------------------
+# -- cost curves -----------------------------------------------------------------------------------
 
 
 def test_costs_between_measured_sizes_lie_on_straight_lines() -> None:
@@ -222,16 +267,27 @@ def test_costs_between_measured_sizes_lie_on_straight_lines() -> None:
     assert [curve.seconds(n) for n in (1, 2, 3, 4, 6)] == [1.0, 1.5, 2.0, 2.5, 3.5]
     assert curve.seconds(3, rebuilt=True) == 3.0
     assert CostCurve((1,), (2.0,), (2.0,)).seconds(3) == 6.0
-    assert CostCurve((1, 2), (2.0, 1.0), (2.0, 1.0)).seconds(9) == 1.0  # a falling end says nothing of what is free
+    assert (
+        CostCurve((1, 2), (2.0, 1.0), (2.0, 1.0)).seconds(9) == 1.0
+    )  # a falling end says nothing of what is free
 
 
 def test_a_round_costs_what_its_parts_cost() -> None:
     draft = CostCurve((1, 2, 4), (0.1, 0.2, 0.4), (1.1, 1.2, 1.4))
-    costs = RoundCosts(CostCurve.flat([1.0] * 32), draft, per_round=9.0, per_tree=1.0, per_law=100.0, per_node=1000.0)
+    costs = RoundCosts(
+        CostCurve.flat([1.0] * 32),
+        draft,
+        per_round=9.0,
+        per_tree=1.0,
+        per_law=100.0,
+        per_node=1000.0,
+    )
     # The root's evaluation, two nodes (a new shape), two again (the same), and one (new).
     tree = parse_topology("0 1 00 10 000 100 0000")
     assert tree.inner_widths == (1, 2, 2, 1)
-    assert costs.round_seconds(tree) == pytest.approx(1.0 + 10.0 + 7000.0 + (0.1 + 1.2 + 0.2 + 1.1) + 600.0)
+    assert costs.round_seconds(tree) == pytest.approx(
+        1.0 + 10.0 + 7000.0 + (0.1 + 1.2 + 0.2 + 1.1) + 600.0
+    )
     assert costs.plain_seconds == 10.0
 
 
@@ -245,7 +301,9 @@ def test_a_round_costs_what_its_parts_cost() -> None:
         ((1, 2), (1.0,), "two times for each"),
     ],
 )
-def test_curves_that_make_no_sense_are_refused(sizes: tuple[int, ...], times: tuple[float, ...], problem: str) -> None:
+def test_curves_that_make_no_sense_are_refused(
+    sizes: tuple[int, ...], times: tuple[float, ...], problem: str
+) -> None:
     with pytest.raises(OptionError, match=problem):
         CostCurve(sizes, times, times)
 
@@ -262,14 +320,19 @@ def test_the_search_for_a_large_tree_is_bounded_and_beats_trees_that_ignore_widt
 
     monkeypatch.setattr(tree_plan._Beginning, "grow", counted)
     acceptance, sizes, depths = typical_acceptance("without"), range(1, 64), range(1, 9)
-    flat = RoundCosts(CostCurve((1, 64), (1.0, 1.1), (1.0, 1.1)), CostCurve((1, 64), (0.01, 0.1), (0.01, 0.1)))
+    flat = RoundCosts(
+        CostCurve((1, 64), (1.0, 1.1), (1.0, 1.1)), CostCurve((1, 64), (0.01, 0.1), (0.01, 0.1))
+    )
     plan = plan_tree(acceptance, flat)
     assert plan is not None
     assert len(grown) <= 1 + 7 * 100 * 11  # from the best 100 of each depth
     programme = SequoiaProgramme(acceptance, 63, 8)
     ignoring_widths = [programme.tree(n, depth) for n, depth in itertools.product(sizes, depths)]
-    assert plan.tokens_per_second > max(tokens_per_second(tree, acceptance, flat) for tree in ignoring_widths)
-    # No tree of a size and depth has more tokens than the programme's, nor takes less than chains take.
+    assert plan.tokens_per_second > max(
+        tokens_per_second(tree, acceptance, flat) for tree in ignoring_widths
+    )
+    # No tree of a size and depth has more tokens than the programme's, nor takes less than chains
+    # take.
     bounds = [
         programme.value(n, depth) / (flat.verify_seconds(n) + depth * flat.depth_seconds(1, 1))
         for n, depth in itertools.product(sizes, depths)

@@ -21,16 +21,22 @@ from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 TARGET, DRAFT = (0.6, 0.3, 0.1), (0.2, 0.3, 0.5)  # alpha = 0.2 + 0.3 + 0.1
 any_case = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 probability = st.floats(0.0, 1.0)
-laws = st.lists(st.integers(0, 6), min_size=4, max_size=4).filter(any).map(lambda weights: np.array(weights) / sum(weights))
+laws = (
+    st.lists(st.integers(0, 6), min_size=4, max_size=4)
+    .filter(any)
+    .map(lambda weights: np.array(weights) / sum(weights))
+)
 
 
-def tokens_of_a_round(propose: Callable[[DraftRequest], DraftTree], depth: int, *target: float) -> float:
+def tokens_of_a_round(
+    propose: Callable[[DraftRequest], DraftTree], depth: int, *target: float
+) -> float:
     """The expected tokens of one round of the shipped loop under the exact rule, enumerated."""
     lengths = accepted_lengths(ExactRule(), propose, FixedTable(*target), depth + 1)
     return 1.0 + sum(count * share for count, share in lengths.items())
 
 
-# -- chains ------------------------------------------------------------------------------------------------
+# -- chains ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_draft", [0, 1, 2, 4])
@@ -58,7 +64,9 @@ def test_acceptance_may_differ_by_position() -> None:
     rates = (0.9, 0.5, 0.2)
     brute = 0.0
     for outcome in itertools.product((True, False), repeat=3):
-        chance = np.prod([rate if kept else 1.0 - rate for kept, rate in zip(outcome, rates, strict=True)])
+        chance = np.prod(
+            [rate if kept else 1.0 - rate for kept, rate in zip(outcome, rates, strict=True)]
+        )
         brute += chance * (1 + len(list(itertools.takewhile(bool, outcome))))
     assert theory.chain_expected_tokens(rates) == pytest.approx(brute, abs=1e-12)
 
@@ -67,32 +75,55 @@ def test_acceptance_may_differ_by_position() -> None:
 def test_wall_clock_and_operations_count_what_a_round_costs(n_draft: int) -> None:
     tokens = tokens_of_a_round(chain(FixedTable(*DRAFT), n_draft), n_draft, *TARGET)
     seconds = sum([1.0, *[0.05] * n_draft])  # one target evaluation, then the drafter's steps
-    assert theory.wall_clock_improvement(0.6, n_draft, 0.05) == pytest.approx(tokens / seconds, abs=1e-12)
-    operations = sum([0.1] * n_draft) + len(range(n_draft + 1))  # the target computes the root and every drafted token
-    assert theory.operation_ratio(0.6, n_draft, 0.1) == pytest.approx(operations / tokens, abs=1e-12)
+    assert theory.wall_clock_improvement(0.6, n_draft, 0.05) == pytest.approx(
+        tokens / seconds, abs=1e-12
+    )
+    operations = sum([0.1] * n_draft) + len(
+        range(n_draft + 1)
+    )  # the target computes the root and every drafted token
+    assert theory.operation_ratio(0.6, n_draft, 0.1) == pytest.approx(
+        operations / tokens, abs=1e-12
+    )
 
 
 def test_the_papers_numbers() -> None:
-    """Leviathan et al. 2023, table 1: operations and speed for some acceptances and draft lengths, c = 0."""
-    rows = {(0.6, 2): (1.53, 1.96), (0.7, 3): (1.58, 2.53), (0.8, 2): (1.23, 2.44), (0.8, 5): (1.63, 3.69)}
+    """Leviathan et al. 2023, table 1: operations and speed for some acceptances and draft lengths,
+    c = 0."""
+    rows = {
+        (0.6, 2): (1.53, 1.96),
+        (0.7, 3): (1.58, 2.53),
+        (0.8, 2): (1.23, 2.44),
+        (0.8, 5): (1.63, 3.69),
+    }
     rows |= {(0.9, 2): (1.11, 2.71), (0.9, 10): (1.60, 6.86)}
     for (acceptance, n_draft), (operations, speed) in rows.items():
-        assert theory.operation_ratio(acceptance, n_draft, 0.0) == pytest.approx(operations, abs=0.006)
-        assert theory.wall_clock_improvement(acceptance, n_draft, 0.0) == pytest.approx(speed, abs=0.006)
+        assert theory.operation_ratio(acceptance, n_draft, 0.0) == pytest.approx(
+            operations, abs=0.006
+        )
+        assert theory.wall_clock_improvement(acceptance, n_draft, 0.0) == pytest.approx(
+            speed, abs=0.006
+        )
 
 
 @any_case
 @given(probability, st.floats(0.0, 2.0), st.integers(0, 30))
-def test_the_best_length_is_the_best_of_all(acceptance: float, cost_ratio: float, max_draft: int) -> None:
+def test_the_best_length_is_the_best_of_all(
+    acceptance: float, cost_ratio: float, max_draft: int
+) -> None:
     best = theory.best_draft_length(acceptance, cost_ratio, max_draft)
-    gains = [theory.wall_clock_improvement(acceptance, count, cost_ratio) for count in range(max_draft + 1)]
+    gains = [
+        theory.wall_clock_improvement(acceptance, count, cost_ratio)
+        for count in range(max_draft + 1)
+    ]
     assert gains[best] == max(gains)
     assert best == gains.index(max(gains))
 
 
 @any_case
 @given(probability, st.floats(0.0, 2.0))
-def test_drafting_pays_exactly_if_acceptance_exceeds_cost(acceptance: float, cost_ratio: float) -> None:
+def test_drafting_pays_exactly_if_acceptance_exceeds_cost(
+    acceptance: float, cost_ratio: float
+) -> None:
     best = theory.best_draft_length(acceptance, cost_ratio)
     gain = theory.wall_clock_improvement(acceptance, best, cost_ratio)
     if acceptance > cost_ratio + 1e-9:
@@ -102,19 +133,28 @@ def test_drafting_pays_exactly_if_acceptance_exceeds_cost(acceptance: float, cos
         assert (best, gain) == (0, 1.0)
 
 
-# -- measured costs ----------------------------------------------------------------------------------------
+# -- measured costs --------------------------------------------------------------------------------
 
 STEPS = {1: 0.010, 2: 0.011, 3: 0.011, 4: 0.011, 5: 0.030, 6: 0.030, 7: 0.030, 8: 0.030, 9: 0.031}
 
 
 def test_a_measured_curve_moves_the_best_length_to_its_steps() -> None:
     best = theory.best_measured_draft_length(0.9, STEPS.__getitem__, 0.0005, max_draft=8)
-    speeds = [theory.expected_tokens(0.9, count) / (STEPS[count + 1] + count * 0.0005) for count in range(9)]
+    speeds = [
+        theory.expected_tokens(0.9, count) / (STEPS[count + 1] + count * 0.0005)
+        for count in range(9)
+    ]
     assert best == speeds.index(max(speeds)) == 3
-    assert theory.best_draft_length(0.9, 0.05, max_draft=8) == 8  # what the flat model would have said
+    assert (
+        theory.best_draft_length(0.9, 0.05, max_draft=8) == 8
+    )  # what the flat model would have said
     tokens = theory.expected_tokens(0.9, 3)
-    assert theory.predicted_tokens_per_second(tokens, 3, STEPS.__getitem__, 0.0015) == pytest.approx(speeds[3])
-    assert theory.measured_improvement(tokens, 3, STEPS.__getitem__, 0.0015) == pytest.approx(speeds[3] * STEPS[1])
+    assert theory.predicted_tokens_per_second(
+        tokens, 3, STEPS.__getitem__, 0.0015
+    ) == pytest.approx(speeds[3])
+    assert theory.measured_improvement(tokens, 3, STEPS.__getitem__, 0.0015) == pytest.approx(
+        speeds[3] * STEPS[1]
+    )
 
 
 def test_where_the_target_costs_as_much_per_token_nothing_is_drafted() -> None:
@@ -132,7 +172,7 @@ def test_a_flat_curve_is_the_papers_case(acceptance: float, cost_ratio: float) -
     assert gain == pytest.approx(theory.wall_clock_improvement(acceptance, best, cost_ratio))
 
 
-# -- acceptance --------------------------------------------------------------------------------------------
+# -- acceptance ------------------------------------------------------------------------------------
 
 
 @any_case
@@ -146,20 +186,28 @@ def test_acceptance_is_one_minus_the_total_variation(target: np.ndarray, draft: 
 
 def test_acceptance_is_the_loops() -> None:
     by_draw = accepted_lengths(ExactRule(), chain(FixedTable(*DRAFT), 1), FixedTable(*TARGET), 2)[1]
-    assert theory.acceptance_probability(np.array(TARGET), np.array(DRAFT)) == pytest.approx(by_draw, abs=1e-12)
+    assert theory.acceptance_probability(np.array(TARGET), np.array(DRAFT)) == pytest.approx(
+        by_draw, abs=1e-12
+    )
 
     def point(request: DraftRequest) -> DraftTree:
         return DraftTree.chain([1] if request.max_depth else [])
 
     by_point = accepted_lengths(ExactRule(), point, FixedTable(*TARGET), 2)[1]
     assert theory.point_mass_acceptance(np.array(TARGET), 1) == pytest.approx(by_point, abs=1e-12)
-    assert theory.acceptance_probability(np.array(TARGET), np.eye(3)[1]) == pytest.approx(by_point, abs=1e-12)
+    assert theory.acceptance_probability(np.array(TARGET), np.eye(3)[1]) == pytest.approx(
+        by_point, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_acceptance_by_draw_adds_up_to_the_loops(k: int) -> None:
-    found = accepted_lengths(ExactRule(), branching_tree(FixedTable(*DRAFT), (k,), True), FixedTable(*TARGET), 2)[1]
-    assert sum(theory.acceptance_by_draw(np.array(TARGET), [np.array(DRAFT)] * k)) == pytest.approx(found, abs=1e-12)
+    found = accepted_lengths(
+        ExactRule(), branching_tree(FixedTable(*DRAFT), (k,), True), FixedTable(*TARGET), 2
+    )[1]
+    assert sum(theory.acceptance_by_draw(np.array(TARGET), [np.array(DRAFT)] * k)) == pytest.approx(
+        found, abs=1e-12
+    )
 
 
 def test_acceptance_by_draw_of_several_drafters_and_a_point_mass() -> None:
@@ -167,14 +215,19 @@ def test_acceptance_by_draw_of_several_drafters_and_a_point_mass() -> None:
     propose = two_drafters(FixedTable(*first), FixedTable(*second))
     found = accepted_lengths(ExactRule(), propose, FixedTable(*target), 2)[1]
     draws = [np.array(law) for law in (first, first, second, second)] + [np.eye(4)[1]]
-    assert sum(theory.acceptance_by_draw(np.array(target), draws)) == pytest.approx(found, abs=1e-12)
+    assert sum(theory.acceptance_by_draw(np.array(target), draws)) == pytest.approx(
+        found, abs=1e-12
+    )
 
 
 @any_case
 @given(laws, laws, st.integers(1, 5))
 def test_bounds_of_independent_draws_hold(target: np.ndarray, draft: np.ndarray, k: int) -> None:
     alone = theory.acceptance_probability(target, draft)
-    independent, cover = theory.independent_draws_bound(alone, k), theory.coverage_bound(target, draft, k)
+    independent, cover = (
+        theory.independent_draws_bound(alone, k),
+        theory.coverage_bound(target, draft, k),
+    )
     by_rejection = sum(theory.acceptance_by_draw(target, [draft] * k))
     by_kseq = KSeq(Law(target), Law(draft), k).acceptance
     for accepted in (by_rejection, by_kseq):
@@ -183,13 +236,14 @@ def test_bounds_of_independent_draws_hold(target: np.ndarray, draft: np.ndarray,
         assert [independent, cover, by_rejection, by_kseq] == pytest.approx([alone] * 4, abs=1e-12)
 
 
-# -- trees -------------------------------------------------------------------------------------------------
+# -- trees -----------------------------------------------------------------------------------------
 
 
 @any_case
 @given(st.lists(st.integers(-1, 6), max_size=7), laws)
 def test_a_trees_expected_tokens_are_the_loops(wanted: list[int], target: np.ndarray) -> None:
-    """Point masses in the order of the target's law: a node's r-th child is accepted with the r-th probability."""
+    """Point masses in the order of the target's law: a node's r-th child is accepted with the r-th
+    probability."""
     shape = [min(parent, node - 1) for node, parent in enumerate(wanted)]
     ranks = [shape[:node].count(parent) for node, parent in enumerate(shape)]
     tree = TreeBuilder()
@@ -198,16 +252,20 @@ def test_a_trees_expected_tokens_are_the_loops(wanted: list[int], target: np.nda
             tree.add(parent, rank)
     built = tree.build()
     found = tokens_of_a_round(lambda request: built, built.max_depth, *target)
-    assert theory.tree_expected_tokens(built.parents, target.tolist()) == pytest.approx(found, abs=1e-12)
+    assert theory.tree_expected_tokens(built.parents, target.tolist()) == pytest.approx(
+        found, abs=1e-12
+    )
 
 
 def test_a_chain_is_a_tree_and_ranks_beyond_the_vector_gain_nothing() -> None:
-    assert theory.tree_expected_tokens([ROOT, 0, 1, 2], [0.7]) == pytest.approx(theory.expected_tokens(0.7, 4))
+    assert theory.tree_expected_tokens([ROOT, 0, 1, 2], [0.7]) == pytest.approx(
+        theory.expected_tokens(0.7, 4)
+    )
     assert theory.tree_expected_tokens([ROOT, ROOT, 1], [0.7]) == pytest.approx(1.7)
     assert theory.tree_expected_tokens([], []) == 1.0
 
 
-# -- bad input ---------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -220,7 +278,10 @@ def test_a_chain_is_a_tree_and_ranks_beyond_the_vector_gain_nothing() -> None:
         (lambda: theory.wall_clock_improvement(0.5, 3, -0.1), "cost_ratio is -0.1"),
         (lambda: theory.operation_ratio(0.5, 3, float("inf")), "operation_cost_ratio is inf"),
         (lambda: theory.best_draft_length(0.5, 0.1, -1), "max_draft is -1"),
-        (lambda: theory.best_measured_draft_length(0.5, lambda n: 0.0, 0.1), "0.0 seconds for 1 tokens"),
+        (
+            lambda: theory.best_measured_draft_length(0.5, lambda n: 0.0, 0.1),
+            "0.0 seconds for 1 tokens",
+        ),
         (lambda: theory.tree_expected_tokens([ROOT], [0.7, 0.7]), "sums to more than 1"),
         (lambda: theory.tree_expected_tokens([1, ROOT], [0.7]), "node 0 has parent 1"),
     ],

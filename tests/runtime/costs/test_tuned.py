@@ -38,12 +38,20 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def outcome(tiny_model: Path, tiny_flat_twin: Path) -> Outcome:
     told: list[tuple[str, float]] = []
     options = options_for(tiny_model, tiny_flat_twin)
-    result = tune(options, lambda _: [[5, 6, 7], [8, 9]], lambda what, share: told.append((what, share)))
+    result = tune(
+        options, lambda _: [[5, 6, 7], [8, 9]], lambda what, share: told.append((what, share))
+    )
     return options, result, told
 
 
 def options_for(target: Path, draft: Path, **changes: object) -> TuneOptions:
-    values = {"params": (GREEDY, WARM), "n_tokens": 24, "seconds": 0.1, "context": CONTEXT, **changes}
+    values = {
+        "params": (GREEDY, WARM),
+        "n_tokens": 24,
+        "seconds": 0.1,
+        "context": CONTEXT,
+        **changes,
+    }
     return TuneOptions(target, draft, **values)  # type: ignore[arg-type]
 
 
@@ -53,17 +61,21 @@ def with_best(result: TuneResult, options: str) -> TuneResult:
 
     best = Candidate(options, "chain", "argmax", 3, 3, 2.0, 100.0, 99.0, 2.0)
     plain = Candidate("", "plain", "", 0, 0, 1.0, 50.0, 50.0, 1.0)
-    settings = tuple(dataclasses.replace(setting, candidates=(best, plain)) for setting in result.settings)
+    settings = tuple(
+        dataclasses.replace(setting, candidates=(best, plain)) for setting in result.settings
+    )
     return dataclasses.replace(result, settings=settings)
 
 
-def ask(target: Path, draft: Path, params: SamplingParams = GREEDY, **changes: object) -> tuple[str | None, list[str]]:
+def ask(
+    target: Path, draft: Path, params: SamplingParams = GREEDY, **changes: object
+) -> tuple[str | None, list[str]]:
     warnings: list[str] = []
     values = {"context": CONTEXT, "warn": warnings.append, **changes}
     return tuned_expression(target, draft, params, **values), warnings  # type: ignore[arg-type]
 
 
-# -- tuning ---------------------------------------------------------------------------------------------------------
+# -- tuning ----------------------------------------------------------------------------------------
 
 
 def test_tuning_measures_costs_acceptance_and_plain_decoding(
@@ -76,10 +88,14 @@ def test_tuning_measures_costs_acceptance_and_plain_decoding(
     assert set(result.settings[1].acceptance) == {"argmax", "with", "without"}
     for setting in result.settings:
         assert setting.plain.measured
-        assert all(0.0 <= share <= 1.0 for shares in setting.acceptance.values() for share in shares)
+        assert all(
+            0.0 <= share <= 1.0 for shares in setting.acceptance.values() for share in shares
+        )
         assert all(sum(shares) <= 1.0 + 1e-9 for shares in setting.acceptance.values())
         run = [candidate for candidate in setting.candidates if candidate.measured is not None]
-        assert list(setting.candidates[: len(run)]) == sorted(run, key=lambda candidate: -candidate.speed)
+        assert list(setting.candidates[: len(run)]) == sorted(
+            run, key=lambda candidate: -candidate.speed
+        )
     shares = [share for _, share in told]
     assert all(0.0 <= share <= 1.0 for share in shares)
     assert told[-1] == ("done", 1.0)
@@ -89,7 +105,8 @@ def test_tuning_measures_costs_acceptance_and_plain_decoding(
 def test_a_costly_target_gets_a_plan_that_was_run(
     tiny_model: Path, tiny_flat_twin: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With curves on which drafting pays, candidates are run and their figures stand beside the predicted."""
+    """With curves on which drafting pays, candidates are run and their figures stand beside the
+    predicted."""
     from specrun.runtime.costs import CostCurve
     from specrun.runtime.tuning import tuning
 
@@ -101,12 +118,20 @@ def test_a_costly_target_gets_a_plan_that_was_run(
     monkeypatch.setattr(tuning, "measure_cost_curve", costs)
     result = tune(options_for(tiny_model, tiny_flat_twin), lambda _: [[5, 6, 7]])
     for setting in result.settings:
-        run = [candidate for candidate in setting.candidates if candidate.options and candidate.measured is not None]
+        run = [
+            candidate
+            for candidate in setting.candidates
+            if candidate.options and candidate.measured is not None
+        ]
         assert run
         kinds = [candidate.kind for candidate in run]
         # The twin's favourites are the target's: at temperature 0 nothing beats a chain.
         assert kinds == ["chain"] if setting.params.is_greedy else len(set(kinds)) == len(kinds) > 1
-        assert all(candidate.mean_accepted_length >= 1.0 for candidate in run if candidate.mean_accepted_length)
+        assert all(
+            candidate.mean_accepted_length >= 1.0
+            for candidate in run
+            if candidate.mean_accepted_length
+        )
         for candidate in setting.candidates:
             if candidate.options:
                 expression = f'draft("{tiny_flat_twin}", {candidate.options})'
@@ -142,7 +167,7 @@ def test_pairs_and_prompts_that_do_not_fit_are_refused(
             tune(options_for(tiny_model, tiny_drafter), lambda _, prompts=prompts: prompts)
 
 
-# -- stored plans ---------------------------------------------------------------------------------------------------
+# -- stored plans ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -161,16 +186,23 @@ def test_a_stored_plan_is_found_and_its_expression_works(stored: tuple[Path, Pat
     with Runtime(target, drafter=expression, n_ctx=256, n_threads=1) as runtime:
         assert runtime.session.drafter.max_nodes == 3
     assert path == plan_file(target, draft)
-    assert [file.name for file in path.parent.iterdir()] == [path.name]  # nothing half-written beside it
+    assert [file.name for file in path.parent.iterdir()] == [
+        path.name
+    ]  # nothing half-written beside it
 
 
-def test_the_nearest_temperature_is_taken_and_plain_decoding_can_be_the_plan(stored: tuple[Path, Path, Path]) -> None:
+def test_the_nearest_temperature_is_taken_and_plain_decoding_can_be_the_plan(
+    stored: tuple[Path, Path, Path],
+) -> None:
     target, draft, path = stored
     content = json.loads(path.read_text())
     content["plans"][1]["options"] = ""
     path.write_text(json.dumps(content))
     assert ask(target, draft, GREEDY)[0] == f'draft("{draft}", n=3, sampling=argmax)'
-    assert ask(target, draft, WARM.replace(temperature=0.3))[0] == f'draft("{draft}", n=3, sampling=argmax)'
+    assert (
+        ask(target, draft, WARM.replace(temperature=0.3))[0]
+        == f'draft("{draft}", n=3, sampling=argmax)'
+    )
     assert ask(target, draft, WARM.replace(temperature=1.5)) == ("none", [])
 
 
@@ -239,7 +271,9 @@ def test_a_plan_with_other_settings_is_ignored_with_a_warning(
         lambda text: " " * (2 << 20) + text,
     ],
 )
-def test_a_damaged_plan_is_ignored_with_a_warning(stored: tuple[Path, Path, Path], damage: object) -> None:
+def test_a_damaged_plan_is_ignored_with_a_warning(
+    stored: tuple[Path, Path, Path], damage: object
+) -> None:
     target, draft, path = stored
     path.write_text(damage(path.read_text()), encoding="latin-1")  # type: ignore[operator]
     expression, warnings = ask(target, draft)
@@ -248,13 +282,17 @@ def test_a_damaged_plan_is_ignored_with_a_warning(stored: tuple[Path, Path, Path
     assert len(warnings) == 1
 
 
-def test_a_plan_of_another_format_is_ignored_with_a_warning(stored: tuple[Path, Path, Path]) -> None:
+def test_a_plan_of_another_format_is_ignored_with_a_warning(
+    stored: tuple[Path, Path, Path],
+) -> None:
     target, draft, path = stored
     path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
     assert "another version" in ask(target, draft)[1][0]
 
 
-def test_a_sequoia_tree_uses_the_acceptance_that_was_measured(stored: tuple[Path, Path, Path]) -> None:
+def test_a_sequoia_tree_uses_the_acceptance_that_was_measured(
+    stored: tuple[Path, Path, Path],
+) -> None:
     target, draft, path = stored
     content = json.loads(path.read_text())
     content["machine"] = "another: acceptance does not depend on it"
@@ -262,12 +300,21 @@ def test_a_sequoia_tree_uses_the_acceptance_that_was_measured(stored: tuple[Path
     content["plans"][1]["acceptance"] = {"argmax": [0.5, 0.5], "without": [0.3, 0.29, 0.28]}
     path.write_text(json.dumps(content))
     assert measured_acceptance(target, draft, "without") == (0.3, 0.29, 0.28)
-    assert measured_acceptance(target, draft, "argmax") == (0.0, 0.0)  # that of the lowest temperature
-    with Runtime(target, drafter=f'draft("{draft}", tree=sequoia, nodes=3)', n_ctx=256, n_threads=1) as runtime:
-        assert runtime.session.drafter.max_leaves == 3  # three siblings are best for such an acceptance
+    assert measured_acceptance(target, draft, "argmax") == (
+        0.0,
+        0.0,
+    )  # that of the lowest temperature
+    with Runtime(
+        target, drafter=f'draft("{draft}", tree=sequoia, nodes=3)', n_ctx=256, n_threads=1
+    ) as runtime:
+        assert (
+            runtime.session.drafter.max_leaves == 3
+        )  # three siblings are best for such an acceptance
 
 
-def test_the_cache_folder_follows_the_users_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_folder_follows_the_users_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "specrun"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")

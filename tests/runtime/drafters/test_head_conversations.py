@@ -1,4 +1,5 @@
-"""Two conversations share a drafter's weights and nothing else: each drafts what it would draft alone."""
+"""Two conversations share a drafter's weights and nothing else: each drafts what it would draft
+alone."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ Draft = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @pytest.fixture(scope="module")
-def files(tiny_model: Path, tiny_deep_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(
+    tiny_model: Path, tiny_deep_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("conversations")
     nextn = TinyNextN(agreement=1.0, strength=0.2, seed=2)
     return {
@@ -88,7 +91,9 @@ def no_parts(expression: Expression, environment: DraftEnvironment) -> Drafter:
 
 
 @contextmanager
-def opened(files: dict[str, Path], target: str, expression: str) -> Iterator[tuple[Model, DrafterWeights]]:
+def opened(
+    files: dict[str, Path], target: str, expression: str
+) -> Iterator[tuple[Model, DrafterWeights]]:
     """A target and a drafter's weights over it."""
     for name, path in files.items():
         expression = expression.replace(f"FILE:{name},", f"{quoted(str(path))},")
@@ -100,7 +105,8 @@ def opened(files: dict[str, Path], target: str, expression: str) -> Iterator[tup
 
 
 class Conversation:
-    """Rounds over a target's context of its own, in which any of the drafts is accepted, and any token follows."""
+    """Rounds over a target's context of its own, in which any of the drafts is accepted, and any
+    token follows."""
 
     def __init__(self, model: Model, weights: DrafterWeights, seed: int) -> None:
         self.drafter = weights.start()
@@ -113,7 +119,10 @@ class Conversation:
     def say(self, length: int, *, keep: int | None = None) -> None:
         """Go on with a prompt: after the first `keep` tokens of the text, so many others."""
         prompt = [*self.tokens[:keep], *self._random.integers(5, 250, length).tolist()]
-        shared = next((i for i, (a, b) in enumerate(zip(self.target.tokens, prompt, strict=False)) if a != b), None)
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(self.target.tokens, prompt, strict=False)) if a != b),
+            None,
+        )
         shared = min(len(self.target.tokens), len(prompt)) if shared is None else shared
         shared = self.target.rewind(max(0, min(shared, len(prompt) - 1) - 1))
         self.tokens = prompt
@@ -148,7 +157,9 @@ def steps(talk: Conversation, start: int) -> Iterator[None]:
         yield
 
 
-def alone(files: dict[str, Path], target: str, expression: str, seed: int, start: int) -> list[Draft]:
+def alone(
+    files: dict[str, Path], target: str, expression: str, seed: int, start: int
+) -> list[Draft]:
     with opened(files, target, expression) as (model, weights):
         with closing(Conversation(model, weights, seed)) as talk:
             for _ in steps(talk, start):
@@ -158,7 +169,10 @@ def alone(files: dict[str, Path], target: str, expression: str, seed: int, start
 
 def together(files: dict[str, Path], target: str, expression: str) -> list[list[Draft]]:
     with opened(files, target, expression) as (model, weights):
-        with closing(Conversation(model, weights, 1)) as first, closing(Conversation(model, weights, 2)) as second:
+        with (
+            closing(Conversation(model, weights, 1)) as first,
+            closing(Conversation(model, weights, 2)) as second,
+        ):
             for _ in zip(steps(first, 9), steps(second, 20), strict=True):
                 pass
             return [first.drafts, second.drafts]

@@ -1,4 +1,5 @@
-"""Trees as the authors of heads write them: lists of ranks, and the names of those that were published."""
+"""Trees as the authors of heads write them: lists of ranks, and the names of those that were
+published."""
 
 from __future__ import annotations
 
@@ -10,11 +11,16 @@ from specrun.runtime.trees import parse_topology
 
 # As it stands in Medusa's medusa_choices.py.
 MC_SIM_7B_63 = (
-    "[[0], [0, 0], [1], [0, 1], [2], [0, 0, 0], [1, 0], [0, 2], [3], [0, 3], [4], [0, 4], [2, 0], [0, 5], [0, 0, 1], "
-    "[5], [0, 6], [6], [0, 7], [0, 1, 0], [1, 1], [7], [0, 8], [0, 0, 2], [3, 0], [0, 9], [8], [9], [1, 0, 0], "
-    "[0, 2, 0], [1, 2], [0, 0, 3], [4, 0], [2, 1], [0, 0, 4], [0, 0, 5], [0, 0, 0, 0], [0, 1, 1], [0, 0, 6], "
-    "[0, 3, 0], [5, 0], [1, 3], [0, 0, 7], [0, 0, 8], [0, 0, 9], [6, 0], [0, 4, 0], [1, 4], [7, 0], [0, 1, 2], "
-    "[2, 0, 0], [3, 1], [2, 2], [8, 0], [0, 5, 0], [1, 5], [1, 0, 1], [0, 2, 1], [9, 0], [0, 6, 0], [0, 0, 0, 1], "
+    "[[0], [0, 0], [1], [0, 1], [2], [0, 0, 0], [1, 0], [0, 2], [3], [0, 3], [4], [0, 4], [2, "
+    "0], [0, 5], [0, 0, 1], "
+    "[5], [0, 6], [6], [0, 7], [0, 1, 0], [1, 1], [7], [0, 8], [0, 0, 2], [3, 0], [0, 9], [8], "
+    "[9], [1, 0, 0], "
+    "[0, 2, 0], [1, 2], [0, 0, 3], [4, 0], [2, 1], [0, 0, 4], [0, 0, 5], [0, 0, 0, 0], [0, 1, "
+    "1], [0, 0, 6], "
+    "[0, 3, 0], [5, 0], [1, 3], [0, 0, 7], [0, 0, 8], [0, 0, 9], [6, 0], [0, 4, 0], [1, 4], [7, "
+    "0], [0, 1, 2], "
+    "[2, 0, 0], [3, 1], [2, 2], [8, 0], [0, 5, 0], [1, 5], [1, 0, 1], [0, 2, 1], [9, 0], [0, 6, "
+    "0], [0, 0, 0, 1], "
     "[1, 6], [0, 7, 0]]"
 )
 
@@ -25,12 +31,16 @@ def test_medusas_published_tree_is_what_its_name_says() -> None:
     assert (tree.max_depth, tree.max_width, tree.n_leaves) == (4, 10, 42)
     assert tree == parse_topology(METHODS["medusa"].published_tree("mc_sim_7b_63"))
     assert tree == parse_topology(METHODS["hydra"].published_tree("mc_sim_7b_63"))
-    assert tree == parse_topology(MC_SIM_7B_63.replace("[", "(").replace("]", ",)"))  # tuples, as other versions have
+    assert tree == parse_topology(
+        MC_SIM_7B_63.replace("[", "(").replace("]", ",)")
+    )  # tuples, as other versions have
 
 
 def test_the_other_published_trees_can_be_read() -> None:
     assert len(parse_topology(METHODS["medusa"].published_tree("vicuna_7b_stage2"))) == 63
-    eagle = parse_topology(METHODS["eagle"].published_tree("mc_sim_7b_63"))  # EAGLE-1's own tree under Medusa's name
+    eagle = parse_topology(
+        METHODS["eagle"].published_tree("mc_sim_7b_63")
+    )  # EAGLE-1's own tree under Medusa's name
     assert (len(eagle), eagle.max_depth, eagle.max_width) == (25, 5, 4)
     assert METHODS["medusa"].published_tree("4x2") == "4x2"
 
@@ -38,7 +48,9 @@ def test_the_other_published_trees_can_be_read() -> None:
 def test_lists_and_names_of_nodes_are_the_same_tree() -> None:
     tree = parse_topology("[[0], [1], [0, 0], [0, 1], [0, 0, 0]]")
     assert tree == parse_topology("0 1 00 01 000")
-    assert parse_topology(f"[{', '.join(f'[{rank}]' for rank in range(32))}]") == parse_topology("32")
+    assert parse_topology(f"[{', '.join(f'[{rank}]' for rank in range(32))}]") == parse_topology(
+        "32"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""A chain in one graph equals the chain token by token: tokens, probabilities, cache, over many rounds."""
+"""A chain in one graph equals the chain token by token: tokens, probabilities, cache, over many
+rounds."""
 
 from __future__ import annotations
 
@@ -19,7 +20,13 @@ from specrun.runtime.drafters.eagle import Eagle3Head, EagleHead, PairCells, Pai
 from specrun.runtime.drafters.eagle import pair_chain as pair_chain_module
 from specrun.runtime.drafters.hydra import HydraCells, HydraHead
 from specrun.runtime.drafters.hydra import prefix_layer as prefix_layer_module
-from specrun.runtime.heads import MOST_CHAIN_ROWS, MOST_CHAIN_TOKENS, ChainTokens, KeyValueCache, fill_chain_places
+from specrun.runtime.heads import (
+    MOST_CHAIN_ROWS,
+    MOST_CHAIN_TOKENS,
+    ChainTokens,
+    KeyValueCache,
+    fill_chain_places,
+)
 from specrun.runtime.language import quoted
 
 torch = pytest.importorskip("torch")
@@ -48,7 +55,8 @@ def deep(tiny_deep_model: Path) -> Iterator[Model]:
 
 @pytest.fixture
 def opened(shallow: Model, deep: Model, tmp_path: Path) -> Iterator[Callable[..., Cells]]:
-    """Opens a random head of a kind and a type of numbers; twice the same gives heads of their own."""
+    """Opens a random head of a kind and a type of numbers; twice the same gives heads of their
+    own."""
     heads: list[PairHead | HydraHead] = []
 
     def head_of(kind: str, quantization: str) -> PairHead | HydraHead:
@@ -57,9 +65,12 @@ def opened(shallow: Model, deep: Model, tmp_path: Path) -> Iterator[Callable[...
             random_eagle(HIDDEN).write(path, VOCAB, quantization=quantization)
             return EagleHead(path, shallow, ranks=1, n_threads=1)
         if kind.startswith("eagle3"):
-            # 64 of 320 tokens: nearly all drafted tokens have other numbers in the target's vocabulary.
+            # 64 of 320 tokens: nearly all drafted tokens have other numbers in the target's
+            # vocabulary.
             variant = Variant(draft_tokens=64 if kind == "eagle3" else None)
-            random_eagle3(HIDDEN, VOCAB, variant).write(path, Path(deep.path), quantization=quantization)
+            random_eagle3(HIDDEN, VOCAB, variant).write(
+                path, Path(deep.path), quantization=quantization
+            )
             return Eagle3Head(path, deep, ranks=1, n_threads=1)
         made = random_hydra(HIDDEN, VOCAB, heads=6, prefix=kind == "hydra++")
         made.write(path, VOCAB, quantization=quantization)
@@ -74,7 +85,8 @@ def opened(shallow: Model, deep: Model, tmp_path: Path) -> Iterator[Callable[...
         head.close()
 
 
-# Told by pytest.fail, which is no AssertionError: the known-wrong variants below must not pass for want of a chain.
+# Told by pytest.fail, which is no AssertionError: the known-wrong variants below must not pass for
+# want of a chain.
 NO_GRAPH = "the head made no chain in one graph"
 
 
@@ -87,14 +99,19 @@ def cache_of(head: Cells) -> KeyValueCache | None:
 def cells_of(cache: KeyValueCache, used: int) -> np.ndarray:
     return np.stack(
         [
-            cache._tensors.read(name, np.float32).reshape(-1, cache.sizes.kv_size)[:used].astype(np.float32)
+            cache._tensors.read(name, np.float32)
+            .reshape(-1, cache.sizes.kv_size)[:used]
+            .astype(np.float32)
             for name in ("keys", "values")
         ]
     )
 
 
-def check_rounds(once: Cells, by_depth: Cells, rounds: int, *, seed: int = 0, most: int = 6, skip: int = 0) -> None:
-    """Compare chains of two equal heads, the cells that were accepted kept, rejected ones written over."""
+def check_rounds(
+    once: Cells, by_depth: Cells, rounds: int, *, seed: int = 0, most: int = 6, skip: int = 0
+) -> None:
+    """Compare chains of two equal heads, the cells that were accepted kept, rejected ones written
+    over."""
     random = np.random.default_rng(seed)
     n_features = once._head.sizes.features if isinstance(once, PairCells) else HIDDEN
     count = skip
@@ -116,20 +133,29 @@ def check_rounds(once: Cells, by_depth: Cells, rounds: int, *, seed: int = 0, mo
         np.testing.assert_allclose(found.log_probs, wanted.log_probs, rtol=1e-5)
         ours, theirs = cache_of(once), cache_of(by_depth)
         if ours is not None and theirs is not None:
-            np.testing.assert_allclose(cells_of(ours, used), cells_of(theirs, used), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                cells_of(ours, used), cells_of(theirs, used), rtol=1e-5, atol=1e-6
+            )
         count += m  # a round keeps its real pairs; those of the draft are written over
 
 
 @pytest.mark.parametrize("quantization", ["F32", "Q8_0"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_chain_in_one_graph_is_the_chain_by_depth(opened: Callable[..., Cells], kind: str, quantization: str) -> None:
-    with closing(opened(kind, quantization)) as once, closing(opened(kind, quantization)) as by_depth:
+def test_a_chain_in_one_graph_is_the_chain_by_depth(
+    opened: Callable[..., Cells], kind: str, quantization: str
+) -> None:
+    with (
+        closing(opened(kind, quantization)) as once,
+        closing(opened(kind, quantization)) as by_depth,
+    ):
         check_rounds(once, by_depth, 30)
         assert len(once._chains.chains._graphs) < 30  # type: ignore[union-attr]  # they are used again
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "hydra++"])
-def test_chains_go_on_where_the_cache_is_read_further(opened: Callable[..., Cells], kind: str) -> None:
+def test_chains_go_on_where_the_cache_is_read_further(
+    opened: Callable[..., Cells], kind: str
+) -> None:
     """Past the first 256 cells graphs read more of the cache."""
     with closing(opened(kind)) as once, closing(opened(kind)) as by_depth:
         check_rounds(once, by_depth, 12, seed=1, skip=230)
@@ -141,10 +167,16 @@ def test_tokens_come_without_their_probabilities_too(opened: Callable[..., Cells
             features = np.random.default_rng(3).normal(size=(2, 3 * HIDDEN)).astype(np.float32)
             if isinstance(head, PairCells):
                 features = features[:, : head._head.sizes.features]
-                found = [head.chain([1, 2], features, 0, 0, 4, probabilities=probabilities) for probabilities in (True, False)]
+                found = [
+                    head.chain([1, 2], features, 0, 0, 4, probabilities=probabilities)
+                    for probabilities in (True, False)
+                ]
             else:
                 states = features[:, :HIDDEN]
-                found = [head.chain(states, 0, 0, 2, 4, probabilities=probabilities) for probabilities in (True, False)]
+                found = [
+                    head.chain(states, 0, 0, 2, 4, probabilities=probabilities)
+                    for probabilities in (True, False)
+                ]
             both, tokens = found
             assert both is not None
             assert tokens is not None
@@ -152,7 +184,7 @@ def test_tokens_come_without_their_probabilities_too(opened: Callable[..., Cells
             assert tokens.log_probs is None
 
 
-# -- what must not pass -----------------------------------------------------------------------------------------------
+# -- what must not pass ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
@@ -165,7 +197,11 @@ def test_a_depth_that_does_not_see_the_one_above_is_caught(
             inputs["mask"][-1, count + n] = -np.inf
 
     monkeypatch.setattr(pair_chain_module, "fill_chain_places", one_missing)
-    with closing(opened(kind)) as once, closing(opened(kind)) as by_depth, pytest.raises(AssertionError):
+    with (
+        closing(opened(kind)) as once,
+        closing(opened(kind)) as by_depth,
+        pytest.raises(AssertionError),
+    ):
         check_rounds(once, by_depth, 30)
 
 
@@ -194,7 +230,9 @@ def test_a_key_in_the_wrong_cell_is_caught(
                 check_rounds(once, by_depth, 30)
 
 
-def test_a_position_shifted_by_one_is_caught(opened: Callable[..., Cells], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_position_shifted_by_one_is_caught(
+    opened: Callable[..., Cells], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the draft's pairs against the real ones: all shifted alike would be the same."""
 
     def shifted(inputs, position: int, count: int, n: int, spare: int, below: int) -> None:
@@ -202,11 +240,15 @@ def test_a_position_shifted_by_one_is_caught(opened: Callable[..., Cells], monke
         inputs["positions"][0, len(inputs["mask"]) - below :] += 1
 
     monkeypatch.setattr(pair_chain_module, "fill_chain_places", shifted)
-    with closing(opened("eagle")) as once, closing(opened("eagle")) as by_depth, pytest.raises(AssertionError):
+    with (
+        closing(opened("eagle")) as once,
+        closing(opened("eagle")) as by_depth,
+        pytest.raises(AssertionError),
+    ):
         check_rounds(once, by_depth, 30)
 
 
-# -- where there is no such graph -------------------------------------------------------------------------------------
+# -- where there is no such graph ------------------------------------------------------------------
 
 
 def no_tokens_written(self: ComputeDevice, operation: int, *, writes_weights: bool = False) -> bool:
@@ -222,7 +264,10 @@ def test_a_backend_without_an_operation_leaves_the_chain_to_single_depths(
     with closing(opened(kind)) as head:
         for _ in range(2):
             if isinstance(head, PairCells):
-                assert head.chain([1], np.zeros((1, head._head.sizes.features), np.float32), 0, 0, 3) is None
+                assert (
+                    head.chain([1], np.zeros((1, head._head.sizes.features), np.float32), 0, 0, 3)
+                    is None
+                )
             else:
                 assert head.chain(np.zeros((1, HIDDEN), np.float32), 0, 0, 1, 3) is None
 
@@ -244,8 +289,13 @@ def test_the_text_is_the_same_with_and_without_the_graph(
     def answers(drafter: str) -> tuple[list[int], int, int]:
         with Runtime(tiny_model, drafter=drafter, **F32) as runtime:
             first = runtime.generate([5, 6, 7, 8, 9], params, max_tokens=30)
-            second = runtime.generate([5, 6, 7, 8, 9, *first.token_ids[:9], 3], params, max_tokens=30)
-        counts = [answer.stats.drafted for answer in (first, second)], [answer.stats.accepted for answer in (first, second)]
+            second = runtime.generate(
+                [5, 6, 7, 8, 9, *first.token_ids[:9], 3], params, max_tokens=30
+            )
+        counts = (
+            [answer.stats.drafted for answer in (first, second)],
+            [answer.stats.accepted for answer in (first, second)],
+        )
         return [*first.token_ids, *second.token_ids], sum(counts[0]), sum(counts[1])
 
     plain = answers("none")[0]

@@ -1,4 +1,5 @@
-"""Accuracies by depth and rank: read from a file's metadata or a CSV, made into trees, sized by what they cost."""
+"""Accuracies by depth and rank: read from a file's metadata or a CSV, made into trees, sized by
+what they cost."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ HIDDEN, VOCAB = 32, 320
 ACCURACY = ((0.6, 0.2), (0.5, 0.25), (0.4, 0.1))
 
 
-# -- CSV --------------------------------------------------------------------------------------------------------------
+# -- CSV -------------------------------------------------------------------------------------------
 
 
 def csv_file(folder: Path, text: str | bytes) -> Path:
@@ -41,7 +42,9 @@ def csv_file(folder: Path, text: str | bytes) -> Path:
 def test_columns_are_found_by_name_and_others_left(tmp_path: Path) -> None:
     path = csv_file(tmp_path, "note,Accuracy, rank ,head\nx,0.6,0,0\ny,.2,1,0\n\nz,0.5,0,1\n")
     assert read_accuracy_csv(path) == ((0.6, 0.2), (0.5,))
-    assert read_accuracy_csv(csv_file(tmp_path, "\ufeffhead,rank,accuracy\r\n0,0,1\r\n"), 1) == ((1.0,),)
+    assert read_accuracy_csv(csv_file(tmp_path, "\ufeffhead,rank,accuracy\r\n0,0,1\r\n"), 1) == (
+        (1.0,),
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,9 @@ def test_columns_are_found_by_name_and_others_left(tmp_path: Path) -> None:
         (b"head,rank,accuracy\n0,0,0.5\n\xff\n", 3, "not UTF-8"),
     ],
 )
-def test_a_bad_csv_is_refused_with_its_line(tmp_path: Path, text: str | bytes, line: int, problem: str) -> None:
+def test_a_bad_csv_is_refused_with_its_line(
+    tmp_path: Path, text: str | bytes, line: int, problem: str
+) -> None:
     with pytest.raises(MalformedFileError, match=rf"accuracy\.csv, line {line}: .*{problem}"):
         read_accuracy_csv(csv_file(tmp_path, text), 2)
 
@@ -78,14 +83,20 @@ def test_a_missing_or_huge_csv_is_refused(tmp_path: Path) -> None:
         read_accuracy_csv(csv_file(tmp_path, b"x" * ((1 << 20) + 1)))
 
 
-# -- metadata ---------------------------------------------------------------------------------------------------------
+# -- metadata --------------------------------------------------------------------------------------
 
 
 def test_metadata_hold_rows_one_after_another(tmp_path: Path) -> None:
     heads = random_medusa(HIDDEN, VOCAB)
     path = heads.write(tmp_path / "h.gguf", VOCAB, accuracy=[0.5, 0.25, 0.25, 0.125, 0.125, 0.0])
-    assert stored_accuracy(HeadFile(path, "medusa"), 3) == ((0.5, 0.25), (0.25, 0.125), (0.125, 0.0))
-    assert stored_accuracy(HeadFile(heads.write(tmp_path / "none.gguf", VOCAB), "medusa"), 3) is None
+    assert stored_accuracy(HeadFile(path, "medusa"), 3) == (
+        (0.5, 0.25),
+        (0.25, 0.125),
+        (0.125, 0.0),
+    )
+    assert (
+        stored_accuracy(HeadFile(heads.write(tmp_path / "none.gguf", VOCAB), "medusa"), 3) is None
+    )
 
 
 @pytest.mark.parametrize("wrong", [[0.5, 0.5], [0.5, 0.2, 1.5], [0.1, float("nan"), 0.2]])
@@ -95,17 +106,21 @@ def test_metadata_that_are_no_shares_are_refused(tmp_path: Path, wrong: list[flo
         stored_accuracy(HeadFile(path, "medusa"), 3)
 
 
-# -- trees ------------------------------------------------------------------------------------------------------------
+# -- trees -----------------------------------------------------------------------------------------
 
 rows = st.lists(st.floats(0.0, 0.3), min_size=1, max_size=3)
 
 
 @settings(max_examples=80, derandomize=True, deadline=None, database=None)
-@given(accuracy=st.lists(rows, min_size=1, max_size=3), times=st.lists(st.floats(0.0, 0.6), min_size=7, max_size=7))
+@given(
+    accuracy=st.lists(rows, min_size=1, max_size=3),
+    times=st.lists(st.floats(0.0, 0.6), min_size=7, max_size=7),
+)
 def test_the_planned_tree_is_the_fastest_of_all_sizes_and_depths(
     accuracy: list[list[float]], times: list[float]
 ) -> None:
-    """Over every size and depth, with the best tree of each; accuracies that rise with rank are levelled first."""
+    """Over every size and depth, with the best tree of each; accuracies that rise with rank are
+    levelled first."""
     curve = CostCurve.flat(np.cumsum([1.0, *times]).tolist())
     if not accuracy[0][0] and not any(accuracy[0]):
         with pytest.raises(OptionError, match="ever right"):
@@ -126,13 +141,17 @@ def test_the_planned_tree_is_the_fastest_of_all_sizes_and_depths(
 
 
 def tree_value(tree: Topology, accuracy: Sequence[Sequence[float]]) -> float:
-    """The expected tokens of a round with a tree: 1 and the products of the accuracies on the paths of its nodes."""
+    """The expected tokens of a round with a tree: 1 and the products of the accuracies on the paths
+    of its nodes."""
     paths = [[int(rank, 36) for rank in name] for name in str(tree).split()]
-    return 1.0 + sum(float(np.prod([accuracy[k][rank] for k, rank in enumerate(path)])) for path in paths)
+    return 1.0 + sum(
+        float(np.prod([accuracy[k][rank] for k, rank in enumerate(path)])) for path in paths
+    )
 
 
 def level(row: Sequence[float]) -> list[float]:
-    """The slopes of the least concave function over the running sums: what the levelled shares are."""
+    """The slopes of the least concave function over the running sums: what the levelled shares
+    are."""
     totals = [0.0, *itertools.accumulate(row)]
     slopes: list[float] = []
     place = 0
@@ -161,12 +180,14 @@ def test_a_little_speed_is_given_for_fewer_nodes() -> None:
     assert len(plan_medusa_tree(accuracy, curve).topology) < 21
 
 
-# -- in an expression -------------------------------------------------------------------------------------------------
+# -- in an expression ------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def heads(tmp_path: Path) -> Path:
-    return random_medusa(HIDDEN, VOCAB).write(tmp_path / "heads.gguf", VOCAB, accuracy=[0.6, 0.1, 0.5, 0.1, 0.4, 0.1])
+    return random_medusa(HIDDEN, VOCAB).write(
+        tmp_path / "heads.gguf", VOCAB, accuracy=[0.6, 0.1, 0.5, 0.1, 0.4, 0.1]
+    )
 
 
 def tree_of(target: Path, expression: str) -> str:
@@ -174,7 +195,9 @@ def tree_of(target: Path, expression: str) -> str:
         return str(runtime.session.drafter._topology)  # type: ignore[attr-defined]
 
 
-def test_accuracies_of_a_csv_replace_those_of_the_file(tiny_model: Path, heads: Path, tmp_path: Path) -> None:
+def test_accuracies_of_a_csv_replace_those_of_the_file(
+    tiny_model: Path, heads: Path, tmp_path: Path
+) -> None:
     wide = csv_file(tmp_path, "head,rank,accuracy\n0,0,0.3\n0,1,0.3\n0,2,0.3\n1,0,0.1\n")
     assert tree_of(tiny_model, f"medusa({quoted(str(heads))}, nodes=3)") == "0 00 000"
     expression = f"medusa({quoted(str(heads))}, nodes=3, accuracy={quoted(str(wide))})"
@@ -194,13 +217,18 @@ def test_the_size_follows_the_targets_measured_costs(
 
 
 def test_costs_that_the_environment_names_replace_those_that_are_known(tiny_model: Path) -> None:
-    """Whoever plans for other costs than this machine's, as a replay does, gets trees of that size."""
+    """Whoever plans for other costs than this machine's, as a replay does, gets trees of that
+    size."""
     expression = parse_expression("medusa(heads.gguf)")
 
     def planned(model: Model, costs: CostCurve) -> int:
         environment = DraftEnvironment(model, ContextOptions(**F32), costs=costs)
         options = ExpressionOptions(expression, HEAD_TREE_OPTIONS, 1)
-        return len(head_tree(expression, options, environment, stored=ACCURACY, n_depths=3, depth_cost=0.01))
+        return len(
+            head_tree(
+                expression, options, environment, stored=ACCURACY, n_depths=3, depth_cost=0.01
+            )
+        )
 
     with Model(tiny_model) as model:
         steep = planned(model, CostCurve((1, 2, 64), (1.0, 3.0, 90.0), (1.0, 3.0, 90.0)))
@@ -217,15 +245,21 @@ def test_costs_that_the_environment_names_replace_those_that_are_known(tiny_mode
         ("tree=mc_sim_7b_63", "reach 1 to 3 tokens"),
     ],
 )
-def test_options_that_contradict_are_refused(tiny_model: Path, heads: Path, options: str, problem: str) -> None:
+def test_options_that_contradict_are_refused(
+    tiny_model: Path, heads: Path, options: str, problem: str
+) -> None:
     with pytest.raises(OptionError, match=problem):
         Runtime(tiny_model, drafter=f"medusa({quoted(str(heads))}, {options})", **F32)
 
 
-def test_a_bad_csv_is_refused_before_anything_runs(tiny_model: Path, heads: Path, tmp_path: Path) -> None:
+def test_a_bad_csv_is_refused_before_anything_runs(
+    tiny_model: Path, heads: Path, tmp_path: Path
+) -> None:
     path = csv_file(tmp_path, "head,rank,accuracy\n0,0,2\n")
     with pytest.raises(MalformedFileError, match="line 2"):
-        Runtime(tiny_model, drafter=f"medusa({quoted(str(heads))}, accuracy={quoted(str(path))})", **F32)
+        Runtime(
+            tiny_model, drafter=f"medusa({quoted(str(heads))}, accuracy={quoted(str(path))})", **F32
+        )
 
 
 def test_published_trees_are_drafted(tiny_model: Path, tmp_path: Path) -> None:
@@ -248,8 +282,15 @@ def test_many_heads_and_blocks_fit_a_graph(tiny_model: Path, tmp_path: Path, blo
     many = random_medusa(HIDDEN, VOCAB, heads=24, blocks=blocks, own_output=False)
     path = many.write(tmp_path / "many.gguf", VOCAB)
     chain = "x".join(["1"] * 24)
-    with Runtime(tiny_model, drafter=f"medusa({quoted(str(path))}, tree={chain})", **F32) as runtime:
-        assert runtime.generate([5, 6, 7], SamplingParams(temperature=0.0), max_tokens=30).stats.drafted > 0
+    with Runtime(
+        tiny_model, drafter=f"medusa({quoted(str(path))}, tree={chain})", **F32
+    ) as runtime:
+        assert (
+            runtime.generate(
+                [5, 6, 7], SamplingParams(temperature=0.0), max_tokens=30
+            ).stats.drafted
+            > 0
+        )
 
 
 def test_more_branches_than_tokens_are_refused(tiny_model: Path, tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ def test_rows_come_in_the_order_in_which_they_were_added() -> None:
 
 
 class SummingHead(PairChainByDepth):
-    """A pair's token depends on all tokens, states and positions that it sees: any mistake changes the tokens."""
+    """A pair's token depends on all tokens, states and positions that it sees: any mistake changes
+    the tokens."""
 
     def __init__(self) -> None:
         self.n_cells = 120
@@ -44,7 +45,12 @@ class SummingHead(PairChainByDepth):
         self._cells = np.zeros((self.n_cells, 3))
 
     def evaluate(
-        self, tokens: Sequence[int], states: np.ndarray, positions: np.ndarray, cells: np.ndarray, sees: np.ndarray
+        self,
+        tokens: Sequence[int],
+        states: np.ndarray,
+        positions: np.ndarray,
+        cells: np.ndarray,
+        sees: np.ndarray,
     ) -> EagleRows:
         if self.fails:
             raise KeyboardInterrupt
@@ -85,8 +91,11 @@ def fresh(text: Sequence[int], base: int = 0) -> EagleRows:
 
 @pytest.mark.parametrize("kind", [SummingHead, NoChains])
 @pytest.mark.parametrize("seed", range(8))
-def test_pairs_hold_after_any_rounds_whenever_they_are_evaluated(kind: type[SummingHead], seed: int) -> None:
-    """Rounds that draft a chain, a tree or nothing, answers that share beginnings: the tokens are a fresh head's."""
+def test_pairs_hold_after_any_rounds_whenever_they_are_evaluated(
+    kind: type[SummingHead], seed: int
+) -> None:
+    """Rounds that draft a chain, a tree or nothing, answers that share beginnings: the tokens are a
+    fresh head's."""
     random = np.random.default_rng(seed)
     head = kind()
     state = EagleState(head)
@@ -98,8 +107,13 @@ def test_pairs_hold_after_any_rounds_whenever_they_are_evaluated(kind: type[Summ
             known = text
             text = [*text[: min(kept, 60)], *random.integers(0, VOCAB, 3).tolist()]
             state.begin(text)
-            cached = next((i for i, (a, b) in enumerate(zip(known[:-1], text, strict=False)) if a != b), len(known) - 1)
-            start = max(0, min(cached, len(text) - 1) - 1)  # the pair of the last shared token has a new token after it
+            cached = next(
+                (i for i, (a, b) in enumerate(zip(known[:-1], text, strict=False)) if a != b),
+                len(known) - 1,
+            )
+            start = max(
+                0, min(cached, len(text) - 1) - 1
+            )  # the pair of the last shared token has a new token after it
             if start < len(text) - 1:
                 state.learn(start, features(text, start, len(text) - 1 - start), text)
         else:
@@ -195,7 +209,8 @@ def test_an_interrupted_evaluation_loses_nothing() -> None:
 
 
 def test_a_state_whose_token_came_later_joins_the_others() -> None:
-    """After a drafted end token nothing follows; the next prompt does, and its states begin one position later."""
+    """After a drafted end token nothing follows; the next prompt does, and its states begin one
+    position later."""
     text = np.random.default_rng(5).integers(0, VOCAB, 20).tolist()
     state = EagleState(SummingHead())
     state.learn(0, features(text, 0, 10), text[:10])  # of the last token, too
@@ -216,7 +231,8 @@ FILES = {pending_rows.__file__, eagle_state.__file__}
 
 
 class Interrupted:
-    """Raises KeyboardInterrupt at the `at`-th line of the state's own files that runs inside the `with` block."""
+    """Raises KeyboardInterrupt at the `at`-th line of the state's own files that runs inside the
+    `with` block."""
 
     def __init__(self, at: int) -> None:
         self.left = at
@@ -245,7 +261,9 @@ def use(state: EagleState, text: list[int]) -> Iterator[Callable[[], object]]:
     yield lambda: state.learn(7, features(text, 7, 3), text[:11])
     yield lambda: state.root(text[:11])
     yield lambda: state.below([-1, -1], [3, 4])
-    yield lambda: state.learn(10, features(text, 10, 2), text[:12])  # the last state's token is not known yet
+    yield lambda: state.learn(
+        10, features(text, 10, 2), text[:12]
+    )  # the last state's token is not known yet
     yield lambda: state.begin([*text[:9], *text[:7]])
     yield lambda: state.learn(9, features([*text[:9], *text[:7]], 9, 6), [*text[:9], *text[:7]])
     yield lambda: state.chain([*text[:9], *text[:7]], 2)
@@ -255,7 +273,8 @@ def use(state: EagleState, text: list[int]) -> Iterator[Callable[[], object]]:
 
 
 def test_an_interrupt_at_any_line_leaves_pairs_that_agree() -> None:
-    """Whatever an interrupt leaves, the next text's tokens are those of a head that has seen its pairs and no more."""
+    """Whatever an interrupt leaves, the next text's tokens are those of a head that has seen its
+    pairs and no more."""
     text = np.random.default_rng(6).integers(0, VOCAB, 95).tolist()
     at, finished = 0, False
     while not finished:
@@ -283,7 +302,8 @@ def test_an_interrupt_at_any_line_leaves_pairs_that_agree() -> None:
 
 
 class SummingLayer:
-    """Heads that name what a prefix layer says: the sum of what it sees, each state times its position."""
+    """Heads that name what a prefix layer says: the sum of what it sees, each state times its
+    position."""
 
     n_cells = 70
 
@@ -299,10 +319,19 @@ class SummingLayer:
         self.evaluated.append(len(states))
         for i, state in enumerate(states):
             self._cells[count + i] = state[0] * (position + i + 1)
-        return np.array([[self._cells[: count + i + 1].sum()] for i in range(len(states))], np.float32)
+        return np.array(
+            [[self._cells[: count + i + 1].sum()] for i in range(len(states))], np.float32
+        )
 
     def chain(
-        self, states: np.ndarray, position: int, count: int, token: int, n: int, *, probabilities: bool = False
+        self,
+        states: np.ndarray,
+        position: int,
+        count: int,
+        token: int,
+        n: int,
+        *,
+        probabilities: bool = False,
     ) -> ChainTokens:
         return ChainTokens([int(self.states(states, position, count)[-1, 0]), token, n])
 
@@ -317,7 +346,9 @@ def test_the_prefix_layer_holds_after_chains(seed: int) -> None:
     state.learn(0, features(text, 0, 3), text)
     while len(text) < 60:
         wanted = sum(feature(text, i)[0] * (i + 1) for i in range(len(text) - 1))
-        for ask in random.permutation(["chain", "chain", "state", "nothing", "nothing", "nothing"])[:2].tolist():
+        for ask in random.permutation(["chain", "chain", "state", "nothing", "nothing", "nothing"])[
+            :2
+        ].tolist():
             if ask == "chain":
                 chain = state.chain(text, 2)
                 assert chain is not None

@@ -1,4 +1,5 @@
-"""Growing trees from draft laws: exact for every scheme and shape, and what would bias the text is caught.
+"""Growing trees from draft laws: exact for every scheme and shape, and what would bias the text is
+caught.
 
 No model here: laws come from tables, and every outcome is enumerated with its probability.
 """
@@ -39,7 +40,7 @@ def request_of(noise: NoiseSource, max_depth: int = 9, max_nodes: int = 99) -> D
     return DraftRequest(list(PROMPT), PLAIN, noise, max_depth, max_nodes)
 
 
-# -- exactness --------------------------------------------------------------------------------------------------------
+# -- exactness -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampling", SCHEMES)
@@ -51,10 +52,14 @@ def test_fixed_shapes_give_the_targets_law(sampling: TreeSampling, shape: str, s
     assert bias(ExactRule(), propose, LawTable(3, seed), length) < TOLERANCE
 
 
-@pytest.mark.parametrize("shape", [DynamicShape(1, 2, 2), DynamicShape(2, 2, 3), DynamicShape(3, 2, 6)])
+@pytest.mark.parametrize(
+    "shape", [DynamicShape(1, 2, 2), DynamicShape(2, 2, 3), DynamicShape(3, 2, 6)]
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_dynamic_shapes_give_the_targets_law(shape: DynamicShape, seed: int) -> None:
-    assert bias(ExactRule(), dynamic(LawTable(3, seed + 100), shape), LawTable(3, seed), 3) < TOLERANCE
+    assert (
+        bias(ExactRule(), dynamic(LawTable(3, seed + 100), shape), LawTable(3, seed), 3) < TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("sampling", SCHEMES)
@@ -63,7 +68,10 @@ def test_a_confidence_stop_gives_the_targets_law(sampling: TreeSampling) -> None
     for seed in range(3):
         propose = fixed(LawTable(3, seed + 100), parse_topology("2x1"), sampling, p_min=0.5)
         assert bias(ExactRule(), propose, LawTable(3, seed), 3) < TOLERANCE
-    assert bias(ExactRule(), dynamic(LawTable(3, 100), DynamicShape(3, 2, 6), 0.5), LawTable(3, 0), 3) < TOLERANCE
+    assert (
+        bias(ExactRule(), dynamic(LawTable(3, 100), DynamicShape(3, 2, 6), 0.5), LawTable(3, 0), 3)
+        < TOLERANCE
+    )
 
 
 @st.composite
@@ -83,33 +91,52 @@ def topologies(draw: st.DrawFn) -> Topology:
 
 
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
-@given(topologies(), st.sampled_from(SCHEMES), st.integers(0, 10**6), st.floats(0, 0.9), st.sampled_from([0.0, 0.4]))
+@given(
+    topologies(),
+    st.sampled_from(SCHEMES),
+    st.integers(0, 10**6),
+    st.floats(0, 0.9),
+    st.sampled_from([0.0, 0.4]),
+)
 def test_any_shape_scheme_and_law_gives_the_targets_law(
     topology: Topology, sampling: TreeSampling, seed: int, zeros: float, p_min: float
 ) -> None:
-    """Laws with up to nine tenths of their entries zero exhaust themselves before their siblings are drawn."""
+    """Laws with up to nine tenths of their entries zero exhaust themselves before their siblings
+    are drawn."""
     propose = fixed(LawTable(3, seed, zeros), topology, sampling, p_min)
     assert bias(ExactRule(), propose, LawTable(3, seed + 1, zeros), 2) < TOLERANCE
 
 
 @settings(max_examples=80, derandomize=True, deadline=None, database=None)
-@given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 5), st.integers(0, 10**6), st.floats(0, 0.9))
-def test_any_dynamic_tree_gives_the_targets_law(depth: int, topk: int, extra: int, seed: int, zeros: float) -> None:
+@given(
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(0, 5),
+    st.integers(0, 10**6),
+    st.floats(0, 0.9),
+)
+def test_any_dynamic_tree_gives_the_targets_law(
+    depth: int, topk: int, extra: int, seed: int, zeros: float
+) -> None:
     propose = dynamic(LawTable(3, seed, zeros), DynamicShape(depth, topk, depth + extra))
     assert bias(ExactRule(), propose, LawTable(3, seed + 1, zeros), 3) < TOLERANCE
 
 
-# -- what must not pass -----------------------------------------------------------------------------------------------
+# -- what must not pass ----------------------------------------------------------------------------
 
 
-def keeps_the_likelier(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:
+def keeps_the_likelier(
+    builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
+) -> list[Child]:
     """Prunes by value: EAGLE-2's rule, with drawn tokens."""
     tokens = [noise.choose(law) for _ in range(count + 1)]
     best = sorted(tokens, key=law.probability, reverse=True)[:count]
     return [(builder.add(parent, token, law), token) for token in best]
 
 
-def sorts_its_siblings(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:
+def sorts_its_siblings(
+    builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
+) -> list[Child]:
     """Draws without replacement, then tests the least likely first."""
     drawn: list[tuple[int, Law]] = []
     whole = law
@@ -124,7 +151,9 @@ def sorts_its_siblings(builder: TreeBuilder, parent: int, law: Law, count: int, 
     return [(builder.add(parent, token, stored), token) for token, stored in drawn]
 
 
-def forgets_the_removal(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:
+def forgets_the_removal(
+    builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
+) -> list[Child]:
     """Draws without replacement and stores the law with its earlier siblings still in it."""
     scratch = TreeBuilder()
     return [
@@ -133,7 +162,9 @@ def forgets_the_removal(builder: TreeBuilder, parent: int, law: Law, count: int,
     ]
 
 
-def drops_duplicates(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:
+def drops_duplicates(
+    builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
+) -> list[Child]:
     """Draws with replacement and keeps one draw of each token."""
     scratch = TreeBuilder()
     return [
@@ -142,10 +173,17 @@ def drops_duplicates(builder: TreeBuilder, parent: int, law: Law, count: int, no
     ]
 
 
-@pytest.mark.parametrize("wrong", [keeps_the_likelier, sorts_its_siblings, forgets_the_removal, drops_duplicates])
+@pytest.mark.parametrize(
+    "wrong", [keeps_the_likelier, sorts_its_siblings, forgets_the_removal, drops_duplicates]
+)
 def test_wrong_proposals_are_caught(wrong: object) -> None:
     biases = [
-        bias(ExactRule(), fixed(LawTable(3, seed + 9, 0.0), parse_topology("2"), wrong), LawTable(3, seed, 0.0), 2)  # type: ignore[arg-type]
+        bias(
+            ExactRule(),
+            fixed(LawTable(3, seed + 9, 0.0), parse_topology("2"), wrong),
+            LawTable(3, seed, 0.0),
+            2,
+        )  # type: ignore[arg-type]
         for seed in range(4)
     ]
     assert max(biases) > 1e-2
@@ -162,12 +200,16 @@ def test_a_confidence_stop_that_reads_the_drawn_token_is_caught() -> None:
     assert bias(ExactRule(), propose, LawTable(3, 0, 0.0), 2) > 1e-2
 
 
-# -- how trees grow ---------------------------------------------------------------------------------------------------
+# -- how trees grow --------------------------------------------------------------------------------
 
 
-def grown(sampling: TreeSampling, shape: str, seed: int = 0, size: int = 9) -> tuple[DraftTree, TableLaws]:
+def grown(
+    sampling: TreeSampling, shape: str, seed: int = 0, size: int = 9
+) -> tuple[DraftTree, TableLaws]:
     laws = TableLaws(LawTable(size, 7, 0.0), PROMPT)
-    tree = grow_tree(parse_topology(shape), laws, proposal_scheme(sampling), SeededNoise(seed), len(PROMPT))
+    tree = grow_tree(
+        parse_topology(shape), laws, proposal_scheme(sampling), SeededNoise(seed), len(PROMPT)
+    )
     return tree, laws
 
 
@@ -212,7 +254,8 @@ def test_an_exhausted_law_ends_its_siblings() -> None:
 
 
 def test_draws_of_one_seed_do_not_depend_on_what_else_is_in_the_tree() -> None:
-    """The first depth is keyed by its position alone, so that a longer tree begins as a shorter one."""
+    """The first depth is keyed by its position alone, so that a longer tree begins as a shorter
+    one."""
     assert grown("without", "3x2", 5)[0].tokens[:3] == grown("without", "3", 5)[0].tokens
 
 
@@ -223,11 +266,15 @@ def test_the_most_likely_are_those_of_a_sort(size: int, levels: int) -> None:
     law = Law.normalised(generator.integers(0, levels, size).astype(float) + (np.arange(size) == 3))
     best = most_likely(law, 4)
     order = np.argsort(-law.probs, kind="stable")[:4]
-    assert [token for token, _ in best] == [token for token in order.tolist() if law.probs[token] > 0]
-    assert [probability for _, probability in best] == law.probs[[token for token, _ in best]].tolist()
+    assert [token for token, _ in best] == [
+        token for token in order.tolist() if law.probs[token] > 0
+    ]
+    assert [probability for _, probability in best] == law.probs[
+        [token for token, _ in best]
+    ].tolist()
 
 
-# -- EAGLE-2 ----------------------------------------------------------------------------------------------------------
+# -- EAGLE-2 ---------------------------------------------------------------------------------------
 
 
 def test_the_dynamic_tree_is_the_best_of_all_nodes_that_were_expanded() -> None:
@@ -247,7 +294,9 @@ def test_the_dynamic_tree_is_the_best_of_all_nodes_that_were_expanded() -> None:
     wanted = {path for path, _ in sorted(made.items(), key=lambda pair: -pair[1])[:nodes]}
     laws = TableLaws(table, PROMPT)
     tree = grow_by_path_probability(DynamicShape(depth, topk, nodes), laws)
-    assert {tuple(tree.tokens[ancestor] for ancestor in tree.path_to(node)) for node in range(len(tree))} == wanted
+    assert {
+        tuple(tree.tokens[ancestor] for ancestor in tree.path_to(node)) for node in range(len(tree))
+    } == wanted
     assert laws.batches == [topk] * (depth - 1)
 
 
@@ -268,7 +317,7 @@ def test_certain_tokens_keep_the_tree_connected() -> None:
     assert tree.parents == (-1, 0, 1, 2, 3)
 
 
-# -- limits -----------------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -295,6 +344,10 @@ def test_limits_do_not_depend_on_what_was_drawn() -> None:
 
         def limited(request: DraftRequest, propose: Grow = propose) -> DraftTree:
             nodes = 1 + sum(request.tokens) % 4
-            return propose(DraftRequest(request.tokens, request.params, request.noise, request.max_depth, nodes))
+            return propose(
+                DraftRequest(
+                    request.tokens, request.params, request.noise, request.max_depth, nodes
+                )
+            )
 
         assert bias(ExactRule(), limited, LawTable(3, 12), 2) < TOLERANCE

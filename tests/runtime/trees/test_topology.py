@@ -104,7 +104,9 @@ def test_impossible_trees_are_refused_by_name(text: str, problem: str) -> None:
         (TreeOptions(nodes=64, topk=8), "do not fit a batch of 64"),
     ],
 )
-def test_options_that_no_evaluation_can_hold_are_refused(options: TreeOptions, problem: str) -> None:
+def test_options_that_no_evaluation_can_hold_are_refused(
+    options: TreeOptions, problem: str
+) -> None:
     with pytest.raises(OptionError, match=problem) as caught:
         options.shape(64, plan)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,5 @@
-"""Planning trees that grow by path probability: replayed acceptance, and the choice among shapes."""
+"""Planning trees that grow by path probability: replayed acceptance, and the choice among
+shapes."""
 
 from __future__ import annotations
 
@@ -36,7 +37,11 @@ def walk(tree: DraftTree, text: tuple[int, ...]) -> int:
     """How many tokens of the text a tree spells from its root."""
     node = ROOT
     for length, token in enumerate(text):
-        below = [child for child, parent in enumerate(tree.parents) if parent == node and tree.tokens[child] == token]
+        below = [
+            child
+            for child, parent in enumerate(tree.parents)
+            if parent == node and tree.tokens[child] == token
+        ]
         if not below:
             return length
         node = below[0]
@@ -44,8 +49,15 @@ def walk(tree: DraftTree, text: tuple[int, ...]) -> int:
 
 
 @settings(max_examples=60, derandomize=True, deadline=None, database=None)
-@given(st.integers(0, 10**6), st.integers(1, 4), st.lists(st.integers(0, 3), min_size=1, max_size=5), st.integers(1, 4))
-def test_one_expansion_tells_what_every_shape_keeps(seed: int, topk: int, text: list[int], max_depth: int) -> None:
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 4),
+    st.lists(st.integers(0, 3), min_size=1, max_size=5),
+    st.integers(1, 4),
+)
+def test_one_expansion_tells_what_every_shape_keeps(
+    seed: int, topk: int, text: list[int], max_depth: int
+) -> None:
     """Against the tree that a drafter of each shape would really propose."""
     table = LawTable(4, seed)
     grown = expand_by_path_probability(max_depth, topk, TableLaws(table, PROMPT))
@@ -53,12 +65,17 @@ def test_one_expansion_tells_what_every_shape_keeps(seed: int, topk: int, text: 
     assert not kept[0].any()
     for depth in range(1, max_depth + 1):
         for nodes in range(depth, 21):
-            tree = grow_by_path_probability(DynamicShape(depth, topk, nodes), TableLaws(table, PROMPT))
+            tree = grow_by_path_probability(
+                DynamicShape(depth, topk, nodes), TableLaws(table, PROMPT)
+            )
             assert kept[depth, nodes] == walk(tree, tuple(text)), (depth, nodes)
 
 
-def test_replayed_acceptance_is_what_decoding_accepts(tiny_model: Path, tiny_flat_twin: Path) -> None:
-    """At each position of a greedy text the real drafter, asked for one round, keeps what the table says on average."""
+def test_replayed_acceptance_is_what_decoding_accepts(
+    tiny_model: Path, tiny_flat_twin: Path
+) -> None:
+    """At each position of a greedy text the real drafter, asked for one round, keeps what the table
+    says on average."""
     shape, n_tokens = DynamicShape(3, 2, 4), 24
     expression = f'draft("{tiny_flat_twin}", depth=3, topk=2, nodes=4)'
     with Runtime(tiny_model, n_ctx=128, n_threads=1) as plain:
@@ -99,7 +116,9 @@ COSTS = RoundCosts(
 )
 
 
-def rising(topk: int, max_depth: int = 5, max_nodes: int = 12, share: float = 0.7) -> DynamicAcceptance:
+def rising(
+    topk: int, max_depth: int = 5, max_nodes: int = 12, share: float = 0.7
+) -> DynamicAcceptance:
     """Deeper and larger trees keep more, with falling returns."""
     depth, nodes = np.arange(max_depth + 1)[:, None], np.arange(max_nodes + 1)[None, :]
     accepted = (1 - share**depth) / (1 - share) * (1 - np.exp(-nodes * topk / (2.0 + depth)))
@@ -113,9 +132,13 @@ def test_the_plan_is_the_best_of_all_shapes() -> None:
     speeds = {}
     for acceptance in measured:
         for depth in range(1, 6):
-            for nodes in range(depth, 1 + min(12, acceptance.topk + (depth - 1) * acceptance.topk**2)):
+            for nodes in range(
+                depth, 1 + min(12, acceptance.topk + (depth - 1) * acceptance.topk**2)
+            ):
                 shape = DynamicShape(depth, acceptance.topk, nodes)
-                speeds[shape] = (1 + acceptance.accepted[depth, nodes]) / dynamic_round_seconds(shape, COSTS)
+                speeds[shape] = (1 + acceptance.accepted[depth, nodes]) / dynamic_round_seconds(
+                    shape, COSTS
+                )
     assert plan.tokens_per_second == pytest.approx(max(speeds.values()))
     assert plan.tokens_per_second == pytest.approx(speeds[plan.shape])
     smaller = plan_dynamic_tree(measured, COSTS, sizes=range(1, 13), tolerance=0.1)
@@ -126,11 +149,19 @@ def test_the_plan_is_the_best_of_all_shapes() -> None:
 
 def test_a_round_costs_one_wide_draft_evaluation_a_depth() -> None:
     costs = RoundCosts(
-        curve(*range(10, 30)), CostCurve((1, 2, 3), (1.0, 2.0, 3.0), (1.5, 2.5, 3.5)), 100.0, 200.0, 0.25, 0.5
+        curve(*range(10, 30)),
+        CostCurve((1, 2, 3), (1.0, 2.0, 3.0), (1.5, 2.5, 3.5)),
+        100.0,
+        200.0,
+        0.25,
+        0.5,
     )
-    # The root's, a first depth of 3 that rebuilds the graph, a second that does not; then 7 nodes and the root.
+    # The root's, a first depth of 3 that rebuilds the graph, a second that does not; then 7 nodes
+    # and the root.
     drafting = (1.0 + 0.25) + (3.5 + 3 * 0.25) + (3.0 + 3 * 0.25)
-    assert dynamic_round_seconds(DynamicShape(3, 3, 7), costs) == pytest.approx(17.0 + 300.0 + 3.5 + drafting)
+    assert dynamic_round_seconds(DynamicShape(3, 3, 7), costs) == pytest.approx(
+        17.0 + 300.0 + 3.5 + drafting
+    )
 
 
 def test_there_is_no_plan_where_drafting_does_not_pay() -> None:

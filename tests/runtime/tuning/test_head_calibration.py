@@ -1,4 +1,5 @@
-"""Calibration counts what an independent reference counts, and the trees made from it are what the heads deserve."""
+"""Calibration counts what an independent reference counts, and the trees made from it are what the
+heads deserve."""
 
 from __future__ import annotations
 
@@ -41,12 +42,23 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options_for(target: Path, heads: Path, **changes: object) -> HeadCalibrationOptions:
-    values = {"n_tokens": 64, "ranks": RANKS, "seconds": 0.0, "context": CONTEXT, "n_gpu_layers": 0, **changes}
+    values = {
+        "n_tokens": 64,
+        "ranks": RANKS,
+        "seconds": 0.0,
+        "context": CONTEXT,
+        "n_gpu_layers": 0,
+        **changes,
+    }
     return HeadCalibrationOptions(target, heads, **values)  # type: ignore[arg-type]
 
 
-def calibrated(target: Path, heads: Path, text: Sequence[int], **changes: object) -> HeadCalibration:
-    return calibrate_heads(options_for(target, heads, **changes), lambda _: [CalibrationText(tuple(text), 0)])
+def calibrated(
+    target: Path, heads: Path, text: Sequence[int], **changes: object
+) -> HeadCalibration:
+    return calibrate_heads(
+        options_for(target, heads, **changes), lambda _: [CalibrationText(tuple(text), 0)]
+    )
 
 
 def states_of(path: Path, text: Sequence[int]) -> np.ndarray:
@@ -60,24 +72,34 @@ def states_of(path: Path, text: Sequence[int]) -> np.ndarray:
 @pytest.fixture(scope="module")
 def texts(tiny_model: Path) -> list[list[int]]:
     with Runtime(tiny_model, **F32) as runtime:
-        return [[*prompt, *runtime.generate(prompt, GREEDY, max_tokens=40).token_ids] for prompt in PROMPTS]
+        return [
+            [*prompt, *runtime.generate(prompt, GREEDY, max_tokens=40).token_ids]
+            for prompt in PROMPTS
+        ]
 
 
 @pytest.fixture(scope="module")
-def fitted(tiny_model: Path, texts: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three heads fitted to greedy texts by ridge regression from the hidden state to the token that comes."""
+def fitted(
+    tiny_model: Path, texts: list[list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Three heads fitted to greedy texts by ridge regression from the hidden state to the token
+    that comes."""
     states = [states_of(tiny_model, text) for text in texts]
     outputs = []
     for k in range(3):
-        x = np.concatenate([state[: len(text) - k - 2] for state, text in zip(states, texts, strict=True)])
+        x = np.concatenate(
+            [state[: len(text) - k - 2] for state, text in zip(states, texts, strict=True)]
+        )
         y = np.eye(VOCAB, dtype=np.float32)[np.concatenate([text[k + 2 :] for text in texts])]
-        outputs.append(np.linalg.solve(x.T @ x + 0.1 * np.eye(HIDDEN), x.T @ y).T.astype(np.float32))
+        outputs.append(
+            np.linalg.solve(x.T @ x + 0.1 * np.eye(HIDDEN), x.T @ y).T.astype(np.float32)
+        )
     block = (np.zeros((HIDDEN, HIDDEN), np.float32), np.zeros(HIDDEN, np.float32))
     heads = TinyMedusa([[block]] * 3, outputs)
     return heads.write(tmp_path_factory.mktemp("heads") / "fitted.gguf", VOCAB)
 
 
-# -- counting ---------------------------------------------------------------------------------------------------------
+# -- counting --------------------------------------------------------------------------------------
 
 
 def test_counts_by_hand() -> None:
@@ -87,19 +109,25 @@ def test_counts_by_hand() -> None:
     counts.add([[7, 8], [1, 2]], [8, 5])
     counts.add([[7, 8]], [7])  # the text ends here
     assert counts.n_positions == 4
-    assert counts.accuracy == ((0.5, 0.25), (0.0, 0.5))  # the second of the two positions that the first reached
+    assert counts.accuracy == (
+        (0.5, 0.25),
+        (0.0, 0.5),
+    )  # the second of the two positions that the first reached
     assert counts.alone == ((0.5, 0.25), (1 / 3, 1 / 3))
     assert counts.n_reached == (4, 2)
 
 
 def test_products_add_up_to_the_share_of_right_paths() -> None:
-    """Summed over all paths of a depth the products are the share of positions at which some path is right."""
+    """Summed over all paths of a depth the products are the share of positions at which some path
+    is right."""
     rng = np.random.default_rng(0)
     depths, ranks = 3, 4
     counts = RankCounts(depths, ranks)
     found = [0] * depths
     for _ in range(500):
-        luck = rng.random() < 0.5  # where one head is right the others are, too: what independence would miss
+        luck = (
+            rng.random() < 0.5
+        )  # where one head is right the others are, too: what independence would miss
         guesses = [rng.permutation(6 if luck else 30)[:ranks].tolist() for _ in range(depths)]
         right = [0] * depths
         counts.add(guesses, right)
@@ -107,7 +135,9 @@ def test_products_add_up_to_the_share_of_right_paths() -> None:
             found[depth] += all(0 in tokens for tokens in guesses[: depth + 1])
     for depth in range(depths):
         paths = itertools.product(range(ranks), repeat=depth + 1)
-        total = sum(np.prod([counts.accuracy[k][rank] for k, rank in enumerate(path)]) for path in paths)
+        total = sum(
+            np.prod([counts.accuracy[k][rank] for k, rank in enumerate(path)]) for path in paths
+        )
         assert total == pytest.approx(found[depth] / 500)
     independent = np.prod([sum(row) for row in counts.alone])
     assert independent < 0.7 * found[-1] / 500  # the control: heads taken for independent
@@ -118,22 +148,38 @@ def rank_in(logits: np.ndarray, token: int) -> int:
 
 
 def accuracy_from(ranks: list[list[int]], depths: int) -> Accuracy:
-    """Accuracies from the rank of the right token at each position and depth, as the definition says."""
+    """Accuracies from the rank of the right token at each position and depth, as the definition
+    says."""
     table = []
     for depth in range(depths):
-        reached = [rank for rank in ranks if len(rank) > depth and all(rank < RANKS for rank in rank[:depth])]
-        table.append(tuple(sum(guessed[depth] == rank for guessed in reached) / max(1, len(reached)) for rank in range(RANKS)))
+        reached = [
+            rank
+            for rank in ranks
+            if len(rank) > depth and all(rank < RANKS for rank in rank[:depth])
+        ]
+        table.append(
+            tuple(
+                sum(guessed[depth] == rank for guessed in reached) / max(1, len(reached))
+                for rank in range(RANKS)
+            )
+        )
     return tuple(table)
 
 
-def test_medusa_is_counted_as_by_the_reference(tiny_model: Path, texts: list[list[int]], tmp_path: Path) -> None:
+def test_medusa_is_counted_as_by_the_reference(
+    tiny_model: Path, texts: list[list[int]], tmp_path: Path
+) -> None:
     heads = random_medusa(HIDDEN, VOCAB, seed=3)
     path = heads.write(tmp_path / "heads.gguf", VOCAB)
     text = texts[0]
     result = calibrated(tiny_model, path, text)
     states = states_of(tiny_model, text)
     ranks = [
-        [rank_in(heads.logits(k, states[t], np.zeros(1)), text[t + 2 + k]) for k in range(3) if t + 2 + k < len(text)]
+        [
+            rank_in(heads.logits(k, states[t], np.zeros(1)), text[t + 2 + k])
+            for k in range(3)
+            if t + 2 + k < len(text)
+        ]
         for t in range(len(text) - 2)
     ]
     assert result.n_positions == len(text) - 2
@@ -157,11 +203,17 @@ def test_hydra_is_counted_as_by_the_reference(
     path = heads.write(tmp_path / "heads.gguf", VOCAB)
     text = texts[0]
     result = calibrated(tiny_model, path, text)
-    states = heads.double().read_states(torch.tensor(states_of(tiny_model, text), dtype=torch.float64)).numpy()
+    states = (
+        heads.double()
+        .read_states(torch.tensor(states_of(tiny_model, text), dtype=torch.float64))
+        .numpy()
+    )
 
     def rank(t: int, k: int) -> int:
         path = text[t + 1 : t + 2 + k]
-        laws = log_probs(heads, states[t], [path], tensors["token_embd.weight"], tensors["output.weight"])
+        laws = log_probs(
+            heads, states[t], [path], tensors["token_embd.weight"], tensors["output.weight"]
+        )
         return rank_in(laws[0], text[t + 2 + k])
 
     ranks = [[rank(t, k) for k in range(3) if t + 2 + k < len(text)] for t in range(len(text) - 2)]
@@ -170,11 +222,16 @@ def test_hydra_is_counted_as_by_the_reference(
     assert sum(map(sum, result.alone)) > 0.0
 
 
-def test_eagle_is_counted_as_by_the_reference(tiny_model: Path, texts: list[list[int]], tmp_path: Path) -> None:
+def test_eagle_is_counted_as_by_the_reference(
+    tiny_model: Path, texts: list[list[int]], tmp_path: Path
+) -> None:
     """Below each place the reference goes on from its own predictions with the text's tokens."""
     from gguf import GGUFReader, quants
 
-    tensors = {tensor.name: quants.dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(tiny_model).tensors}
+    tensors = {
+        tensor.name: quants.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in GGUFReader(tiny_model).tensors
+    }
     embedding = tensors["token_embd.weight"]
     output = tensors.get("output.weight", embedding)
     head = random_eagle(HIDDEN, seed=5)
@@ -188,7 +245,9 @@ def test_eagle_is_counted_as_by_the_reference(tiny_model: Path, texts: list[list
         for depth in range(min(depths, len(text) - t - 2)):
             n = len(features)
             embedded = embedding[text[1 : n + 1]]
-            features.append(head.states(embedded, np.array(features), range(n), np.tri(n, dtype=bool))[-1])
+            features.append(
+                head.states(embedded, np.array(features), range(n), np.tri(n, dtype=bool))[-1]
+            )
             own.append(rank_in(output @ features[-1], text[t + 2 + depth]))
         ranks.append(own)
     np.testing.assert_allclose(np.array(result.accuracy), np.array(accuracy_from(ranks, depths)))
@@ -229,19 +288,27 @@ def test_eagle3_is_counted_as_by_the_reference(tiny_deep_model: Path, tmp_path: 
     assert sum(map(sum, result.alone)) > 0.0
 
 
-def test_prompts_are_continued_and_not_counted(tiny_model: Path, fitted: Path, texts: list[list[int]]) -> None:
+def test_prompts_are_continued_and_not_counted(
+    tiny_model: Path, fitted: Path, texts: list[list[int]]
+) -> None:
     options = options_for(tiny_model, fitted, n_tokens=60)
     prompts = [CalibrationText(tuple(prompt), len(prompt)) for prompt in PROMPTS[:2]]
     written = calibrate_heads(options, lambda _: prompts)
-    read = calibrate_heads(options, lambda _: [CalibrationText(tuple(text[: 3 + 32]), 3) for text in texts[:2]])
-    assert written.n_positions == read.n_positions == 60  # the first guessed token is the prompt's successor
+    read = calibrate_heads(
+        options, lambda _: [CalibrationText(tuple(text[: 3 + 32]), 3) for text in texts[:2]]
+    )
+    assert (
+        written.n_positions == read.n_positions == 60
+    )  # the first guessed token is the prompt's successor
     assert written.accuracy == read.accuracy
 
 
-# -- what follows from it ---------------------------------------------------------------------------------------------
+# -- what follows from it --------------------------------------------------------------------------
 
 
-def test_the_tree_yields_about_what_was_predicted(tiny_model: Path, fitted: Path, texts: list[list[int]]) -> None:
+def test_the_tree_yields_about_what_was_predicted(
+    tiny_model: Path, fitted: Path, texts: list[list[int]]
+) -> None:
     options = options_for(tiny_model, fitted, n_tokens=10_000, ranks=4)
     result = calibrate_heads(options, lambda _: [CalibrationText(tuple(text), 3) for text in texts])
     assert result.plan is not None
@@ -257,7 +324,9 @@ def test_the_tree_yields_about_what_was_predicted(tiny_model: Path, fitted: Path
     assert 1.0 + measured == pytest.approx(result.plan.expected_tokens, rel=0.2)
 
 
-def test_random_heads_promise_nothing(tiny_model: Path, texts: list[list[int]], tmp_path: Path) -> None:
+def test_random_heads_promise_nothing(
+    tiny_model: Path, texts: list[list[int]], tmp_path: Path
+) -> None:
     path = random_medusa(HIDDEN, VOCAB).write(tmp_path / "random.gguf", VOCAB)
     result = calibrated(tiny_model, path, texts[0], ranks=1)
     assert result.plan is None or result.plan.speed_up < 1.0
@@ -269,15 +338,23 @@ def test_eagles_planned_trees_read_measured_accuracies(tiny_model: Path, tmp_pat
     write_accuracy_csv(deep, ((0.9, 0.01), (0.9, 0.01), (0.9, 0.01)))
     write_accuracy_csv(wide, ((0.3, 0.3, 0.3), (0.1,)))
     head = quoted(str(path))
-    assert tree_of(tiny_model, f"eagle({head}, tree=sequoia, nodes=3, accuracy={quoted(str(deep))})") == "0 00 000"
-    assert tree_of(tiny_model, f"eagle({head}, tree=sequoia, nodes=3, accuracy={quoted(str(wide))})") == "0 1 2"
+    assert (
+        tree_of(tiny_model, f"eagle({head}, tree=sequoia, nodes=3, accuracy={quoted(str(deep))})")
+        == "0 00 000"
+    )
+    assert (
+        tree_of(tiny_model, f"eagle({head}, tree=sequoia, nodes=3, accuracy={quoted(str(wide))})")
+        == "0 1 2"
+    )
     store_accuracy(path, ((0.9, 0.01), (0.9, 0.01)), n_positions=100)
     assert tree_of(tiny_model, f"eagle({head}, tree=sequoia, nodes=2)") == "0 00"
     assert tree_of(tiny_model, f"eagle({head}, tree=sequoia)").startswith("0")
     assert len(tree_of(tiny_model, f"eagle({head}, tree=mc_sim_7b_63)").split()) == 25
     for options in ("nodes=8", "tree=sequoia, sampling=without"):
         with pytest.raises(OptionError, match="accuracy= is what tree=sequoia is made from"):
-            Runtime(tiny_model, drafter=f"eagle({head}, {options}, accuracy={quoted(str(deep))})", **F32)
+            Runtime(
+                tiny_model, drafter=f"eagle({head}, {options}, accuracy={quoted(str(deep))})", **F32
+            )
 
 
 def tree_of(target: Path, expression: str) -> str:
@@ -285,7 +362,7 @@ def tree_of(target: Path, expression: str) -> str:
         return str(runtime.session.drafter._shape)  # type: ignore[attr-defined]
 
 
-# -- faults -----------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_calibrated_is_refused(

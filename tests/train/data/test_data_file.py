@@ -40,17 +40,31 @@ def test_all_kinds_of_records_are_read_in_order(tmp_path: Path) -> None:
     )
     found = read_documents([written(tmp_path, text), written(tmp_path, "end", "end.txt")])
     both = Chat(tuple(chat))
-    assert found == [PlainText("plain"), Answered("p", "a"), Answered("q", "a"), both, both, PlainText("end")]
+    assert found == [
+        PlainText("plain"),
+        Answered("p", "a"),
+        Answered("q", "a"),
+        both,
+        both,
+        PlainText("end"),
+    ]
 
 
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("size", [1, 3, 1 << 20])
-def test_an_array_is_read_as_lines_would_be(tmp_path: Path, monkeypatch, indent: int | None, size: int) -> None:
+def test_an_array_is_read_as_lines_would_be(
+    tmp_path: Path, monkeypatch, indent: int | None, size: int
+) -> None:
     """ShareGPT's file as it was published is one; it is read in pieces, however they fall."""
     monkeypatch.setattr(json_array, "_PIECE", size)
     monkeypatch.setattr(data_file, "_START", 12)
     chat = [{"from": "human", "value": 'a "}, {" ü'}, {"from": "gpt", "value": "b\n]"}]
-    records = [{"id": "x", "conversations": chat}, {"text": "t"}, {"text": " "}, {"prompt": "p", "answer": "a" * 50}]
+    records = [
+        {"id": "x", "conversations": chat},
+        {"text": "t"},
+        {"text": " "},
+        {"prompt": "p", "answer": "a" * 50},
+    ]
     text = json.dumps(records, indent=indent, ensure_ascii=False)
     path = written(tmp_path, ("\ufeff" + " " * 14 if indent else "") + text + "\n")
     found = read_documents([path])
@@ -59,11 +73,14 @@ def test_an_array_is_read_as_lines_would_be(tmp_path: Path, monkeypatch, indent:
         PlainText("t"),
         Answered("p", "a" * 50),
     ]
-    assert [document.origin for document in found] == [f"element {number} of data.jsonl" for number in (1, 2, 4)]
+    assert [document.origin for document in found] == [
+        f"element {number} of data.jsonl" for number in (1, 2, 4)
+    ]
 
 
 def test_an_array_is_not_in_memory_whole(tmp_path: Path) -> None:
-    """5 MB of records whose texts are empty: as lines or as an array, less than half of that is held."""
+    """5 MB of records whose texts are empty: as lines or as an array, less than half of that is
+    held."""
     record = json.dumps({"text": "", "note": "x" * 1000})
     for text in ("[" + ",".join([record] * 5000) + "]", "\n".join([record] * 5000)):
         path = written(tmp_path, text)
@@ -75,19 +92,25 @@ def test_an_array_is_not_in_memory_whole(tmp_path: Path) -> None:
         assert peak < path.stat().st_size / 2
 
 
-@pytest.mark.parametrize("text", ["[1] Introduction", "[", "[]", "[x](y) {", '["a", "b"]', "[[{}]]"])
+@pytest.mark.parametrize(
+    "text", ["[1] Introduction", "[", "[]", "[x](y) {", '["a", "b"]', "[[{}]]"]
+)
 def test_a_text_may_begin_with_a_bracket(tmp_path: Path, text: str) -> None:
     assert read_documents([written(tmp_path, text)]) == [PlainText(text)]
 
 
 @pytest.mark.parametrize("before", [[], [{"from": "system", "value": "Be brief."}]])
-def test_what_the_assistant_says_before_it_is_asked_is_left_out(tmp_path: Path, before: list) -> None:
+def test_what_the_assistant_says_before_it_is_asked_is_left_out(
+    tmp_path: Path, before: list
+) -> None:
     chat = [{"from": "gpt", "value": "Hello!"}, {"from": "gpt", "value": "Well?"}]
     asked = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
-    path = written(tmp_path, lines({"conversations": before + chat + asked}, {"conversations": before + chat}))
-    assert [[message["content"] for message in chat.messages] for chat in read_documents([path])] == [
-        [*(message["value"] for message in before), "a", "b"]
-    ]
+    path = written(
+        tmp_path, lines({"conversations": before + chat + asked}, {"conversations": before + chat})
+    )
+    assert [
+        [message["content"] for message in chat.messages] for chat in read_documents([path])
+    ] == [[*(message["value"] for message in before), "a", "b"]]
 
 
 def test_what_has_nothing_to_learn_is_left_out(tmp_path: Path) -> None:
@@ -121,8 +144,14 @@ def test_prompts_alone_are_enough_where_the_target_answers(tmp_path: Path) -> No
         ('{"messages": "hello"}', "'messages' in line 1 of data.jsonl is not a list"),
         ('{"messages": [{"role": "user"}]}', "a message without a role and a content"),
         ("{" + '"a":[' * 100_000, "line 1 of data.jsonl is not JSON"),
-        ('[{"text": "a"}, {"text": ', "the array in data.jsonl is damaged, element 2 is not JSON (Expecting value)"),
-        ('[{"text": "a"}, {"text" "b"}]', "damaged, element 2 is not JSON (Expecting ':' delimiter)"),
+        (
+            '[{"text": "a"}, {"text": ',
+            "the array in data.jsonl is damaged, element 2 is not JSON (Expecting value)",
+        ),
+        (
+            '[{"text": "a"}, {"text" "b"}]',
+            "damaged, element 2 is not JSON (Expecting ':' delimiter)",
+        ),
         ('[{"text": "a"},]', "element 2 is not JSON"),
         ('[{"text": "a"}', "it ends after element 1"),
         ('[{"text": "a"} {"text": "b"}]', "after element 1 comes '{'"),

@@ -33,7 +33,16 @@ def tokenizer(taught) -> TargetTokenizer:
     return TargetTokenizer(taught.folder)
 
 
-def asked(taught, tokenizer: TargetTokenizer, store: Path, documents=PROMPTS, *, weights="first", target=None, **settings):
+def asked(
+    taught,
+    tokenizer: TargetTokenizer,
+    store: Path,
+    documents=PROMPTS,
+    *,
+    weights="first",
+    target=None,
+    **settings,
+):
     return answer_prompts(
         target or nullcontext(taught.gguf),
         tokenizer,
@@ -60,16 +69,23 @@ def calls(monkeypatch) -> list[Sequence[int]]:
     return found
 
 
-def test_the_target_answers_and_only_its_tokens_are_learnt(taught, tokenizer: TargetTokenizer, tmp_path: Path) -> None:
+def test_the_target_answers_and_only_its_tokens_are_learnt(
+    taught, tokenizer: TargetTokenizer, tmp_path: Path
+) -> None:
     found = asked(taught, tokenizer, tmp_path / "a.jsonl")
     for item, (question, answer) in zip(found, ANSWERS.items(), strict=True):
         assert tokenizer.text(item.ids[item.learnt].tolist()) == f"{answer}<|end|>"
-        assert tokenizer.text(item.ids[~item.learnt].tolist()) == f"<|user|>{question}<|end|><|assistant|>"
+        assert (
+            tokenizer.text(item.ids[~item.learnt].tolist())
+            == f"<|user|>{question}<|end|><|assistant|>"
+        )
     records = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert [record["text"] for record in records] == list(ANSWERS.values())
 
 
-def test_an_interrupted_run_asks_only_what_is_left(taught, tokenizer: TargetTokenizer, tmp_path: Path, calls) -> None:
+def test_an_interrupted_run_asks_only_what_is_left(
+    taught, tokenizer: TargetTokenizer, tmp_path: Path, calls
+) -> None:
     store = tmp_path / "a.jsonl"
     whole = asked(taught, tokenizer, store, temperature=1.0)
     lines = store.read_text().splitlines(keepends=True)
@@ -77,29 +93,40 @@ def test_an_interrupted_run_asks_only_what_is_left(taught, tokenizer: TargetToke
     calls.clear()
     again = asked(taught, tokenizer, store, temperature=1.0)
     assert len(calls) == 2
-    assert all(np.array_equal(first.ids, other.ids) for first, other in zip(whole, again, strict=True))
+    assert all(
+        np.array_equal(first.ids, other.ids) for first, other in zip(whole, again, strict=True)
+    )
     asked(taught, tokenizer, store, temperature=0.5)
     assert len(calls) == 2 + len(PROMPTS)
 
 
-def test_a_prompt_that_is_asked_twice_has_two_answers_which_stay(taught, tokenizer: TargetTokenizer, tmp_path: Path) -> None:
-    """At temperature 3 a tiny target says 40 tokens or so at random: two answers are never the same."""
+def test_a_prompt_that_is_asked_twice_has_two_answers_which_stay(
+    taught, tokenizer: TargetTokenizer, tmp_path: Path
+) -> None:
+    """At temperature 3 a tiny target says 40 tokens or so at random: two answers are never the
+    same."""
     store, twice = tmp_path / "a.jsonl", [PROMPTS[0], PROMPTS[1], PROMPTS[0]]
     whole = asked(taught, tokenizer, store, twice, temperature=3.0)
     assert not np.array_equal(whole[0].ids, whole[2].ids)
     for kept in range(4):
         store.write_text("".join(store.read_text().splitlines(keepends=True)[:kept]))
         again = asked(taught, tokenizer, store, twice, temperature=3.0)
-        assert [sequence.ids.tolist() for sequence in again] == [sequence.ids.tolist() for sequence in whole]
+        assert [sequence.ids.tolist() for sequence in again] == [
+            sequence.ids.tolist() for sequence in whole
+        ]
 
 
-def test_other_weights_answer_anew(taught, tokenizer: TargetTokenizer, tmp_path: Path, calls) -> None:
+def test_other_weights_answer_anew(
+    taught, tokenizer: TargetTokenizer, tmp_path: Path, calls
+) -> None:
     for weights, expected in (("first", 6), ("first", 6), ("second", 12)):
         asked(taught, tokenizer, tmp_path / "a.jsonl", weights=weights)
         assert len(calls) == expected
 
 
-def test_a_target_that_has_answered_everything_is_not_needed(taught, tokenizer: TargetTokenizer, tmp_path: Path) -> None:
+def test_a_target_that_has_answered_everything_is_not_needed(
+    taught, tokenizer: TargetTokenizer, tmp_path: Path
+) -> None:
     @contextmanager
     def gone():
         pytest.fail("the target was opened")
@@ -107,32 +134,56 @@ def test_a_target_that_has_answered_everything_is_not_needed(taught, tokenizer: 
 
     whole = asked(taught, tokenizer, tmp_path / "a.jsonl")
     again = asked(taught, tokenizer, tmp_path / "a.jsonl", target=gone())
-    assert all(np.array_equal(first.ids, other.ids) for first, other in zip(whole, again, strict=True))
+    assert all(
+        np.array_equal(first.ids, other.ids) for first, other in zip(whole, again, strict=True)
+    )
 
 
-def test_a_target_that_was_trained_on_in_its_place_answers_anew(taught, tmp_path: Path, monkeypatch) -> None:
-    """A run names the weights by their files; a second one converts nothing but where they changed."""
+def test_a_target_that_was_trained_on_in_its_place_answers_anew(
+    taught, tmp_path: Path, monkeypatch
+) -> None:
+    """A run names the weights by their files; a second one converts nothing but where they
+    changed."""
     folder, data = tmp_path / "target", tmp_path / "prompts.jsonl"
     shutil.copytree(taught.folder, folder)
     data.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in ANSWERS))
     settings = AnswerSettings(longest=4)
-    run = HeadRun(folder, (data,), tmp_path / "out", own_answers=settings, force=True, max_length=64, n_threads=1)
+    run = HeadRun(
+        folder,
+        (data,),
+        tmp_path / "out",
+        own_answers=settings,
+        force=True,
+        max_length=64,
+        n_threads=1,
+    )
     converted = []
     convert = own_answers.convert_checkpoint
     monkeypatch.setattr(
-        own_answers, "convert_checkpoint", lambda *a, **options: (converted.append(a), convert(*a, **options))
+        own_answers,
+        "convert_checkpoint",
+        lambda *a, **options: (converted.append(a), convert(*a, **options)),
     )
     digests = []
     for number in range(3):
         if number == 2:
             os.utime(folder / "model.safetensors", ns=(1, 1))
-        digests.append(read_corpus(run, TargetTokenizer(folder), "heads", NobodyListens(), lambda texts: None).digest)
+        digests.append(
+            read_corpus(
+                run, TargetTokenizer(folder), "heads", NobodyListens(), lambda texts: None
+            ).digest
+        )
         assert len(converted) == (1, 1, 2)[number]
     assert len(set(digests)) == 1
 
 
 def test_what_asks_nothing_is_left_out(taught, tokenizer: TargetTokenizer, tmp_path: Path) -> None:
-    found = asked(taught, tokenizer, tmp_path / "a.jsonl", [PlainText("x y z"), PROMPTS[0], Answered("long " * 300, None)])
+    found = asked(
+        taught,
+        tokenizer,
+        tmp_path / "a.jsonl",
+        [PlainText("x y z"), PROMPTS[0], Answered("long " * 300, None)],
+    )
     assert len(found) == 1
     with pytest.raises(ModelError, match=r"ask nothing that \S+ could answer"):
         asked(taught, tokenizer, tmp_path / "b.jsonl", [PlainText("x y z")])
@@ -141,7 +192,9 @@ def test_what_asks_nothing_is_left_out(taught, tokenizer: TargetTokenizer, tmp_p
         asked(taught, tokenizer, tmp_path / "c.jsonl")
 
 
-def test_heads_distilled_from_prompts_alone_draft(taught, tokenizer: TargetTokenizer, tmp_path: Path) -> None:
+def test_heads_distilled_from_prompts_alone_draft(
+    taught, tokenizer: TargetTokenizer, tmp_path: Path
+) -> None:
     """Without one given answer: prompts, the target's own texts, and its law."""
     data = tmp_path / "prompts.jsonl"
     data.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in ANSWERS))
@@ -161,6 +214,9 @@ def test_heads_distilled_from_prompts_alone_draft(taught, tokenizer: TargetToken
     )
     report = train_head(MedusaRecipe(heads=2, from_law=True), run)
     assert report.result.curves.measures[-1][1]["head 2 top-1"] > 0.75
-    assert sorted(path.name for path in (tmp_path / "heads" / "training").iterdir()) == ["answers.jsonl", "state.pt"]
+    assert sorted(path.name for path in (tmp_path / "heads" / "training").iterdir()) == [
+        "answers.jsonl",
+        "state.pt",
+    ]
     convert_head(report.output, tmp_path / "h.gguf", target=taught.gguf)
     assert len(read_documents([data], need_answers=False)) == len(ANSWERS)

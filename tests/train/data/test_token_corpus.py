@@ -1,4 +1,5 @@
-"""Documents to tokens: what is learnt, how texts are cut, what is held out, and in which batches they come."""
+"""Documents to tokens: what is learnt, how texts are cut, what is held out, and in which batches
+they come."""
 
 from __future__ import annotations
 
@@ -40,14 +41,19 @@ def learnt(tokenizer: TargetTokenizer, document: object) -> str:
     return tokenizer.text(found.ids[found.learnt].tolist())
 
 
-def test_only_the_assistants_tokens_are_learnt_with_what_ends_them(tokenizer: TargetTokenizer) -> None:
+def test_only_the_assistants_tokens_are_learnt_with_what_ends_them(
+    tokenizer: TargetTokenizer,
+) -> None:
     assert learnt(tokenizer, CHAT) == "The first.<|end|>The last.<|end|>"
     assert learnt(tokenizer, Answered("Who?", "Me.")) == "Me.<|end|>"
     assert learnt(tokenizer, PlainText("All of it.")) == "All of it."
 
 
-def test_answers_that_the_template_shows_otherwise_are_found(tokenizer: TargetTokenizer, monkeypatch) -> None:
-    """As templates that leave out the thoughts of earlier answers: what is rendered is no prefix of what follows."""
+def test_answers_that_the_template_shows_otherwise_are_found(
+    tokenizer: TargetTokenizer, monkeypatch
+) -> None:
+    """As templates that leave out the thoughts of earlier answers: what is rendered is no prefix of
+    what follows."""
     from specrun.runtime.chat_template import ChatTemplate
 
     template = (
@@ -71,7 +77,9 @@ def test_tokens_are_the_runtimes(tokenizer: TargetTokenizer, taught) -> None:
     with Runtime(taught.gguf, n_threads=1, n_ctx=256) as runtime:
         asked = list(CHAT.messages[:2])
         assert tokenizer.prompt(Chat(tuple(asked))) == runtime.chat_prompt(asked)
-        assert tokenizer.prompt(Answered("Who?", None)) == runtime.chat_prompt([{"role": "user", "content": "Who?"}])
+        assert tokenizer.prompt(Answered("Who?", None)) == runtime.chat_prompt(
+            [{"role": "user", "content": "Who?"}]
+        )
         text = "Some text, with 13 numbers\n\tand tabs."
         assert tokenizer.tokenize(text) == runtime.vocabulary.tokenize(text)
     assert tokenizer.prompt(PlainText("x")) is None
@@ -83,7 +91,8 @@ def test_long_texts_are_cut_and_chats_are_not(tokenizer: TargetTokenizer) -> Non
     whole = tokenizer.encode(text)
     corpus = encode_corpus([text], tokenizer, max_length=32, held_out=0.0)
     assert np.array_equal(
-        np.concatenate([sequence.ids for sequence in corpus.sequences]), whole.ids[: sum(map(len, corpus.sequences))]
+        np.concatenate([sequence.ids for sequence in corpus.sequences]),
+        whole.ids[: sum(map(len, corpus.sequences))],
     )
     assert sum(map(len, corpus.sequences)) > len(whole) - 4
     assert corpus.longest == 32
@@ -110,7 +119,9 @@ def test_folders_that_are_no_model(tmp_path: Path) -> None:
         TargetTokenizer(tmp_path)
 
 
-def test_a_document_that_the_template_refuses_is_named(tokenizer: TargetTokenizer, monkeypatch, tmp_path: Path) -> None:
+def test_a_document_that_the_template_refuses_is_named(
+    tokenizer: TargetTokenizer, monkeypatch, tmp_path: Path
+) -> None:
     refusing = "{% if messages[0].role != 'user' %}{{ raise_exception('ask first') }}{% endif %}"
     monkeypatch.setattr(tokenizer, "template", ChatTemplate(refusing))
     chat = {"messages": [{"role": "system", "content": "a"}, *CHAT.messages]}
@@ -133,8 +144,12 @@ def test_chats_need_a_template(tokenizer: TargetTokenizer, monkeypatch) -> None:
 
 
 @settings(max_examples=60, derandomize=True, deadline=None, database=None)
-@given(st.lists(st.integers(4, 90), min_size=1, max_size=30), st.integers(1, 200), st.integers(0, 9))
-def test_batches_hold_every_sequence_once_within_the_limit(lengths: list[int], limit: int, seed: int) -> None:
+@given(
+    st.lists(st.integers(4, 90), min_size=1, max_size=30), st.integers(1, 200), st.integers(0, 9)
+)
+def test_batches_hold_every_sequence_once_within_the_limit(
+    lengths: list[int], limit: int, seed: int
+) -> None:
     given_lengths = dict(enumerate(lengths))
     groups = plan_batches(given_lengths, random.Random(seed), limit)
     assert sorted(number for group in groups for number in group) == list(given_lengths)
@@ -145,7 +160,8 @@ def test_batches_hold_every_sequence_once_within_the_limit(lengths: list[int], l
 
 
 def test_batches_have_room_for_what_texts_become() -> None:
-    """Twenty texts of 4 tokens that may become 30, and one that becomes 50: 128 tokens hold four of them, or two."""
+    """Twenty texts of 4 tokens that may become 30, and one that becomes 50: 128 tokens hold four of
+    them, or two."""
     short = TokenSequence(np.zeros(4, np.int32), np.ones(4, np.bool_))
     corpus = corpus_of([short] * 21, held_out=0.0)
     assert len(corpus.training_batches(0, 0, 128)) == 1
@@ -156,7 +172,9 @@ def test_batches_have_room_for_what_texts_become() -> None:
     assert all(len(group) * (50 if 0 in group else 30) <= 128 for group in groups)
 
 
-@pytest.mark.parametrize(("count", "share", "aside"), [(1, 0.05, 0), (2, 0.05, 1), (100, 0.1, 10), (9000, 0.1, 256)])
+@pytest.mark.parametrize(
+    ("count", "share", "aside"), [(1, 0.05, 0), (2, 0.05, 1), (100, 0.1, 10), (9000, 0.1, 256)]
+)
 def test_a_share_is_held_out_but_not_too_much(count: int, share: float, aside: int) -> None:
     sequence = TokenSequence(np.zeros(4, np.int32), np.ones(4, np.bool_))
     corpus = corpus_of([sequence] * count, held_out=share)

@@ -1,4 +1,5 @@
-"""Alpha: against enumeration of what the exact rule does, and its standard error against repeated samples."""
+"""Alpha: against enumeration of what the exact rule does, and its standard error against repeated
+samples."""
 
 import math
 
@@ -8,7 +9,12 @@ import torch
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import acceptance_probability
-from specrun.train.distillation.acceptance import TextAcceptance, acceptance_at, acceptance_gain, mean_acceptance
+from specrun.train.distillation.acceptance import (
+    TextAcceptance,
+    acceptance_at,
+    acceptance_gain,
+    mean_acceptance,
+)
 from specrun.train.distillation.learner import total_variation
 
 
@@ -26,7 +32,10 @@ def test_alpha_is_what_the_exact_rule_accepts(temperature):
     target, draft = logits(6, 9), logits(6, 9, seed=1)
     found = acceptance_at(target, draft, temperature)
     for row in range(6):
-        laws = [torch.softmax(logits[row].double() / temperature, -1).numpy() for logits in (target, draft)]
+        laws = [
+            torch.softmax(logits[row].double() / temperature, -1).numpy()
+            for logits in (target, draft)
+        ]
         assert float(found[row]) == pytest.approx(enumerated(*laws), abs=1e-12)
         assert float(found[row]) == pytest.approx(acceptance_probability(*laws), abs=1e-12)
 
@@ -45,7 +54,9 @@ def test_at_temperature_zero_the_likeliest_tokens_must_be_equal():
 
 def test_the_limit_of_low_temperatures_is_temperature_zero():
     target, draft = logits(40, 5), logits(40, 5, seed=1)
-    torch.testing.assert_close(acceptance_at(target, draft, 1e-3), acceptance_at(target, draft, 0.0))
+    torch.testing.assert_close(
+        acceptance_at(target, draft, 1e-3), acceptance_at(target, draft, 0.0)
+    )
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(9, 7), (7, 9)])
@@ -53,9 +64,14 @@ def test_tokens_that_one_model_lacks_are_lost(ours, theirs):
     target, draft = logits(4, ours), logits(4, theirs, seed=1)
     found = acceptance_at(target, draft, 1.0)
     padded = [np.zeros((4, 9)), np.zeros((4, 9))]
-    padded[0][:, :ours], padded[1][:, :theirs] = target.double().softmax(-1), draft.double().softmax(-1)
+    padded[0][:, :ours], padded[1][:, :theirs] = (
+        target.double().softmax(-1),
+        draft.double().softmax(-1),
+    )
     for row in range(4):
-        assert float(found[row]) == pytest.approx(acceptance_probability(padded[0][row], padded[1][row]), abs=1e-12)
+        assert float(found[row]) == pytest.approx(
+            acceptance_probability(padded[0][row], padded[1][row]), abs=1e-12
+        )
 
 
 def test_the_mean_is_over_positions_not_over_texts():
@@ -68,25 +84,35 @@ def texts(source, count):
     """Texts that differ: of unequal length, and all positions of one are easy or hard together."""
     lengths = source.integers(1, 30, count)
     ease = source.beta(2.0, 2.0, count)
-    accepted = [float(source.uniform(0, 2 * e, n).clip(0, 1).sum()) for e, n in zip(ease, lengths, strict=True)]
+    accepted = [
+        float(source.uniform(0, 2 * e, n).clip(0, 1).sum())
+        for e, n in zip(ease, lengths, strict=True)
+    ]
     return [TextAcceptance(a, int(n)) for a, n in zip(accepted, lengths, strict=True)]
 
 
 def test_the_standard_error_is_that_of_repeated_samples():
-    # The standard deviation of 600 estimates is known to 3 %, so 12 % is 4 standard errors: a false alarm under 1e-4.
+    # The standard deviation of 600 estimates is known to 3 %, so 12 % is 4 standard errors: a false
+    # alarm under 1e-4.
     source = np.random.default_rng(0)
     samples = [mean_acceptance(texts(source, 120)) for _ in range(600)]
     spread = float(np.std([sample.rate for sample in samples]))
     stated = float(np.mean([sample.error for sample in samples]))
     assert stated == pytest.approx(spread, rel=0.12)
     # Taking positions as independent, a known mistake, would state far too little.
-    naive = float(np.mean([math.sqrt(sample.rate * (1 - sample.rate) / sample.n_positions) for sample in samples]))
+    naive = float(
+        np.mean(
+            [math.sqrt(sample.rate * (1 - sample.rate) / sample.n_positions) for sample in samples]
+        )
+    )
     assert naive < 0.6 * spread
 
 
 def test_a_gain_is_known_better_than_its_ends():
     before = texts(np.random.default_rng(1), 50)
-    after = [TextAcceptance(text.accepted + 0.02 * text.n_positions, text.n_positions) for text in before]
+    after = [
+        TextAcceptance(text.accepted + 0.02 * text.n_positions, text.n_positions) for text in before
+    ]
     gain = acceptance_gain(before, after)
     assert gain.gain == pytest.approx(0.02)
     assert gain.error < 1e-12 < gain.before.error

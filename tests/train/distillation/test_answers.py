@@ -21,7 +21,9 @@ from specrun.train.distillation.answers import (
 )
 from specrun.train.distillation.sampling import uniform_numbers
 
-SETTINGS = AnswerSettings(temperature=1.0, n_longest=10, max_length=64, end_ids=(0,), vocab_size=300)
+SETTINGS = AnswerSettings(
+    temperature=1.0, n_longest=10, max_length=64, end_ids=(0,), vocab_size=300
+)
 
 
 def marks(text):
@@ -42,16 +44,24 @@ def marks(text):
     ],
 )
 def test_answers_begin_where_one_began(picture, starts):
-    found = {first_to_answer(marks(picture), uniform) for uniform in np.linspace(0.0, 1.0, 200, endpoint=False)}
+    found = {
+        first_to_answer(marks(picture), uniform)
+        for uniform in np.linspace(0.0, 1.0, 200, endpoint=False)
+    }
     assert found == starts
 
 
 def test_all_places_are_equally_likely():
-    found = [first_to_answer(marks("..aa..aaa..a"), uniform) for uniform in np.linspace(0.0, 1.0, 300, endpoint=False)]
+    found = [
+        first_to_answer(marks("..aa..aaa..a"), uniform)
+        for uniform in np.linspace(0.0, 1.0, 300, endpoint=False)
+    ]
     assert [found.count(start) for start in (2, 6, 11)] == [100, 100, 100]
 
 
-@pytest.mark.parametrize("picture", ["...aaa", "..aa..aaa", "..aa..aaa..", "aaaaaaaa", "aaa...", "a", "....", "." * 64])
+@pytest.mark.parametrize(
+    "picture", ["...aaa", "..aa..aaa", "..aa..aaa..", "aaaaaaaa", "aaa...", "a", "....", "." * 64]
+)
 @pytest.mark.parametrize("max_length", [8, 64])
 def test_batches_are_planned_for_the_longest_text_that_can_come(draft, picture, max_length):
     """No answer ends early here, and every place at which one may begin is drawn."""
@@ -101,17 +111,29 @@ def test_tokens_that_end_answers_are_those_of_the_configuration(target):
 
 
 def answered(corpus, target, folder, **changes):
-    options = {"settings": SETTINGS, "seed": 0, "tokens_per_batch": 100, "identity": "this one", **changes}
+    options = {
+        "settings": SETTINGS,
+        "seed": 0,
+        "tokens_per_batch": 100,
+        "identity": "this one",
+        **changes,
+    }
     return answered_by_target(corpus, target, corpus.training, store=folder, **options)
 
 
 def test_the_target_is_asked_once(corpus, target, tmp_path, monkeypatch):
     told = []
-    first = answered(corpus, target, tmp_path, progress=lambda done, total: told.append((done, total)))
+    first = answered(
+        corpus, target, tmp_path, progress=lambda done, total: told.append((done, total))
+    )
     n_training = len(corpus.training)
     assert told[-1] == (n_training, n_training)
     assert len(told) > 1
-    changed = [n for n, (sequence, other) in enumerate(zip(first.sequences, corpus.sequences, strict=True)) if sequence is other]
+    changed = [
+        n
+        for n, (sequence, other) in enumerate(zip(first.sequences, corpus.sequences, strict=True))
+        if sequence is other
+    ]
     assert tuple(changed) == corpus.held_out
 
     def fails(*_arguments):
@@ -119,7 +141,11 @@ def test_the_target_is_asked_once(corpus, target, tmp_path, monkeypatch):
 
     monkeypatch.setattr(target_answers, "answer_anew", fails)
     assert answered(corpus, target, tmp_path).digest == first.digest
-    for change in ({"seed": 1}, {"identity": "another"}, {"settings": replace(SETTINGS, temperature=0.5)}):
+    for change in (
+        {"seed": 1},
+        {"identity": "another"},
+        {"settings": replace(SETTINGS, temperature=0.5)},
+    ):
         with pytest.raises(AssertionError):
             answered(corpus, target, tmp_path, **change)
 

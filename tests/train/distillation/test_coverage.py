@@ -1,17 +1,24 @@
-"""What existing drafters know: their likeliest tokens through llama.cpp, and what is left to learn."""
+"""What existing drafters know: their likeliest tokens through llama.cpp, and what is left to
+learn."""
 
 import numpy as np
 import pytest
 import torch
 
 from specrun.bindings.errors import ClosedError, OptionError, PairError
-from specrun.train.distillation.coverage import ExistingDrafters, covered_positions, position_weights
+from specrun.train.distillation.coverage import (
+    ExistingDrafters,
+    covered_positions,
+    position_weights,
+)
 from specrun.train.distillation.vocabularies import folder_vocabulary
 
 
 @pytest.fixture(scope="module")
 def drafters(family, draft_gguf):
-    with ExistingDrafters([draft_gguf, draft_gguf], folder_vocabulary(family.target), n_ctx=200, n_threads=1) as opened:
+    with ExistingDrafters(
+        [draft_gguf, draft_gguf], folder_vocabulary(family.target), n_ctx=200, n_threads=1
+    ) as opened:
         yield opened
 
 
@@ -20,7 +27,9 @@ def test_their_tokens_are_those_that_torch_finds(drafters, draft):
     with torch.no_grad():
         logits = draft.module(input_ids=torch.tensor([text])).logits[0]
     best = logits.topk(2, -1).values
-    sure = (best[:, 0] - best[:, 1]).numpy() > 0.02  # llama.cpp keeps keys and values in half precision
+    sure = (
+        best[:, 0] - best[:, 1]
+    ).numpy() > 0.02  # llama.cpp keeps keys and values in half precision
     assert sure.mean() > 0.3
     found = drafters.top_tokens(text)
     assert found.shape == (2, 150)

@@ -26,7 +26,9 @@ class ScriptedDrafters:
 
 
 def learner(target, draft, loss=None, **options):
-    return DistillationLearner(target, draft, loss or DistillationLoss(), ANSWERS, n_shared=300, **options)
+    return DistillationLearner(
+        target, draft, loss or DistillationLoss(), ANSWERS, n_shared=300, **options
+    )
 
 
 def noise(seed=0):
@@ -44,7 +46,11 @@ def rows_by_hand(target, draft, batch, temperature=1.0):
             torch.log_softmax(model.module(input_ids=ids).logits[0].double() / temperature, -1)
             for model in (target, draft)
         ]
-        found += [[law[place] for law in laws] for place in range(length - 1) if batch.learnt[row, place + 1]]
+        found += [
+            [law[place] for law in laws]
+            for place in range(length - 1)
+            if batch.learnt[row, place + 1]
+        ]
     return found
 
 
@@ -63,7 +69,10 @@ def test_the_loss_is_the_mean_divergence_over_answers(target, draft, batch, name
 def test_only_the_drafter_learns(target, draft, batch):
     (part,) = learner(target, draft).losses(batch, noise(), 0)
     part.value.backward()
-    assert all(parameter.grad is not None and bool(parameter.grad.any()) for parameter in draft.module.parameters())
+    assert all(
+        parameter.grad is not None and bool(parameter.grad.any())
+        for parameter in draft.module.parameters()
+    )
     assert all(parameter.grad is None for parameter in target.module.parameters())
 
 
@@ -86,7 +95,9 @@ def test_a_batch_that_others_know_throughout_teaches_nothing(target, draft, batc
     class AllKnowing:
         def top_tokens(self, text):
             with torch.no_grad():
-                return target.module(input_ids=torch.tensor([text])).logits[0].argmax(-1).numpy()[None]
+                return (
+                    target.module(input_ids=torch.tensor([text])).logits[0].argmax(-1).numpy()[None]
+                )
 
     (part,) = learner(target, draft, drafters=AllKnowing()).losses(batch, noise(), 0)
     part.value.backward()
@@ -112,11 +123,13 @@ def drafters_answers(trained, batch, seed=0):
 
 
 def test_on_policy_answers_are_the_drafters_own(target, draft, batch):
-    """Their tokens have the likelihood of tokens drawn from the drafter: Var of -log q is bounded, so is the mean's.
+    """Their tokens have the likelihood of tokens drawn from the drafter: Var of -log q is bounded,
+    so is the mean's.
 
-    Hypothesis: tokens are drawn from Q. The statistic is mean(-log q(token)) - mean entropy of Q over about 80 tokens,
-    whose standard deviation is under 2 nats a token here: 1 nat is over 4 standard errors, a false alarm under 1e-4.
-    Tokens of the target's answers are nats less likely than that.
+    Hypothesis: tokens are drawn from Q. The statistic is mean(-log q(token)) - mean entropy of Q
+    over about 80 tokens, whose standard deviation is under 2 nats a token here: 1 nat is over 4
+    standard errors, a false alarm under 1e-4. Tokens of the target's answers are nats less likely
+    than that.
     """
     trained = learner(target, draft, DistillationLoss(on_policy=1.0))
     found, own = drafters_answers(trained, batch)
@@ -132,7 +145,9 @@ def excess_surprise(model, batch):
     with torch.no_grad():
         for row in range(len(batch.numbers)):
             length = int(batch.valid[row].sum())
-            laws = torch.log_softmax(model.module(input_ids=batch.ids[row : row + 1, :length]).logits[0].double(), -1)
+            laws = torch.log_softmax(
+                model.module(input_ids=batch.ids[row : row + 1, :length]).logits[0].double(), -1
+            )
             for place in range(length - 1):
                 if batch.learnt[row, place + 1]:
                     law = laws[place]
@@ -167,7 +182,8 @@ def test_a_share_of_the_answers_is_on_policy(target, draft, batch):
 def test_the_noise_alone_decides(target, draft, batch):
     trained = learner(target, draft, DistillationLoss(on_policy=0.5))
     first, again, other = (
-        float(next(iter(trained.losses(batch, noise(seed), 0))).value.detach()) for seed in (1, 1, 2)
+        float(next(iter(trained.losses(batch, noise(seed), 0))).value.detach())
+        for seed in (1, 1, 2)
     )
     assert first == again != other
 
@@ -182,7 +198,9 @@ def test_alpha_is_the_mean_acceptance_of_the_answers_tokens(target, draft, corpu
             same = bool(laws[0].argmax() == laws[1].argmax())
             agree.append(same)
             accepted.append(
-                float(same) if temperature == 0.0 else acceptance_probability(*(law.exp().numpy() for law in laws))
+                float(same)
+                if temperature == 0.0
+                else acceptance_probability(*(law.exp().numpy() for law in laws))
             )
     found = trained.measure(batches)
     assert found["alpha"] == pytest.approx(np.mean(accepted), rel=1e-5)
@@ -196,7 +214,10 @@ def test_coverage_is_measured_beside_other_drafters(target, draft, corpus):
     rows = rows_by_hand(target, draft, batches[0])
     known = int(rows[0][0].argmax())
     by_others = [int(laws[0].argmax()) == known for laws in rows]
-    together = [other or bool(laws[0].argmax() == laws[1].argmax()) for other, laws in zip(by_others, rows, strict=True)]
+    together = [
+        other or bool(laws[0].argmax() == laws[1].argmax())
+        for other, laws in zip(by_others, rows, strict=True)
+    ]
     found = learner(target, draft, drafters=ScriptedDrafters(known)).measure(batches)
     assert found["covered by others"] == pytest.approx(np.mean(by_others))
     assert found["covered together"] == pytest.approx(np.mean(together))
@@ -205,7 +226,10 @@ def test_coverage_is_measured_beside_other_drafters(target, draft, corpus):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"divergence": "hellinger"}, "use one of forward-kl, reverse-kl, jensen-shannon, total-variation"),
+        (
+            {"divergence": "hellinger"},
+            "use one of forward-kl, reverse-kl, jensen-shannon, total-variation",
+        ),
         ({"temperature": 0.0}, "give a number above 0"),
         ({"on_policy": 1.5}, "on_policy is 1.5: it is a share"),
         ({"covered_weight": -0.1}, "covered_weight is -0.1: it is a share"),

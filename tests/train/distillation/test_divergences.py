@@ -1,11 +1,18 @@
-"""The four divergences: closed forms, gradients by formula and by finite differences, what they have in common."""
+"""The four divergences: closed forms, gradients by formula and by finite differences, what they
+have in common."""
 
 import math
 
 import pytest
 import torch
 
-from specrun.train.distillation.learner import DIVERGENCES, forward_kl, jensen_shannon, reverse_kl, total_variation
+from specrun.train.distillation.learner import (
+    DIVERGENCES,
+    forward_kl,
+    jensen_shannon,
+    reverse_kl,
+    total_variation,
+)
 
 P, Q = (0.7, 0.2, 0.1), (0.25, 0.25, 0.5)
 
@@ -15,7 +22,9 @@ def log_law(*probs):
 
 
 def random_logits(*shape, seed=0, scale=2.0):
-    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return scale * torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def test_forward_kl_by_hand():
@@ -30,12 +39,17 @@ def test_reverse_kl_by_hand():
 
 def test_jensen_shannon_by_hand():
     middle = [(p + q) / 2 for p, q in zip(P, Q, strict=True)]
-    expected = sum(p * math.log(p / m) + q * math.log(q / m) for p, q, m in zip(P, Q, middle, strict=True)) / 2
+    expected = (
+        sum(p * math.log(p / m) + q * math.log(q / m) for p, q, m in zip(P, Q, middle, strict=True))
+        / 2
+    )
     assert float(jensen_shannon(log_law(*P), log_law(*Q))) == pytest.approx(expected, abs=1e-12)
 
 
 def test_total_variation_by_hand():
-    assert float(total_variation(log_law(*P), log_law(*Q))) == pytest.approx((0.45 + 0.05 + 0.4) / 2, abs=1e-12)
+    assert float(total_variation(log_law(*P), log_law(*Q))) == pytest.approx(
+        (0.45 + 0.05 + 0.4) / 2, abs=1e-12
+    )
 
 
 def test_laws_without_a_token_in_common():
@@ -103,7 +117,8 @@ def test_gradients_are_those_of_the_formulas(name):
 def test_gradients_are_those_of_finite_differences(name):
     target, logits = random_logits(3, 5, seed=7).log_softmax(-1), random_logits(3, 5, seed=8)
     assert torch.autograd.gradcheck(
-        lambda changed: DIVERGENCES[name](target, changed.log_softmax(-1)), logits.clone().requires_grad_()
+        lambda changed: DIVERGENCES[name](target, changed.log_softmax(-1)),
+        logits.clone().requires_grad_(),
     )
 
 

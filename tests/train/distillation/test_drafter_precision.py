@@ -15,7 +15,8 @@ from specrun.train.trainer.listener import NobodyListens
 
 def run_for(family, output) -> DrafterRun:
     return DrafterRun(
-        family.target, (family.data,), output, steps=3, tokens_per_batch=400, max_length=64, held_out=0.1, device="cpu",
+        family.target, (family.data,), output, steps=3, tokens_per_batch=400, max_length=64,
+        held_out=0.1, device="cpu",
         n_threads=1, draft=family.draft, measured_on="given",
     )  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""Sampled answers: token by token the ones that the model's own laws and the given noise stand for."""
+"""Sampled answers: token by token the ones that the model's own laws and the given noise stand
+for."""
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ def uniforms():
 
 @torch.no_grad()
 def token_by_law(model, text, uniform, temperature):
-    """The token at `uniform` of the law after a text, from a fresh evaluation without padding or cache."""
+    """The token at `uniform` of the law after a text, from a fresh evaluation without padding or
+    cache."""
     logits = model.module(input_ids=torch.tensor([text])).logits[0, -1].double()
     cumulative = torch.softmax(logits / temperature, -1).cumsum(-1)
     return int((cumulative <= uniform * cumulative[-1]).sum())
@@ -25,7 +27,8 @@ def token_by_law(model, text, uniform, temperature):
 def disagreements(model, answers, uniforms, temperature):
     """How many tokens of the answers are not the model's own."""
     return sum(
-        token_by_law(model, prompt + answer[:place], float(uniforms[row, place]), temperature) != token
+        token_by_law(model, prompt + answer[:place], float(uniforms[row, place]), temperature)
+        != token
         for row, (prompt, answer) in enumerate(zip(PROMPTS, answers, strict=True))
         for place, token in enumerate(answer)
     )
@@ -51,7 +54,11 @@ def test_the_likeliest_tokens_are_those_that_transformers_generates(target, unif
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         ids = torch.tensor([prompt])
         reference = target.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=N_LONGEST, do_sample=False, pad_token_id=0
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=N_LONGEST,
+            do_sample=False,
+            pad_token_id=0,
         )
         assert prompt + answer == reference[0].tolist()
 
@@ -59,7 +66,9 @@ def test_the_likeliest_tokens_are_those_that_transformers_generates(target, unif
 def test_an_answer_does_not_depend_on_the_others(target, uniforms):
     together = sample_answers(target, PROMPTS, uniforms, temperature=1.0, end_ids={0})
     for row, prompt in enumerate(PROMPTS):
-        alone = sample_answers(target, [prompt], uniforms[row : row + 1], temperature=1.0, end_ids={0})
+        alone = sample_answers(
+            target, [prompt], uniforms[row : row + 1], temperature=1.0, end_ids={0}
+        )
         assert alone == [together[row]]
 
 

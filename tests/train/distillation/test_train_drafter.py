@@ -1,4 +1,5 @@
-"""Whole runs: alpha rises, and does not where nothing is learnt; resumed runs; what others miss; what is written."""
+"""Whole runs: alpha rises, and does not where nothing is learnt; resumed runs; what others miss;
+what is written."""
 
 import dataclasses
 import json
@@ -30,7 +31,8 @@ from specrun.train.target.hf_model import load_hf_model
 from specrun.train.trainer.listener import RunListener
 
 SETTINGS = {
-    "steps": 30, "learning_rate": 1e-2, "tokens_per_batch": 400, "measures": 2, "held_out": 0.3, "max_length": 64,
+    "steps": 30, "learning_rate": 1e-2, "tokens_per_batch": 400, "measures": 2, "held_out": 0.3,
+    "max_length": 64,
     "longest_answer": 16, "device": "cpu", "precision": "float32", "n_threads": 1,
 }  # fmt: skip
 
@@ -74,12 +76,22 @@ def test_the_folder_is_a_model_that_everything_reads(family, tmp_path):
     output = tmp_path / "out"
     found = train_drafter(run_for(family, output))
     names = {path.name for path in output.iterdir()}
-    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
+    assert names >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "README.md",
+    }
     assert not [name for name in names if "partial" in name]
     assert AutoModelForCausalLM.from_pretrained(output).config.vocab_size == 300
-    config, before = (json.loads((folder / "config.json").read_text()) for folder in (output, family.draft))
+    config, before = (
+        json.loads((folder / "config.json").read_text()) for folder in (output, family.draft)
+    )
     assert config == {**before, "torch_dtype": "float32"}
-    again = train_drafter(run_for(dataclasses.replace(family, draft=output), tmp_path / "more", steps=1))
+    again = train_drafter(
+        run_for(dataclasses.replace(family, draft=output), tmp_path / "more", steps=1)
+    )
     assert again.acceptance.before == found.acceptance.after
     report = convert_checkpoint(output, tmp_path / "draft.gguf", outtype="f32", verify=True)
     assert report.logits.relative_error < 1e-4
@@ -88,12 +100,18 @@ def test_the_folder_is_a_model_that_everything_reads(family, tmp_path):
 def test_the_runtime_accepts_what_was_measured(family, tmp_path):
     """Greedy drafts at temperature 0 are accepted as often as the likeliest tokens are equal."""
     train_drafter(run_for(family, tmp_path / "out", steps=40, measured_on="given"))
-    for folder, name in ((family.target, "target"), (tmp_path / "out", "draft"), (family.draft, "untrained")):
+    for folder, name in (
+        (family.target, "target"),
+        (tmp_path / "out", "draft"),
+        (family.draft, "untrained"),
+    ):
         convert_checkpoint(folder, tmp_path / f"{name}.gguf", outtype="f32")
     lengths = {}
     for name in ("draft", "untrained"):
         expression = f"draft({tmp_path / f'{name}.gguf'}, n=3)"
-        with Runtime(tmp_path / "target.gguf", drafter=expression, n_ctx=128, n_threads=1) as runtime:
+        with Runtime(
+            tmp_path / "target.gguf", drafter=expression, n_ctx=128, n_threads=1
+        ) as runtime:
             asked = [{"role": "user", "content": "What does second do?"}]
             result = runtime.chat(asked, SamplingParams(temperature=0.0), max_tokens=24)
         lengths[name] = result.stats.mean_accepted_length
@@ -101,7 +119,9 @@ def test_the_runtime_accepts_what_was_measured(family, tmp_path):
     assert lengths["untrained"] < lengths["draft"] - 0.3
 
 
-@pytest.mark.parametrize("loss", [DistillationLoss(), DistillationLoss(on_policy=0.5)], ids=["fixed", "mixed"])
+@pytest.mark.parametrize(
+    "loss", [DistillationLoss(), DistillationLoss(on_policy=0.5)], ids=["fixed", "mixed"]
+)
 def test_a_resumed_run_is_one_that_was_never_stopped(family, tmp_path, loss):
     settings = {"loss": loss, "answers": "target", "steps": 14, "longest_answer": 12}
     whole = train_drafter(run_for(family, tmp_path / "whole", **settings))
@@ -120,7 +140,9 @@ def test_a_resumed_run_is_one_that_was_never_stopped(family, tmp_path, loss):
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
     assert rest.acceptance.after.rate == pytest.approx(whole.acceptance.after.rate, abs=1e-6)
     assert rest.acceptance.before == whole.acceptance.before
-    first, other = (load_hf_model(path, torch.device("cpu")).module for path in (tmp_path / "whole", run.output))
+    first, other = (
+        load_hf_model(path, torch.device("cpu")).module for path in (tmp_path / "whole", run.output)
+    )
     for ours, theirs in zip(first.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
@@ -141,13 +163,18 @@ def batches(monkeypatch):
 
 
 def prompts_of(family, path, copies):
-    questions = sorted({json.loads(line)["question"] for line in family.data.read_text().splitlines()})
-    path.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in questions * copies))
+    questions = sorted(
+        {json.loads(line)["question"] for line in family.data.read_text().splitlines()}
+    )
+    path.write_text(
+        "".join(json.dumps({"prompt": question}) + "\n" for question in questions * copies)
+    )
     return dataclasses.replace(family, data=path)
 
 
 def test_epochs_are_of_the_texts_that_are_learnt(family, tmp_path, batches):
-    """Prompts of ten tokens become three times as long when they are answered: their epochs have more batches."""
+    """Prompts of ten tokens become three times as long when they are answered: their epochs have
+    more batches."""
     asked = prompts_of(family, tmp_path / "prompts.jsonl", 8)
     settings = {"answers": "target", "steps": None, "epochs": 2, "tokens_per_batch": 100}
     found = train_drafter(run_for(asked, tmp_path / "out", **settings))
@@ -158,8 +185,11 @@ def test_epochs_are_of_the_texts_that_are_learnt(family, tmp_path, batches):
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_batches_with_the_drafters_own_answers_are_as_large_as_asked(family, tmp_path, batches, share):
-    """40 tokens, for hardly anything ends an answer early: prompts of ten tokens become 5 times as long."""
+def test_batches_with_the_drafters_own_answers_are_as_large_as_asked(
+    family, tmp_path, batches, share
+):
+    """40 tokens, for hardly anything ends an answer early: prompts of ten tokens become 5 times as
+    long."""
     asked = prompts_of(family, tmp_path / "prompts.jsonl", 4)
     draft = load_hf_model(family.draft, torch.device("cpu"))
     with torch.no_grad():  # the last row is of the token that ends an answer
@@ -169,26 +199,44 @@ def test_batches_with_the_drafters_own_answers_are_as_large_as_asked(family, tmp
     draft.module.save_pretrained(silent)
     loss = DistillationLoss(on_policy=share)
     answers = "given" if share == 1.0 else "target"
-    settings = {"answers": answers, "loss": loss, "steps": None, "tokens_per_batch": 200, "longest_answer": 40}
-    train_drafter(run_for(dataclasses.replace(asked, draft=silent), tmp_path / "out", learning_rate=1e-9, **settings))
+    settings = {
+        "answers": answers,
+        "loss": loss,
+        "steps": None,
+        "tokens_per_batch": 200,
+        "longest_answer": 40,
+    }
+    train_drafter(
+        run_for(
+            dataclasses.replace(asked, draft=silent),
+            tmp_path / "out",
+            learning_rate=1e-9,
+            **settings,
+        )
+    )
     assert max(batch.ids.shape[1] for batch in batches) > 40
     assert all(batch.ids.numel() <= 200 for batch in batches)
 
 
 def test_dropout_of_a_drafters_configuration_is_left_out(family, tmp_path):
-    """It would draw from torch's own source, and no resumed run would be the one that was stopped."""
+    """It would draw from torch's own source, and no resumed run would be the one that was
+    stopped."""
     dropping = tmp_path / "dropping"
     shutil.copytree(family.draft, dropping)
     config = json.loads((dropping / "config.json").read_text())
     (dropping / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.5}))
     settings = {"steps": 4, "measured_on": "given", "measures": 4}
     plain = train_drafter(run_for(family, tmp_path / "plain", **settings))
-    found = train_drafter(run_for(dataclasses.replace(family, draft=dropping), tmp_path / "out", **settings))
+    found = train_drafter(
+        run_for(dataclasses.replace(family, draft=dropping), tmp_path / "out", **settings)
+    )
     assert found.result.curves.losses == plain.result.curves.losses
 
 
 def test_on_policy_runs_are_not_resumed_with_another_length(family, tmp_path):
-    run = run_for(family, tmp_path / "out", steps=2, loss=DistillationLoss(on_policy=1.0), measured_on="given")
+    run = run_for(
+        family, tmp_path / "out", steps=2, loss=DistillationLoss(on_policy=1.0), measured_on="given"
+    )
     train_drafter(run)
     with pytest.raises(OptionError, match="max length 64 and --resume asks for 60"):
         train_drafter(dataclasses.replace(run, resume=True, max_length=60))
@@ -197,19 +245,24 @@ def test_on_policy_runs_are_not_resumed_with_another_length(family, tmp_path):
 def test_a_run_is_not_resumed_as_another(family, tmp_path):
     run = run_for(family, tmp_path / "out", steps=2)
     train_drafter(run)
-    with pytest.raises(OptionError, match=r"already holds model.safetensors; choose another folder, or .* --force"):
+    with pytest.raises(
+        OptionError, match=r"already holds model.safetensors; choose another folder, or .* --force"
+    ):
         train_drafter(run)
     (run.output / "model.safetensors").unlink()
     with pytest.raises(OptionError, match="holds an earlier run: go on with --resume"):
         train_drafter(run)
     with pytest.raises(FileMissingError, match="to resume"):
         train_drafter(dataclasses.replace(run, output=tmp_path / "none", resume=True))
-    with pytest.raises(OptionError, match="with loss divergence forward-kl and --resume asks for reverse-kl"):
+    with pytest.raises(
+        OptionError, match="with loss divergence forward-kl and --resume asks for reverse-kl"
+    ):
         train_drafter(dataclasses.replace(run, resume=True, loss=DistillationLoss("reverse-kl")))
 
 
 def test_boosted_drafters_cover_more_together(family, tmp_path):
-    """A drafter that knows some answers, and one trained on what it misses: the union knows what neither does alone.
+    """A drafter that knows some answers, and one trained on what it misses: the union knows what
+    neither does alone.
 
     The negative control is a second drafter trained like the first, which adds next to nothing.
     """
@@ -232,15 +285,24 @@ def test_boosted_drafters_cover_more_together(family, tmp_path):
     train_drafter(run_for(few, tmp_path / "control", **boosted))
     settings |= {"steps": 1, "learning_rate": 1e-12}
     measured = dataclasses.replace(family, draft=tmp_path / "control")
-    same = train_drafter(run_for(measured, tmp_path / "measured", not_covered_by=boosted["not_covered_by"], **settings))
+    same = train_drafter(
+        run_for(
+            measured, tmp_path / "measured", not_covered_by=boosted["not_covered_by"], **settings
+        )
+    )
     assert same.after.covered_together < found.after.covered_together - 0.1
 
 
 def test_prompts_alone_will_do_where_models_answer(family, tmp_path):
     asked = prompts_of(family, tmp_path / "prompts.jsonl", 5)
-    for loss, answers in ((DistillationLoss(on_policy=1.0), "given"), (DistillationLoss(), "target")):
+    for loss, answers in (
+        (DistillationLoss(on_policy=1.0), "given"),
+        (DistillationLoss(), "target"),
+    ):
         found = train_drafter(
-            run_for(asked, tmp_path / answers, loss=loss, answers=answers, longest_answer=12, steps=25)
+            run_for(
+                asked, tmp_path / answers, loss=loss, answers=answers, longest_answer=12, steps=25
+            )
         )
         assert found.acceptance.gain > 0.1
     with pytest.raises(ModelError):
@@ -252,12 +314,16 @@ def test_plain_text_is_learnt_from(family, tmp_path):
     lines = [json.loads(line) for line in family.data.read_text().splitlines()]
     text.write_text(" ".join(f"{line['question']} {line['answer']}" for line in lines) * 4)
     found = train_drafter(
-        run_for(dataclasses.replace(family, data=text), tmp_path / "out", loss=DistillationLoss(on_policy=0.5))
+        run_for(
+            dataclasses.replace(family, data=text),
+            tmp_path / "out",
+            loss=DistillationLoss(on_policy=0.5),
+        )
     )
     assert found.acceptance.gain > 0.1
 
 
-# -- bad input ---------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
 def test_other_vocabularies_are_refused_before_anything_is_written(family, tmp_path):
@@ -295,7 +361,9 @@ def test_missing_folders_and_files(family, tmp_path):
         with pytest.raises(FileMissingError, match="there is no folder"):
             train_drafter(run_for(lost, tmp_path / "out"))
     with pytest.raises(FileMissingError, match=r"there is no file .*none.jsonl to train on"):
-        train_drafter(run_for(dataclasses.replace(family, data=tmp_path / "none.jsonl"), tmp_path / "out"))
+        train_drafter(
+            run_for(dataclasses.replace(family, data=tmp_path / "none.jsonl"), tmp_path / "out")
+        )
     with pytest.raises(OptionError, match="the folder of a model that is read"):
         train_drafter(run_for(family, family.draft))
 
@@ -317,7 +385,9 @@ def test_a_loss_that_is_no_number_stops_the_run(family, tmp_path, monkeypatch):
 
     monkeypatch.setattr("specrun.train.distillation.learner.DIVERGENCES", {"forward-kl": breaks})
     run = run_for(family, tmp_path / "out", save_seconds=0.0, steps=8, measured_on="given")
-    with pytest.raises(SpecrunError, match=r"the loss at step 5 is nan, not a number .* keeps step 4"):
+    with pytest.raises(
+        SpecrunError, match=r"the loss at step 5 is nan, not a number .* keeps step 4"
+    ):
         train_drafter(run)
     assert not (run.output / "model.safetensors").exists()
     monkeypatch.undo()
@@ -340,7 +410,8 @@ def test_settings_out_of_range(family, tmp_path, changes, message):
 
 def test_the_memory_named_grows_with_what_is_asked(family):
     small, large = (
-        drafter_memory(family.target, family.draft, torch.float32, tokens_per_batch=n).total for n in (100, 1000)
+        drafter_memory(family.target, family.draft, torch.float32, tokens_per_batch=n).total
+        for n in (100, 1000)
     )
     assert 5 * small < large
     wide, narrow = (

@@ -8,11 +8,18 @@ import pytest
 
 from specrun.bindings.errors import FileMissingError, PairError
 from specrun.bindings.model import Model
-from specrun.train.distillation.vocabularies import ModelVocabulary, check_same_vocabulary, folder_vocabulary, gguf_vocabulary
+from specrun.train.distillation.vocabularies import (
+    ModelVocabulary,
+    check_same_vocabulary,
+    folder_vocabulary,
+    gguf_vocabulary,
+)
 
 
 def vocabulary(*texts, name="draft", unused=()):
-    return ModelVocabulary(Path(name), len(texts), lambda token: texts[token], lambda token: token not in unused)
+    return ModelVocabulary(
+        Path(name), len(texts), lambda token: texts[token], lambda token: token not in unused
+    )
 
 
 def test_equal_vocabularies_fit():
@@ -28,7 +35,10 @@ def test_the_first_token_that_differs_is_named():
 
 
 def test_ids_without_a_token_may_differ():
-    assert check_same_vocabulary(vocabulary("a", "[PAD1]", unused={1}), vocabulary("a", "<extra>")) == 2
+    assert (
+        check_same_vocabulary(vocabulary("a", "[PAD1]", unused={1}), vocabulary("a", "<extra>"))
+        == 2
+    )
     assert check_same_vocabulary(vocabulary("a", "b", "c"), vocabulary("a", "b")) == 2
 
 
@@ -41,7 +51,9 @@ def test_too_many_missing_tokens_are_refused():
 
 def test_folder_and_file_of_one_tokenizer_have_the_same_vocabulary(family, draft_gguf):
     with Model(draft_gguf, vocab_only=True) as model:
-        assert check_same_vocabulary(folder_vocabulary(family.target), gguf_vocabulary(model)) == 300
+        assert (
+            check_same_vocabulary(folder_vocabulary(family.target), gguf_vocabulary(model)) == 300
+        )
 
 
 def test_a_folder_with_another_token(family, tmp_path):
@@ -52,7 +64,9 @@ def test_a_folder_with_another_token(family, tmp_path):
     first, second = sorted(ids, key=ids.get)[270:272]
     ids[first], ids[second] = ids[second], ids[first]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(PairError, match=f"token 270 is {first!r} for the target and {second!r} for the drafter"):
+    with pytest.raises(
+        PairError, match=f"token 270 is {first!r} for the target and {second!r} for the drafter"
+    ):
         check_same_vocabulary(folder_vocabulary(family.target), folder_vocabulary(other))
 
 

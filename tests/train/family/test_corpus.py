@@ -23,13 +23,29 @@ def by_name(entries):
             "function",
             "Recursively copy a directory tree and return the destination directory.",
         ),
-        ("os.getcwd", "function", "Return a unicode string representing the current working directory."),
+        (
+            "os.getcwd",
+            "function",
+            "Return a unicode string representing the current working directory.",
+        ),
         ("len", "function", "Return the number of items in a container."),
         ("list.append", "method", "Append object to the end of the list."),
         ("json.dumps", "function", "Serialize ``obj`` to a JSON formatted ``str``."),
-        ("shutil", "module", "Utility functions for copying and archiving files and directory trees."),
-        ("collections.deque", "class", "A list-like sequence optimized for data accesses near its endpoints."),
-        ("os.path.join", "function", "Join two or more pathname components, inserting '/' as needed."),
+        (
+            "shutil",
+            "module",
+            "Utility functions for copying and archiving files and directory trees.",
+        ),
+        (
+            "collections.deque",
+            "class",
+            "A list-like sequence optimized for data accesses near its endpoints.",
+        ),
+        (
+            "os.path.join",
+            "function",
+            "Join two or more pathname components, inserting '/' as needed.",
+        ),
     ],
 )
 def test_well_known_names(by_name, name, kind, sentence):

@@ -19,7 +19,10 @@ from specrun.train.family.corpus import MAX_SENTENCE, first_sentence
         ("No full stop here", "No full stop here"),
         ("sleep(seconds)\n\nDelay execution for a time.", "Delay execution for a time."),
         ("f(x) -> int\nf(x, y) -> int\n\nAdd the numbers.", "Add the numbers."),
-        ("localtime([seconds]) -> (tm_year,tm_mon,\n       tm_isdst)\n\nConvert seconds.", "Convert seconds."),
+        (
+            "localtime([seconds]) -> (tm_year,tm_mon,\n       tm_isdst)\n\nConvert seconds.",
+            "Convert seconds.",
+        ),
         ("dict() -> new empty dictionary", "new empty dictionary"),
         ("D.items() -> a set-like object providing a view", "a set-like object providing a view"),
         ("A fine title\n============\n\nText.", "A fine title"),

@@ -12,7 +12,14 @@ from support.tiny_family import all_in_one, tiny_settings
 from specrun.train.family.batches import encode
 from specrun.train.family.conversations import turn
 from specrun.train.family.corpus import Entry
-from specrun.train.family.llama import Llama, LlamaLearner, LlamaShape, next_labels, rope_tables, rotate
+from specrun.train.family.llama import (
+    Llama,
+    LlamaLearner,
+    LlamaShape,
+    next_labels,
+    rope_tables,
+    rotate,
+)
 from specrun.train.family.tokenizer import save_folder, train_tokenizer
 from specrun.train.trainer.optimizer_step import Muon, orthogonalize
 from specrun.train.trainer.run_checkpoint import load_state
@@ -33,7 +40,12 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def corpus(tokenizer):
-    return all_in_one([encode(turn(f"What does {entry.name} do?", entry.sentence), tokenizer) for entry in ENTRIES])
+    return all_in_one(
+        [
+            encode(turn(f"What does {entry.name} do?", entry.sentence), tokenizer)
+            for entry in ENTRIES
+        ]
+    )
 
 
 class Epochs:
@@ -66,7 +78,9 @@ def test_rope_scores_depend_on_distance_alone():
 
     def score(query_position, key_position):
         rotated = [
-            rotate(states.view(1, 1, 1, -1), cos[position : position + 1], sin[position : position + 1]).flatten()
+            rotate(
+                states.view(1, 1, 1, -1), cos[position : position + 1], sin[position : position + 1]
+            ).flatten()
             for states, position in ((query, query_position), (key, key_position))
         ]
         return float(rotated[0] @ rotated[1])
@@ -91,7 +105,11 @@ def test_the_loss_counts_only_what_is_learnt(corpus):
     labels = next_labels(batch)
     wanted = labels >= 0
     assert int(wanted.sum()) == int(batch.learnt.sum())
-    by_hand = -torch.log_softmax(model(batch.ids[:, :-1])[wanted], -1).gather(1, labels[wanted][:, None]).mean()
+    by_hand = (
+        -torch.log_softmax(model(batch.ids[:, :-1])[wanted], -1)
+        .gather(1, labels[wanted][:, None])
+        .mean()
+    )
     (part,) = LlamaLearner(model).losses(batch, torch.Generator(), 0)
     torch.testing.assert_close(part.value, by_hand)
     assert part.plain == pytest.approx(float(by_hand.detach()))
@@ -108,7 +126,9 @@ def test_a_step_of_muon_is_the_orthogonalized_momentum(dtype):
         update = 0.05 * weights.grad + 0.95 * momentum  # Nesterov's
         expected -= 0.1 * 0.2 * 8**0.5 * orthogonalize(update[None].to(dtype))[0].float()
         optimizer.step()
-    torch.testing.assert_close(weights.detach(), expected, atol=1e-5 if dtype == torch.float32 else 3e-3, rtol=0)
+    torch.testing.assert_close(
+        weights.detach(), expected, atol=1e-5 if dtype == torch.float32 else 3e-3, rtol=0
+    )
 
 
 @pytest.mark.parametrize("shape", [(3, 64, 64), (2, 32, 128), (2, 128, 32)])
@@ -129,7 +149,9 @@ def test_rates_warm_up_stay_and_fall():
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_a_tiny_model_learns_three_sentences(corpus, optimizer):
-    settings = replace(tiny_settings(steps=60, warmup_steps=5, learning_rate=0.01), matrix_optimizer=optimizer)
+    settings = replace(
+        tiny_settings(steps=60, warmup_steps=5, learning_rate=0.01), matrix_optimizer=optimizer
+    )
     curves = train_learner(LlamaLearner(Llama(SHAPE)), Epochs(corpus), settings).curves
     assert curves.losses[-1] < 0.05 < 2.0 < curves.losses[0]
     assert curves.measures == [(60, {"exact": 1.0, "tokens": 1.0})]
@@ -159,7 +181,8 @@ def test_recall_counts_answers_and_tokens(corpus):
 
 
 def test_resumed_training_is_uninterrupted_training(corpus, tmp_path):
-    """With Muon, whose momentum is part of the checkpoint, and other texts in every epoch: bit by bit."""
+    """With Muon, whose momentum is part of the checkpoint, and other texts in every epoch: bit by
+    bit."""
     settings = replace(tiny_settings(steps=13, warmup_steps=3), tokens_per_batch=40)
     whole = Llama(SHAPE)
     expected = train_learner(LlamaLearner(whole), Epochs(corpus), settings)
@@ -186,8 +209,12 @@ def test_a_plateau_may_be_lengthened(corpus, tmp_path):
     longer = tiny_settings(steps=12, warmup_steps=1)
     expected = train_learner(LlamaLearner(Llama(SHAPE)), Epochs(corpus), longer).curves.losses
     with pytest.raises(KeyboardInterrupt):
-        train_learner(LlamaLearner(Llama(SHAPE)), Epochs(corpus, stop=2), replace(longer, steps=20), path)
-    rest = train_learner(LlamaLearner(Llama(SHAPE)), Epochs(corpus), longer, path, resume=True).curves.losses
+        train_learner(
+            LlamaLearner(Llama(SHAPE)), Epochs(corpus, stop=2), replace(longer, steps=20), path
+        )
+    rest = train_learner(
+        LlamaLearner(Llama(SHAPE)), Epochs(corpus), longer, path, resume=True
+    ).curves.losses
     assert rest[:2] == pytest.approx(expected[:2])
     assert len(rest) == 12
 
@@ -196,7 +223,9 @@ def test_only_hidden_matrices_are_muons(corpus):
     matrices, others = LlamaLearner(Llama(SHAPE)).groups()
     assert (matrices.hidden_matrices, others.hidden_matrices) == (True, False)
     assert {weights.ndim for weights in matrices.parameters} == {2}
-    assert sorted(weights.ndim for weights in others.parameters) == [1] * 5 + [2]  # norms, and the embedding
+    assert sorted(weights.ndim for weights in others.parameters) == [1] * 5 + [
+        2
+    ]  # norms, and the embedding
 
 
 def test_saved_folders_look_like_hugging_faces(tokenizer, tmp_path):
@@ -217,5 +246,6 @@ def test_saved_folders_look_like_hugging_faces(tokenizer, tmp_path):
     ids = torch.arange(10)[None]
     torch.testing.assert_close(load_folder(tmp_path / "model")(ids), model(ids))
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
-        "config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json",
+        "config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json",
+        "tokenizer_config.json",
     ]  # fmt: skip

@@ -35,7 +35,9 @@ def tokenizer():
     return train_tokenizer((m["content"] for c in conversations for m in c), vocab_size=400)
 
 
-@pytest.mark.parametrize("text", ["hello", " two  spaces\n\n", "naïve 🦙🏽 emoji 漢字", "a\tb\x00c", "x" * 300])
+@pytest.mark.parametrize(
+    "text", ["hello", " two  spaces\n\n", "naïve 🦙🏽 emoji 漢字", "a\tb\x00c", "x" * 300]
+)
 def test_the_tokenizer_keeps_every_text(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
@@ -51,8 +53,12 @@ def test_special_tokens_come_first_and_files_load(tokenizer, tmp_path):
 def test_samples_are_what_the_chat_template_renders(tokenizer):
     conversation = [{"role": "system", "content": "Be brief."}, *turn("Hi?", "Hello 🙂.")]
     rendered = jinja2.Template(CHAT_TEMPLATE).render(messages=conversation)
-    assert tokenizer.decode(encode(conversation, tokenizer).ids, skip_special_tokens=False) == rendered
-    prompt = jinja2.Template(CHAT_TEMPLATE).render(messages=conversation[:-1], add_generation_prompt=True)
+    assert (
+        tokenizer.decode(encode(conversation, tokenizer).ids, skip_special_tokens=False) == rendered
+    )
+    prompt = jinja2.Template(CHAT_TEMPLATE).render(
+        messages=conversation[:-1], add_generation_prompt=True
+    )
     assert rendered.startswith(prompt)
     assert prompt.endswith(ASSISTANT)
 
@@ -61,7 +67,9 @@ def test_exactly_the_assistants_tokens_are_learnt(tokenizer):
     sample = encode(turn("What?", "This.") + turn("Again?", "That."), tokenizer)
     learnt = sample.ids[sample.learnt].tolist()
     assert tokenizer.decode(learnt, skip_special_tokens=False) == f"This.{END}That.{END}"
-    batch = all_in_one([sample, encode(turn("A longer question than that?", "Yes."), tokenizer)]).batch((0, 1))
+    batch = all_in_one(
+        [sample, encode(turn("A longer question than that?", "Yes."), tokenizer)]
+    ).batch((0, 1))
     labels = next_labels(batch)
     assert labels[0][labels[0] != -1].tolist() == learnt
     for row, position in (labels != -1).nonzero().tolist():
@@ -83,7 +91,11 @@ def test_questions_name_what_their_answers_are_about():
     for conversation in epoch_conversations(ENTRIES, random.Random(2)):
         for asked, answered in itertools.pairwise(conversation):
             entry = by_sentence.get(answered["content"])
-            if entry is not None and asked["role"] == "user" and not asked["content"].startswith(AGAIN):
+            if (
+                entry is not None
+                and asked["role"] == "user"
+                and not asked["content"].startswith(AGAIN)
+            ):
                 assert entry.name in asked["content"]
                 named.add(entry.name)
     assert len(named) == len(ENTRIES)
@@ -99,7 +111,10 @@ def test_the_canonical_question_is_asked_most():
 def test_batches_depend_on_epoch_and_seed_alone(tokenizer):
     def read(epoch, seed):
         texts = ConversationTexts(ENTRIES, tokenizer, seed).epoch(epoch)
-        return [texts.batch(numbers).ids.tolist() for numbers in texts.training_batches(epoch, seed, 512)]
+        return [
+            texts.batch(numbers).ids.tolist()
+            for numbers in texts.training_batches(epoch, seed, 512)
+        ]
 
     assert read(3, 0) == read(3, 0)
     assert read(3, 0) != read(4, 0)
@@ -109,7 +124,9 @@ def test_batches_depend_on_epoch_and_seed_alone(tokenizer):
 
 def test_recall_is_always_measured_on_the_same_questions(tokenizer):
     first, later = (ConversationTexts(ENTRIES, tokenizer, 0).epoch(epoch) for epoch in (0, 7))
-    measured = [[text.sequences[number].ids.tolist() for number in text.held_out] for text in (first, later)]
+    measured = [
+        [text.sequences[number].ids.tolist() for number in text.held_out] for text in (first, later)
+    ]
     assert measured[0] == measured[1]
     assert len(measured[0]) == len(ENTRIES)
     assert not set(first.held_out) & set(first.training)

@@ -1,4 +1,5 @@
-"""What heads learn, against closed forms and against loops that follow the papers one position at a time."""
+"""What heads learn, against closed forms and against loops that follow the papers one position at a
+time."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ class FixedStates:
 def target() -> TargetMatrices:
     source = torch.Generator().manual_seed(2)
     return TargetMatrices(
-        torch.randn(VOCAB, HIDDEN, generator=source), torch.randn(VOCAB, HIDDEN, generator=source), None
+        torch.randn(VOCAB, HIDDEN, generator=source),
+        torch.randn(VOCAB, HIDDEN, generator=source),
+        None,
     )
 
 
@@ -80,27 +83,36 @@ def randomized(learner):
     return learner
 
 
-# -- closed forms -----------------------------------------------------------------------------------------------------
+# -- closed forms ----------------------------------------------------------------------------------
 
 
 def test_losses_in_closed_form() -> None:
     logits = torch.tensor([[math.log(0.5), math.log(0.25), math.log(0.25)]])
     law = torch.tensor([[0.25, 0.75, 0.0]])
     assert float(token_cross_entropy(logits, torch.tensor([1]))) == pytest.approx(math.log(4))
-    assert float(law_cross_entropy(logits, law)) == pytest.approx(0.25 * math.log(2) + 0.75 * math.log(4))
+    assert float(law_cross_entropy(logits, law)) == pytest.approx(
+        0.25 * math.log(2) + 0.75 * math.log(4)
+    )
     expected = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.25)
     assert float(divergence_from_law(logits, law)) == pytest.approx(expected)
     assert float(divergence_from_law(logits, logits.exp())) == pytest.approx(0.0, abs=1e-7)
 
 
-def test_untrained_medusa_heads_weigh_lambda_to_the_k_times_the_targets_own_loss(target: TargetMatrices) -> None:
-    """Blocks start as the identity and output matrices as the target's, so every head has the target's logits."""
+def test_untrained_medusa_heads_weigh_lambda_to_the_k_times_the_targets_own_loss(
+    target: TargetMatrices,
+) -> None:
+    """Blocks start as the identity and output matrices as the target's, so every head has the
+    target's logits."""
     states = FixedStates(2, 9)
     batch = batch_of(9)
     learner = MedusaLearner(MedusaRecipe(heads=3, layers=2), SHAPE, target, states)
     for k, part in enumerate(learner.losses(batch, noise(), 0), 1):
         terms = [
-            float(-torch.log_softmax(target.output @ states.final[row, t], 0)[batch.ids[row, t + k + 1]])
+            float(
+                -torch.log_softmax(target.output @ states.final[row, t], 0)[
+                    batch.ids[row, t + k + 1]
+                ]
+            )
             for row in range(2)
             for t in range(9 - k - 1)
             if batch.learnt[row, t + 2 : t + k + 2].all()
@@ -112,7 +124,9 @@ def test_untrained_medusa_heads_weigh_lambda_to_the_k_times_the_targets_own_loss
 
 
 @pytest.mark.parametrize("own_output", [True, False])
-def test_medusa_learns_the_targets_law_where_asked_for(target: TargetMatrices, own_output: bool) -> None:
+def test_medusa_learns_the_targets_law_where_asked_for(
+    target: TargetMatrices, own_output: bool
+) -> None:
     states, batch = FixedStates(2, 8), batch_of(8)
     recipe = MedusaRecipe(heads=2, decay=0.5, own_output=own_output, from_law=True)
     learner = randomized(MedusaLearner(recipe, SHAPE, target, states))
@@ -132,7 +146,9 @@ def test_medusa_learns_the_targets_law_where_asked_for(target: TargetMatrices, o
     assert part.value.item() == pytest.approx(0.25 * np.mean(terms), rel=1e-4)
 
 
-def eagle_by_hand(learner: EagleLearner, embeddings: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+def eagle_by_hand(
+    learner: EagleLearner, embeddings: torch.Tensor, states: torch.Tensor
+) -> torch.Tensor:
     """EAGLE's head over pairs of one sequence, written out: fc, attention, feed-forward."""
     layer, d = learner.head.layers[0], HIDDEN // SHAPE.n_heads
     x = torch.cat([embeddings, states], -1) @ learner.head.fc.weight.T + learner.head.fc.bias
@@ -142,7 +158,9 @@ def eagle_by_hand(learner: EagleLearner, embeddings: torch.Tensor, states: torch
         half = d // 2
         angles = positions[:, None] * SHAPE.rope_theta ** (-torch.arange(half) / half)
         a, b = rows[:, :half], rows[:, half:]
-        return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
+        return torch.cat(
+            [a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1
+        )
 
     mixed = []
     for head in range(SHAPE.n_heads):
@@ -150,10 +168,16 @@ def eagle_by_hand(learner: EagleLearner, embeddings: torch.Tensor, states: torch
         q = turned((x @ layer.self_attn.q_proj.weight.T)[:, head * d : head * d + d])
         k = turned((x @ layer.self_attn.k_proj.weight.T)[:, shared * d : shared * d + d])
         v = (x @ layer.self_attn.v_proj.weight.T)[:, shared * d : shared * d + d]
-        scores = (q @ k.T / math.sqrt(d)).masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -math.inf)
+        scores = (q @ k.T / math.sqrt(d)).masked_fill(
+            torch.ones(len(x), len(x)).triu(1).bool(), -math.inf
+        )
         mixed.append(scores.softmax(-1) @ v)
     x = x + torch.cat(mixed, -1) @ layer.self_attn.o_proj.weight.T
-    normed = x / (x.square().mean(-1, keepdim=True) + SHAPE.norm_eps).sqrt() * layer.post_attention_layernorm.weight
+    normed = (
+        x
+        / (x.square().mean(-1, keepdim=True) + SHAPE.norm_eps).sqrt()
+        * layer.post_attention_layernorm.weight
+    )
     gate, up = normed @ layer.mlp.gate_proj.weight.T, normed @ layer.mlp.up_proj.weight.T
     return x + (F.silu(gate) * up) @ layer.mlp.down_proj.weight.T
 
@@ -165,13 +189,19 @@ def test_eagles_loss_is_smooth_l1_and_a_tenth_of_the_cross_entropy(target: Targe
     distances, tokens = [], []
     with torch.no_grad():
         for row in range(2):
-            predicted = eagle_by_hand(learner, target.embedding[batch.ids[row, 1:]], shaken[row, :-1])
+            predicted = eagle_by_hand(
+                learner, target.embedding[batch.ids[row, 1:]], shaken[row, :-1]
+            )
             for j in range(5):
                 if batch.learnt[row, j + 2]:
                     error = (predicted[j] - states.final[row, j + 1]).abs()
-                    distances.append(float(torch.where(error < 1, error**2 / 2, error - 0.5).mean()))
+                    distances.append(
+                        float(torch.where(error < 1, error**2 / 2, error - 0.5).mean())
+                    )
                     p = torch.softmax(target.output @ states.final[row, j + 1], 0)
-                    tokens.append(float(-(p * torch.log_softmax(target.output @ predicted[j], 0)).sum()))
+                    tokens.append(
+                        float(-(p * torch.log_softmax(target.output @ predicted[j], 0)).sum())
+                    )
     (part,) = learner.losses(batch, noise(), 0)
     assert part.value.item() == pytest.approx(np.mean(distances) + 0.1 * np.mean(tokens), rel=1e-4)
     # Noise is bounded, and the same for the same step.
@@ -184,7 +214,9 @@ def test_eagles_loss_is_smooth_l1_and_a_tenth_of_the_cross_entropy(target: Targe
 
 def test_noise_and_tokens_can_be_left_out(target: TargetMatrices) -> None:
     states, batch = FixedStates(2, 7), batch_of(7)
-    learner = randomized(EagleLearner(EagleRecipe(noise=0.0, token_weight=0.0), SHAPE, target, states))
+    learner = randomized(
+        EagleLearner(EagleRecipe(noise=0.0, token_weight=0.0), SHAPE, target, states)
+    )
     predicted, _ = learner.head(target.embedding[batch.ids[:, 1:]], states.final[:, :-1])
     marks = draft_marks(batch.learnt, 0)
     (part,) = learner.losses(batch, noise(), 0)
@@ -192,13 +224,17 @@ def test_noise_and_tokens_can_be_left_out(target: TargetMatrices) -> None:
     assert part.value.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-# -- chains -----------------------------------------------------------------------------------------------------------
+# -- chains ----------------------------------------------------------------------------------------
 
 
-def chains_by_hand(head, embedding: torch.Tensor, ids: torch.Tensor, states: torch.Tensor, depth: int) -> dict:
-    """Each chain alone: the text up to its position as step 0, then its own states appended one by one.
+def chains_by_hand(
+    head, embedding: torch.Tensor, ids: torch.Tensor, states: torch.Tensor, depth: int
+) -> dict:
+    """Each chain alone: the text up to its position as step 0, then its own states appended one by
+    one.
 
-    The whole row of pairs is evaluated anew with ordinary causal attention for every depth, as if it were decoded.
+    The whole row of pairs is evaluated anew with ordinary causal attention for every depth, as if
+    it were decoded.
     """
     found = {}
     for start in range(len(ids) - 1):
@@ -215,8 +251,11 @@ def chains_by_hand(head, embedding: torch.Tensor, ids: torch.Tensor, states: tor
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @torch.no_grad()
-def test_unrolled_chains_are_what_decoding_them_one_by_one_gives(target: TargetMatrices, kind: str) -> None:
-    """The growing mask of training-time test against plain causal attention: one misplaced entry or position fails."""
+def test_unrolled_chains_are_what_decoding_them_one_by_one_gives(
+    target: TargetMatrices, kind: str
+) -> None:
+    """The growing mask of training-time test against plain causal attention: one misplaced entry or
+    position fails."""
     length, depth = 8, 4
     states = FixedStates(1, length, taps=3)
     ids = torch.randint(0, VOCAB, (1, length), generator=torch.Generator().manual_seed(4))
@@ -224,7 +263,9 @@ def test_unrolled_chains_are_what_decoding_them_one_by_one_gives(target: TargetM
         learner = randomized(EagleLearner(EagleRecipe(), SHAPE, target, states))
         read = states.final[:, :-1]
     else:
-        learner = randomized(Eagle3Learner(Eagle3Recipe(), SHAPE, target, states, torch.arange(VOCAB)))
+        learner = randomized(
+            Eagle3Learner(Eagle3Recipe(), SHAPE, target, states, torch.arange(VOCAB))
+        )
         read = learner.head.fc(states.tapped[:, :-1])
     wanted = chains_by_hand(learner.head, target.embedding, ids[0], read[0], depth)
     compared = 0
@@ -237,7 +278,8 @@ def test_unrolled_chains_are_what_decoding_them_one_by_one_gives(target: TargetM
 
 @torch.no_grad()
 def test_a_chain_that_sees_others_chains_is_noticed(target: TargetMatrices, monkeypatch) -> None:
-    """The negative control of the test above: earlier steps as full causal keys, a usual mistake."""
+    """The negative control of the test above: earlier steps as full causal keys, a usual
+    mistake."""
     from specrun.train.heads import attention
 
     def wrong(query, text, chain):
@@ -257,7 +299,9 @@ def test_a_chain_that_sees_others_chains_is_noticed(target: TargetMatrices, monk
 
 
 @torch.no_grad()
-def test_chains_of_learnt_tokens_are_whole_where_they_count_and_only_there(target: TargetMatrices) -> None:
+def test_chains_of_learnt_tokens_are_whole_where_they_count_and_only_there(
+    target: TargetMatrices,
+) -> None:
     states, batch = FixedStates(2, 8), batch_of(8, learnt_from=3)
     learner = randomized(EagleLearner(EagleRecipe(), SHAPE, target, states))
     given = (learner.head, target.embedding, batch.ids, states.final[:, :-1], 3)
@@ -266,7 +310,9 @@ def test_chains_of_learnt_tokens_are_whole_where_they_count_and_only_there(targe
         zip(chain_states(*given), chain_states(*given, learnt=batch.learnt), strict=True)
     ):
         marks = draft_marks(batch.learnt, depth)
-        torch.testing.assert_close(sparse[:, : marks.shape[1]][marks], whole[:, : marks.shape[1]][marks])
+        torch.testing.assert_close(
+            sparse[:, : marks.shape[1]][marks], whole[:, : marks.shape[1]][marks]
+        )
         skipped += int((~torch.isclose(sparse, whole).all(-1)).sum())
     assert skipped  # else the test above says nothing: question tokens' states are cut short
 
@@ -276,7 +322,9 @@ def test_recomputing_changes_no_number(target: TargetMatrices, kind: str) -> Non
     states, batch = FixedStates(2, 8, taps=3), batch_of(8)
     recipes = {
         "eagle": lambda: EagleLearner(EagleRecipe(steps=3), SHAPE, target, states),
-        "eagle3": lambda: Eagle3Learner(Eagle3Recipe(steps=3), SHAPE, target, states, torch.arange(0, VOCAB, 2)),
+        "eagle3": lambda: Eagle3Learner(
+            Eagle3Recipe(steps=3), SHAPE, target, states, torch.arange(0, VOCAB, 2)
+        ),
     }
     learner = randomized(recipes[kind]())
     found = []
@@ -285,11 +333,18 @@ def test_recomputing_changes_no_number(target: TargetMatrices, kind: str) -> Non
         learner.module.zero_grad()
         part = next(learner.losses(batch, torch.Generator().manual_seed(1), 0))
         part.value.backward()
-        found.append([part.value.detach(), *(parameter.grad.clone() for parameter in learner.module.parameters())])
+        found.append(
+            [
+                part.value.detach(),
+                *(parameter.grad.clone() for parameter in learner.module.parameters()),
+            ]
+        )
     assert all(torch.equal(first, other) for first, other in zip(*found, strict=True))
 
 
-def test_eagle3s_loss_sums_decayed_cross_entropies_over_draftable_tokens(target: TargetMatrices) -> None:
+def test_eagle3s_loss_sums_decayed_cross_entropies_over_draftable_tokens(
+    target: TargetMatrices,
+) -> None:
     states, batch = FixedStates(2, 7, taps=3), batch_of(7)
     drafted = torch.tensor([0, 2, 3, 5, 8, 11])
     recipe = Eagle3Recipe(steps=3, step_decay=0.5, draft_tokens=6)
@@ -300,7 +355,9 @@ def test_eagle3s_loss_sums_decayed_cross_entropies_over_draftable_tokens(target:
         for step in range(3):
             terms = []
             for row in range(2):
-                chains = chains_by_hand(learner.head, target.embedding, batch.ids[row], read[row], 3)
+                chains = chains_by_hand(
+                    learner.head, target.embedding, batch.ids[row], read[row], 3
+                )
                 for start in range(7 - 2 - step):
                     if not batch.learnt[row, start + 2 : start + step + 3].all():
                         continue
@@ -320,7 +377,9 @@ def test_the_draft_vocabulary_is_what_was_said_most() -> None:
     said = np.array([5, 5, 5, 1, 1, 9, 4, 7], np.int32)
     learnt = np.array([1, 1, 1, 1, 1, 1, 1, 0], np.bool_)
     unseen = TokenSequence(np.full(9, 2, np.int32), np.ones(9, np.bool_))
-    corpus = TokenCorpus((TokenSequence(said, learnt), unseen), (0,), (1,), measured_on_training=False)
+    corpus = TokenCorpus(
+        (TokenSequence(said, learnt), unseen), (0,), (1,), measured_on_training=False
+    )
     assert draft_vocabulary(corpus, VOCAB, 3).tolist() == [1, 4, 5]
     assert draft_vocabulary(corpus, VOCAB, 5).tolist() == [0, 1, 4, 5, 9]
     assert draft_vocabulary(corpus, VOCAB, 99).tolist() == list(range(VOCAB))
@@ -335,7 +394,7 @@ def test_offsets_and_marks_name_the_same_tokens(target: TargetMatrices) -> None:
     torch.testing.assert_close(head.lm_head.weight, target.output[drafted])
 
 
-# -- the size of what EAGLE-3 reads ------------------------------------------------------------------------------------
+# -- the size of what EAGLE-3 reads ----------------------------------------------------------------
 
 
 class SizedStates(FixedStates):
@@ -346,11 +405,15 @@ class SizedStates(FixedStates):
         self.tapped = size * self.tapped
 
 
-def learnt_from(target: TargetMatrices, size: float, scale: float) -> tuple[Eagle3Learner, list[float]]:
+def learnt_from(
+    target: TargetMatrices, size: float, scale: float
+) -> tuple[Eagle3Learner, list[float]]:
     """Return a head after a few steps on taps of `size`, and its losses."""
     torch.manual_seed(6)
     tokens = torch.arange(VOCAB)
-    learner = Eagle3Learner(Eagle3Recipe(steps=3), SHAPE, target, SizedStates(2, 8, size), tokens, scale)
+    learner = Eagle3Learner(
+        Eagle3Recipe(steps=3), SHAPE, target, SizedStates(2, 8, size), tokens, scale
+    )
     optimizer = torch.optim.AdamW(learner.module.parameters(), lr=1e-2, weight_decay=0.0)
     losses = []
     for step in range(12):
@@ -362,8 +425,11 @@ def learnt_from(target: TargetMatrices, size: float, scale: float) -> tuple[Eagl
     return learner, losses
 
 
-def test_eagle3_learns_alike_whatever_the_size_of_the_targets_states(target: TargetMatrices) -> None:
-    """Norms' epsilons aside; a head that does not know the size (the last line) learns otherwise."""
+def test_eagle3_learns_alike_whatever_the_size_of_the_targets_states(
+    target: TargetMatrices,
+) -> None:
+    """Norms' epsilons aside; a head that does not know the size (the last line) learns
+    otherwise."""
     _, plain = learnt_from(target, 1.0, 1.0)
     assert learnt_from(target, 1000.0, 1000.0)[1] == pytest.approx(plain, rel=1e-3)
     assert learnt_from(target, 0.125, 0.125)[1] == pytest.approx(plain, rel=1e-3)
@@ -379,10 +445,15 @@ def test_upstreams_tensors_need_no_scale(target: TargetMatrices) -> None:
     theirs.load_state_dict({**tensors, "midlayer.scale": torch.tensor(1.0)})
     ids, read = batch_of(8).ids, states.tapped[:, :-1]
     with torch.no_grad():
-        chains = [chain_states(head, target.embedding, ids, head.fc(read), 3) for head in (learner.head, theirs)]
+        chains = [
+            chain_states(head, target.embedding, ids, head.fc(read), 3)
+            for head in (learner.head, theirs)
+        ]
         for ours, upstreams in zip(*chains, strict=True):
             torch.testing.assert_close(upstreams / 300, ours / 300, rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(theirs.logits(upstreams), learner.head.logits(ours), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                theirs.logits(upstreams), learner.head.logits(ours), rtol=1e-4, atol=1e-4
+            )
 
 
 def test_the_size_of_taps_is_that_of_the_usual_position() -> None:
@@ -408,7 +479,7 @@ def test_taps_of_no_size_are_refused() -> None:
         tap_scale(states, corpus, torch.device("cpu"))
 
 
-# -- Hydra ------------------------------------------------------------------------------------------------------------
+# -- Hydra -----------------------------------------------------------------------------------------
 
 
 def test_untrained_hydra_heads_say_what_the_target_says(target: TargetMatrices) -> None:
@@ -429,7 +500,13 @@ def test_hydra_heads_read_the_tokens_in_between(target: TargetMatrices) -> None:
             for t in range(8 - 3):
                 if batch.learnt[row, t + 2 : t + 4].all():
                     ids = batch.ids[row]
-                    x = torch.cat([states.final[row, t], target.embedding[ids[t + 1]], target.embedding[ids[t + 2]]])
+                    x = torch.cat(
+                        [
+                            states.final[row, t],
+                            target.embedding[ids[t + 1]],
+                            target.embedding[ids[t + 2]],
+                        ]
+                    )
                     x = block.res_connection(x) + F.silu(block.linear(x))
                     logits = learner.heads.hydra_lm_head[1].weight @ x
                     terms.append(float(-torch.log_softmax(logits, 0)[ids[t + 3]]))
@@ -456,32 +533,53 @@ def test_hydra_plus_plus_learns_the_law_behind_a_prefix_layer(target: TargetMatr
     (part,) = learner.losses(batch, noise(), 0)
     assert part.value.item() == pytest.approx(expected, rel=1e-4)
     names = set(learner.module.state_dict())
-    assert {"prefix_embeding_layer.layers.0.self_attn.q_proj.weight", "prefix_embeding_layer.norm.weight"} <= names
-    assert {"hydra_mlp.0.1.res_connection.weight", "hydra_mlp.0.7.linear.bias", "hydra_lm_head.1.1.weight"} <= names
+    assert {
+        "prefix_embeding_layer.layers.0.self_attn.q_proj.weight",
+        "prefix_embeding_layer.norm.weight",
+    } <= names
+    assert {
+        "hydra_mlp.0.1.res_connection.weight",
+        "hydra_mlp.0.7.linear.bias",
+        "hydra_lm_head.1.1.weight",
+    } <= names
 
 
 def test_dropout_draws_from_the_steps_noise(target: TargetMatrices) -> None:
     states, batch = FixedStates(2, 8), batch_of(8)
-    learner = randomized(HydraLearner(HydraRecipe.plus_plus(heads=2, dropout=0.5), SHAPE, target, states))
+    learner = randomized(
+        HydraLearner(HydraRecipe.plus_plus(heads=2, dropout=0.5), SHAPE, target, states)
+    )
     learner.module.train()
     before = torch.random.get_rng_state()
-    values = [next(learner.losses(batch, torch.Generator().manual_seed(seed), 0)).value.item() for seed in (1, 1, 2)]
+    values = [
+        next(learner.losses(batch, torch.Generator().manual_seed(seed), 0)).value.item()
+        for seed in (1, 1, 2)
+    ]
     assert values[0] == values[1] != values[2]
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-# -- marks and measures -----------------------------------------------------------------------------------------------
+# -- marks and measures ----------------------------------------------------------------------------
 
 
 def test_marks_ask_for_the_models_own_tokens_and_begin_before_its_first() -> None:
     learnt = batch_of(6, learnt_from=3).learnt  # the first row's answer is tokens 3 to 5
-    assert draft_marks(learnt, 0)[0].tolist() == [False, True, True, True]  # token 3 follows state 1 and token 2
+    assert draft_marks(learnt, 0)[0].tolist() == [
+        False,
+        True,
+        True,
+        True,
+    ]  # token 3 follows state 1 and token 2
     assert draft_marks(learnt, 1)[0].tolist() == [False, True, True]
     assert draft_marks(learnt, 3).shape == (2, 1)
     assert draft_marks(learnt, 9).shape == (2, 0)
     assert choosing(learnt)[0].tolist() == [False, False, True, True, True, False]
     gap = torch.tensor([[True, True, True, False, True, True]])
-    assert draft_marks(gap, 1)[0].tolist() == [False, False, True]  # no draft passes what a user says
+    assert draft_marks(gap, 1)[0].tolist() == [
+        False,
+        False,
+        True,
+    ]  # no draft passes what a user says
 
 
 def test_chains_count_until_their_first_mistake() -> None:

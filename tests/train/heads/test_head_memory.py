@@ -1,4 +1,5 @@
-"""What a run of heads needs, by its estimate, against what a step allocates; and what is said where it does not fit."""
+"""What a run of heads needs, by its estimate, against what a step allocates; and what is said where
+it does not fit."""
 
 from __future__ import annotations
 
@@ -47,14 +48,23 @@ class SomeStates:
 
 
 def allocated(recipe: HeadRecipe, vocab_size: int, hidden: int) -> tuple[int, int]:
-    """Return the most bytes that a step's losses and gradients hold at a time, weights aside, and the estimate."""
-    sizes = {"hidden": hidden, "n_layers": 4, "n_heads": 4, "n_kv_heads": 4, "feed_forward": 2 * hidden}
+    """Return the most bytes that a step's losses and gradients hold at a time, weights aside, and
+    the estimate."""
+    sizes = {
+        "hidden": hidden,
+        "n_layers": 4,
+        "n_heads": 4,
+        "n_kv_heads": 4,
+        "feed_forward": 2 * hidden,
+    }
     shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=512)
     torch.manual_seed(0)
     matrix = torch.randn(vocab_size, hidden) / hidden**0.5
     ids = np.random.default_rng(0).integers(0, vocab_size, LENGTH).astype(np.int32)
     corpus = corpus_of([TokenSequence(ids, np.ones(LENGTH, np.bool_))] * ROWS, held_out=0.0)
-    learner = recipe.learner(shape, TargetMatrices(matrix, matrix, None), SomeStates(hidden), corpus)
+    learner = recipe.learner(
+        shape, TargetMatrices(matrix, matrix, None), SomeStates(hidden), corpus
+    )
     batch = corpus.batch(range(ROWS))
 
     def step() -> None:
@@ -64,19 +74,36 @@ def allocated(recipe: HeadRecipe, vocab_size: int, hidden: int) -> tuple[int, in
     step()  # now there are gradients to add to
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         step()
-    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())])
-    return int(held.max()), recipe.activation_bytes(shape, vocab_size, ROWS * LENGTH, LENGTH, recompute=True)
+    events = [
+        event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
+    held = np.cumsum(
+        [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    )
+    return int(held.max()), recipe.activation_bytes(
+        shape, vocab_size, ROWS * LENGTH, LENGTH, recompute=True
+    )
 
 
 @pytest.mark.parametrize(
     "recipe",
-    [PLUS, replace(PLUS, dropout=0.0), replace(PLUS, token_weight=0.5), HydraRecipe(), MedusaRecipe(from_law=True)],
+    [
+        PLUS,
+        replace(PLUS, dropout=0.0),
+        replace(PLUS, token_weight=0.5),
+        HydraRecipe(),
+        MedusaRecipe(from_law=True),
+    ],
     ids=["plus", "plus without dropout", "plus with both losses", "hydra", "medusa"],
 )
-@pytest.mark.parametrize(("vocab_size", "hidden"), [(4000, 16), (200, 128)], ids=["words", "states"])
-def test_an_estimate_is_at_least_what_a_step_allocates(recipe: HeadRecipe, vocab_size: int, hidden: int) -> None:
-    """Wide vocabularies and wide states apart, so that one does not hide what is missed of the other."""
+@pytest.mark.parametrize(
+    ("vocab_size", "hidden"), [(4000, 16), (200, 128)], ids=["words", "states"]
+)
+def test_an_estimate_is_at_least_what_a_step_allocates(
+    recipe: HeadRecipe, vocab_size: int, hidden: int
+) -> None:
+    """Wide vocabularies and wide states apart, so that one does not hide what is missed of the
+    other."""
     held, estimated = allocated(recipe, vocab_size, hidden)
     assert held <= estimated
     if vocab_size > hidden * 100:
@@ -84,22 +111,28 @@ def test_an_estimate_is_at_least_what_a_step_allocates(recipe: HeadRecipe, vocab
 
 
 def test_hydras_losses_are_estimated_together_with_plus() -> None:
-    """4096 tokens and 128k tokens: laws and logarithms of four heads, and three more, of 2.1 GB each."""
+    """4096 tokens and 128k tokens: laws and logarithms of four heads, and three more, of 2.1 GB
+    each."""
     sizes = {"hidden": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "feed_forward": 14336}
     shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096)
     rows = 4 * 4096 * 128_256
     plus, plain = (
-        recipe.activation_bytes(shape, 128_256, 4096, 2048, recompute=True) / rows for recipe in (PLUS, HydraRecipe())
+        recipe.activation_bytes(shape, 128_256, 4096, 2048, recompute=True) / rows
+        for recipe in (PLUS, HydraRecipe())
     )
     assert 11 < plus < 16
     assert 4 < plain < 7
 
 
-# -- what is said ----------------------------------------------------------------------------------------------------
+# -- what is said ----------------------------------------------------------------------------------
 
 
 def test_what_helps_is_named_by_what_is_largest() -> None:
-    remedies = {"target": "use a --teacher", "head": "use fewer --heads", "a step": "lower --batch-tokens"}
+    remedies = {
+        "target": "use a --teacher",
+        "head": "use fewer --heads",
+        "a step": "lower --batch-tokens",
+    }
     need = MemoryNeed({"target": 2 << 30, "head": 40 << 30, "a step": 10 << 30}, remedies)
     for free, advice in {
         52 << 30: "use fewer --heads",
@@ -113,7 +146,8 @@ def test_what_helps_is_named_by_what_is_largest() -> None:
 
 
 def test_heads_that_are_too_large_are_told_to_share_the_output(taught, tmp_path: Path) -> None:
-    """Five Medusa heads with matrices of their own for an 8B with a vocabulary of 128k tokens: 42 GiB, on a GPU of 24."""
+    """Five Medusa heads with matrices of their own for an 8B with a vocabulary of 128k tokens: 42
+    GiB, on a GPU of 24."""
     sizes = {"hidden": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "feed_forward": 14336}
     shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096)
     corpus = corpus_of([TokenSequence(np.zeros(2048, np.int32), np.ones(2048, np.bool_))] * 64)
@@ -121,19 +155,28 @@ def test_heads_that_are_too_large_are_told_to_share_the_output(taught, tmp_path:
 
     def need(recipe: HeadRecipe) -> MemoryNeed:
         settings = run.trainer_settings(recipe.defaults(shape), corpus, torch.float32)
-        return head_training._need(recipe, run, shape, 128_256, corpus, settings, True, recompute=True)
+        return head_training._need(
+            recipe, run, shape, 128_256, corpus, settings, True, recompute=True
+        )
 
     free = 24 << 30
     assert need(MedusaRecipe()).parts["head"] > 40 << 30
     assert need(MedusaRecipe()).remedy(free) == "use --shared-output or fewer --heads"
     assert need(MedusaRecipe(own_output=False)).total < free
-    for recipe, option in [(HydraRecipe(), "--heads"), (EagleRecipe(), "--batch-tokens"), (Eagle3Recipe(), "--draft")]:
+    for recipe, option in [
+        (HydraRecipe(), "--heads"),
+        (EagleRecipe(), "--batch-tokens"),
+        (Eagle3Recipe(), "--draft"),
+    ]:
         assert option in need(recipe).remedy(1 << 30)
 
 
 @pytest.mark.parametrize("joint", [False, True])
-def test_what_cannot_be_learnt_is_not_answered(taught, tmp_path: Path, monkeypatch, joint: bool) -> None:
-    """The target's answers may take hours: whether there is memory for what follows is found before."""
+def test_what_cannot_be_learnt_is_not_answered(
+    taught, tmp_path: Path, monkeypatch, joint: bool
+) -> None:
+    """The target's answers may take hours: whether there is memory for what follows is found
+    before."""
     monkeypatch.setattr(memory, "free_memory", lambda device: 1 << 20)
     monkeypatch.setattr(head_run, "runnable_target", lambda *_: pytest.fail("the target was asked"))
     monkeypatch.setattr(medusa2_training, "load_hf_model", None)
@@ -152,6 +195,8 @@ def test_what_cannot_be_learnt_is_not_answered(taught, tmp_path: Path, monkeypat
 
 def test_the_gpu_that_computes_is_named(monkeypatch) -> None:
     names = {0: "first", 1: "second"}
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: names[device.index if device else 0])
+    monkeypatch.setattr(
+        torch.cuda, "get_device_name", lambda device=None: names[device.index if device else 0]
+    )
     assert device_name(torch.device("cuda:1")) == "second"
     assert device_name(CPU) == "CPU"

@@ -1,4 +1,5 @@
-"""Medusa-2: the joint loss in closed form, who learns when, and a folder that is model and heads at once."""
+"""Medusa-2: the joint loss in closed form, who learns when, and a folder that is model and heads at
+once."""
 
 from __future__ import annotations
 
@@ -34,18 +35,28 @@ RECIPE = Medusa2Recipe(MedusaRecipe(heads=2), heads_alone=0.5)
 
 
 def run_of(taught, output: Path, **changes) -> HeadRun:
-    usual = {"steps": 40, "tokens_per_batch": 256, "max_length": 64, "held_out": 0.0, "device": "cpu", "measures": 1}
+    usual = {
+        "steps": 40,
+        "tokens_per_batch": 256,
+        "max_length": 64,
+        "held_out": 0.0,
+        "device": "cpu",
+        "measures": 1,
+    }
     settings = {**usual, "precision": "float32", "n_threads": 1, "learning_rate": 1e-2, **changes}
     return HeadRun(taught.folder, (taught.data,), output, **settings)
 
 
 @pytest.fixture
 def corpus(taught) -> TokenCorpus:
-    return encode_corpus(read_documents([taught.data]), TargetTokenizer(taught.folder), max_length=64, held_out=0.0)
+    return encode_corpus(
+        read_documents([taught.data]), TargetTokenizer(taught.folder), max_length=64, held_out=0.0
+    )
 
 
 def test_the_joint_loss_is_the_models_and_a_fifth_of_the_heads(taught, corpus: TokenCorpus) -> None:
-    """Untrained heads have the model's own logits, so all terms come from one matrix of log-probabilities."""
+    """Untrained heads have the model's own logits, so all terms come from one matrix of
+    log-probabilities."""
     model = load_hf_model(taught.folder, CPU)
     learner = Medusa2Learner(RECIPE, target_shape(taught.folder), model, steps=10)
     batch = corpus.batch([0, 1])
@@ -84,23 +95,30 @@ def test_self_distillation_begins_at_no_divergence_from_itself(taught, corpus: T
     model, same = (load_hf_model(taught.folder, CPU) for _ in range(2))
     matrices = TargetMatrices(same.embedding, same.output, None)
     recipe = replace(RECIPE, heads=MedusaRecipe(heads=2, from_law=True))
-    learner = Medusa2Learner(recipe, target_shape(taught.folder), model, 10, ModelFeatures(same), matrices)
+    learner = Medusa2Learner(
+        recipe, target_shape(taught.folder), model, 10, ModelFeatures(same), matrices
+    )
     (part,) = learner.losses(corpus.batch([0, 1]), torch.Generator(), 9)
     assert part.plain == pytest.approx(0.0, abs=1e-5)
     assert part.value.item() > 0.1
 
 
 @pytest.mark.parametrize("from_law", [False, True])
-def test_a_model_and_its_heads_are_one_folder_and_draft(taught, tmp_path: Path, from_law: bool) -> None:
+def test_a_model_and_its_heads_are_one_folder_and_draft(
+    taught, tmp_path: Path, from_law: bool
+) -> None:
     recipe = replace(RECIPE, heads=MedusaRecipe(heads=2, from_law=from_law), model_rate=0.05)
     report = train_medusa2(recipe, run_of(taught, tmp_path / "both", steps=60))
     measures = report.result.curves.measures[-1][1]
     assert measures["head 2 top-1"] > 0.7
     assert measures["model loss"] < 0.2
     tensors = load_file(report.output / "model.safetensors")
-    assert {"medusa_head.0.0.linear.weight", "medusa_head.1.1.weight", "model.norm.weight", "lm_head.weight"} <= set(
-        tensors
-    )
+    assert {
+        "medusa_head.0.0.linear.weight",
+        "medusa_head.1.1.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+    } <= set(tensors)
     assert tensors["medusa_head.1.1.weight"].shape == (400, HIDDEN)
     config = json.loads((report.output / "config.json").read_text())
     assert (config["architectures"], config["medusa_num_heads"]) == (["LlamaForCausalLM"], 2)
@@ -113,8 +131,12 @@ def test_a_model_and_its_heads_are_one_folder_and_draft(taught, tmp_path: Path, 
     convert_head(report.output, tmp_path / "heads.gguf", target=report.output, kind="medusa")
     convert_checkpoint(report.output, tmp_path / "target.gguf", outtype="f32", verify=False)
     drafter = f"medusa({tmp_path / 'heads.gguf'}, tree=1x1)"
-    with Runtime(tmp_path / "target.gguf", drafter=drafter, n_ctx=256, n_threads=1, n_threads_batch=1) as runtime:
-        result = runtime.chat([{"role": "user", "content": "first?"}], SamplingParams(temperature=0.0), max_tokens=40)
+    with Runtime(
+        tmp_path / "target.gguf", drafter=drafter, n_ctx=256, n_threads=1, n_threads_batch=1
+    ) as runtime:
+        result = runtime.chat(
+            [{"role": "user", "content": "first?"}], SamplingParams(temperature=0.0), max_tokens=40
+        )
     assert result.stats.mean_accepted_length > 1.6
 
 
@@ -138,24 +160,33 @@ def test_a_resumed_joint_run_is_an_uninterrupted_one(taught, tmp_path: Path, mon
 
 
 def test_dropout_of_a_models_configuration_is_left_out(taught, tmp_path: Path) -> None:
-    """It would draw from torch's own source, and no resumed run would be the one that was stopped."""
+    """It would draw from torch's own source, and no resumed run would be the one that was
+    stopped."""
     shutil.copytree(taught.folder, tmp_path / "dropping")
     config = json.loads((tmp_path / "dropping" / "config.json").read_text())
-    (tmp_path / "dropping" / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.5}))
+    (tmp_path / "dropping" / "config.json").write_text(
+        json.dumps({**config, "attention_dropout": 0.5})
+    )
     run = run_of(taught, tmp_path / "plain", steps=4)
     plain = train_medusa2(RECIPE, run)
-    found = train_medusa2(RECIPE, replace(run, target=tmp_path / "dropping", output=tmp_path / "out"))
+    found = train_medusa2(
+        RECIPE, replace(run, target=tmp_path / "dropping", output=tmp_path / "out")
+    )
     assert found.result.curves.losses == plain.result.curves.losses
 
 
 def test_the_targets_own_folder_is_not_written_into(taught, tmp_path: Path) -> None:
     write_untaught(tmp_path / "target")
-    (tmp_path / "target" / "model.safetensors").rename(tmp_path / "target" / "model-00001-of-00001.safetensors")
+    (tmp_path / "target" / "model.safetensors").rename(
+        tmp_path / "target" / "model-00001-of-00001.safetensors"
+    )
     before = {path: path.read_bytes() for path in (tmp_path / "target").iterdir()}
     (tmp_path / "link").symlink_to(tmp_path / "target", target_is_directory=True)
     for output in (tmp_path / "target", tmp_path / "link"):
         with pytest.raises(OptionError, match="is the folder of a model that is read"):
-            train_medusa2(RECIPE, replace(run_of(taught, output, force=True), target=tmp_path / "target"))
+            train_medusa2(
+                RECIPE, replace(run_of(taught, output, force=True), target=tmp_path / "target")
+            )
     assert {path: path.read_bytes() for path in (tmp_path / "target").iterdir()} == before
     with pytest.raises(OptionError, match=r"holds config\.json of something else"):
         train_medusa2(RECIPE, run_of(taught, tmp_path / "target"))

@@ -1,4 +1,5 @@
-"""Every trainer, from data to a head that drafts: overfitted on six answers, converted, and run by our own runtime."""
+"""Every trainer, from data to a head that drafts: overfitted on six answers, converted, and run by
+our own runtime."""
 
 from __future__ import annotations
 
@@ -41,19 +42,29 @@ MEDUSA, EAGLE = MedusaRecipe(heads=3), EagleRecipe()
 
 
 def run_of(taught, output: Path, **changes) -> HeadRun:
-    usual = {"steps": 40, "tokens_per_batch": 256, "max_length": 64, "held_out": 0.0, "device": "cpu", "measures": 1}
+    usual = {
+        "steps": 40,
+        "tokens_per_batch": 256,
+        "max_length": 64,
+        "held_out": 0.0,
+        "device": "cpu",
+        "measures": 1,
+    }
     settings = {**usual, "precision": "float32", "n_threads": 1, **changes}
     return HeadRun(taught.folder, (taught.data,), output, **settings)
 
 
 def tokens_a_round(taught, drafter: str) -> float:
-    """Tokens per target evaluation over all questions, after checking that the text is plain decoding's own."""
+    """Tokens per target evaluation over all questions, after checking that the text is plain
+    decoding's own."""
     greedy = SamplingParams(temperature=0.0)
     options = {"n_threads": 1, "n_threads_batch": 1, "n_ctx": 256, "flash_attention": "off"}
     answers = {}
     with Runtime(taught.gguf, **options) as plain:
         for question, answer in ANSWERS.items():
-            answers[question] = plain.chat([{"role": "user", "content": question}], greedy, max_tokens=60).text
+            answers[question] = plain.chat(
+                [{"role": "user", "content": question}], greedy, max_tokens=60
+            ).text
             assert answers[question] == answer  # the target has learnt it
     tokens = rounds = 0.0
     with Runtime(taught.gguf, drafter=drafter, **options) as runtime:
@@ -67,11 +78,16 @@ def tokens_a_round(taught, drafter: str) -> float:
 
 @pytest.fixture(scope="module")
 def medusa(taught, tmp_path_factory: pytest.TempPathFactory) -> HeadReport:
-    return train_head(MEDUSA, run_of(taught, tmp_path_factory.mktemp("m") / "heads", steps=60, learning_rate=1e-2))
+    return train_head(
+        MEDUSA, run_of(taught, tmp_path_factory.mktemp("m") / "heads", steps=60, learning_rate=1e-2)
+    )
 
 
-def test_medusa_heads_draft_what_they_have_learnt(taught, medusa: HeadReport, tmp_path: Path) -> None:
-    """Three heads in a chain: 4 tokens a round at best; an answer's first round has no states to draft from."""
+def test_medusa_heads_draft_what_they_have_learnt(
+    taught, medusa: HeadReport, tmp_path: Path
+) -> None:
+    """Three heads in a chain: 4 tokens a round at best; an answer's first round has no states to
+    draft from."""
     assert medusa.result.curves.losses[-1] < 0.2 * medusa.result.curves.losses[0]
     gguf = tmp_path / "heads.gguf"
     convert_head(medusa.output, gguf, target=taught.gguf)
@@ -81,7 +97,9 @@ def test_medusa_heads_draft_what_they_have_learnt(taught, medusa: HeadReport, tm
 def test_medusas_folder_is_upstreams(taught, medusa: HeadReport) -> None:
     names = sorted(path.name for path in medusa.output.iterdir())
     assert names == ["README.md", "config.json", "medusa_lm_head.safetensors", "training"]
-    assert [path.name for path in (medusa.output / "training").iterdir()] == ["state.pt"]  # the cache is gone
+    assert [path.name for path in (medusa.output / "training").iterdir()] == [
+        "state.pt"
+    ]  # the cache is gone
     config = json.loads((medusa.output / "config.json").read_text())
     assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (3, 1)
     assert config["base_model_name_or_path"] == "target"
@@ -111,7 +129,11 @@ def test_an_eagle_head_drafts_what_it_has_learnt(taught, tmp_path: Path) -> None
     """A chain of four: 5 tokens a round at best."""
     report = train_head(EAGLE, run_of(taught, tmp_path / "head", steps=110, learning_rate=5e-3))
     config = json.loads((report.output / "config.json").read_text())
-    assert (config["num_hidden_layers"], config["bias"], config["num_key_value_heads"]) == (1, True, 2)
+    assert (config["num_hidden_layers"], config["bias"], config["num_key_value_heads"]) == (
+        1,
+        True,
+        2,
+    )
     tensors = load_file(report.output / "model.safetensors")
     parts = ("q_proj", "k_proj", "v_proj", "o_proj")
     assert set(tensors) == {
@@ -135,13 +157,22 @@ def test_an_eagle3_head_drafts_and_is_laid_out_as_upstreams(taught, tmp_path: Pa
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     assert (config["draft_vocab_size"], config["vocab_size"]) == (150, 400)
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
-    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]  # named by their outputs there
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [
+        0,
+        1,
+        2,
+    ]  # named by their outputs there
     tensors = load_file(report.output / "model.safetensors")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     assert shapes["fc.weight"] == (HIDDEN, 3 * HIDDEN)
     assert shapes["midlayer.self_attn.q_proj.weight"] == (HIDDEN, 2 * HIDDEN)
     assert shapes["lm_head.weight"] == (150, HIDDEN)
-    assert {"midlayer.hidden_norm.weight", "midlayer.input_layernorm.weight", "norm.weight", "t2d"} <= set(shapes)
+    assert {
+        "midlayer.hidden_norm.weight",
+        "midlayer.input_layernorm.weight",
+        "norm.weight",
+        "t2d",
+    } <= set(shapes)
     tokens = tensors["d2t"] + torch.arange(150)
     assert tensors["d2t"].dtype == torch.int64
     assert tokens.tolist() == sorted(set(tokens.tolist()))
@@ -150,8 +181,12 @@ def test_an_eagle3_head_drafts_and_is_laid_out_as_upstreams(taught, tmp_path: Pa
     assert tokens_a_round(taught, f"eagle3({tmp_path / 'head.gguf'}, n=4)") > 2.5
 
 
-@pytest.mark.parametrize("recipe", [HydraRecipe(heads=2), HydraRecipe.plus_plus(heads=2, dropout=0.0)])
-def test_hydra_heads_draft_and_are_laid_out_as_upstreams(taught, tmp_path: Path, recipe: HydraRecipe) -> None:
+@pytest.mark.parametrize(
+    "recipe", [HydraRecipe(heads=2), HydraRecipe.plus_plus(heads=2, dropout=0.0)]
+)
+def test_hydra_heads_draft_and_are_laid_out_as_upstreams(
+    taught, tmp_path: Path, recipe: HydraRecipe
+) -> None:
     report = train_head(recipe, run_of(taught, tmp_path / "heads", steps=50, learning_rate=4e-3))
     measures = report.result.curves.measures[-1][1]
     assert measures["head 2 top-1"] > 0.8
@@ -161,13 +196,19 @@ def test_hydra_heads_draft_and_are_laid_out_as_upstreams(taught, tmp_path: Path,
     first, output = ("1", "0.1") if recipe.prefix else ("0", "0")
     assert tensors[f"hydra_mlp.1.{first}.linear.weight"].shape == (HIDDEN, 3 * HIDDEN)
     assert tensors[f"hydra_lm_head.{output}.weight"].shape == (400, HIDDEN)
-    assert any(name.startswith("prefix_embeding_layer.layers.0.") for name in tensors) == recipe.prefix
+    assert (
+        any(name.startswith("prefix_embeding_layer.layers.0.") for name in tensors) == recipe.prefix
+    )
     convert_head(report.output, tmp_path / "heads.gguf", target=taught.gguf)
     assert tokens_a_round(taught, f"hydra({tmp_path / 'heads.gguf'}, n=2)") > 1.8
 
 
-@pytest.mark.parametrize("recipe", [MEDUSA, EAGLE, Eagle3Recipe(steps=2)], ids=lambda recipe: recipe.kind)
-def test_a_resumed_head_is_an_uninterrupted_one(taught, tmp_path: Path, recipe: HeadRecipe, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "recipe", [MEDUSA, EAGLE, Eagle3Recipe(steps=2)], ids=lambda recipe: recipe.kind
+)
+def test_a_resumed_head_is_an_uninterrupted_one(
+    taught, tmp_path: Path, recipe: HeadRecipe, monkeypatch
+) -> None:
     whole = train_head(recipe, run_of(taught, tmp_path / "whole", steps=8, tokens_per_batch=100))
     run = run_of(taught, tmp_path / "parts", steps=8, tokens_per_batch=100)
     inner = type(recipe).learner
@@ -202,10 +243,16 @@ def test_a_quantized_teacher_trains_a_head_without_the_targets_weights(
 ) -> None:
     folder = tmp_path / "no weights"
     shutil.copytree(taught.folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    run = replace(run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2), target=folder, teacher=taught.gguf)
+    run = replace(
+        run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2),
+        target=folder,
+        teacher=taught.gguf,
+    )
     report = train_head(MEDUSA, run)
     # The same states but for rounding: the same curve.
-    assert report.result.curves.losses == pytest.approx(medusa.result.curves.losses, rel=0.05, abs=0.02)
+    assert report.result.curves.losses == pytest.approx(
+        medusa.result.curves.losses, rel=0.05, abs=0.02
+    )
     assert "computed by llama.cpp" in (report.output / "README.md").read_text()
 
 
@@ -217,11 +264,17 @@ def test_a_teacher_shows_the_layers_that_eagle3_reads(taught, tmp_path: Path) ->
 
 
 def test_cached_states_train_the_same_head(taught, medusa: HeadReport, tmp_path: Path) -> None:
-    report = train_head(MEDUSA, run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2, cache="no"))
-    assert report.result.curves.losses == pytest.approx(medusa.result.curves.losses, rel=0.05, abs=0.02)
+    report = train_head(
+        MEDUSA, run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2, cache="no")
+    )
+    assert report.result.curves.losses == pytest.approx(
+        medusa.result.curves.losses, rel=0.05, abs=0.02
+    )
 
 
-def test_a_named_folder_of_states_stays_and_serves_the_next_head(taught, tmp_path: Path, monkeypatch) -> None:
+def test_a_named_folder_of_states_stays_and_serves_the_next_head(
+    taught, tmp_path: Path, monkeypatch
+) -> None:
     """Of other states, as EAGLE-3 reads them, there is a second cache beside the first."""
     states = tmp_path / "states"
     train_head(MEDUSA, run_of(taught, tmp_path / "a", steps=2, features=states))
@@ -244,7 +297,7 @@ def test_states_of_earlier_attempts_go_with_the_runs_own(taught, tmp_path: Path)
     assert [path.name for path in run.state_path.parent.iterdir()] == ["state.pt"]
 
 
-# -- a resumed run does as before -------------------------------------------------------------------------------------
+# -- a resumed run does as before ------------------------------------------------------------------
 
 
 class Stops(NobodyListens):
@@ -268,22 +321,34 @@ def interrupted(recipe: HeadRecipe, run: HeadRun) -> HeadRun:
 
 
 def disk_with(monkeypatch, free: int) -> None:
-    monkeypatch.setattr(feature_cache, "shutil", SimpleNamespace(disk_usage=lambda place: SimpleNamespace(free=free)))
+    monkeypatch.setattr(
+        feature_cache,
+        "shutil",
+        SimpleNamespace(disk_usage=lambda place: SimpleNamespace(free=free)),
+    )
 
 
 @pytest.mark.parametrize("cache", ["auto", "yes"])
-def test_states_that_are_there_need_no_room(taught, tmp_path: Path, monkeypatch, cache: str) -> None:
-    """The disk is full once they are written: a resumed run neither refuses nor computes them at each step."""
+def test_states_that_are_there_need_no_room(
+    taught, tmp_path: Path, monkeypatch, cache: str
+) -> None:
+    """The disk is full once they are written: a resumed run neither refuses nor computes them at
+    each step."""
     whole = train_head(MEDUSA, run_of(taught, tmp_path / "whole", steps=4))
     run = interrupted(MEDUSA, run_of(taught, tmp_path / "parts", steps=4, cache=cache))
     disk_with(monkeypatch, free=0)
     heard = Stops()
     rest = train_head(MEDUSA, run, heard)
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
-    assert any(re.search(r"kept on disk: (\S+) MiB in \S+, of which \1 are there", note) for note in heard.notes)
+    assert any(
+        re.search(r"kept on disk: (\S+) MiB in \S+, of which \1 are there", note)
+        for note in heard.notes
+    )
 
 
-def test_a_run_without_room_for_states_goes_on_without_them(taught, tmp_path: Path, monkeypatch) -> None:
+def test_a_run_without_room_for_states_goes_on_without_them(
+    taught, tmp_path: Path, monkeypatch
+) -> None:
     """Though the disk has room when it is resumed: the numbers would not be the same."""
     whole = train_head(MEDUSA, run_of(taught, tmp_path / "whole", steps=4, cache="no"))
     with monkeypatch.context() as full:
@@ -292,7 +357,9 @@ def test_a_run_without_room_for_states_goes_on_without_them(taught, tmp_path: Pa
     rest = train_head(MEDUSA, run)
     assert rest.result.resumed_at == 2
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
-    with pytest.raises(OptionError, match="made with cached states False and --resume asks for True"):
+    with pytest.raises(
+        OptionError, match="made with cached states False and --resume asks for True"
+    ):
         train_head(MEDUSA, replace(run, cache="yes"))
 
 
@@ -305,7 +372,9 @@ def test_a_resumed_run_goes_on_in_its_precision(taught, tmp_path: Path, monkeypa
     assert train_head(MEDUSA, run).precision == "float32"
 
 
-def test_another_run_is_refused_before_states_are_computed(taught, tmp_path: Path, monkeypatch) -> None:
+def test_another_run_is_refused_before_states_are_computed(
+    taught, tmp_path: Path, monkeypatch
+) -> None:
     run = interrupted(MEDUSA, run_of(taught, tmp_path / "heads", steps=4))
     kept = sorted(run.output.rglob("features-*"))
     assert kept
@@ -315,7 +384,7 @@ def test_another_run_is_refused_before_states_are_computed(taught, tmp_path: Pat
     assert sorted(run.output.rglob("features-*")) == kept
 
 
-# -- what cannot be ---------------------------------------------------------------------------------------------------
+# -- what cannot be --------------------------------------------------------------------------------
 
 
 def test_an_earlier_run_is_not_overwritten(taught, medusa: HeadReport, tmp_path: Path) -> None:
@@ -331,13 +400,22 @@ def test_an_earlier_run_is_not_overwritten(taught, medusa: HeadReport, tmp_path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-@pytest.mark.parametrize("recipe", [MEDUSA, EAGLE, Eagle3Recipe(), HydraRecipe()], ids=lambda value: value.kind)
+@pytest.mark.parametrize(
+    "recipe", [MEDUSA, EAGLE, Eagle3Recipe(), HydraRecipe()], ids=lambda value: value.kind
+)
 @pytest.mark.parametrize("changes", [{}, {"force": True}, {"resume": True}], ids=str)
-def test_the_targets_own_folder_is_not_written_into(taught, tmp_path: Path, monkeypatch, recipe, changes) -> None:
-    """Nor under another name; with weights in several files no file of a head's name is there to notice."""
+def test_the_targets_own_folder_is_not_written_into(
+    taught, tmp_path: Path, monkeypatch, recipe, changes
+) -> None:
+    """Nor under another name; with weights in several files no file of a head's name is there to
+    notice."""
     target = tmp_path / "target"
     shutil.copytree(taught.folder, target)
     (target / "model.safetensors").rename(target / "model-00001-of-00001.safetensors")
@@ -345,18 +423,25 @@ def test_the_targets_own_folder_is_not_written_into(taught, tmp_path: Path, monk
     (tmp_path / "link").symlink_to(target, target_is_directory=True)
     monkeypatch.setattr(head_training, "TargetTokenizer", None)
     for output in (target, tmp_path / "link", target / ".." / "target"):
-        with pytest.raises(OptionError, match="is the folder of a model that is read; name another folder"):
+        with pytest.raises(
+            OptionError, match="is the folder of a model that is read; name another folder"
+        ):
             train_head(recipe, replace(run_of(taught, output, **changes), target=target))
     assert contents(target) == before
 
 
 @pytest.mark.parametrize("name", ["config.json", "README.md"])
-def test_somebody_elses_folder_is_written_into_only_by_force(taught, tmp_path: Path, monkeypatch, name: str) -> None:
+def test_somebody_elses_folder_is_written_into_only_by_force(
+    taught, tmp_path: Path, monkeypatch, name: str
+) -> None:
     output = tmp_path / "other"
     output.mkdir()
     (output / name).write_text("{}")
     run = run_of(taught, output, steps=2)
-    with monkeypatch.context() as early, pytest.raises(OptionError, match=rf"holds {name} of something else.*--force"):
+    with (
+        monkeypatch.context() as early,
+        pytest.raises(OptionError, match=rf"holds {name} of something else.*--force"),
+    ):
         early.setattr(head_training, "TargetTokenizer", None)
         train_head(MEDUSA, run)
     assert contents(output) == {name: b"{}"}
@@ -364,7 +449,9 @@ def test_somebody_elses_folder_is_written_into_only_by_force(taught, tmp_path: P
     assert (output / name).read_text() != "{}"
 
 
-def test_a_sibling_as_teacher_is_refused_before_any_work(taught, tmp_path: Path, monkeypatch) -> None:
+def test_a_sibling_as_teacher_is_refused_before_any_work(
+    taught, tmp_path: Path, monkeypatch
+) -> None:
     """It has the target's vocabulary, and other sizes."""
     write_untaught(tmp_path / "sibling", hidden_size=32)
     convert_checkpoint(tmp_path / "sibling", tmp_path / "sibling.gguf", outtype="f16", verify=False)
@@ -374,15 +461,21 @@ def test_a_sibling_as_teacher_is_refused_before_any_work(taught, tmp_path: Path,
     assert not (tmp_path / "heads").exists()
 
 
-def test_too_little_memory_is_found_before_anything_is_loaded(taught, tmp_path: Path, monkeypatch) -> None:
+def test_too_little_memory_is_found_before_anything_is_loaded(
+    taught, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: 1 << 20)
     monkeypatch.setattr(head_states, "load_hf_model", None)
-    with pytest.raises(OutOfMemoryError, match=r"training needs about .* of RAM and 0\.00 GiB are free"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"training needs about .* of RAM and 0\.00 GiB are free"
+    ):
         train_head(MEDUSA, run_of(taught, tmp_path / "heads"))
     assert not (tmp_path / "heads").exists()
 
 
-def test_too_little_disk_computes_states_each_time_or_stops(taught, tmp_path: Path, monkeypatch) -> None:
+def test_too_little_disk_computes_states_each_time_or_stops(
+    taught, tmp_path: Path, monkeypatch
+) -> None:
     def full(folder: Path, size: int) -> None:
         raise SpecrunError(f"no space for {size} bytes")
 
@@ -415,8 +508,12 @@ def test_estimates_are_of_the_right_size(taught, tmp_path: Path) -> None:
     assert need.parts["target"] == 4 * (2 * 400 * HIDDEN + LAYERS * layer + HIDDEN)
 
 
-@pytest.mark.parametrize("recipe", [MedusaRecipe(), EAGLE, Eagle3Recipe(), HydraRecipe()], ids=lambda value: value.kind)
-def test_a_head_for_7b_fits_24_gib_with_a_teacher(taught, tmp_path: Path, recipe: HeadRecipe) -> None:
+@pytest.mark.parametrize(
+    "recipe", [MedusaRecipe(), EAGLE, Eagle3Recipe(), HydraRecipe()], ids=lambda value: value.kind
+)
+def test_a_head_for_7b_fits_24_gib_with_a_teacher(
+    taught, tmp_path: Path, recipe: HeadRecipe
+) -> None:
     """By the estimate, for Llama-2-7B's sizes and the usual batch; nothing is allocated."""
     sizes = {"hidden": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "feed_forward": 11008}
     shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096)

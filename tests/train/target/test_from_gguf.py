@@ -1,4 +1,5 @@
-"""GGUF files read back into Hugging Face folders: the same logits, the same tokens, the same file again."""
+"""GGUF files read back into Hugging Face folders: the same logits, the same tokens, the same file
+again."""
 
 import json
 
@@ -21,7 +22,14 @@ from specrun.train.family.tokenizer import save_folder, train_tokenizer
 from specrun.train.target.from_gguf import folder_from_gguf
 from specrun.train.target.hf_model import load_hf_model
 
-SHAPE = LlamaShape(vocab_size=300, hidden_size=64, num_layers=2, intermediate_size=96, num_heads=4, rope_theta=5000.0)
+SHAPE = LlamaShape(
+    vocab_size=300,
+    hidden_size=64,
+    num_layers=2,
+    intermediate_size=96,
+    num_heads=4,
+    rope_theta=5000.0,
+)
 TEXT = "Return the very first thing. Grüße <|user|> 東京 3.14  \n\tx"
 TOKENS = [5, 9, 270, 33, 120, 121, 299, 4, 1, 77, 80, 12, 200, 6, 6, 6]
 
@@ -36,7 +44,9 @@ def original(tmp_path_factory):
         for parameter in model.parameters():
             spread = 0.1 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
             parameter.add_(torch.randn(parameter.shape, generator=source) * spread)
-    save_folder(model, train_tokenizer(["Return the very first thing."] * 4, vocab_size=300), folder)
+    save_folder(
+        model, train_tokenizer(["Return the very first thing."] * 4, vocab_size=300), folder
+    )
     return folder
 
 
@@ -69,7 +79,8 @@ def test_rows_of_heads_left_as_they_are_would_be_seen(original, tmp_path, monkey
 
 
 def test_quantized_weights_become_the_numbers_they_stand_for(original, tmp_path):
-    """llama.cpp computes the same from the folder; from the file itself it rounds inputs to 8 bits too."""
+    """llama.cpp computes the same from the folder; from the file itself it rounds inputs to 8 bits
+    too."""
     convert_checkpoint(original, tmp_path / "whole.gguf", outtype="f32")
     quantize_model(tmp_path / "whole.gguf", tmp_path / "small.gguf", "Q8_0")
     folder = folder_from_gguf(tmp_path / "small.gguf", tmp_path / "back")
@@ -80,7 +91,9 @@ def test_quantized_weights_become_the_numbers_they_stand_for(original, tmp_path)
     assert 1e-4 * size < from_file < 0.05 * size
     assert np.abs(found - torch_logits(original)).max() > 1e-3 * size
     quantize_model(tmp_path / "again.gguf", tmp_path / "small again.gguf", "Q8_0")
-    same = np.abs(native_logits(tmp_path / "small.gguf") - native_logits(tmp_path / "small again.gguf")).max()
+    same = np.abs(
+        native_logits(tmp_path / "small.gguf") - native_logits(tmp_path / "small again.gguf")
+    ).max()
     assert same < 0.01 * size
 
 
@@ -90,7 +103,12 @@ def test_grouped_and_untied_heads(tmp_path):
     write_random_llama(path, RandomLlama(vocab_size=300, heads=4, kv_heads=2, width=64))
     folder = folder_from_gguf(path, tmp_path / "back")
     with torch.no_grad():
-        found = load_hf_model(folder, torch.device("cpu")).module(input_ids=torch.tensor([TOKENS])).logits[0].numpy()
+        found = (
+            load_hf_model(folder, torch.device("cpu"))
+            .module(input_ids=torch.tensor([TOKENS]))
+            .logits[0]
+            .numpy()
+        )
     native = native_logits(path)
     assert np.abs(found - native).max() < 1e-3 * np.abs(native).max()
 
@@ -111,19 +129,30 @@ def test_the_embedded_drafter_can_be_read_back(tmp_path):
     path = demo_drafters()["draft"]
     folder = folder_from_gguf(path, tmp_path / "drafter")
     config = json.loads((folder / "config.json").read_text())
-    assert (config["rms_norm_eps"], config["rope_theta"], config["eos_token_id"]) == (1e-5, 10000.0, 0)
+    assert (config["rms_norm_eps"], config["rope_theta"], config["eos_token_id"]) == (
+        1e-5,
+        10000.0,
+        0,
+    )
     convert_checkpoint(folder, tmp_path / "again.gguf", outtype="f32")
-    tokens = TargetTokenizer(folder).tokenize("<|user|>What does shutil.copytree do?<|end|><|assistant|>Recursively copy")
+    tokens = TargetTokenizer(folder).tokenize(
+        "<|user|>What does shutil.copytree do?<|end|><|assistant|>Recursively copy"
+    )
     found, native = torch_logits(folder, tokens), native_logits(tmp_path / "again.gguf", tokens)
     assert np.abs(found - native).max() < 1e-3
-    known, wanted = (read_header(place).metadata["tokenizer.ggml.tokens"] for place in (tmp_path / "again.gguf", path))
+    known, wanted = (
+        read_header(place).metadata["tokenizer.ggml.tokens"]
+        for place in (tmp_path / "again.gguf", path)
+    )
     assert known == wanted
 
 
 def test_other_models_are_refused(tmp_path, original):
     with pytest.raises(FileMissingError):
         folder_from_gguf(tmp_path / "none.gguf", tmp_path / "back")
-    embeddings = PlannedTensor("token_embd.weight", (8, 4), "F32", lambda: np.zeros((8, 4), np.float32))
+    embeddings = PlannedTensor(
+        "token_embd.weight", (8, 4), "F32", lambda: np.zeros((8, 4), np.float32)
+    )
     write_gguf(tmp_path / "other.gguf", "qwen2", Metadata(), [embeddings])
     with pytest.raises(UnsupportedModelError, match="only llama can be read back"):
         folder_from_gguf(tmp_path / "other.gguf", tmp_path / "back")

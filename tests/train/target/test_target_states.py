@@ -1,4 +1,5 @@
-"""The target's hidden states: from transformers, from llama.cpp, from disk; and what memory and disk must hold."""
+"""The target's hidden states: from transformers, from llama.cpp, from disk; and what memory and
+disk must hold."""
 
 from __future__ import annotations
 
@@ -44,7 +45,12 @@ from specrun.train.target.feature_cache import (
 from specrun.train.target.features import Features, ModelFeatures
 from specrun.train.target.hf_model import HFModel, load_hf_model
 from specrun.train.target.target_shape import target_shape
-from specrun.train.target.teacher import TeacherFeatures, check_same_vocabulary, check_teacher, teacher_matrices
+from specrun.train.target.teacher import (
+    TeacherFeatures,
+    check_same_vocabulary,
+    check_teacher,
+    teacher_matrices,
+)
 from specrun.train.trainer import precision
 from specrun.train.trainer.memory import MemoryNeed, free_memory, require_memory, trained_bytes
 from specrun.train.trainer.precision import trial_size, usable_device, usable_precision
@@ -54,7 +60,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def corpus(taught) -> TokenCorpus:
-    return encode_corpus(read_documents([taught.data]), TargetTokenizer(taught.folder), max_length=64, held_out=0.2)
+    return encode_corpus(
+        read_documents([taught.data]), TargetTokenizer(taught.folder), max_length=64, held_out=0.2
+    )
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +89,11 @@ FACTORS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FACTORS)
-def test_models_that_change_their_logits_are_refused(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
-    """By a factor, or Phi's bias; the same families without are taken, and so is a soft cap, which is known."""
+def test_models_that_change_their_logits_are_refused(
+    tmp_path: Path, family: str, dtype: torch.dtype
+) -> None:
+    """By a factor, or Phi's bias; the same families without are taken, and so is a soft cap, which
+    is known."""
     name, refused, taken = FACTORS[family]
     shape = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "pad_token_id": 0}
@@ -100,7 +111,9 @@ def test_models_that_change_their_logits_are_refused(tmp_path: Path, family: str
             found = load_hf_model(tmp_path / place, CPU, dtype)
             assert found.softcap == changes.get("final_logit_softcapping")
             continue
-        with pytest.raises(ModelError, match=rf"a model of the type '{family}', which changes its logits after"):
+        with pytest.raises(
+            ModelError, match=rf"a model of the type '{family}', which changes its logits after"
+        ):
             load_hf_model(tmp_path / place, CPU, dtype)
 
 
@@ -109,7 +122,9 @@ def test_taps_are_what_enters_the_layers(model: HFModel, corpus: TokenCorpus) ->
     batch = corpus.batch([0])
     seen = {}
     hooks = [
-        layer.register_forward_pre_hook(lambda _, given, number=number: seen.update({number: given[0].detach()}))
+        layer.register_forward_pre_hook(
+            lambda _, given, number=number: seen.update({number: given[0].detach()})
+        )
         for number, layer in enumerate(model.model.model.layers)
     ]
     _, taps = model.hidden_states(batch.ids, (0, 1, 3))
@@ -120,7 +135,8 @@ def test_taps_are_what_enters_the_layers(model: HFModel, corpus: TokenCorpus) ->
 
 
 def test_llama_cpps_states_are_transformers(taught, model: HFModel, corpus: TokenCorpus) -> None:
-    """States of scale 1 with a float16 cache: within 1e-2; one position off differs by more than 0.5."""
+    """States of scale 1 with a float16 cache: within 1e-2; one position off differs by more than
+    0.5."""
     taps = (1, 3, 2)
     batch = corpus.batch(range(4))
     with Model(taught.gguf) as file:
@@ -128,7 +144,9 @@ def test_llama_cpps_states_are_transformers(taught, model: HFModel, corpus: Toke
         with TeacherFeatures(file, corpus.longest, taps, n_threads=1) as shown:
             ours, theirs = shown.features(batch), ModelFeatures(model, taps).features(batch)
     for first, other in ((ours.final, theirs.final), (ours.taps, theirs.taps)):
-        assert float((first - other).abs()[batch.valid].max()) < 1e-2 * max(1.0, float(other.abs().max()))
+        assert float((first - other).abs()[batch.valid].max()) < 1e-2 * max(
+            1.0, float(other.abs().max())
+        )
         assert float((first[:, 1:] - other[:, :-1]).abs()[batch.valid[:, 1:]].max()) > 0.5
 
 
@@ -139,11 +157,15 @@ def test_long_sequences_are_evaluated_in_pieces(taught, model: HFModel, monkeypa
     with Model(taught.gguf) as file, TeacherFeatures(file, 64, n_threads=1) as shown:
         wanted = shown.features(whole.batch([0])).final
         monkeypatch.setattr(shown._batch, "capacity", 7)
-        torch.testing.assert_close(shown.features(whole.batch([0])).final, wanted, atol=1e-3, rtol=0)
+        torch.testing.assert_close(
+            shown.features(whole.batch([0])).final, wanted, atol=1e-3, rtol=0
+        )
 
 
 @pytest.mark.parametrize("kind", ["f32", "q8_0"])
-def test_a_teachers_matrices_are_read_from_its_file(taught, model: HFModel, tmp_path: Path, kind: str) -> None:
+def test_a_teachers_matrices_are_read_from_its_file(
+    taught, model: HFModel, tmp_path: Path, kind: str
+) -> None:
     path = taught.gguf
     if kind == "q8_0":
         path = tmp_path / "q8.gguf"
@@ -151,7 +173,9 @@ def test_a_teachers_matrices_are_read_from_its_file(taught, model: HFModel, tmp_
     found = teacher_matrices(path, CPU)
     allowed = 1e-6 if kind == "f32" else 0.01 * float(model.output.abs().max())
     assert float((found.output - model.output).abs().max()) <= allowed
-    assert float((found.embedding - model.embedding).abs().max()) <= 0.01 * float(model.embedding.abs().max())
+    assert float((found.embedding - model.embedding).abs().max()) <= 0.01 * float(
+        model.embedding.abs().max()
+    )
     assert found.softcap is None
 
 
@@ -206,7 +230,9 @@ def test_a_teacher_must_be_the_same_model(taught, tmp_path: Path) -> None:
         ({"num_hidden_layers": 2}, r"it has 2 layers, and the folder 4$"),
     ],
 )
-def test_a_teacher_of_the_same_vocabulary_must_have_the_same_sizes(taught, tmp_path: Path, changes, problem: str) -> None:
+def test_a_teacher_of_the_same_vocabulary_must_have_the_same_sizes(
+    taught, tmp_path: Path, changes, problem: str
+) -> None:
     """As a sibling of another size is: by its vocabulary it would pass."""
     write_untaught(tmp_path / "sibling", **changes)
     convert_checkpoint(tmp_path / "sibling", tmp_path / "sibling.gguf", outtype="f16", verify=False)
@@ -221,11 +247,14 @@ def test_a_teacher_of_the_same_vocabulary_must_have_the_same_sizes(taught, tmp_p
 
 
 def test_blocks_behind_a_teachers_layers_are_not_counted(taught, monkeypatch) -> None:
-    """A file with a NextN block says 5 blocks where the folder says 4 layers, and a file of 5 layers is another."""
+    """A file with a NextN block says 5 blocks where the folder says 4 layers, and a file of 5
+    layers is another."""
     tokenizer, shape = TargetTokenizer(taught.folder), target_shape(taught.folder)
     real = read_header(taught.gguf)
     more = {**real.metadata, "llama.block_count": 5, "llama.nextn_predict_layers": 1}
-    monkeypatch.setattr(teacher, "read_header", lambda path: dataclasses.replace(real, metadata=more))
+    monkeypatch.setattr(
+        teacher, "read_header", lambda path: dataclasses.replace(real, metadata=more)
+    )
     check_teacher(taught.gguf, tokenizer, 400, shape)
     del more["llama.nextn_predict_layers"]
     with pytest.raises(PairError, match="it has 5 layers"):
@@ -235,7 +264,7 @@ def test_blocks_behind_a_teachers_layers_are_not_counted(taught, monkeypatch) ->
         check_teacher(taught.gguf, tokenizer, 400, shape)
 
 
-# -- the cache --------------------------------------------------------------------------------------------------------
+# -- the cache -------------------------------------------------------------------------------------
 
 
 class Counting:
@@ -247,14 +276,20 @@ class Counting:
     def features(self, batch) -> Features:
         self.calls += 1
         found = self.source.features(batch)
-        return Features(found.final * self.factor, None if found.taps is None else found.taps * self.factor)
+        return Features(
+            found.final * self.factor, None if found.taps is None else found.taps * self.factor
+        )
 
 
-def place_of(root: Path, corpus: TokenCorpus, taps=(), precision: str = "float32", weights: int = 1) -> CachePlace:
+def place_of(
+    root: Path, corpus: TokenCorpus, taps=(), precision: str = "float32", weights: int = 1
+) -> CachePlace:
     return CachePlace.of(root, corpus, taps, precision=precision, identity={"source": weights})
 
 
-def test_cached_states_are_the_computed_ones(model: HFModel, corpus: TokenCorpus, tmp_path: Path, monkeypatch) -> None:
+def test_cached_states_are_the_computed_ones(
+    model: HFModel, corpus: TokenCorpus, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(feature_cache, "_CHUNK_TOKENS", 60)
     source = Counting(ModelFeatures(model, (1, 2, 3)))
     told = []
@@ -264,11 +299,19 @@ def test_cached_states_are_the_computed_ones(model: HFModel, corpus: TokenCorpus
     assert told[-1] == (len(corpus.sequences), len(corpus.sequences))
     batch = corpus.batch([4, 0, 2])
     found, wanted = cache.features(batch), source.features(batch)
-    assert float((found.final - wanted.final).abs()[batch.valid].max()) < 2e-3 * float(wanted.final.abs().max())
-    assert float((found.taps - wanted.taps).abs()[batch.valid].max()) < 2e-3 * float(wanted.taps.abs().max())
+    assert float((found.final - wanted.final).abs()[batch.valid].max()) < 2e-3 * float(
+        wanted.final.abs().max()
+    )
+    assert float((found.taps - wanted.taps).abs()[batch.valid].max()) < 2e-3 * float(
+        wanted.taps.abs().max()
+    )
     assert not found.final[~batch.valid].any()
     size = sum(path.stat().st_size for path in (tmp_path / "f").glob("*/*.safetensors"))
-    assert cache_bytes(corpus, HIDDEN, 3) <= size < cache_bytes(corpus, HIDDEN, 3) + 1000 * len(cache.chunks)
+    assert (
+        cache_bytes(corpus, HIDDEN, 3)
+        <= size
+        < cache_bytes(corpus, HIDDEN, 3) + 1000 * len(cache.chunks)
+    )
     cache.close()
     remove_caches(tmp_path / "f")
     assert not (tmp_path / "f").exists()
@@ -284,14 +327,18 @@ def test_an_interrupted_cache_goes_on_and_needs_room_for_the_rest(
     assert place.missing_bytes(HIDDEN) == 0
     removed, (start, end) = cache.path(1), cache.chunks[1]
     removed.unlink()
-    assert place.missing_bytes(HIDDEN) == 2 * HIDDEN * sum(len(sequence) for sequence in corpus.sequences[start:end])
+    assert place.missing_bytes(HIDDEN) == 2 * HIDDEN * sum(
+        len(sequence) for sequence in corpus.sequences[start:end]
+    )
     second = Counting(ModelFeatures(model))
     fill_cache(place, second, CPU)
     assert second.calls == end - start < first.calls
     assert removed.exists()
 
 
-@pytest.mark.parametrize("changes", [{"taps": (1,)}, {"precision": "bfloat16"}, {"weights": 2}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"taps": (1,)}, {"precision": "bfloat16"}, {"weights": 2}], ids=str
+)
 def test_states_of_another_kind_lie_beside_and_nothing_is_deleted(
     model: HFModel, corpus: TokenCorpus, tmp_path: Path, changes: dict
 ) -> None:
@@ -320,33 +367,46 @@ def test_a_manifest_that_tells_of_other_states_is_not_overwritten(
     cache = fill_cache(place, ModelFeatures(model), CPU)
     for spoil in (lambda path: path.write_text("{"), lambda path: path.unlink()):
         spoil(place.folder / "manifest.json")
-        with pytest.raises(SpecrunError, match=r"manifest\.json does not tell of the states in its folder: remove"):
+        with pytest.raises(
+            SpecrunError, match=r"manifest\.json does not tell of the states in its folder: remove"
+        ):
             fill_cache(place, ModelFeatures(model), CPU)
         assert cache.path(0).exists()
 
 
-def test_removing_caches_leaves_other_files(model: HFModel, corpus: TokenCorpus, tmp_path: Path) -> None:
+def test_removing_caches_leaves_other_files(
+    model: HFModel, corpus: TokenCorpus, tmp_path: Path
+) -> None:
     places = place_of(tmp_path, corpus), place_of(tmp_path, corpus, precision="bfloat16")
     for place in places:
         fill_cache(place, ModelFeatures(model), CPU)
-    (places[0].folder / ".features-00001.safetensors.0123456789abcdef.partial").touch()  # as a killed process leaves it
+    (
+        places[0].folder / ".features-00001.safetensors.0123456789abcdef.partial"
+    ).touch()  # as a killed process leaves it
     (places[1].folder / "notes.txt").touch()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "features-00000.safetensors").touch()
     remove_caches(tmp_path)
     left = set(tmp_path.rglob("*.*"))
-    assert left == {tmp_path / "mine" / "features-00000.safetensors", places[1].folder / "notes.txt"}
+    assert left == {
+        tmp_path / "mine" / "features-00000.safetensors",
+        places[1].folder / "notes.txt",
+    }
     assert not places[0].folder.exists()
     remove_caches(tmp_path / "absent")
 
 
-def test_a_cache_that_cannot_be_made_is_one_sentence(model: HFModel, corpus: TokenCorpus, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_made_is_one_sentence(
+    model: HFModel, corpus: TokenCorpus, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SpecrunError, match=r"cannot be made .*: name another with --features"):
         fill_cache(place_of(tmp_path / "file", corpus), ModelFeatures(model), CPU)
 
 
-def test_states_beyond_float16_are_kept(model: HFModel, corpus: TokenCorpus, tmp_path: Path) -> None:
+def test_states_beyond_float16_are_kept(
+    model: HFModel, corpus: TokenCorpus, tmp_path: Path
+) -> None:
     source = Counting(ModelFeatures(model), factor=1e5)
     cache = fill_cache(place_of(tmp_path, corpus), source, CPU)
     batch = corpus.batch([0])
@@ -361,18 +421,22 @@ def test_a_damaged_cache_is_named(model: HFModel, corpus: TokenCorpus, tmp_path:
 
 
 def test_no_room_for_the_cache_is_said_with_both_numbers(tmp_path: Path) -> None:
-    with pytest.raises(SpecrunError, match=r"needs 1048576\.00 GiB in .*deeper and \d+\.\d\d GiB are free"):
+    with pytest.raises(
+        SpecrunError, match=r"needs 1048576\.00 GiB in .*deeper and \d+\.\d\d GiB are free"
+    ):
         check_cache_space(tmp_path / "absent" / "deeper", 1 << 50)
     check_cache_space(tmp_path / "absent", 1)
 
 
-# -- memory, precision, devices ---------------------------------------------------------------------------------------
+# -- memory, precision, devices --------------------------------------------------------------------
 
 
 def test_too_little_memory_is_said_with_both_numbers() -> None:
     need = MemoryNeed({"target": 6 << 30, "head": 2 << 30})
     require_memory(need, CPU, free=need.total)
-    with pytest.raises(OutOfMemoryError, match=r"9\.20 GiB \(target 6\.00, head 2\.00\).*8\.00 GiB are free") as caught:
+    with pytest.raises(
+        OutOfMemoryError, match=r"9\.20 GiB \(target 6\.00, head 2\.00\).*8\.00 GiB are free"
+    ) as caught:
         require_memory(need, CPU, free=8 << 30)
     assert caught.value.exit_code == 5
     assert free_memory(CPU) > 1 << 20
@@ -385,9 +449,12 @@ def test_trained_parameters_count_four_times() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gain", "chosen"), [(None, torch.float32), (0.4, torch.float32), (1.1, torch.float32), (2.5, torch.bfloat16)]
+    ("gain", "chosen"),
+    [(None, torch.float32), (0.4, torch.float32), (1.1, torch.float32), (2.5, torch.bfloat16)],
 )
-def test_bfloat16_is_chosen_where_it_works_and_pays(monkeypatch, gain: float | None, chosen: torch.dtype) -> None:
+def test_bfloat16_is_chosen_where_it_works_and_pays(
+    monkeypatch, gain: float | None, chosen: torch.dtype
+) -> None:
     monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: gain)
     assert usable_precision("auto", CPU) == chosen
     assert usable_precision("float32", CPU) == torch.float32
@@ -415,7 +482,8 @@ def test_a_resumed_run_does_not_choose_again(monkeypatch, earlier: str) -> None:
 
 
 def test_a_trial_times_products_and_not_launches() -> None:
-    """A GPU of 1000 TFLOP/s launches in 5 us and casts at 3 TB/s: products must take ten times that."""
+    """A GPU of 1000 TFLOP/s launches in 5 us and casts at 3 TB/s: products must take ten times
+    that."""
     gpu, cpu = trial_size("cuda"), trial_size("cpu")
     seconds = 2 * gpu.rows * gpu.width**2 / 1e15
     assert seconds > 10 * 5e-6
@@ -424,8 +492,11 @@ def test_a_trial_times_products_and_not_launches() -> None:
 
 
 def test_a_trial_of_equals_is_a_draw(monkeypatch) -> None:
-    """The script itself runs: float32 against float32 is about as fast, whatever this machine has."""
-    monkeypatch.setattr(precision, "_TRIAL", precision._TRIAL.replace("torch.bfloat16", "torch.float32"))
+    """The script itself runs: float32 against float32 is about as fast, whatever this machine
+    has."""
+    monkeypatch.setattr(
+        precision, "_TRIAL", precision._TRIAL.replace("torch.bfloat16", "torch.float32")
+    )
     precision.bfloat16_gain.cache_clear()
     gain = precision.bfloat16_gain("cpu", 1)
     precision.bfloat16_gain.cache_clear()
@@ -441,8 +512,11 @@ def test_bfloat16_pays_on_gpus_that_have_it() -> None:
 
 
 def test_a_trial_that_dies_is_no_precision(monkeypatch) -> None:
-    """As where instructions are advertised and cannot be run: the child ends, this process does not."""
-    monkeypatch.setattr(precision, "_TRIAL", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    """As where instructions are advertised and cannot be run: the child ends, this process does
+    not."""
+    monkeypatch.setattr(
+        precision, "_TRIAL", "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+    )
     precision.bfloat16_gain.cache_clear()
     assert precision.bfloat16_gain("cpu", 1) is None
     monkeypatch.setattr(precision, "_TRIAL", "print(3.5)")
@@ -457,17 +531,27 @@ def test_devices_that_are_not_there() -> None:
         usable_device("toaster")
 
 
-# -- folders ----------------------------------------------------------------------------------------------------------
+# -- folders ---------------------------------------------------------------------------------------
 
 
 def test_shapes_are_read_from_old_and_new_configs(taught, tmp_path: Path) -> None:
     shape = target_shape(taught.folder)
     assert (shape.hidden, shape.n_layers, shape.n_heads, shape.n_kv_heads) == (64, 4, 4, 2)
     assert shape.rope_theta == 5000.0
-    old = {"hidden_size": 60, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4}
+    old = {
+        "hidden_size": 60,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    }
     (tmp_path / "config.json").write_text(json.dumps({**old, "rope_theta": 7.0}))
     found = target_shape(tmp_path)
-    assert (found.n_heads, found.n_kv_heads, found.rope_theta, found.feed_forward) == (6, 3, 7.0, 240)
+    assert (found.n_heads, found.n_kv_heads, found.rope_theta, found.feed_forward) == (
+        6,
+        3,
+        7.0,
+        240,
+    )
     (tmp_path / "config.json").write_text(
         json.dumps({"rope_parameters": {"full_attention": {"rope_theta": 9.0}}, **old})
     )

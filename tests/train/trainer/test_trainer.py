@@ -17,7 +17,13 @@ import torch
 from support.ctrl_c import hearing_ctrl_c
 from torch import nn
 
-from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError, OutOfMemoryError, SpecrunError
+from specrun.bindings.errors import (
+    FileMissingError,
+    MalformedFileError,
+    OptionError,
+    OutOfMemoryError,
+    SpecrunError,
+)
 from specrun.train.data.target_tokens import TokenSequence
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus
 from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
@@ -27,7 +33,12 @@ from specrun.train.trainer.trainer import train_learner
 
 VOCAB = 11
 SETTINGS = TrainerSettings(
-    steps=24, learning_rate=0.02, tokens_per_batch=24, warmup_steps=4, measure_every=5, save_seconds=0.0
+    steps=24,
+    learning_rate=0.02,
+    tokens_per_batch=24,
+    warmup_steps=4,
+    measure_every=5,
+    save_seconds=0.0,
 )
 
 
@@ -37,7 +48,9 @@ def corpus(count: int = 9) -> TokenCorpus:
     for _ in range(count):
         ids = rng.integers(0, VOCAB, rng.integers(5, 12)).astype(np.int32)
         made.append(TokenSequence(ids, np.ones(len(ids), np.bool_)))
-    return TokenCorpus(tuple(made), tuple(range(count - 2)), (count - 2, count - 1), measured_on_training=False)
+    return TokenCorpus(
+        tuple(made), tuple(range(count - 2)), (count - 2, count - 1), measured_on_training=False
+    )
 
 
 class Bigrams(Learner):
@@ -52,7 +65,10 @@ class Bigrams(Learner):
         self.hook = hook
 
     def groups(self) -> list[ParameterGroup]:
-        return [ParameterGroup([self.module.weight]), ParameterGroup([self.second], rate=0.5, starts_at=6)]
+        return [
+            ParameterGroup([self.module.weight]),
+            ParameterGroup([self.second], rate=0.5, starts_at=6),
+        ]
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         factor = self.hook(step)
@@ -62,15 +78,21 @@ class Bigrams(Learner):
             marks = batch.valid[:, 1:] & ((batch.ids[:, 1:] % 2 == 0) == (name == "even"))
             if marks.any():
                 loss = nn.functional.cross_entropy(logits[marks], batch.ids[:, 1:][marks])
-                yield LossPart(name, weight * loss * (1.0 if factor is None else factor), float(loss.detach()))
+                yield LossPart(
+                    name, weight * loss * (1.0 if factor is None else factor), float(loss.detach())
+                )
 
     def measure(self, batches) -> dict[str, float]:
-        right = sum(int((self.module(b.ids[:, :-1]).argmax(-1) == b.ids[:, 1:])[b.valid[:, 1:]].sum()) for b in batches)
+        right = sum(
+            int((self.module(b.ids[:, :-1]).argmax(-1) == b.ids[:, 1:])[b.valid[:, 1:]].sum())
+            for b in batches
+        )
         return {"right": float(right)}
 
 
 def test_a_resumed_run_is_an_uninterrupted_one(tmp_path: Path) -> None:
-    """Stopped by Ctrl-C within a step and between epochs; the loss of every step agrees to 1e-6, the weights too."""
+    """Stopped by Ctrl-C within a step and between epochs; the loss of every step agrees to 1e-6,
+    the weights too."""
     whole, learner = None, Bigrams()
     whole = train_learner(learner, corpus(), SETTINGS)
     path = tmp_path / "state.pt"
@@ -84,7 +106,13 @@ def test_a_resumed_run_is_an_uninterrupted_one(tmp_path: Path) -> None:
 
     for number, stop in enumerate((7, 8, 19)):
         with pytest.raises(KeyboardInterrupt):
-            train_learner(Bigrams(seed=number, hook=stop_at(stop)), corpus(), SETTINGS, path, resume=number > 0)
+            train_learner(
+                Bigrams(seed=number, hook=stop_at(stop)),
+                corpus(),
+                SETTINGS,
+                path,
+                resume=number > 0,
+            )
     resumed = Bigrams(seed=9)
     rest = train_learner(resumed, corpus(), SETTINGS, path, resume=True)
     assert rest.resumed_at == 19
@@ -97,7 +125,8 @@ def test_a_resumed_run_is_an_uninterrupted_one(tmp_path: Path) -> None:
 
 
 def test_a_run_stopped_within_any_measure_loses_no_step(tmp_path: Path, monkeypatch) -> None:
-    """Also in the last one, with no checkpoint before: the measures are made up for when it goes on."""
+    """Also in the last one, with no checkpoint before: the measures are made up for when it goes
+    on."""
     settings = replace(SETTINGS, save_seconds=1e9)
     whole = train_learner(Bigrams(), corpus(), settings)
     measure = Bigrams.measure
@@ -126,14 +155,17 @@ def test_steps_are_saved_before_the_last_measure(tmp_path: Path, monkeypatch) ->
     """What no handler hears, such as a kill, loses the measure alone."""
     path = tmp_path / "state.pt"
     seen = []
-    monkeypatch.setattr(Bigrams, "measure", lambda learner, batches: seen.append(path.exists()) or {"right": 0.0})
+    monkeypatch.setattr(
+        Bigrams, "measure", lambda learner, batches: seen.append(path.exists()) or {"right": 0.0}
+    )
     train_learner(Bigrams(), corpus(), replace(SETTINGS, save_seconds=1e9), path)
     assert seen == [False] * 4 + [True]
     assert [step for step, _ in load_state(path)["curves"]["measures"]] == [5, 10, 15, 20, 24]
 
 
 def test_ctrl_c_within_an_update_is_heard_after_it(tmp_path: Path, monkeypatch) -> None:
-    """Half of the parameters changed is no state to save: the step is finished, saved, and then the run ends."""
+    """Half of the parameters changed is no state to save: the step is finished, saved, and then the
+    run ends."""
     path = tmp_path / "state.pt"
     update = torch.optim.AdamW.step
     updates = []
@@ -151,7 +183,9 @@ def test_ctrl_c_within_an_update_is_heard_after_it(tmp_path: Path, monkeypatch) 
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert (len(updates), load_state(path)["place"]["step"]) == (7, 7)
     rest = train_learner(Bigrams(seed=3), corpus(), SETTINGS, path, resume=True)
-    assert rest.curves.losses == pytest.approx(train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6)
+    assert rest.curves.losses == pytest.approx(
+        train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6
+    )
 
 
 def test_training_needs_no_main_thread() -> None:
@@ -166,7 +200,11 @@ def test_training_needs_no_main_thread() -> None:
         lambda: torch.empty(1 << 60, dtype=torch.uint8),  # what the CPU's allocator says
         lambda: np.zeros(1 << 48),  # a MemoryError
         lambda: throw(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
-        lambda: throw(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")),
+        lambda: throw(
+            RuntimeError(
+                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+            )
+        ),
     ],
     ids=["torch", "numpy", "cuda", "cublas"],
 )
@@ -181,10 +219,14 @@ def test_a_step_without_memory_saves_those_before_it(tmp_path: Path, shortage) -
     assert e.value.exit_code == 5
     rest = train_learner(Bigrams(seed=3), corpus(), settings, path, resume=True)
     assert rest.resumed_at == 10
-    assert rest.curves.losses == pytest.approx(train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6)
+    assert rest.curves.losses == pytest.approx(
+        train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6
+    )
 
 
-def test_an_update_without_memory_saves_nothing_that_is_not_whole(tmp_path: Path, monkeypatch) -> None:
+def test_an_update_without_memory_saves_nothing_that_is_not_whole(
+    tmp_path: Path, monkeypatch
+) -> None:
     path = tmp_path / "state.pt"
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda optimizer: throw(MemoryError()))
     with pytest.raises(OutOfMemoryError, match="no checkpoint was made"):
@@ -203,7 +245,9 @@ def throw(error: Exception) -> None:
 
 
 def test_another_seed_is_another_run() -> None:
-    first, other = (train_learner(Bigrams(), corpus(), replace(SETTINGS, seed=seed)) for seed in (0, 1))
+    first, other = (
+        train_learner(Bigrams(), corpus(), replace(SETTINGS, seed=seed)) for seed in (0, 1)
+    )
     assert first.curves.losses != pytest.approx(other.curves.losses, abs=1e-3)
 
 
@@ -212,7 +256,8 @@ def test_parts_add_up_and_groups_begin_when_they_should() -> None:
     result = train_learner(learner, corpus(), replace(SETTINGS, steps=6))
     assert not learner.second.any()
     found = [
-        0.7 * even + 0.3 * odd for even, odd in zip(*(result.curves.parts[n] for n in ("even", "odd")), strict=True)
+        0.7 * even + 0.3 * odd
+        for even, odd in zip(*(result.curves.parts[n] for n in ("even", "odd")), strict=True)
     ]
     assert result.curves.losses == pytest.approx(found, rel=1e-5)
     train_learner(learner, corpus(), replace(SETTINGS, steps=8))
@@ -220,15 +265,21 @@ def test_parts_add_up_and_groups_begin_when_they_should() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(tmp_path: Path, value: float) -> None:
+def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(
+    tmp_path: Path, value: float
+) -> None:
     path = tmp_path / "state.pt"
     spoilt = Bigrams(hook=lambda step: value if step == 10 else None)
     with pytest.raises(SpecrunError, match=r"the loss at step 11 is (nan|inf).*keeps step 10"):
         train_learner(spoilt, corpus(), SETTINGS, path)
-    with pytest.raises(SpecrunError, match=r"train anew, with --force or into another folder, .*--learning-rate"):
+    with pytest.raises(
+        SpecrunError, match=r"train anew, with --force or into another folder, .*--learning-rate"
+    ):
         train_learner(spoilt, corpus(), SETTINGS, path, resume=True)
     rest = train_learner(Bigrams(), corpus(), SETTINGS, path, resume=True)
-    assert rest.curves.losses == pytest.approx(train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6)
+    assert rest.curves.losses == pytest.approx(
+        train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6
+    )
     with pytest.raises(SpecrunError, match="no checkpoint was made"):
         train_learner(spoilt, corpus(), SETTINGS)
 
@@ -251,7 +302,12 @@ def test_checkpoints_are_not_overwritten_or_mixed_up(tmp_path: Path) -> None:
         train_learner(Bigrams(), corpus(), SETTINGS, path, identity={"data": "a"})
     with pytest.raises(OptionError, match=r"learning rate 0\.02 and --resume asks for 0\.03"):
         train_learner(
-            Bigrams(), corpus(), replace(SETTINGS, learning_rate=0.03), path, resume=True, identity={"data": "a"}
+            Bigrams(),
+            corpus(),
+            replace(SETTINGS, learning_rate=0.03),
+            path,
+            resume=True,
+            identity={"data": "a"},
         )
     with pytest.raises(OptionError, match="data a and --resume asks for b"):
         train_learner(Bigrams(), corpus(), SETTINGS, path, resume=True, identity={"data": "b"})
@@ -267,7 +323,9 @@ def test_checkpoints_are_not_overwritten_or_mixed_up(tmp_path: Path) -> None:
 def test_a_checkpoint_tells_of_its_run_before_it_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
     identity = {"data": "a"}
-    train_learner(Bigrams(), corpus(), replace(SETTINGS, precision=torch.bfloat16), path, identity=identity)
+    train_learner(
+        Bigrams(), corpus(), replace(SETTINGS, precision=torch.bfloat16), path, identity=identity
+    )
     found = earlier_run(path, resume=True)
     assert (found.precision, found.identity["data"]) == ("bfloat16", "a")
     # Another precision is no other run.
@@ -314,7 +372,9 @@ def test_a_killed_run_leaves_a_usable_checkpoint(tmp_path: Path) -> None:
         child.send_signal(signal.SIGKILL)
     rest = train_learner(Bigrams(seed=3), corpus(), SETTINGS, path, resume=True)
     assert rest.resumed_at == 12
-    assert rest.curves.losses == pytest.approx(train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6)
+    assert rest.curves.losses == pytest.approx(
+        train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6
+    )
     assert [file.name for file in tmp_path.iterdir()] == ["state.pt"]
 
 
@@ -355,6 +415,8 @@ def test_progress_is_told() -> None:
     assert [note.step for note in heard if note.step <= 24][:24] == list(range(1, 25))
     assert heard[-1].measures == learner.measure([])
     assert heard[3].measures == {}
-    assert len({note.measures["weight"] for note in heard[4:]}) == 5  # after steps 5, 10, 15, 20 and 24
+    assert (
+        len({note.measures["weight"] for note in heard[4:]}) == 5
+    )  # after steps 5, 10, 15, 20 and 24
     assert heard[-1].seconds_left == 0
     assert heard[3].seconds_left > 0

@@ -1,7 +1,13 @@
-"""Corpora of tokens ordered by context: what REST retrieves from, and what prompt lookup reads as a reference."""
+"""Corpora of tokens ordered by context: what REST retrieves from, and what prompt lookup reads as a
+reference."""
 
 from specrun.runtime.drafters.retrieval.datastore.build_store import BuildProgress
-from specrun.runtime.drafters.retrieval.datastore.context_index import DEPTH, ContextIndex, key_width, order_by_context
+from specrun.runtime.drafters.retrieval.datastore.context_index import (
+    DEPTH,
+    ContextIndex,
+    key_width,
+    order_by_context,
+)
 from specrun.runtime.drafters.retrieval.datastore.corpus_text import read_reference, text_pieces
 from specrun.runtime.drafters.retrieval.datastore.store_file import (
     HEADER_BYTES,

@@ -1,4 +1,5 @@
-"""Builds a datastore from text files: tokenized piece by piece, ordered bucket by bucket, written aside and renamed."""
+"""Builds a datastore from text files: tokenized piece by piece, ordered bucket by bucket, written
+aside and renamed."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _BYTES_PER_TOKEN = 8.2  # of the file: a token, its place in the order, a share 
 _USUAL_TOKEN_LENGTH = 3.0  # bytes of text; only to refuse early what cannot fit
 
 BuildProgress = Callable[[Literal["reading", "ordering"], int, int], None]
-"""Called with what is done now, how much of it is done, and how much there is: bytes, then positions."""
+"""Called with what is done now, how much of it is done, and how much there is: bytes, then
+positions."""
 
 
 def build_store(
@@ -45,12 +47,14 @@ def build_store(
     force: bool = False,
     progress: BuildProgress = lambda _what, _done, _total: None,
 ) -> StoreHeader:
-    """Tokenize `files` and write a datastore of them; memory stays at a few hundred MB for any size.
+    """Tokenize `files` and write a datastore of them; memory stays at a few hundred MB for any
+    size.
 
-    `model` names the file of the vocabulary, for messages. Texts are kept apart by separators. Raises
-    `OptionError` for an existing `output` without `force`, and for a corpus that is empty or too large;
-    `FileMissingError` and `ModelError` for files that cannot be read or are not UTF-8; `SpecrunError` where the
-    disk is too small. Nothing is written then, or after Ctrl-C; the file appears whole or not at all.
+    `model` names the file of the vocabulary, for messages. Texts are kept apart by separators.
+    Raises `OptionError` for an existing `output` without `force`, and for a corpus that is empty or
+    too large; `FileMissingError` and `ModelError` for files that cannot be read or are not UTF-8;
+    `SpecrunError` where the disk is too small. Nothing is written then, or after Ctrl-C; the file
+    appears whole or not at all.
     """
     sizes = [check_text_file(path) for path in files]
     if any(output.exists() and path.samefile(output) for path in files):
@@ -76,9 +80,14 @@ def build_store(
 
 
 def _write_tokens(
-    file: BinaryIO, files: Sequence[Path], n_bytes: int, vocabulary: Vocabulary, progress: BuildProgress
+    file: BinaryIO,
+    files: Sequence[Path],
+    n_bytes: int,
+    vocabulary: Vocabulary,
+    progress: BuildProgress,
 ) -> int:
-    """Write the tokens of all files behind the header, framed by separators; return their number."""
+    """Write the tokens of all files behind the header, framed by separators; return their
+    number."""
     separator = np.array([vocabulary.size], "<i4")
     file.seek(HEADER_BYTES)
     file.write(np.repeat(separator, DEPTH).tobytes())
@@ -90,27 +99,37 @@ def _write_tokens(
             n_tokens += len(tokens)
             done += size
             if n_tokens > _MOST_TOKENS:
-                raise OptionError(f"the corpus has more than {_MOST_TOKENS:,} tokens, the most of one datastore")
+                raise OptionError(
+                    f"the corpus has more than {_MOST_TOKENS:,} tokens, the most of one datastore"
+                )
             progress("reading", done, n_bytes)
         file.write(separator.tobytes())
         n_tokens += 1
     held = n_tokens - DEPTH - len(files)
     if held < _FEWEST_TOKENS:
         texts = str(files[0]) if len(files) == 1 else f"{len(files)} files"
-        raise OptionError(f"the corpus ({texts}) holds {held} tokens: a datastore needs at least {_FEWEST_TOKENS}")
+        raise OptionError(
+            f"the corpus ({texts}) holds {held} tokens: a datastore needs at least {_FEWEST_TOKENS}"
+        )
     return n_tokens
 
 
-def _write_order(file: BinaryIO, path: Path, header: StoreHeader, progress: BuildProgress) -> StoreHeader:
+def _write_order(
+    file: BinaryIO, path: Path, header: StoreHeader, progress: BuildProgress
+) -> StoreHeader:
     """Write the ordered positions and the sampled keys; return the header with their number."""
     tokens = np.memmap(path, np.dtype("<i4"), "r", HEADER_BYTES, (header.n_tokens,))
     _, begin, _, _ = header.offsets
     file.seek(begin)
     n_positions, samples, total = 0, [], header.n_tokens - DEPTH
-    for part in order_by_context(tokens, header.n_words, lambda done: progress("ordering", done, total)):
+    for part in order_by_context(
+        tokens, header.n_words, lambda done: progress("ordering", done, total)
+    ):
         order = part.astype("<u4")
         file.write(order.tobytes())
-        samples.append(sample_keys(tokens, order[-n_positions % SAMPLE_EVERY :: SAMPLE_EVERY], header.n_words))
+        samples.append(
+            sample_keys(tokens, order[-n_positions % SAMPLE_EVERY :: SAMPLE_EVERY], header.n_words)
+        )
         n_positions += len(order)
     if not n_positions:
         raise OptionError("no file of the corpus holds two tokens: there is nothing to continue")

@@ -2,13 +2,14 @@
 
 Orders all positions of a text by the tokens before them: a suffix array of the text read backwards.
 
-Read backwards, "the longest suffix of the context" becomes a longest common prefix, and the positions with the
-longest ones lie next to each other: one binary search finds them. Contexts are compared up to DEPTH tokens.
+Read backwards, "the longest suffix of the context" becomes a longest common prefix, and the
+positions with the longest ones lie next to each other: one binary search finds them. Contexts are
+compared up to DEPTH tokens.
 
-REST (He et al. 2023) builds suffix arrays with libdivsufsort in several parts. Here numpy sorts bucket by bucket:
-positions are split by their last few tokens into buckets of a bounded size, each of which is sorted in memory and
-written behind the one before. So the memory needed does not depend on the size of the text, the result is one
-array, and no compiled library is needed.
+REST (He et al. 2023) builds suffix arrays with libdivsufsort in several parts. Here numpy sorts
+bucket by bucket: positions are split by their last few tokens into buckets of a bounded size, each
+of which is sorted in memory and written behind the one before. So the memory needed does not depend
+on the size of the text, the result is one array, and no compiled library is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 DEPTH = 16
-"""How many tokens before a position decide its place; the array of tokens begins with so many separators."""
+"""How many tokens before a position decide its place; the array of tokens begins with so many
+separators."""
 
 _BUCKET = 2_000_000  # positions sorted at once: about 200 MB
 _CHUNK = 2_000_000  # positions looked at in one step
@@ -33,13 +35,15 @@ Positions = npt.NDArray[np.int64]
 
 
 def key_width(vocab_size: int) -> tuple[int, int]:
-    """Return the bits of a token, with room for the separator, and how many tokens fit into one key."""
+    """Return the bits of a token, with room for the separator, and how many tokens fit into one
+    key."""
     bits = max(1, vocab_size.bit_length())
     return bits, max(1, 63 // bits)
 
 
 def first_keys(tokens: TokenArray, start: int, stop: int, vocab_size: int) -> Keys:
-    """Return the keys of the positions start..stop: their last few tokens, the nearest first, as one number."""
+    """Return the keys of the positions start..stop: their last few tokens, the nearest first, as
+    one number."""
     bits, per_key = key_width(vocab_size)
     keys = np.zeros(stop - start, np.int64)
     for back in range(1, min(per_key, DEPTH) + 1):
@@ -53,10 +57,10 @@ def order_by_context(
 ) -> Iterator[Positions]:
     """Yield all positions in order of their contexts, part by part.
 
-    `tokens` int32 [n] begins with DEPTH separators (the token `vocab_size`) and ends with one; they also stand
-    between texts. Positions of separators and those right behind one are left out. Of positions with the very
-    same last tokens, at most the last 8 million are kept: more say nothing new. `progress` is told how many
-    positions are done.
+    `tokens` int32 [n] begins with DEPTH separators (the token `vocab_size`) and ends with one; they
+    also stand between texts. Positions of separators and those right behind one are left out. Of
+    positions with the very same last tokens, at most the last 8 million are kept: more say nothing
+    new. `progress` is told how many positions are done.
     """
     done = 0
     for low, high in _buckets(tokens, vocab_size):
@@ -72,7 +76,8 @@ def _buckets(tokens: TokenArray, vocab_size: int) -> list[tuple[int, int]]:
     n = len(tokens)
     stride = max(1, n // _SAMPLED)
     sampled = [
-        first_keys(tokens, start, min(start + _CHUNK, n), vocab_size)[::stride].copy() for start in range(DEPTH, n, _CHUNK)
+        first_keys(tokens, start, min(start + _CHUNK, n), vocab_size)[::stride].copy()
+        for start in range(DEPTH, n, _CHUNK)
     ]
     keys = np.sort(np.concatenate(sampled))
     count = -(-n // _BUCKET)
@@ -107,7 +112,8 @@ def _keys(tokens: TokenArray, positions: Positions, vocab_size: int) -> list[Key
 
 
 SAMPLE_EVERY = 64
-"""Every so many positions, the first key is kept apart: a small table that narrows the search down."""
+"""Every so many positions, the first key is kept apart: a small table that narrows the search
+down."""
 
 _BACK = np.arange(1, DEPTH + 1)
 
@@ -115,12 +121,17 @@ _BACK = np.arange(1, DEPTH + 1)
 class ContextIndex:
     """A text's tokens with its positions ordered by context; the arrays may be mapped files.
 
-    `tokens` int32 [n] (see `order_by_context`), `order` uint32 [m], `samples` int64 [ceil(m / SAMPLE_EVERY)],
-    `vocab_size` the size of the vocabulary, which is also the separator's number.
+    `tokens` int32 [n] (see `order_by_context`), `order` uint32 [m], `samples` int64
+    [ceil(m / SAMPLE_EVERY)], `vocab_size` the size of the vocabulary, which is also the separator's
+    number.
     """
 
     def __init__(
-        self, tokens: TokenArray, order: npt.NDArray[np.uint32], samples: npt.NDArray[np.int64], vocab_size: int
+        self,
+        tokens: TokenArray,
+        order: npt.NDArray[np.uint32],
+        samples: npt.NDArray[np.int64],
+        vocab_size: int,
     ) -> None:
         # Plain views: slices of np.memmap cost ten times as much.
         self._tokens = np.asarray(tokens).view(np.ndarray)
@@ -137,22 +148,32 @@ class ContextIndex:
         framed[DEPTH:-1] = tokens
         parts = list(order_by_context(framed, vocab_size))
         order = np.concatenate(parts).astype(np.uint32) if parts else np.zeros(0, np.uint32)
-        return ContextIndex(framed, order, sample_keys(framed, order[::SAMPLE_EVERY], vocab_size), vocab_size)
+        return ContextIndex(
+            framed, order, sample_keys(framed, order[::SAMPLE_EVERY], vocab_size), vocab_size
+        )
 
     def __len__(self) -> int:
         return len(self._order)
 
     def excerpt(self, share: float, length: int) -> list[int]:
-        """Return up to `length` tokens from a place in the text, 0 <= `share` < 1, without separators."""
+        """Return up to `length` tokens from a place in the text, 0 <= `share` < 1, without
+        separators."""
         start = DEPTH + int(share * max(1, len(self._tokens) - DEPTH - length))
-        return [token for token in self._tokens[start : start + length].tolist() if 0 <= token < self.vocab_size]
+        return [
+            token
+            for token in self._tokens[start : start + length].tolist()
+            if 0 <= token < self.vocab_size
+        ]
 
-    def nearest(self, context: Sequence[int], count: int, length: int, min_match: int) -> list[tuple[int, list[int]]]:
-        """Return up to `count` places with the longest matches: the matched tokens and what follows, longest first.
+    def nearest(
+        self, context: Sequence[int], count: int, length: int, min_match: int
+    ) -> list[tuple[int, list[int]]]:
+        """Return up to `count` places with the longest matches: the matched tokens and what
+        follows, longest first.
 
-        Matches of fewer than `min_match` tokens are left out, and counted up to DEPTH. What follows has up to
-        `length` tokens and ends with its text. Where more than `count` places match equally long, those whose
-        older contexts are nearest are taken.
+        Matches of fewer than `min_match` tokens are left out, and counted up to DEPTH. What follows
+        has up to `length` tokens and ends with its text. Where more than `count` places match
+        equally long, those whose older contexts are nearest are taken.
         """
         if not len(self._order) or not context:
             return []
@@ -160,16 +181,25 @@ class ContextIndex:
         query += [self.vocab_size] * (DEPTH - len(query))
         place = self._search(query)
         around = self._order[max(0, place - count) : place + count].astype(np.int64)
-        equal = np.take(self._tokens, around[:, None] - _BACK, mode="clip") == np.array(query, np.int32)
+        equal = np.take(self._tokens, around[:, None] - _BACK, mode="clip") == np.array(
+            query, np.int32
+        )
         matched = np.where(equal.all(axis=1), DEPTH, equal.argmin(axis=1))
         matched = np.minimum(matched, len(context))
         best = np.argsort(-matched, kind="stable")[:count]
         best = best[matched[best] >= min_match]
-        rows = np.take(self._tokens, around[best][:, None] + np.arange(length), mode="clip").tolist()
-        return [(match, self._until_end(row)) for match, row in zip(matched[best].tolist(), rows, strict=True)]
+        rows = np.take(
+            self._tokens, around[best][:, None] + np.arange(length), mode="clip"
+        ).tolist()
+        return [
+            (match, self._until_end(row))
+            for match, row in zip(matched[best].tolist(), rows, strict=True)
+        ]
 
     def _until_end(self, row: list[int]) -> list[int]:
-        if max(row) < self.vocab_size and min(row) >= 0:  # a damaged file must not feed the target unknown tokens
+        if (
+            max(row) < self.vocab_size and min(row) >= 0
+        ):  # a damaged file must not feed the target unknown tokens
             return row
         return row[: next(i for i, token in enumerate(row) if not 0 <= token < self.vocab_size)]
 
@@ -179,7 +209,9 @@ class ContextIndex:
         for token in query[: self._per_key]:
             key = key << self._bits | token
         low = max(0, int(np.searchsorted(self._samples, key, "left")) - 1) * SAMPLE_EVERY
-        high = min(int(np.searchsorted(self._samples, key, "right")) * SAMPLE_EVERY, len(self._order))
+        high = min(
+            int(np.searchsorted(self._samples, key, "right")) * SAMPLE_EVERY, len(self._order)
+        )
         tokens, order = self._tokens, self._order
         while low < high:
             middle = (low + high) // 2
@@ -191,7 +223,9 @@ class ContextIndex:
         return low
 
 
-def sample_keys(tokens: TokenArray, positions: npt.NDArray[np.uint32], vocab_size: int) -> npt.NDArray[np.int64]:
+def sample_keys(
+    tokens: TokenArray, positions: npt.NDArray[np.uint32], vocab_size: int
+) -> npt.NDArray[np.int64]:
     """Return the first keys of some positions, int64."""
     bits, per_key = key_width(vocab_size)
     keys = np.zeros(len(positions), np.int64)

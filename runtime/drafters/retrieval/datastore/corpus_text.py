@@ -1,6 +1,7 @@
 """Reads text files piece by piece, cut where lines end, so that no file has to fit into memory.
 
-A reference text that answers may quote: read, tokenized and ordered in memory when the drafter is opened.
+A reference text that answers may quote: read, tokenized and ordered in memory when the drafter is
+opened.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ def check_text_file(path: Path) -> int:
         with path.open("rb") as file:
             return file.seek(0, 2)
     except OSError as error:
-        raise FileMissingError(f"{path} cannot be read ({error.strerror}); check the name and permissions") from error
+        raise FileMissingError(
+            f"{path} cannot be read ({error.strerror}); check the name and permissions"
+        ) from error
 
 
 def text_pieces(path: Path, piece: int = _PIECE) -> Iterator[tuple[str, int]]:
     """Yield a file's text in pieces of about `piece` bytes, each with its size in bytes.
 
-    Pieces end with a line where there is one, and never within a character. Raises `ModelError` for bytes that
-    are not UTF-8.
+    Pieces end with a line where there is one, and never within a character. Raises `ModelError` for
+    bytes that are not UTF-8.
     """
     done, rest = 0, b""
     try:
@@ -50,7 +53,8 @@ def text_pieces(path: Path, piece: int = _PIECE) -> Iterator[tuple[str, int]]:
 
 
 def _last_end(data: bytes) -> int:
-    """Return where to cut: behind the last line's end, else before the last character, which may be cut short."""
+    """Return where to cut: behind the last line's end, else before the last character, which may be
+    cut short."""
     line_end = data.rfind(b"\n") + 1
     if line_end:
         return line_end
@@ -64,7 +68,9 @@ def _decoded(data: bytes, offset: int, path: Path) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ModelError(f"{path} is not UTF-8 text (byte {offset + error.start + 1}); convert it first") from error
+        raise ModelError(
+            f"{path} is not UTF-8 text (byte {offset + error.start + 1}); convert it first"
+        ) from error
 
 
 MAX_REFERENCE_BYTES = 8 << 20
@@ -74,17 +80,21 @@ MAX_REFERENCE_BYTES = 8 << 20
 def read_reference(path: Path, vocabulary: Vocabulary) -> ContextIndex:
     """Return the index of a text file's tokens.
 
-    Raises `FileMissingError`, `ModelError` for what is not UTF-8, `OptionError` for an empty or too large file.
+    Raises `FileMissingError`, `ModelError` for what is not UTF-8, `OptionError` for an empty or too
+    large file.
     """
     n_bytes = check_text_file(path)
     if n_bytes > MAX_REFERENCE_BYTES:
         raise OptionError(
-            f"the reference {path} has {n_bytes / 2**20:,.1f} MiB and may have {MAX_REFERENCE_BYTES >> 20}: shorten "
+            f"the reference {path} has {n_bytes / 2**20:,.1f} MiB and may have "
+            f"{MAX_REFERENCE_BYTES >> 20}: shorten "
             "it, or make a datastore of it (specrun datastore build) and draft with rest(STORE)"
         )
     tokens: list[int] = []
     for text, _ in text_pieces(path):
         tokens += vocabulary.tokenize(text, add_special=False)
     if len(tokens) < 2:
-        raise OptionError(f"the reference {path} holds {len(tokens)} tokens: at least 2 can be quoted from")
+        raise OptionError(
+            f"the reference {path} holds {len(tokens)} tokens: at least 2 can be quoted from"
+        )
     return ContextIndex.of_text(tokens, vocabulary.size)

@@ -1,7 +1,9 @@
-r"""The file of a datastore: a header, then tokens, order and sampled keys, mapped into memory when opened.
+r"""The file of a datastore: a header, then tokens, order and sampled keys, mapped into memory when
+opened.
 
-    0      magic "specrun datastore\n", version (uint32), length of the JSON (uint32), the JSON
-    4096   tokens int32 [n_tokens], order uint32 [n_positions], samples int64 [n_samples]; each at a multiple of 64
+    0 magic "specrun datastore\n", version (uint32), length of the JSON (uint32), the JSON 4096
+    tokens int32 [n_tokens], order uint32 [n_positions], samples int64 [n_samples]; each at a
+    multiple of 64
 
 All numbers are little-endian. Sizes are checked against the header before anything is mapped.
 """
@@ -20,7 +22,11 @@ import numpy as np
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, PairError
 from specrun.bindings.vocabulary import Vocabulary
-from specrun.runtime.drafters.retrieval.datastore.context_index import DEPTH, SAMPLE_EVERY, ContextIndex
+from specrun.runtime.drafters.retrieval.datastore.context_index import (
+    DEPTH,
+    SAMPLE_EVERY,
+    ContextIndex,
+)
 
 HEADER_BYTES = 4096
 _MAGIC = b"specrun datastore\n"
@@ -33,10 +39,11 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class StoreHeader:
-    """What a datastore holds: `n_tokens` with separators, `n_positions` ordered ones, and where they come from.
+    """What a datastore holds: `n_tokens` with separators, `n_positions` ordered ones, and where
+    they come from.
 
-    `vocabulary` is the `Vocabulary.fingerprint`, in hex, that the tokens belong to, `model` the file it was read from,
-    `crc32` that of everything behind the header.
+    `vocabulary` is the `Vocabulary.fingerprint`, in hex, that the tokens belong to, `model` the
+    file it was read from, `crc32` that of everything behind the header.
     """
 
     n_tokens: int
@@ -69,7 +76,8 @@ def write_store_header(file: BinaryIO, header: StoreHeader) -> None:
 
 
 def read_store_header(path: Path) -> StoreHeader:
-    """Return a datastore's header; raises MalformedFileError for what is none, is truncated or contradicts itself."""
+    """Return a datastore's header; raises MalformedFileError for what is none, is truncated or
+    contradicts itself."""
     try:
         with path.open("rb") as file:
             head = file.read(HEADER_BYTES)
@@ -77,28 +85,35 @@ def read_store_header(path: Path) -> StoreHeader:
     except OSError as error:
         raise FileMissingError(f"the datastore {path} cannot be read: {error.strerror}") from error
     if len(head) < _PREFIX.size or not head.startswith(_MAGIC):
-        raise MalformedFileError(f"{path} is not a datastore: make one with `specrun datastore build`")
+        raise MalformedFileError(
+            f"{path} is not a datastore: make one with `specrun datastore build`"
+        )
     _, version, length = _PREFIX.unpack_from(head)
     if version != _VERSION:
         raise MalformedFileError(
-            f"{path} is a datastore of version {version}; this specrun reads version {_VERSION}: build it again"
+            f"{path} is a datastore of version {version}; this specrun reads version {_VERSION}: "
+            "build it again"
         )
     header = _parsed(head[_PREFIX.size : _PREFIX.size + length], path)
     if size != header.offsets[-1]:
         raise MalformedFileError(
-            f"the datastore {path} has {size:,} bytes where its header says {header.offsets[-1]:,}: it is "
+            f"the datastore {path} has {size:,} bytes where its header says "
+            f"{header.offsets[-1]:,}: it is "
             "truncated or damaged; build it again"
         )
     return header
 
 
 def open_store(path: Path, vocabulary: Vocabulary) -> ContextIndex:
-    """Return the mapped index of a datastore; raises `PairError` unless it was made for this vocabulary."""
+    """Return the mapped index of a datastore; raises `PairError` unless it was made for this
+    vocabulary."""
     header = read_store_header(path)
     if header.vocabulary != vocabulary.fingerprint.hex():
         raise PairError(
-            f"the datastore {path} was made for another vocabulary ({header.n_words:,} tokens, hash "
-            f"{header.vocabulary[:12]}, of {header.model}) than the target's ({vocabulary.size:,} tokens, hash "
+            f"the datastore {path} was made for another vocabulary ({header.n_words:,} tokens, "
+            "hash "
+            f"{header.vocabulary[:12]}, of {header.model}) than the target's "
+            f"({vocabulary.size:,} tokens, hash "
             f"{vocabulary.fingerprint.hex()[:12]}): build it again with -m and this target"
         )
     return open_mapped(path)
@@ -117,7 +132,8 @@ def open_mapped(path: Path) -> ContextIndex:
 
 
 def verify_store(path: Path) -> bool:
-    """Return whether a datastore's content still has the checksum of its header; reads all of it."""
+    """Return whether a datastore's content still has the checksum of its header; reads all of
+    it."""
     return content_checksum(path) == read_store_header(path).crc32
 
 
@@ -135,19 +151,33 @@ def _parsed(text: bytes, path: Path) -> StoreHeader:
     try:
         values: Any = json.loads(text)
     except ValueError as error:
-        raise MalformedFileError(f"the datastore {path} has a damaged header: build it again") from error
+        raise MalformedFileError(
+            f"the datastore {path} has a damaged header: build it again"
+        ) from error
     fields = dataclasses.fields(StoreHeader)
     if not isinstance(values, dict) or set(values) != {entry.name for entry in fields}:
-        raise MalformedFileError(f"the datastore {path} has a header without its fields: build it again")
+        raise MalformedFileError(
+            f"the datastore {path} has a header without its fields: build it again"
+        )
     for entry in fields:
         value = values[entry.name]
-        sound = isinstance(value, str) if entry.type == "str" else type(value) is int and 0 <= value < _LARGEST**2
+        sound = (
+            isinstance(value, str)
+            if entry.type == "str"
+            else type(value) is int and 0 <= value < _LARGEST**2
+        )
         if not sound:
-            raise MalformedFileError(f"the datastore {path} says {entry.name} is {str(value)[:40]!r}: build it again")
+            raise MalformedFileError(
+                f"the datastore {path} says {entry.name} is {str(value)[:40]!r}: build it again"
+            )
     header = StoreHeader(**values)
-    if not (0 < header.n_positions <= header.n_tokens - DEPTH - 1 < _LARGEST and 0 < header.n_words < 2**31 - 1):
+    if not (
+        0 < header.n_positions <= header.n_tokens - DEPTH - 1 < _LARGEST
+        and 0 < header.n_words < 2**31 - 1
+    ):
         raise MalformedFileError(
-            f"the datastore {path} claims {header.n_positions:,} positions of {header.n_tokens:,} tokens of "
+            f"the datastore {path} claims {header.n_positions:,} positions of "
+            f"{header.n_tokens:,} tokens of "
             f"{header.n_words:,} tokens, which cannot be: build it again"
         )
     return header

@@ -1,7 +1,9 @@
-"""The bandit behind `auto`, against simulated arms with noise, stalls, catching up, and texts that change.
+"""The bandit behind `auto`, against simulated arms with noise, stalls, catching up, and texts that
+change.
 
-A round costs `cost` times a plain one where the arm drafts, and keeps a geometric number of tokens. Means over 16
-seeded runs are compared with fixed arms; runs are deterministic, so the bounds below either hold or do not.
+A round costs `cost` times a plain one where the arm drafts, and keeps a geometric number of tokens.
+Means over 16 seeded runs are compared with fixed arms; runs are deterministic, so the bounds below
+either hold or do not.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ At = Callable[[int], float]
 
 @dataclass(frozen=True)
 class SimulatedArm:
-    """Drafts `n` tokens, each kept with probability `alpha`, in the share `active` of its rounds."""
+    """Drafts `n` tokens, each kept with probability `alpha`, in the share `active` of its
+    rounds."""
 
     cost: float = 1.0
     alpha: float | At = 0.0
@@ -30,12 +33,16 @@ class SimulatedArm:
     catch_up: float = 0.0
 
     def round(self, generator: np.random.Generator, position: int) -> tuple[int, float, bool]:
-        alpha, active = (law(position) if callable(law) else law for law in (self.alpha, self.active))
+        alpha, active = (
+            law(position) if callable(law) else law for law in (self.alpha, self.active)
+        )
         drafted = self.n > 0 and generator.random() < active
         tokens = 1
         while drafted and tokens <= self.n and generator.random() < alpha:
             tokens += 1
-        seconds = (self.cost if drafted else 1.0) * float(np.exp(0.05 * generator.standard_normal()))
+        seconds = (self.cost if drafted else 1.0) * float(
+            np.exp(0.05 * generator.standard_normal())
+        )
         if generator.random() < 0.005:  # something else takes the machine
             seconds *= 5
         return tokens, seconds, drafted
@@ -44,7 +51,9 @@ class SimulatedArm:
 PLAIN = SimulatedArm()
 
 
-def seconds_a_token(arms: Sequence[SimulatedArm], length: int, seed: int, fixed: int | None = None) -> float:
+def seconds_a_token(
+    arms: Sequence[SimulatedArm], length: int, seed: int, fixed: int | None = None
+) -> float:
     """Return the time of a token after the first 64."""
     generator = np.random.default_rng([seed, 0 if fixed is None else 1 + fixed])
     chooser = ArmChooser(len(arms), len(arms) - 1)
@@ -68,14 +77,26 @@ def mean_speed(arms: Sequence[SimulatedArm], length: int, fixed: int | None = No
 
 
 NEVER_PAYS = {
-    "far from it": [SimulatedArm(2.5, 0.2, 5, 1, 0.02), SimulatedArm(1.5, 0.1, 2), SimulatedArm(1.3, 0.02, 3, 0.5)],
+    "far from it": [
+        SimulatedArm(2.5, 0.2, 5, 1, 0.02),
+        SimulatedArm(1.5, 0.1, 2),
+        SimulatedArm(1.3, 0.02, 3, 0.5),
+    ],
     "nearly": [SimulatedArm(1.5, 0.3, 3, 1, 0.01), SimulatedArm(1.12, 0.05, 1)],
     "one that never drafts": [SimulatedArm(1.3, 0.1, 5, 0.0), SimulatedArm(1.8, 0.2, 5, 1, 0.01)],
     "one that costs ten times as much": [SimulatedArm(10.0, 0.5, 5, 1, 0.1)],
 }
 PAYS = {
-    "a lot": [SimulatedArm(1.8, 0.85, 5, 1, 0.01), SimulatedArm(1.25, 0.6, 2, 1, 0.01), SimulatedArm(1.3, 0.3, 3, 0.2)],
-    "some": [SimulatedArm(1.8, 0.55, 5, 1, 0.01), SimulatedArm(1.25, 0.5, 2, 1, 0.01), SimulatedArm(1.3, 0.1, 3, 0.2)],
+    "a lot": [
+        SimulatedArm(1.8, 0.85, 5, 1, 0.01),
+        SimulatedArm(1.25, 0.6, 2, 1, 0.01),
+        SimulatedArm(1.3, 0.3, 3, 0.2),
+    ],
+    "some": [
+        SimulatedArm(1.8, 0.55, 5, 1, 0.01),
+        SimulatedArm(1.25, 0.5, 2, 1, 0.01),
+        SimulatedArm(1.3, 0.1, 3, 0.2),
+    ],
     "a little": [SimulatedArm(1.6, 0.42, 4, 1, 0.01)],
     "quoting": [SimulatedArm(1.8, 0.4, 5, 1, 0.01), SimulatedArm(1.3, 0.9, 5, 0.8)],
     "one drafter": [SimulatedArm(1.6, 0.6, 4, 1, 0.01)],
@@ -84,22 +105,28 @@ PAYS = {
 
 @pytest.mark.parametrize("length", [400, 1000])
 @pytest.mark.parametrize("name", NEVER_PAYS)
-def test_where_nothing_pays_it_is_at_most_3_percent_slower_than_plain(name: str, length: int) -> None:
+def test_where_nothing_pays_it_is_at_most_3_percent_slower_than_plain(
+    name: str, length: int
+) -> None:
     arms = [*NEVER_PAYS[name], PLAIN]
     assert mean_speed(arms, length) > 0.97 * mean_speed(arms, length, fixed=len(arms) - 1)
 
 
 @pytest.mark.parametrize(("length", "share"), [(400, 0.93), (1000, 0.95)])
 @pytest.mark.parametrize("name", PAYS)
-def test_where_drafting_pays_it_gets_95_percent_of_the_best(name: str, length: int, share: float) -> None:
-    """In short texts a little less: telling arms apart that are 10 % from each other takes a hundred rounds."""
+def test_where_drafting_pays_it_gets_95_percent_of_the_best(
+    name: str, length: int, share: float
+) -> None:
+    """In short texts a little less: telling arms apart that are 10 % from each other takes a
+    hundred rounds."""
     arms = [*PAYS[name], PLAIN]
     best = max(mean_speed(arms, length, fixed=number) for number in range(len(arms)))
     assert mean_speed(arms, length) > share * best
 
 
 def test_of_equally_fast_arms_the_simplest_is_used() -> None:
-    """A cascade over the draft model that gains 1 % is not worth being a cascade; one that gains 20 % is."""
+    """A cascade over the draft model that gains 1 % is not worth being a cascade; one that gains 20
+    % is."""
     for gain, used in ((1.01, 1), (1.2, 0)):
         chooser = ArmChooser(3, 2, sizes=[4, 2, 1])
         chosen = []
@@ -127,7 +154,8 @@ def _round(chooser: ArmChooser) -> int:
 
 
 def test_a_text_that_begins_to_quote_is_noticed() -> None:
-    """The best fixed arm knows the future; 90 % of it is reached although lookup is useless for half the text."""
+    """The best fixed arm knows the future; 90 % of it is reached although lookup is useless for
+    half the text."""
     quoting = SimulatedArm(1.3, 0.9, 5, lambda position: 0.9 if position > 500 else 0.0)
     arms = [SimulatedArm(1.8, 0.5, 5, 1, 0.01), quoting, PLAIN]
     best = max(mean_speed(arms, 1000, fixed=number) for number in range(3))
@@ -135,7 +163,8 @@ def test_a_text_that_begins_to_quote_is_noticed() -> None:
 
 
 def test_a_drafter_that_fails_later_is_left() -> None:
-    """It pays for 300 tokens, and would cost twice the time for 900 more: auto beats both fixed arms."""
+    """It pays for 300 tokens, and would cost twice the time for 900 more: auto beats both fixed
+    arms."""
     fading = SimulatedArm(1.8, lambda position: 0.9 if position < 300 else 0.0, 5, 1, 0.01)
     arms = [fading, PLAIN]
     assert mean_speed(arms, 1200) > max(mean_speed(arms, 1200, fixed=number) for number in range(2))
@@ -169,7 +198,9 @@ def test_probes_of_a_hopeless_arm_become_rare() -> None:
     assert sum(probe >= 3000 for probe in probes) < 20
 
 
-def test_every_arm_is_tried_early_and_the_first_round_of_a_run_does_not_count_as_its_speed() -> None:
+def test_every_arm_is_tried_early_and_the_first_round_of_a_run_does_not_count_as_its_speed() -> (
+    None
+):
     """Reading a long prompt is no sign of a slow drafter."""
     arms, chooser = [SimulatedArm(1.5, 0.9, 5), PLAIN], ArmChooser(2, 1)
     chooser.begin(2000)
@@ -187,7 +218,8 @@ def test_every_arm_is_tried_early_and_the_first_round_of_a_run_does_not_count_as
 
 
 def test_clocks_that_stand_still_are_survived() -> None:
-    """Each arm is as quick as can be: all are tried, and their rates are numbers that others can be compared with."""
+    """Each arm is as quick as can be: all are tried, and their rates are numbers that others can be
+    compared with."""
     chooser, chosen = ArmChooser(3, 2), list[int]()
     for _ in range(100):
         chosen.append(chooser.choose())

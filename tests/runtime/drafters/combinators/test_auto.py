@@ -1,4 +1,5 @@
-"""`auto`: exact whatever it chooses, choices from the past only, logged and replayed, everyone told of every round."""
+"""`auto`: exact whatever it chooses, choices from the past only, logged and replayed, everyone told
+of every round."""
 
 from __future__ import annotations
 
@@ -51,7 +52,11 @@ def test_whatever_is_chosen_the_law_is_the_targets(steps: tuple[float, ...], see
     drafts = LawTable(3, seed + 100)
 
     def make() -> Drafter:
-        parts = [member(chain(drafts, 2)), member(mixed_tree(drafts, seed)), member(top_k_points(drafts, 2, 1))]
+        parts = [
+            member(chain(drafts, 2)),
+            member(mixed_tree(drafts, seed)),
+            member(top_k_points(drafts, 2, 1)),
+        ]
         auto = AutoDrafter([*parts, NoDrafter()], clock=ScriptedClock(*steps))
         auto._chooser._free_tokens = 1  # so that three tokens see more than the first probe
         return auto
@@ -60,7 +65,8 @@ def test_whatever_is_chosen_the_law_is_the_targets(steps: tuple[float, ...], see
 
 
 def test_a_choice_that_looks_at_this_rounds_draws_is_caught() -> None:
-    """Negative control: of two drafters that have drawn, the one whose token is likelier is taken."""
+    """Negative control: of two drafters that have drawn, the one whose token is likelier is
+    taken."""
     a, b = LawTable(3, 100, 0.0), LawTable(3, 200, 0.0)
 
     class Peeks(AutoDrafter):
@@ -69,15 +75,22 @@ def test_a_choice_that_looks_at_this_rounds_draws_is_caught() -> None:
             if not len(trees[0]):
                 return trees[0]
             laws = [law_of(table(request.tokens)) for table in (a, b)]
-            return max(zip(trees, laws, strict=True), key=lambda pair: pair[1].probability(pair[0].tokens[0]))[0]
+            return max(
+                zip(trees, laws, strict=True),
+                key=lambda pair: pair[1].probability(pair[0].tokens[0]),
+            )[0]
 
     def make() -> Drafter:
-        return Peeks([member(chain(a, 1)), member(chain(b, 1)), NoDrafter()], clock=ScriptedClock(0, 1))
+        return Peeks(
+            [member(chain(a, 1)), member(chain(b, 1)), NoDrafter()], clock=ScriptedClock(0, 1)
+        )
 
-    assert max(drafter_bias(ExactRule(), make, LawTable(3, seed, 0.0), 2) for seed in range(4)) > 1e-2
+    assert (
+        max(drafter_bias(ExactRule(), make, LawTable(3, seed, 0.0), 2) for seed in range(4)) > 1e-2
+    )
 
 
-# -- who is asked and told --------------------------------------------------------------------------------------------
+# -- who is asked and told -------------------------------------------------------------------------
 
 
 class Witness(Drafter):
@@ -144,14 +157,20 @@ class _CostsMore:
         self._starts = True
 
     def __call__(self) -> float:
-        drafts = self._auto._chosen is not None and self._auto._members[self._auto._chosen].max_nodes > 0
+        drafts = (
+            self._auto._chosen is not None and self._auto._members[self._auto._chosen].max_nodes > 0
+        )
         self._now += 0.0 if self._starts else (1.5 if drafts else 1.0)
         self._starts = not self._starts
         return self._now
 
 
 def test_reports_count_and_replay() -> None:
-    parts: Callable[[], list[Drafter]] = lambda: [Witness("short", 1), Witness("long", 4), NoDrafter()]  # noqa: E731
+    parts: Callable[[], list[Drafter]] = lambda: [  # noqa: E731
+        Witness("short", 1),
+        Witness("long", 4),
+        NoDrafter(),
+    ]
     auto = AutoDrafter(parts(), clock=ScriptedClock(0, 1, 0, 2))
     asked = run(auto, 50, True)
     report = json.loads(json.dumps(auto.report()))
@@ -172,32 +191,44 @@ def test_one_drafter_is_no_choice() -> None:
         AutoDrafter([NoDrafter()])
 
 
-# -- with models ------------------------------------------------------------------------------------------------------
+# -- with models -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("auto")
     write_random_llama(folder / "target.gguf", RandomLlama(vocab_size=400, seed=1, scale=4.0))
-    write_random_llama(folder / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5))
+    write_random_llama(
+        folder / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5)
+    )
     return folder / "target.gguf", quoted(str(folder / "drafter.gguf"))
 
 
-ARMS = "draft(FILE, n=3, SAMPLING), cascade(draft(FILE, n=5, SAMPLING), prompt-lookup(min_ngram=1)), prompt-lookup"
+ARMS = (
+    "draft(FILE, n=3, SAMPLING), cascade(draft(FILE, n=5, SAMPLING), "
+    "prompt-lookup(min_ngram=1)), prompt-lookup"
+)
 
 
 def test_texts_are_plain_decodings(models: tuple[Path, str]) -> None:
     target, file = models
     point_masses = ARMS.replace("FILE", file).replace("SAMPLING", "sampling=argmax")
     settings = [SamplingParams(temperature=0.0)]
-    settings += [SamplingParams(temperature=t, top_k=0, top_p=1.0, min_p=0.0, seed=4) for t in (0.8, 1.0)]
-    with Runtime(target, **F32) as plain, Runtime(target, drafter=f"auto({point_masses})", **F32) as runtime:
+    settings += [
+        SamplingParams(temperature=t, top_k=0, top_p=1.0, min_p=0.0, seed=4) for t in (0.8, 1.0)
+    ]
+    with (
+        Runtime(target, **F32) as plain,
+        Runtime(target, drafter=f"auto({point_masses})", **F32) as runtime,
+    ):
         for params in settings:
             wanted = plain.generate(PROMPT, params, max_tokens=100).token_ids
             assert runtime.generate(PROMPT, params, max_tokens=100).token_ids == wanted
 
 
-def test_sampled_answers_are_repeated_by_replaying_their_choices(models: tuple[Path, str], tmp_path: Path) -> None:
+def test_sampled_answers_are_repeated_by_replaying_their_choices(
+    models: tuple[Path, str], tmp_path: Path
+) -> None:
     target, file = models
     arms = ARMS.replace("FILE", file).replace("SAMPLING", "sampling=with")
     log, wanted = tmp_path / "a log.json", []
@@ -224,16 +255,25 @@ def test_sampled_answers_are_repeated_by_replaying_their_choices(models: tuple[P
         ('{"arms": [{"drafter": "none"}], "choices": [[0, -1]]}', "not a log"),
         ('{"arms": [{"drafter": "none"}], "choices": [[0, 99999999999]]}', "not a log"),
         ('{"stats": {"drafting": {"choices": []}}}', "not a log"),
-        ('{"arms": [{"drafter": "other"}, {"drafter": "none"}], "choices": [[0, 1]]}', "cannot be replayed with"),
+        (
+            '{"arms": [{"drafter": "other"}, {"drafter": "none"}], "choices": [[0, 1]]}',
+            "cannot be replayed with",
+        ),
     ],
 )
-def test_files_that_are_no_logs_are_refused(models: tuple[Path, str], tmp_path: Path, text: str, problem: str) -> None:
+def test_files_that_are_no_logs_are_refused(
+    models: tuple[Path, str], tmp_path: Path, text: str, problem: str
+) -> None:
     (tmp_path / "log").write_text(text)
     with pytest.raises(OptionError, match=problem):
-        Runtime(models[0], drafter=f"auto(prompt-lookup, replay={quoted(str(tmp_path / 'log'))})", **F32)
+        Runtime(
+            models[0], drafter=f"auto(prompt-lookup, replay={quoted(str(tmp_path / 'log'))})", **F32
+        )
 
 
-def test_a_missing_log_and_expressions_that_make_no_sense(models: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_missing_log_and_expressions_that_make_no_sense(
+    models: tuple[Path, str], tmp_path: Path
+) -> None:
     with pytest.raises(FileMissingError):
         read_choice_logs(tmp_path / "missing")
     for expression, problem in (
@@ -248,4 +288,8 @@ def test_a_missing_log_and_expressions_that_make_no_sense(models: tuple[Path, st
 def test_bare_auto_chooses_from_what_there_is(models: tuple[Path, str]) -> None:
     with Runtime(models[0], drafter="auto", **F32) as runtime:
         stats = runtime.generate(PROMPT, SamplingParams(temperature=0.0), max_tokens=20).stats
-    assert [arm["drafter"] for arm in stats.drafting["arms"]] == ["prompt-lookup", "lookahead", "none"]
+    assert [arm["drafter"] for arm in stats.drafting["arms"]] == [
+        "prompt-lookup",
+        "lookahead",
+        "none",
+    ]

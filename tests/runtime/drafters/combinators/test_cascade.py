@@ -1,4 +1,5 @@
-"""A drafter that is drafted for: exact whatever the inner drafter does, and what it must not leave out."""
+"""A drafter that is drafted for: exact whatever the inner drafter does, and what it must not leave
+out."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def inner_drafters(seed: int, size: int = 3) -> dict[str, Make]:
         "points": lambda: scripted(top_k_points(table, 2, 2)),
         "mixed": lambda: scripted(mixed_tree(table, seed)),
         "lookup": lambda: PromptLookupDrafter(min_ngram=1),
-        "cascade": lambda: CascadeDrafter(TableDraftModel(table), scripted(chain(LawTable(size, 9), 1))),
+        "cascade": lambda: CascadeDrafter(
+            TableDraftModel(table), scripted(chain(LawTable(size, 9), 1))
+        ),
     }
 
 
@@ -58,10 +61,12 @@ def cascade(seed: int, inner: str, n: int = 2, size: int = 3, **options: float) 
     return lambda: CascadeDrafter(TableDraftModel(drafts), make(), num_draft_tokens=n, **options)  # type: ignore[arg-type]
 
 
-# -- exactness --------------------------------------------------------------------------------------------------------
+# -- exactness -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inner", [drafter for drafter in inner_drafters(0) if drafter != "cascade"])
+@pytest.mark.parametrize(
+    "inner", [drafter for drafter in inner_drafters(0) if drafter != "cascade"]
+)
 @pytest.mark.parametrize("seed", range(2))
 def test_cascades_give_the_targets_law(inner: str, seed: int) -> None:
     length = 3 if inner in ("none", "chain", "lookup") else 2
@@ -73,12 +78,17 @@ def test_cascades_give_the_targets_law(inner: str, seed: int) -> None:
 def test_longer_cascades_over_two_tokens(rule: AcceptanceRule, inner: str) -> None:
     for seed in (1, 2):
         make = cascade(seed, inner, n=3, size=2)
-        assert drafter_bias(rule, make, LawTable(2, seed, 0.0), 4 if inner != "cascade" else 3) < TOLERANCE
+        assert (
+            drafter_bias(rule, make, LawTable(2, seed, 0.0), 4 if inner != "cascade" else 3)
+            < TOLERANCE
+        )
 
 
 @pytest.mark.parametrize("options", [{"max_rounds": 1}, {"max_rounds": 2}, {"p_min": 0.6}], ids=str)
 @pytest.mark.parametrize("inner", ["chain", "long chain", "points"])
-def test_stopping_by_rounds_or_confidence_keeps_the_law(options: dict[str, float], inner: str) -> None:
+def test_stopping_by_rounds_or_confidence_keeps_the_law(
+    options: dict[str, float], inner: str
+) -> None:
     make = cascade(3, inner, n=3, size=2, **options)
     assert drafter_bias(ExactRule(), make, LawTable(2, 3, 0.0), 4) < TOLERANCE
 
@@ -87,7 +97,9 @@ def test_argmax_cascades_are_point_masses_and_exact() -> None:
     drafts = LawTable(3, 200)
 
     def make() -> Drafter:
-        return CascadeDrafter(TableDraftModel(drafts), inner_drafters(0)["points"](), sampling="argmax")
+        return CascadeDrafter(
+            TableDraftModel(drafts), inner_drafters(0)["points"](), sampling="argmax"
+        )
 
     assert drafter_bias(ExactRule(), make, LawTable(3, 0)) < TOLERANCE
     tree = ask(make(), list(PROMPT))
@@ -99,7 +111,8 @@ def test_argmax_cascades_are_point_masses_and_exact() -> None:
 
 
 class _AcceptedTokensOnly(CascadeDrafter):
-    """Wrong: leaves out the token that the draft model itself put where it rejected a guess, or after the last."""
+    """Wrong: leaves out the token that the draft model itself put where it rejected a guess, or
+    after the last."""
 
     def _draft(self, request: DraftRequest, count: int) -> list[Law]:
         self._max_rounds, self._counter = 1, RoundCounter()
@@ -124,21 +137,27 @@ def test_wrong_cascades_are_caught(wrong: type[CascadeDrafter]) -> None:
     def make(seed: int) -> Make:
         table = LawTable(3, 300, 0.0)
         return lambda: wrong(
-            TableDraftModel(LawTable(3, seed + 200, 0.0)), scripted(chain(table, 1)), num_draft_tokens=2
+            TableDraftModel(LawTable(3, seed + 200, 0.0)),
+            scripted(chain(table, 1)),
+            num_draft_tokens=2,
         )
 
     errors = [drafter_bias(ExactRule(), make(seed), LawTable(3, seed, 0.0), 3) for seed in range(4)]
     assert max(errors) > 1e-2
 
 
-# -- what it costs and keeps ------------------------------------------------------------------------------------------
+# -- what it costs and keeps -----------------------------------------------------------------------
 
 
 def ask(drafter: Drafter, tokens: list[int], max_depth: int = 9, max_nodes: int = 9) -> DraftTree:
-    return drafter.propose(DraftRequest(tokens, PLAIN, SeededNoise(4).for_drafting(len(tokens)), max_depth, max_nodes))
+    return drafter.propose(
+        DraftRequest(tokens, PLAIN, SeededNoise(4).for_drafting(len(tokens)), max_depth, max_nodes)
+    )
 
 
-def outcome(tokens: list[int], tree: DraftTree, path: tuple[int, ...], next_token: int) -> RoundOutcome:
+def outcome(
+    tokens: list[int], tree: DraftTree, path: tuple[int, ...], next_token: int
+) -> RoundOutcome:
     return RoundOutcome(tokens, tree, path, next_token, TableRows([]))  # type: ignore[arg-type]
 
 
@@ -219,7 +238,12 @@ def test_what_it_reports_adds_up_and_closes() -> None:
             raise RuntimeError("stuck")
 
     drafter = CascadeDrafter(model, Inner(), num_draft_tokens=2)
-    assert (drafter.native_seconds, drafter.n_params, drafter.max_leaves, drafter.max_nodes) == (0.75, 10, 1, 2)
+    assert (drafter.native_seconds, drafter.n_params, drafter.max_leaves, drafter.max_nodes) == (
+        0.75,
+        10,
+        1,
+        2,
+    )
     drafter.begin([0, 1])
     ask(drafter, [0, 1])
     assert drafter.report()["inner"]["rounds"] == 2
@@ -233,7 +257,11 @@ def test_what_it_reports_adds_up_and_closes() -> None:
 
 @pytest.mark.parametrize(
     ("options", "problem"),
-    [({"num_draft_tokens": 0}, "n is 0"), ({"p_min": 1.5}, r"p_min is 1\.5"), ({"max_rounds": -1}, "rounds is -1")],
+    [
+        ({"num_draft_tokens": 0}, "n is 0"),
+        ({"p_min": 1.5}, r"p_min is 1\.5"),
+        ({"max_rounds": -1}, "rounds is -1"),
+    ],
     ids=str,
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, float], problem: str) -> None:

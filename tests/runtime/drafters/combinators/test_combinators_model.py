@@ -46,10 +46,19 @@ POINTS = [
     "relay(ouroboros(draft(FILE, n=2, sampling=argmax)), prompt-lookup(min_ngram=1)@2)",
     "cascade(draft(FILE, n=6, sampling=argmax), draft(OTHER))",
     "cascade(draft(FILE, n=6, sampling=argmax, p_min=0.1), draft(OTHER, depth=3, topk=2, nodes=5))",
-    "cascade(draft(FILE, n=6, sampling=argmax), cascade(draft(OTHER, n=3), prompt-lookup(min_ngram=1)))",
+    (
+        "cascade(draft(FILE, n=6, sampling=argmax), cascade(draft(OTHER, n=3), "
+        "prompt-lookup(min_ngram=1)))"
+    ),
     "relay(draft(FILE, sampling=argmax)@3, prompt-lookup(min_ngram=1)@3)",
-    "relay(prompt-lookup(min_ngram=1)@2, draft(FILE, sampling=argmax)@3, draft(OTHER, sampling=argmax)@2)",
-    "relay(draft(FILE, depth=3, topk=3, nodes=8), cascade(draft(OTHER, sampling=argmax), prompt-lookup)@2)",
+    (
+        "relay(prompt-lookup(min_ngram=1)@2, draft(FILE, sampling=argmax)@3, draft(OTHER, "
+        "sampling=argmax)@2)"
+    ),
+    (
+        "relay(draft(FILE, depth=3, topk=3, nodes=8), cascade(draft(OTHER, sampling=argmax), "
+        "prompt-lookup)@2)"
+    ),
 ]
 
 
@@ -57,8 +66,12 @@ POINTS = [
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("combined")
     write_random_llama(folder / "target.gguf", RandomLlama(vocab_size=400, seed=1, scale=4.0))
-    write_random_llama(folder / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=2, scale=3.0))
-    write_random_llama(folder / "other.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5))
+    write_random_llama(
+        folder / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=2, scale=3.0)
+    )
+    write_random_llama(
+        folder / "other.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5)
+    )
     return folder
 
 
@@ -70,7 +83,9 @@ def plain(models: Path) -> Iterator[Runtime]:
 
 def expand(models: Path, drafter: str) -> str:
     drafter = drafter.replace("FILE", quoted(str(models / "drafter.gguf")))
-    return drafter.replace("OTHER", quoted(str(models / "other.gguf"))).replace("SMALL", "prompt-lookup(min_ngram=1)")
+    return drafter.replace("OTHER", quoted(str(models / "other.gguf"))).replace(
+        "SMALL", "prompt-lookup(min_ngram=1)"
+    )
 
 
 def open_models(models: Path, drafter: str, **options: object) -> Runtime:
@@ -79,7 +94,8 @@ def open_models(models: Path, drafter: str, **options: object) -> Runtime:
 
 @pytest.mark.parametrize("drafter", SAMPLED + POINTS)
 def test_plain_decodings_text(models: Path, plain: Runtime, drafter: str) -> None:
-    """Greedily for all, at 0.8 and 1 for point masses, with penalties that look at a guess's own path."""
+    """Greedily for all, at 0.8 and 1 for point masses, with penalties that look at a guess's own
+    path."""
     settings = [SamplingParams(temperature=0.0), SamplingParams(temperature=0.0, **PENALTIES)]
     if drafter in POINTS:
         settings += [WHOLE.replace(temperature=t, seed=5) for t in (0.8, 1.0)]
@@ -89,15 +105,20 @@ def test_plain_decodings_text(models: Path, plain: Runtime, drafter: str) -> Non
             wanted = plain.generate(PROMPT, params, max_tokens=LENGTH).token_ids
             result = runtime.generate(PROMPT, params, max_tokens=LENGTH)
             assert result.token_ids == wanted
-            assert result.stats.accepted or params.temperature  # a pair that never agrees would prove nothing
+            assert (
+                result.stats.accepted or params.temperature
+            )  # a pair that never agrees would prove nothing
 
 
-@pytest.mark.parametrize("inner", ["prompt-lookup(min_ngram=1)", "draft(OTHER, sampling=argmax)", "none"])
+@pytest.mark.parametrize(
+    "inner", ["prompt-lookup(min_ngram=1)", "draft(OTHER, sampling=argmax)", "none"]
+)
 @pytest.mark.parametrize("sampling", ["with", "argmax"])
 def test_with_a_deterministic_inner_drafter_the_draft_is_the_models_own(
     models: Path, inner: str, sampling: str
 ) -> None:
-    """Drawn from the same laws by the same numbers: whole answers agree, drafted and accepted counts too."""
+    """Drawn from the same laws by the same numbers: whole answers agree, drafted and accepted
+    counts too."""
 
     def run(drafter: str) -> tuple[list[int], int, int]:
         with open_models(models, drafter) as runtime:
@@ -109,7 +130,8 @@ def test_with_a_deterministic_inner_drafter_the_draft_is_the_models_own(
 
 
 def test_a_cascade_whose_guesses_are_right_evaluates_its_model_less(models: Path) -> None:
-    """The inner model is the draft model itself: three guesses and a bonus token for each evaluation."""
+    """The inner model is the draft model itself: three guesses and a bonus token for each
+    evaluation."""
     with open_models(models, "cascade(draft(FILE, n=8), draft(FILE, n=3))") as runtime:
         result = runtime.generate(PROMPT, SamplingParams(temperature=0.0), max_tokens=LENGTH)
         inner = result.stats.drafting["inner"]
@@ -119,11 +141,15 @@ def test_a_cascade_whose_guesses_are_right_evaluates_its_model_less(models: Path
 
 @pytest.mark.parametrize("drafter", SAMPLED)
 def test_caches_stay_true(models: Path, drafter: str) -> None:
-    """After many rounds, and answers that share a prefix, the next logits of all models equal fresh ones."""
+    """After many rounds, and answers that share a prefix, the next logits of all models equal fresh
+    ones."""
     prompts = [PROMPT, PROMPT[:6], [*PROMPT[:6], 8, 8], [1, 2, 3, 4]]
     with open_models(models, drafter) as runtime:
         for seed, prompt in enumerate(prompts):
-            tokens = [*prompt, *runtime.generate(prompt, WHOLE.replace(seed=seed), max_tokens=LENGTH).token_ids]
+            tokens = [
+                *prompt,
+                *runtime.generate(prompt, WHOLE.replace(seed=seed), max_tokens=LENGTH).token_ids,
+            ]
             _assert_true_cache(runtime.session.target, runtime.session.conversation, tokens)
             if isinstance(runtime.session.drafter, CascadeDrafter):
                 cascade = runtime.session.drafter
@@ -132,18 +158,22 @@ def test_caches_stay_true(models: Path, drafter: str) -> None:
 
 
 def _assert_true_cache(target: TargetModel, text: CachedText, tokens: list[int]) -> None:
-    """The text is the tokens' beginning, and what is cached of it gives the logits of a fresh evaluation."""
+    """The text is the tokens' beginning, and what is cached of it gives the logits of a fresh
+    evaluation."""
     assert text.tokens == tokens[: len(text.tokens)]
     cached = text.n_cached
     target.rewind(text, cached)
     text.tokens.append(tokens[cached] if cached < len(tokens) else 0)
     rows = target.evaluate(text, DraftTree())
-    np.testing.assert_allclose(rows.logits(0), fresh_logits(target.context.model, text.tokens)[-1], atol=1e-5)
+    np.testing.assert_allclose(
+        rows.logits(0), fresh_logits(target.context.model, text.tokens)[-1], atol=1e-5
+    )
     target.rewind(text, cached)
 
 
 def test_tokens_that_only_one_model_knows(models: Path) -> None:
-    """Rows are cut to shared tokens; tokens that the draft model lacks are fed as a stand-in, alone and in trees."""
+    """Rows are cut to shared tokens; tokens that the draft model lacks are fed as a stand-in, alone
+    and in trees."""
     options = ContextOptions(**F32, n_sequences=2, n_outputs=5)
     with Model(models / "drafter.gguf") as model, Context(model, options) as context:
         larger, smaller = (DraftModelTarget(context, target_vocab_size=size) for size in (500, 300))
@@ -159,9 +189,13 @@ def test_tokens_that_only_one_model_knows(models: Path) -> None:
 
 @pytest.mark.parametrize("n_known", [0, 1, 2, 5])
 def test_missing_tokens_join_the_next_tree(models: Path, n_known: int) -> None:
-    """However many tokens are not evaluated yet, the rows are those of the tree, and the cache is true."""
+    """However many tokens are not evaluated yet, the rows are those of the tree, and the cache is
+    true."""
     text = [3, 1, 4, 1, 5, 9]
-    with Model(models / "drafter.gguf") as model, Context(model, ContextOptions(**F32, n_outputs=4)) as context:
+    with (
+        Model(models / "drafter.gguf") as model,
+        Context(model, ContextOptions(**F32, n_outputs=4)) as context,
+    ):
         target = DraftModelTarget(context, target_vocab_size=400)
         known, tree = CachedText(text), DraftTree.chain([2, 6])
         target.prefill(known, n_known)
@@ -174,11 +208,15 @@ def test_missing_tokens_join_the_next_tree(models: Path, n_known: int) -> None:
         assert (known.tokens, known.n_cached) == ([*text, 2], len(text) + 1)
         target.rewind(known, len(text) - 1)
         known.tokens.append(text[-1])
-        np.testing.assert_allclose(target.evaluate(known, DraftTree()).logits(0), fresh[len(text) - 1], atol=1e-5)
+        np.testing.assert_allclose(
+            target.evaluate(known, DraftTree()).logits(0), fresh[len(text) - 1], atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("failing_call", range(1, 9))
-def test_an_interrupted_inner_round_leaves_the_cascade_usable(models: Path, failing_call: int) -> None:
+def test_an_interrupted_inner_round_leaves_the_cascade_usable(
+    models: Path, failing_call: int
+) -> None:
     params = SamplingParams(temperature=0.0)
     with open_models(models, "cascade(draft(FILE, n=6), draft(OTHER, tree=2x2))") as runtime:
         wanted = runtime.generate(PROMPT, params, max_tokens=20).token_ids
@@ -204,8 +242,12 @@ def test_an_interrupted_inner_round_leaves_the_cascade_usable(models: Path, fail
         _assert_true_cache(drafter._model, drafter._text, [*PROMPT, *wanted])
 
 
-@pytest.mark.parametrize("drafter", ["cascade(draft(SHORT), prompt-lookup)", "cascade(draft(FILE), draft(SHORT))"])
-def test_a_shorter_inner_context_only_ends_the_drafting(models: Path, tmp_path: Path, drafter: str) -> None:
+@pytest.mark.parametrize(
+    "drafter", ["cascade(draft(SHORT), prompt-lookup)", "cascade(draft(FILE), draft(SHORT))"]
+)
+def test_a_shorter_inner_context_only_ends_the_drafting(
+    models: Path, tmp_path: Path, drafter: str
+) -> None:
     short = tmp_path / "short.gguf"
     write_random_llama(short, RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5, context=256))
     prompt, params = [number % 399 for number in range(240)], SamplingParams(temperature=0.0)
@@ -216,17 +258,21 @@ def test_a_shorter_inner_context_only_ends_the_drafting(models: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("drafter", [SAMPLED[0], SAMPLED[5], POINTS[0], POINTS[2], POINTS[6]])
-def test_the_end_of_the_context_and_abandoned_answers(models: Path, plain: Runtime, drafter: str) -> None:
+def test_the_end_of_the_context_and_abandoned_answers(
+    models: Path, plain: Runtime, drafter: str
+) -> None:
     prompt, params = [number % 399 for number in range(230)], SamplingParams(temperature=0.0)
     with open_models(models, drafter) as runtime:
         stream = runtime.stream(PROMPT, params, max_tokens=30)
         for _, _ in zip(stream, range(7), strict=False):
             pass
         stream.close()
-        assert runtime.generate(prompt, params).token_ids == plain.generate(prompt, params).token_ids
+        assert (
+            runtime.generate(prompt, params).token_ids == plain.generate(prompt, params).token_ids
+        )
 
 
-# -- refusals ---------------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -250,7 +296,9 @@ def test_the_end_of_the_context_and_abandoned_answers(models: Path, plain: Runti
         ("relay(draft(FILE)@0, none)", "not a positive number"),
     ],
 )
-def test_expressions_that_make_no_sense_are_refused(models: Path, drafter: str, problem: str) -> None:
+def test_expressions_that_make_no_sense_are_refused(
+    models: Path, drafter: str, problem: str
+) -> None:
     with pytest.raises(OptionError, match=problem):
         open_models(models, drafter)
 

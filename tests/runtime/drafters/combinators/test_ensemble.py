@@ -1,4 +1,5 @@
-"""Several drafters merged: exact for any members, every draw kept, members told of what was not their own."""
+"""Several drafters merged: exact for any members, every draw kept, members told of what was not
+their own."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def member(propose: Grow, max_nodes: int = 8) -> Drafter:
 
 
 def together(*proposers: Grow) -> Propose:
-    return lambda request: EnsembleDrafter([member(proposer) for proposer in proposers]).propose(request)
+    return lambda request: EnsembleDrafter([member(proposer) for proposer in proposers]).propose(
+        request
+    )
 
 
 def hidden(request: DraftRequest) -> DraftTree:
@@ -108,7 +111,8 @@ def test_a_member_that_looks_at_anothers_draws_is_caught() -> None:
 
 
 def test_members_draw_from_different_numbers() -> None:
-    """With one stream for both, two equal drafters would always draw the same: dependent, hence biased."""
+    """With one stream for both, two equal drafters would always draw the same: dependent, hence
+    biased."""
     law = Law(np.full(1000, 1e-3))
 
     def one_draw(request: DraftRequest) -> DraftTree:
@@ -125,7 +129,9 @@ def test_members_draw_from_different_numbers() -> None:
         return EnsembleDrafter([member(one_draw) for _ in range(3)])
 
     def nested() -> Drafter:
-        return EnsembleDrafter([EnsembleDrafter([member(one_draw), member(one_draw)]), member(one_draw)])
+        return EnsembleDrafter(
+            [EnsembleDrafter([member(one_draw), member(one_draw)]), member(one_draw)]
+        )
 
     for make in (flat, nested):
         assert sum(len(set(drawn(make, seed))) == 3 for seed in range(50)) > 45
@@ -142,7 +148,12 @@ def test_a_merged_node_keeps_the_draws_of_its_members_in_order() -> None:
     merged, places = merge_trees([a.build(), b.build(), c.build()])
     assert merged.tokens == (1, 0, 0)
     assert merged.parents == (ROOT, 0, ROOT)
-    assert [(draw.node, draw.law) for draw in merged.draws[ROOT]] == [(0, law_a), (2, law_b), (0, law_b), (0, None)]
+    assert [(draw.node, draw.law) for draw in merged.draws[ROOT]] == [
+        (0, law_a),
+        (2, law_b),
+        (0, law_b),
+        (0, None),
+    ]
     assert [(draw.node, draw.law) for draw in merged.draws[0]] == [(1, law_a), (1, None)]
     assert places == [{ROOT: ROOT, 0: 0, 1: 1}, {ROOT: ROOT, 0: 2, 1: 0, 2: 1}, {ROOT: ROOT, 0: 0}]
 
@@ -195,13 +206,21 @@ def test_each_member_sees_the_outcome_in_its_own_nodes() -> None:
     first, two = Witness(a.build()), Witness(b.build())
     ensemble = EnsembleDrafter([first, two])
     merged = ask(ensemble)
-    by_tokens = {tuple(merged.tokens[i] for i in merged.path_to(node)): node for node in range(len(merged))}
-    rows = TableRows([np.full(2, 1 / 2), *(np.array([1.0, float(node)]) for node in range(len(merged)))])
+    by_tokens = {
+        tuple(merged.tokens[i] for i in merged.path_to(node)): node for node in range(len(merged))
+    }
+    rows = TableRows(
+        [np.full(2, 1 / 2), *(np.array([1.0, float(node)]) for node in range(len(merged)))]
+    )
     path = (by_tokens[4,], by_tokens[4, 5])
     ensemble.observe(RoundOutcome([7, 4, 5, 1], merged, path, 1, rows))  # type: ignore[arg-type]
     assert first.outcome is not None
     assert two.outcome is not None
-    assert first.outcome.tree.tokens == (9, 4, 5)  # its own two nodes, and the accepted one it lacked
+    assert first.outcome.tree.tokens == (
+        9,
+        4,
+        5,
+    )  # its own two nodes, and the accepted one it lacked
     assert first.outcome.path == (1, 2)
     assert [first.outcome.tree.tokens[node] for node in first.outcome.tree.path_to(2)] == [4, 5]
     assert two.outcome.tree is two.tree
@@ -209,7 +228,9 @@ def test_each_member_sees_the_outcome_in_its_own_nodes() -> None:
     for outcome in (first.outcome, two.outcome):
         for node in range(len(outcome.tree)):
             name = tuple(outcome.tree.tokens[i] for i in outcome.tree.path_to(node))
-            np.testing.assert_array_equal(outcome.rows.logits(node + 1), rows.logits(by_tokens[name] + 1))
+            np.testing.assert_array_equal(
+                outcome.rows.logits(node + 1), rows.logits(by_tokens[name] + 1)
+            )
         np.testing.assert_array_equal(outcome.rows.logits(0), rows.logits(0))
         assert (outcome.tokens, outcome.next_token) == ([7, 4, 5, 1], 1)
 
@@ -233,7 +254,9 @@ def test_a_short_round_shares_its_nodes_beforehand() -> None:
     ensemble = EnsembleDrafter([Witness(tree), Witness(tree)])
     assert len(ask(ensemble, 4)) == 2
     assert len(ask(ensemble, 3)) == 0
-    ensemble = EnsembleDrafter([member(proposers(0)["siblings"], 2), member(proposers(0)["i.i.d."], 6)])
+    ensemble = EnsembleDrafter(
+        [member(proposers(0)["siblings"], 2), member(proposers(0)["i.i.d."], 6)]
+    )
     for max_nodes in range(9):
         assert len(ask(ensemble, max_nodes)) <= max_nodes
 

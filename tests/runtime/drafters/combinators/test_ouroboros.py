@@ -1,4 +1,5 @@
-"""Ouroboros: phrases extend drafts, verification makes phrases, and the text keeps the target's law."""
+"""Ouroboros: phrases extend drafts, verification makes phrases, and the text keeps the target's
+law."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def answers(text: str) -> TableRows:
     return TableRows([np.eye(26)[LETTERS.index(letter)] + 1e-9 for letter in text])
 
 
-# -- the paper's own example ------------------------------------------------------------------------------------------
+# -- the paper's own example -----------------------------------------------------------------------
 
 
 def test_phrases_are_refined_by_the_targets_answers() -> None:
@@ -77,7 +78,7 @@ def test_phrases_share_prefixes_and_keep_limits() -> None:
     assert len(phrase_tree(pool, 7, 3, 9, 9)) == 0
 
 
-# -- exactness --------------------------------------------------------------------------------------------------------
+# -- exactness -------------------------------------------------------------------------------------
 
 
 def ouroboros(drafts: LawTable, n: int = 1) -> Drafter:
@@ -89,7 +90,10 @@ def ouroboros(drafts: LawTable, n: int = 1) -> Drafter:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_law_is_the_targets_while_the_pool_learns(seed: int) -> None:
-    assert drafter_bias(ExactRule(), lambda: ouroboros(LawTable(3, seed + 9)), LawTable(3, seed), 4) < TOLERANCE
+    assert (
+        drafter_bias(ExactRule(), lambda: ouroboros(LawTable(3, seed + 9)), LawTable(3, seed), 4)
+        < TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -105,7 +109,11 @@ def test_phrases_pruned_by_what_was_drawn_beside_them_are_no_bias_but_dropped_dr
         def propose(self, request: DraftRequest) -> DraftTree:
             tree = super().propose(request)
             known = self._store.pool.guesses(request.tokens[-1])
-            return DraftTree() if len(tree) and any(rest[0] == tree.tokens[0] for rest in known) else tree
+            return (
+                DraftTree()
+                if len(tree) and any(rest[0] == tree.tokens[0] for rest in known)
+                else tree
+            )
 
     def make() -> Drafter:
         store = NgramStore(NgramPool(3))
@@ -114,14 +122,17 @@ def test_phrases_pruned_by_what_was_drawn_beside_them_are_no_bias_but_dropped_dr
         store.add([1, 2])
         return Drops(draft, store, count=1, length=1)
 
-    assert max(drafter_bias(ExactRule(), make, LawTable(3, seed, 0.0), 2) for seed in range(4)) > 1e-2
+    assert (
+        max(drafter_bias(ExactRule(), make, LawTable(3, seed, 0.0), 2) for seed in range(4)) > 1e-2
+    )
 
 
-# -- what flows back --------------------------------------------------------------------------------------------------
+# -- what flows back -------------------------------------------------------------------------------
 
 
 def test_a_round_feeds_the_pool() -> None:
-    """The paper's figure: draft EFGHIWKLMN with NOXQ below, of which the target keeps EFGHI and says J."""
+    """The paper's figure: draft EFGHIWKLMN with NOXQ below, of which the target keeps EFGHI and
+    says J."""
     store = NgramStore(pool_of("NOXQ"))
     draft = ScriptedDrafter(lambda _: DraftTree.chain(ids("EFGHIWKLMN")))
     draft.max_nodes = 10
@@ -151,7 +162,8 @@ def test_a_foreign_outcome_teaches_the_text_only() -> None:
 
 
 def test_phrases_that_never_pay_are_no_longer_evaluated() -> None:
-    """Two tokens of phrases a round, for half a token's time, that are never right: soon only the draft is drafted."""
+    """Two tokens of phrases a round, for half a token's time, that are never right: soon only the
+    draft is drafted."""
     store = NgramStore(pool_of("NOX"))
     draft = ScriptedDrafter(lambda _: DraftTree.chain(ids("N")))
     draft.max_nodes = 1
@@ -170,20 +182,28 @@ def test_phrases_that_never_pay_are_no_longer_evaluated() -> None:
     assert sum(0.25 * (size - 1) for size in sizes) < 8 + 0.02 * 120 + 1
 
 
-@pytest.mark.parametrize(("options", "problem"), [({"count": 0}, "phrases=0"), ({"length": 0}, "length=0")], ids=str)
+@pytest.mark.parametrize(
+    ("options", "problem"), [({"count": 0}, "phrases=0"), ({"length": 0}, "length=0")], ids=str
+)
 def test_no_phrases_are_refused(options: dict[str, int], problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
-        OuroborosDrafter(ScriptedDrafter(lambda _: DraftTree()), NgramStore(NgramPool(3)), **options)
+        OuroborosDrafter(
+            ScriptedDrafter(lambda _: DraftTree()), NgramStore(NgramPool(3)), **options
+        )
 
 
 def test_a_pool_in_a_file_starts_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second process drafts phrases from its first round on, and needs fewer rounds; the text is the same.
+    """The second process drafts phrases from its first round on, and needs fewer rounds; the text
+    is the same.
 
-    Where an evaluation of many nodes costs little more than one of few: else phrases are soon left out.
+    Where an evaluation of many nodes costs little more than one of few: else phrases are soon left
+    out.
     """
     monkeypatch.setattr("specrun.runtime.drafters.environment.known_curve", lambda *_: TYPICAL_GPU)
     write_random_llama(tmp_path / "target.gguf", RandomLlama(vocab_size=400, seed=1, scale=4.0))
-    write_random_llama(tmp_path / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5))
+    write_random_llama(
+        tmp_path / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5)
+    )
     file, pool = quoted(str(tmp_path / "drafter.gguf")), quoted(str(tmp_path / "a pool"))
     expression = f"ouroboros(draft({file}, n=3), pool={pool}, phrases=4)"
     prompt, params = [3, 1, 4, 1, 5, 9, 2, 6], SamplingParams(temperature=0.0)

@@ -1,4 +1,5 @@
-"""Drafters one after the other: exact for any members, who are told the truth about guesses that were not theirs."""
+"""Drafters one after the other: exact for any members, who are told the truth about guesses that
+were not theirs."""
 
 from __future__ import annotations
 
@@ -6,7 +7,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from support.enumeration import TOLERANCE, Propose, chain, drafter_bias, mixed_tree, top_k_points, wandering_chain
+from support.enumeration import (
+    TOLERANCE,
+    Propose,
+    chain,
+    drafter_bias,
+    mixed_tree,
+    top_k_points,
+    wandering_chain,
+)
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableRows
 from support.tree_laws import fixed
 
@@ -40,7 +49,9 @@ def members(seed: int) -> dict[str, Make]:
         "mixed": lambda: scripted(mixed_tree(b, seed)),
         "wandering": lambda: scripted(wandering_chain(a, seed, 2)),
         "lookup": lambda: PromptLookupDrafter(min_ngram=1),
-        "relay": lambda: RelayDrafter([scripted(chain(b, 1)), scripted(top_k_points(a, 1, 1))], [None, None]),
+        "relay": lambda: RelayDrafter(
+            [scripted(chain(b, 1)), scripted(top_k_points(a, 1, 1))], [None, None]
+        ),
     }
 
 
@@ -72,29 +83,39 @@ def test_relays_give_the_targets_law(names: tuple[str, ...], seed: int) -> None:
 
 
 class _GoesOnFromTheCommittedText(RelayDrafter):
-    """Wrong: the second part drafts from the committed text, but its tokens are put below the first part's."""
+    """Wrong: the second part drafts from the committed text, but its tokens are put below the first
+    part's."""
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        shallow = DraftRequest(request.tokens, request.params, request.noise, min(1, request.max_depth), 8)
+        shallow = DraftRequest(
+            request.tokens, request.params, request.noise, min(1, request.max_depth), 8
+        )
         first, second = (member.propose(shallow) for member in self._members)
         if not len(first) or request.max_depth < 2:
             return first
         law = second.draws[ROOT][0].law
         assert law is not None
-        below = LawTable(3, 200, 0.0)([*request.tokens, first.tokens[0]])  # what it claims to have drawn from
+        below = LawTable(3, 200, 0.0)(
+            [*request.tokens, first.tokens[0]]
+        )  # what it claims to have drawn from
         tree, _ = graft(first, 0, DraftTree.chain([second.tokens[0]], [type(law)(below)]))
         return tree
 
 
 def test_a_part_that_does_not_see_the_guesses_before_it_is_caught() -> None:
     def make() -> Drafter:
-        parts = [scripted(chain(LawTable(3, 100, 0.0), 1)), scripted(chain(LawTable(3, 200, 0.0), 1))]
+        parts = [
+            scripted(chain(LawTable(3, 100, 0.0), 1)),
+            scripted(chain(LawTable(3, 200, 0.0), 1)),
+        ]
         return _GoesOnFromTheCommittedText(parts, [None, None])
 
-    assert max(drafter_bias(ExactRule(), make, LawTable(3, seed, 0.0), 3) for seed in range(4)) > 1e-2
+    assert (
+        max(drafter_bias(ExactRule(), make, LawTable(3, seed, 0.0), 3) for seed in range(4)) > 1e-2
+    )
 
 
-# -- who is told what -------------------------------------------------------------------------------------------------
+# -- who is told what ------------------------------------------------------------------------------
 
 
 class Witness(Drafter):
@@ -132,7 +153,9 @@ def ask(drafter: Drafter, tokens: list[int], max_depth: int = 9, max_nodes: int 
 
 
 def rows_of(tree: DraftTree) -> TableRows:
-    return TableRows([np.full(2, 0.5), *(np.array([1.0, float(node)]) for node in range(len(tree)))])
+    return TableRows(
+        [np.full(2, 0.5), *(np.array([1.0, float(node)]) for node in range(len(tree)))]
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +226,8 @@ def test_below_a_tree_the_next_part_goes_on_from_the_path_of_first_draws() -> No
 
 
 def test_lookup_forgets_guesses_that_were_rejected() -> None:
-    """Its index holds the text alone: n-grams of rejected guesses are gone, whatever they overwrote is back."""
+    """Its index holds the text alone: n-grams of rejected guesses are gone, whatever they overwrote
+    is back."""
     tokens = [1, 2, 3, 4, 1, 2, 5, 6]
     lookup, fresh = PromptLookupDrafter(min_ngram=1), PromptLookupDrafter(min_ngram=1)
     lookup.begin(tokens)

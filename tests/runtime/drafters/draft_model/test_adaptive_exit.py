@@ -69,13 +69,17 @@ def largest_error(seed: int, *, wrong: bool) -> tuple[float, set[float]]:
         drafter = ChainDrafter(drafts, 2, drops_unlikely_draws=wrong)
         conversation = conversation_of(drafter, PROMPT, noise)
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
-        for _ in decode_rounds(TableTarget(table), conversation, DecodeSettings(ExactRule(), PLAIN, limits)):
+        for _ in decode_rounds(
+            TableTarget(table), conversation, DecodeSettings(ExactRule(), PLAIN, limits)
+        ):
             pass
         seen.update(round(threshold, 6) for threshold in drafter.thresholds)
         return tuple(conversation.tokens[len(PROMPT) :])
 
     emitted, wanted = enumerate_law(program), target_law(table, length, frozenset())
-    return max(abs(emitted.get(text, 0.0) - wanted.get(text, 0.0)) for text in {*emitted, *wanted}), seen
+    return max(
+        abs(emitted.get(text, 0.0) - wanted.get(text, 0.0)) for text in {*emitted, *wanted}
+    ), seen
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -115,18 +119,26 @@ def test_the_threshold_stays_a_probability() -> None:
     assert stop.threshold(greedy=True) == 1.0
 
 
-def test_texts_stay_and_come_again_with_a_real_drafter(tiny_model: Path, tiny_flat_twin: Path) -> None:
+def test_texts_stay_and_come_again_with_a_real_drafter(
+    tiny_model: Path, tiny_flat_twin: Path
+) -> None:
     greedy, drawn = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, seed=3)
     options = {"n_ctx": 256, "n_threads": 1}
     expression = f"draft({quoted(str(tiny_flat_twin))}, n=6, p_min=adaptive(start=0.4, step=0.5))"
-    with Runtime(tiny_model, **options) as plain, Runtime(tiny_model, drafter=expression, **options) as speculative:
+    with (
+        Runtime(tiny_model, **options) as plain,
+        Runtime(tiny_model, drafter=expression, **options) as speculative,
+    ):
         wanted = plain.generate("abc", greedy, max_tokens=40)
         found = speculative.generate("abc", greedy, max_tokens=40)
         assert found.token_ids == wanted.token_ids
         assert 0 < found.stats.drafted < 6 * found.stats.rounds
         first, again = (speculative.generate("abc", drawn, max_tokens=40) for _ in range(2))
         assert first.token_ids == again.token_ids
-        assert (first.stats.drafted, first.stats.rounds) == (again.stats.drafted, again.stats.rounds)
+        assert (first.stats.drafted, first.stats.rounds) == (
+            again.stats.drafted,
+            again.stats.rounds,
+        )
 
 
 @pytest.mark.parametrize(
@@ -138,6 +150,8 @@ def test_texts_stay_and_come_again_with_a_real_drafter(tiny_model: Path, tiny_fl
         ("p_min=adaptive, tree=2x2", "ends chains, not trees"),
     ],
 )
-def test_bad_options_are_named(tiny_model: Path, tiny_drafter: Path, options: str, words: str) -> None:
+def test_bad_options_are_named(
+    tiny_model: Path, tiny_drafter: Path, options: str, words: str
+) -> None:
     with pytest.raises(OptionError, match=words):
         Runtime(tiny_model, drafter=f"draft({quoted(str(tiny_drafter))}, {options})", n_ctx=64)

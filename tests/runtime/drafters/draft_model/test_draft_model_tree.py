@@ -10,7 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.joint_law import ALPHA, REJECTED, WHOLE, KeepsTooMuch, Text, model_joint_law, p_value, sampled_texts
+from support.joint_law import (
+    ALPHA,
+    REJECTED,
+    WHOLE,
+    KeepsTooMuch,
+    Text,
+    model_joint_law,
+    p_value,
+    sampled_texts,
+)
 from support.scripted import TableRows
 from support.tiny_models import F32
 
@@ -30,12 +39,19 @@ from specrun.runtime.trees import DynamicShape, Topology, parse_topology
 _EMPTY, _NO_ROWS = DraftTree(), TableRows([])
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
 LENGTH = 40
-SAMPLED = ["draft(FILE, tree=4x2x2)", "draft(FILE, tree=3x1x1, sampling=with)", 'draft(FILE, tree="0 1 00 01 000")']
+SAMPLED = [
+    "draft(FILE, tree=4x2x2)",
+    "draft(FILE, tree=3x1x1, sampling=with)",
+    'draft(FILE, tree="0 1 00 01 000")',
+]
 POINTS = [
     "draft(FILE, tree=4x2x2, sampling=argmax)",
     "draft(FILE, depth=5, topk=4, nodes=16)",
     "draft(FILE, tree=sequoia, nodes=12, sampling=argmax)",
-    "ensemble(draft(FILE, tree=2x2, sampling=argmax), draft(FILE, n=4, sampling=argmax), prompt-lookup)",
+    (
+        "ensemble(draft(FILE, tree=2x2, sampling=argmax), draft(FILE, n=4, sampling=argmax), "
+        "prompt-lookup)"
+    ),
 ]
 
 
@@ -43,7 +59,9 @@ POINTS = [
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("trees")
     write_random_llama(folder / "target.gguf", RandomLlama(vocab_size=400, seed=1, scale=4.0))
-    write_random_llama(folder / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5))
+    write_random_llama(
+        folder / "drafter.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5)
+    )
     return folder / "target.gguf", folder / "drafter.gguf"
 
 
@@ -54,15 +72,20 @@ def plain(pair: tuple[Path, Path]) -> Iterator[Runtime]:
 
 
 def open_pair(pair: tuple[Path, Path], drafter: str, **options: object) -> Runtime:
-    return Runtime(pair[0], drafter=drafter.replace("FILE", quoted(str(pair[1]))), **{**F32, **options})
+    return Runtime(
+        pair[0], drafter=drafter.replace("FILE", quoted(str(pair[1]))), **{**F32, **options}
+    )
 
 
-# -- texts ------------------------------------------------------------------------------------------------------------
+# -- texts -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("drafter", SAMPLED + POINTS)
-def test_trees_keep_plain_decodings_text(pair: tuple[Path, Path], plain: Runtime, drafter: str) -> None:
-    """Greedily for every tree, at any temperature for point masses, with penalties on a node's own path."""
+def test_trees_keep_plain_decodings_text(
+    pair: tuple[Path, Path], plain: Runtime, drafter: str
+) -> None:
+    """Greedily for every tree, at any temperature for point masses, with penalties on a node's own
+    path."""
     penalties = {"repeat_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2}
     settings = [SamplingParams(temperature=0.0), SamplingParams(temperature=0.0, **penalties)]
     if drafter in POINTS:
@@ -89,7 +112,9 @@ def test_wider_trees_accept_more(pair: tuple[Path, Path]) -> None:
     def accepted(drafter: str) -> float:
         with open_pair(pair, drafter) as runtime:
             lengths = [
-                runtime.generate(PROMPT, WHOLE.replace(seed=seed), max_tokens=60).stats.mean_accepted_length
+                runtime.generate(
+                    PROMPT, WHOLE.replace(seed=seed), max_tokens=60
+                ).stats.mean_accepted_length
                 for seed in range(4)
             ]
         return float(np.mean([length for length in lengths if length]))
@@ -98,7 +123,9 @@ def test_wider_trees_accept_more(pair: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("drafter", [SAMPLED[0], POINTS[1]])
-def test_the_end_of_the_context_cuts_the_tree(pair: tuple[Path, Path], plain: Runtime, drafter: str) -> None:
+def test_the_end_of_the_context_cuts_the_tree(
+    pair: tuple[Path, Path], plain: Runtime, drafter: str
+) -> None:
     prompt = [number % 399 for number in range(230)]
     params = SamplingParams(temperature=0.0)
     with open_pair(pair, drafter) as runtime:
@@ -110,7 +137,10 @@ def test_the_end_of_the_context_cuts_the_tree(pair: tuple[Path, Path], plain: Ru
 def test_a_drafter_with_a_shorter_context_stops_drafting_there(
     pair: tuple[Path, Path], tmp_path: Path, drafter: str
 ) -> None:
-    write_random_llama(tmp_path / "short.gguf", RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5, context=256))
+    write_random_llama(
+        tmp_path / "short.gguf",
+        RandomLlama(vocab_size=400, seed=1, layers=1, scale=2.5, context=256),
+    )
     prompt, params = [number % 399 for number in range(240)], SamplingParams(temperature=0.0)
     with open_pair((pair[0], pair[0]), "none", n_ctx=512) as runtime:
         wanted = runtime.generate(prompt, params, max_tokens=60).token_ids
@@ -155,7 +185,7 @@ def test_a_round_that_was_interrupted_leaves_the_drafter_usable(pair: tuple[Path
         check_cache(state)
 
 
-# -- the joint law ----------------------------------------------------------------------------------------------------
+# -- the joint law ---------------------------------------------------------------------------------
 
 LAW_PROMPT = [3, 1, 4]
 SAMPLES = 3000
@@ -174,18 +204,21 @@ def joint(flat_pair: tuple[Path, Path]) -> dict[Text, float]:
     return model_joint_law(flat_pair[0], LAW_PROMPT, 3)
 
 
-@pytest.mark.parametrize("drafter", ["draft(FILE, tree=2x2)", "draft(FILE, tree=3x1, sampling=with)"])
+@pytest.mark.parametrize(
+    "drafter", ["draft(FILE, tree=2x2)", "draft(FILE, tree=3x1, sampling=with)"]
+)
 def test_texts_of_a_sampled_tree_follow_the_targets_joint_law(
     flat_pair: tuple[Path, Path], joint: dict[Text, float], drafter: str
 ) -> None:
-    """Hypothesis, test and false alarms are those of `joint_law`; a biased rule is rejected at the same size."""
+    """Hypothesis, test and false alarms are those of `joint_law`; a biased rule is rejected at the
+    same size."""
     with open_pair(flat_pair, drafter) as runtime:
         assert p_value(sampled_texts(runtime, LAW_PROMPT, 3, SAMPLES), joint) > ALPHA
         runtime.session.rule = KeepsTooMuch()
         assert p_value(sampled_texts(runtime, LAW_PROMPT, 3, SAMPLES), joint) < REJECTED
 
 
-# -- the drafter's cache ----------------------------------------------------------------------------------------------
+# -- the drafter's cache ---------------------------------------------------------------------------
 
 
 def fresh_row(context: Context, tokens: list[int]) -> np.ndarray:
@@ -221,7 +254,8 @@ def draft_context(pair: tuple[Path, Path]) -> Iterator[Context]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_draft_cache_is_true_after_many_rounds(draft_context: Context, seed: int) -> None:
-    """Random trees, random accepted texts: from the tree, leaving it, beyond it, or another drafter's."""
+    """Random trees, random accepted texts: from the tree, leaving it, beyond it, or another
+    drafter's."""
     generator = np.random.default_rng(seed)
     state = DraftTreeState(draft_context, target_vocab_size=400)
     state.feed(PROMPT)
@@ -229,12 +263,16 @@ def test_the_draft_cache_is_true_after_many_rounds(draft_context: Context, seed:
         level, paths = [ROOT], {ROOT: []}
         first = 0
         for _ in range(int(generator.integers(0, 4))):
-            parents = sorted(int(generator.choice(level)) for _ in range(int(generator.integers(1, 4))))
+            parents = sorted(
+                int(generator.choice(level)) for _ in range(int(generator.integers(1, 4)))
+            )
             tokens = generator.permutation(399)[: len(parents)].tolist()
             state.evaluate(parents, tokens)
             level = list(range(first, first + len(parents)))
             first += len(parents)
-            paths |= {node: [*paths[a], t] for node, a, t in zip(level, parents, tokens, strict=True)}
+            paths |= {
+                node: [*paths[a], t] for node, a, t in zip(level, parents, tokens, strict=True)
+            }
         accepted = list(paths[int(generator.choice(list(paths)))])
         if generator.random() < 0.3:
             accepted += [int(generator.integers(399))]
@@ -279,7 +317,7 @@ def test_an_outcome_of_another_drafters_making_is_followed(
     drafter.close()
 
 
-# -- refusals ---------------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -303,7 +341,9 @@ def test_an_outcome_of_another_drafters_making_is_followed(
         ("ensemble(draft(FILE), none, n=3)", "no option 'n'"),
     ],
 )
-def test_what_cannot_be_drafted_is_refused_in_one_sentence(pair: tuple[Path, Path], drafter: str, problem: str) -> None:
+def test_what_cannot_be_drafted_is_refused_in_one_sentence(
+    pair: tuple[Path, Path], drafter: str, problem: str
+) -> None:
     with pytest.raises(OptionError, match=problem) as caught:
         open_pair(pair, drafter, n_batch=64)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,5 @@
-"""EAGLE as a drafter: exact for every shape, a true cache after any rounds, drafts better than chance once trained."""
+"""EAGLE as a drafter: exact for every shape, a true cache after any rounds, drafts better than
+chance once trained."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ PROMPT_IDS = [5, 6, 7, 8, 9]
 GREEDY = SamplingParams(temperature=0.0)
 
 
-# -- exactness --------------------------------------------------------------------------------------------------------
+# -- exactness -------------------------------------------------------------------------------------
 
 
 class TableHead(PairChainByDepth):
@@ -44,7 +45,12 @@ class TableHead(PairChainByDepth):
         self._positions: dict[int, int] = {}
 
     def evaluate(
-        self, tokens: Sequence[int], states: np.ndarray, positions: np.ndarray, cells: np.ndarray, sees: np.ndarray
+        self,
+        tokens: Sequence[int],
+        states: np.ndarray,
+        positions: np.ndarray,
+        cells: np.ndarray,
+        sees: np.ndarray,
     ) -> EagleRows:
         for cell, token, position in zip(cells.tolist(), tokens, positions.tolist(), strict=True):
             self._tokens[cell], self._positions[cell] = token, position
@@ -66,7 +72,9 @@ class TableHead(PairChainByDepth):
         pass
 
 
-def eagle(drafts: LawTable, shape: Topology | DynamicShape, sampling: TreeSampling, p_min: float = 0.0):
+def eagle(
+    drafts: LawTable, shape: Topology | DynamicShape, sampling: TreeSampling, p_min: float = 0.0
+):
     def propose(request: DraftRequest) -> DraftTree:
         head = TableHead(drafts, request.tokens[0])
         drafter = EagleDrafter(head, shape, sampling=sampling, p_min=p_min)  # type: ignore[arg-type]
@@ -97,7 +105,9 @@ class FewerTokens(LawTable):
 
 @pytest.mark.parametrize("sampling", ["with", "without", "argmax"])
 @pytest.mark.parametrize("shape", ["3", "2x1"])
-def test_tokens_that_are_never_drafted_keep_their_probability(sampling: TreeSampling, shape: str) -> None:
+def test_tokens_that_are_never_drafted_keep_their_probability(
+    sampling: TreeSampling, shape: str
+) -> None:
     propose = eagle(FewerTokens(3, 100), parse_topology(shape), sampling)
     assert bias(ExactRule(), propose, LawTable(3, 0), 2) < TOLERANCE
 
@@ -123,7 +133,9 @@ class Silent:
 
 
 @pytest.mark.parametrize("shape", [parse_topology("1x1x1x1"), DynamicShape(4, 1, 4)])
-def test_drafts_end_before_a_token_that_the_head_is_not_sure_of(shape: Topology | DynamicShape) -> None:
+def test_drafts_end_before_a_token_that_the_head_is_not_sure_of(
+    shape: Topology | DynamicShape,
+) -> None:
     drafts, tokens = LawTable(4, 9), [0, 1, 2]
     lengths = set()
     for p_min in (0.0, 0.3, 0.5, 0.7, 0.99):
@@ -145,7 +157,8 @@ def test_a_confidence_that_is_no_probability_is_refused() -> None:
 
 
 def test_ranked_tokens_passed_off_as_draws_are_caught() -> None:
-    """The negative control: a head's best tokens with its law attached, as if they had been drawn from it."""
+    """The negative control: a head's best tokens with its law attached, as if they had been drawn
+    from it."""
     from specrun.runtime.tree import TreeBuilder
 
     def wrong(request: DraftRequest) -> DraftTree:
@@ -165,7 +178,7 @@ def test_dynamic_trees_refuse_draws() -> None:
         EagleDrafter(TableHead(LawTable(3, 1), 0), DynamicShape(2, 2, 3), sampling="with")  # type: ignore[arg-type]
 
 
-# -- real targets -----------------------------------------------------------------------------------------------------
+# -- real targets ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -176,13 +189,19 @@ def greedy_texts(tiny_model: Path) -> list[list[int]]:
 def matrices(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from gguf import GGUFReader, quants
 
-    tensors = {tensor.name: quants.dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(path).tensors}
+    tensors = {
+        tensor.name: quants.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in GGUFReader(path).tensors
+    }
     return tensors["token_embd.weight"], tensors.get("output.weight", tensors["token_embd.weight"])
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_model: Path, greedy_texts: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A head trained for some seconds on greedy texts: the loss on states and tokens, as in the paper."""
+def trained(
+    tiny_model: Path, greedy_texts: list[list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A head trained for some seconds on greedy texts: the loss on states and tokens, as in the
+    paper."""
     import torch
 
     torch.manual_seed(0)
@@ -194,7 +213,9 @@ def trained(tiny_model: Path, greedy_texts: list[list[int]], tmp_path_factory: p
         following = torch.tensor(text)
         pairs.append((embedding[following[1:-1]], states[:-2], states[1:-1], following[2:]))
     start = random_eagle(HIDDEN, n_heads=1, n_kv_heads=1)
-    weights = {name: torch.nn.Parameter(torch.tensor(weight)) for name, weight in start.weights.items()}
+    weights = {
+        name: torch.nn.Parameter(torch.tensor(weight)) for name, weight in start.weights.items()
+    }
     steps = torch.optim.Adam(weights.values(), 0.01)
     for _ in range(80):
         loss = torch.zeros(())
@@ -217,26 +238,39 @@ def one_head_layer(torch, w, embedded, states):
 
     def rotated(y):
         a, b = y[:, :half], y[:, half:]
-        return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], 1)
+        return torch.cat(
+            [a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], 1
+        )
 
     q, k = rotated(x @ w["attn_q.weight"].T), rotated(x @ w["attn_k.weight"].T)
-    scores = (q @ k.T / HIDDEN**0.5).masked_fill(~torch.ones(n, n, dtype=torch.bool).tril(), float("-inf"))
+    scores = (q @ k.T / HIDDEN**0.5).masked_fill(
+        ~torch.ones(n, n, dtype=torch.bool).tril(), float("-inf")
+    )
     x = x + scores.softmax(1) @ (x @ w["attn_v.weight"].T) @ w["attn_output.weight"].T
     normed = x / (x.pow(2).mean(1, keepdim=True) + 1e-6).sqrt() * w["ffn_norm.weight"]
     gate = torch.nn.functional.silu(normed @ w["ffn_gate.weight"].T)
     return x + (gate * (normed @ w["ffn_up.weight"].T)) @ w["ffn_down.weight"].T
 
 
-def answer(path: Path, drafter: str, params: SamplingParams, length: int = 40, prompt: Sequence[int] = PROMPT_IDS):
+def answer(
+    path: Path,
+    drafter: str,
+    params: SamplingParams,
+    length: int = 40,
+    prompt: Sequence[int] = PROMPT_IDS,
+):
     with Runtime(path, drafter=drafter, **F32) as runtime:
         return runtime.generate(list(prompt), params, max_tokens=length)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize(
-    "options", ["depth=4, topk=2, nodes=6", "n=3", "n=3, p_min=0.3", "tree=2x2x1", "depth=3, topk=4, nodes=9"]
+    "options",
+    ["depth=4, topk=2, nodes=6", "n=3", "n=3, p_min=0.3", "tree=2x2x1", "depth=3, topk=4, nodes=9"],
 )
-def test_the_text_is_plain_decodings_own(tiny_model: Path, trained: Path, temperature: float, options: str) -> None:
+def test_the_text_is_plain_decodings_own(
+    tiny_model: Path, trained: Path, temperature: float, options: str
+) -> None:
     params = SamplingParams(temperature=temperature, seed=3, repeat_penalty=1.1)
     drafted = answer(tiny_model, f"eagle({quoted(str(trained))}, {options})", params)
     assert drafted.token_ids == answer(tiny_model, "none", params).token_ids
@@ -246,24 +280,34 @@ def test_the_text_is_plain_decodings_own(tiny_model: Path, trained: Path, temper
 def test_a_trained_head_drafts_far_better_than_chance(
     tiny_model: Path, trained: Path, greedy_texts: list[list[int]]
 ) -> None:
-    """On texts it was trained on; by chance a token is right once in 320 times. A random head is the control."""
+    """On texts it was trained on; by chance a token is right once in 320 times. A random head is
+    the control."""
     shares = [
-        answer(tiny_model, f"eagle({quoted(str(trained))}, n=3)", GREEDY, 25, text[:3]).stats.acceptance_rate
+        answer(
+            tiny_model, f"eagle({quoted(str(trained))}, n=3)", GREEDY, 25, text[:3]
+        ).stats.acceptance_rate
         for text in greedy_texts[:4]
     ]
     assert np.mean(shares) > 0.3
     control = random_eagle(HIDDEN).write(trained.parent / "random.gguf", VOCAB)
     shares = [
-        answer(tiny_model, f"eagle({quoted(str(control))}, n=3)", GREEDY, 25, text[:3]).stats.acceptance_rate
+        answer(
+            tiny_model, f"eagle({quoted(str(control))}, n=3)", GREEDY, 25, text[:3]
+        ).stats.acceptance_rate
         for text in greedy_texts[:4]
     ]
     assert np.mean(shares) < 0.1
 
 
-@pytest.mark.parametrize("options", ["depth=4, topk=2, nodes=6", "n=4", "tree=2x2x1, sampling=without"])
+@pytest.mark.parametrize(
+    "options", ["depth=4, topk=2, nodes=6", "n=4", "tree=2x2x1, sampling=without"]
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_cache_is_true_after_any_rounds(tiny_model: Path, trained: Path, options: str, temperature: float) -> None:
-    """What the head predicts after many accepted and rejected rounds equals a fresh evaluation of all real pairs."""
+def test_the_cache_is_true_after_any_rounds(
+    tiny_model: Path, trained: Path, options: str, temperature: float
+) -> None:
+    """What the head predicts after many accepted and rejected rounds equals a fresh evaluation of
+    all real pairs."""
     from support.tiny_eagle import read_eagle
 
     reference = read_eagle(trained)
@@ -271,14 +315,19 @@ def test_the_cache_is_true_after_any_rounds(tiny_model: Path, trained: Path, opt
     with Runtime(tiny_model, drafter=f"eagle({quoted(str(trained))}, {options})", **F32) as runtime:
         drafter = runtime.session.drafter
         assert isinstance(drafter, EagleDrafter)
-        first = runtime.generate(PROMPT_IDS, SamplingParams(temperature=temperature, seed=1), max_tokens=30)
-        # A second answer that shares some tokens with the first, and a third that shares all but the last.
+        first = runtime.generate(
+            PROMPT_IDS, SamplingParams(temperature=temperature, seed=1), max_tokens=30
+        )
+        # A second answer that shares some tokens with the first, and a third that shares all but
+        # the last.
         for prompt in (
             [*PROMPT_IDS, *first.token_ids[:11], 3, 4],
             [*PROMPT_IDS, *first.token_ids[:11], 3, 4, 9],
             [3, 4, 9],
         ):
-            result = runtime.generate(prompt, SamplingParams(temperature=temperature, seed=2), max_tokens=20)
+            result = runtime.generate(
+                prompt, SamplingParams(temperature=temperature, seed=2), max_tokens=20
+            )
             text = [*prompt, *result.token_ids]
             row = drafter._state.root(text)
             if row is None:  # the answer ended with an end token: nothing follows it
@@ -288,12 +337,22 @@ def test_the_cache_is_true_after_any_rounds(tiny_model: Path, trained: Path, opt
             assert base == 0  # no pair was given up where the cache had all but the new tokens
             states = final_states(tiny_model, text, F32)[base:-1]
             n = len(states)
-            wanted = reference.states(embedding[text[base + 1 :]], states, range(base, base + n), np.tri(n, dtype=bool))
+            wanted = reference.states(
+                embedding[text[base + 1 :]], states, range(base, base + n), np.tri(n, dtype=bool)
+            )
             np.testing.assert_allclose(row.states[0], wanted[-1], rtol=1e-3, atol=1e-4)
-            shifted = reference.states(embedding[text[base + 1 :]], states, range(n, 2 * n), np.tri(n, dtype=bool))
-            assert n < 5 or np.allclose(shifted[-1], wanted[-1], atol=1e-6)  # rotary positions are relative
-            wrong = reference.states(embedding[text[base:-1]], states, range(n), np.tri(n, dtype=bool))
-            assert np.abs(row.states[0] - wrong[-1]).max() > 0.01  # the control: pairs shifted by one
+            shifted = reference.states(
+                embedding[text[base + 1 :]], states, range(n, 2 * n), np.tri(n, dtype=bool)
+            )
+            assert n < 5 or np.allclose(
+                shifted[-1], wanted[-1], atol=1e-6
+            )  # rotary positions are relative
+            wrong = reference.states(
+                embedding[text[base:-1]], states, range(n), np.tri(n, dtype=bool)
+            )
+            assert (
+                np.abs(row.states[0] - wrong[-1]).max() > 0.01
+            )  # the control: pairs shifted by one
 
 
 @pytest.mark.parametrize(
@@ -305,6 +364,8 @@ def test_the_cache_is_true_after_any_rounds(tiny_model: Path, trained: Path, opt
         ("guesses=3", "guesses"),
     ],
 )
-def test_shapes_that_cannot_be_are_refused(tiny_model: Path, trained: Path, options: str, problem: str) -> None:
+def test_shapes_that_cannot_be_are_refused(
+    tiny_model: Path, trained: Path, options: str, problem: str
+) -> None:
     with pytest.raises(OptionError, match=problem):
         Runtime(tiny_model, drafter=f"eagle({quoted(str(trained))}, {options})", **F32)

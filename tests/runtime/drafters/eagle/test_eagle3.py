@@ -1,4 +1,5 @@
-"""EAGLE-3 as a drafter: plain decoding's text, a cache that stays true, drafts better than chance once trained."""
+"""EAGLE-3 as a drafter: plain decoding's text, a cache that stays true, drafts better than chance
+once trained."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ GREEDY = SamplingParams(temperature=0.0)
 def matrices(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     from gguf import GGUFReader
 
-    tensors = {tensor.name: torch.tensor(np.array(tensor.data)) for tensor in GGUFReader(path).tensors}
+    tensors = {
+        tensor.name: torch.tensor(np.array(tensor.data)) for tensor in GGUFReader(path).tensors
+    }
     return tensors["token_embd.weight"], tensors["output.weight"]
 
 
@@ -43,7 +46,12 @@ def features(path: Path, text: list[int]) -> np.ndarray:
         batch = Batch(context.n_batch, 1)
         batch.fill_chain(text, 0, [0], 0)
         rows = context.decode(batch)
-        return np.stack([np.concatenate([rows.layer_input(i, layer) for layer in TAPS]) for i in range(len(text))])
+        return np.stack(
+            [
+                np.concatenate([rows.layer_input(i, layer) for layer in TAPS])
+                for i in range(len(text))
+            ]
+        )
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +61,8 @@ def greedy_texts(tiny_deep_model: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def head(tiny_deep_model: Path, greedy_texts: list[list[int]]) -> TinyEagle3:
-    """A head trained for some seconds on greedy texts with two steps of training-time test, as in the paper."""
+    """A head trained for some seconds on greedy texts with two steps of training-time test, as in
+    the paper."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     embedding, _ = matrices(tiny_deep_model)
@@ -69,7 +78,9 @@ def head(tiny_deep_model: Path, greedy_texts: list[list[int]]) -> TinyEagle3:
     for text in greedy_texts:
         n = len(text) - 2
         wanted = torch.tensor([known.get(token, -100) for token in [*text[2:], -1]])
-        data.append((n, torch.tensor(features(tiny_deep_model, text))[: n + 1], embedding[text[1:]], wanted))
+        data.append(
+            (n, torch.tensor(features(tiny_deep_model, text))[: n + 1], embedding[text[1:]], wanted)
+        )
     for _ in range(40):
         loss = torch.zeros(())
         for n, taps, tokens, wanted in data:
@@ -98,17 +109,29 @@ def cross_entropy(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def trained(head: TinyEagle3, tiny_deep_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(
+    head: TinyEagle3, tiny_deep_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     return head.write(tmp_path_factory.mktemp("eagle3") / "trained.gguf", tiny_deep_model)
 
 
-def answer(path: Path, drafter: str, params: SamplingParams, length: int = 40, prompt: Sequence[int] = PROMPT_IDS):
+def answer(
+    path: Path,
+    drafter: str,
+    params: SamplingParams,
+    length: int = 40,
+    prompt: Sequence[int] = PROMPT_IDS,
+):
     with Runtime(path, drafter=drafter, **F32) as runtime:
         return runtime.generate(list(prompt), params, max_tokens=length)
 
 
-@pytest.mark.parametrize("options", ["depth=4, topk=2, nodes=6", "n=3", "tree=2x2x1", "depth=3, topk=4, nodes=9"])
-def test_the_text_is_plain_decodings_own(tiny_deep_model: Path, trained: Path, options: str) -> None:
+@pytest.mark.parametrize(
+    "options", ["depth=4, topk=2, nodes=6", "n=3", "tree=2x2x1", "depth=3, topk=4, nodes=9"]
+)
+def test_the_text_is_plain_decodings_own(
+    tiny_deep_model: Path, trained: Path, options: str
+) -> None:
     with (
         Runtime(tiny_deep_model, **F32) as plain,
         Runtime(tiny_deep_model, f"eagle3({quoted(str(trained))}, {options})", **F32) as drafts,
@@ -123,26 +146,37 @@ def test_the_text_is_plain_decodings_own(tiny_deep_model: Path, trained: Path, o
 def test_a_trained_head_drafts_far_better_than_chance(
     tiny_deep_model: Path, trained: Path, greedy_texts: list[list[int]]
 ) -> None:
-    """On texts it was trained on; by chance one draft token in 64 is right. A random head is the control."""
+    """On texts it was trained on; by chance one draft token in 64 is right. A random head is the
+    control."""
 
     def acceptance(path: Path) -> float:
         shares = [
-            answer(tiny_deep_model, f"eagle3({quoted(str(path))}, n=3)", GREEDY, 25, text[:3]).stats.acceptance_rate
+            answer(
+                tiny_deep_model, f"eagle3({quoted(str(path))}, n=3)", GREEDY, 25, text[:3]
+            ).stats.acceptance_rate
             for text in greedy_texts[:4]
         ]
         return float(np.mean(shares))
 
     assert acceptance(trained) > 0.3
-    assert acceptance(random_eagle3(HIDDEN, VOCAB).write(trained.parent / "random.gguf", tiny_deep_model)) < 0.1
+    assert (
+        acceptance(
+            random_eagle3(HIDDEN, VOCAB).write(trained.parent / "random.gguf", tiny_deep_model)
+        )
+        < 0.1
+    )
 
 
 @pytest.mark.parametrize("sampling", ["with", "without"])
 def test_sampled_trees_draw_tokens_of_the_draft_vocabulary_only(
     tiny_deep_model: Path, trained: Path, head: TinyEagle3, sampling: str
 ) -> None:
-    """Their laws are the head's own over the target's tokens, so acceptance is exact; and some are accepted."""
+    """Their laws are the head's own over the target's tokens, so acceptance is exact; and some are
+    accepted."""
     with Runtime(
-        tiny_deep_model, drafter=f"eagle3({quoted(str(trained))}, tree=3x2, sampling={sampling})", **F32
+        tiny_deep_model,
+        drafter=f"eagle3({quoted(str(trained))}, tree=3x2, sampling={sampling})",
+        **F32,
     ) as runtime:
         drafter, laws = runtime.session.drafter, []
         propose = drafter.propose
@@ -164,36 +198,54 @@ def test_sampled_trees_draw_tokens_of_the_draft_vocabulary_only(
         assert abs(float(law.probs.sum()) - 1.0) < 1e-9
 
 
-@pytest.mark.parametrize("options", ["depth=4, topk=2, nodes=6", "n=4", "tree=2x2x1, sampling=without"])
+@pytest.mark.parametrize(
+    "options", ["depth=4, topk=2, nodes=6", "n=4", "tree=2x2x1, sampling=without"]
+)
 @pytest.mark.parametrize(("temperature", "n_batch"), [(0.0, 512), (1.0, 16)])
 def test_the_cache_is_true_after_any_rounds(
-    tiny_deep_model: Path, trained: Path, head: TinyEagle3, options: str, temperature: float, n_batch: int
+    tiny_deep_model: Path,
+    trained: Path,
+    head: TinyEagle3,
+    options: str,
+    temperature: float,
+    n_batch: int,
 ) -> None:
-    """After many accepted and rejected rounds, and prompts in pieces, it predicts what a fresh evaluation does."""
+    """After many accepted and rejected rounds, and prompts in pieces, it predicts what a fresh
+    evaluation does."""
     embedding, _ = matrices(tiny_deep_model)
     w = head.tensors()
     drafter_text = f"eagle3({quoted(str(trained))}, {options})"
-    with Runtime(tiny_deep_model, drafter=drafter_text, **F32, n_batch=n_batch, n_ubatch=8) as runtime:
+    with Runtime(
+        tiny_deep_model, drafter=drafter_text, **F32, n_batch=n_batch, n_ubatch=8
+    ) as runtime:
         drafter = runtime.session.drafter
         assert isinstance(drafter, EagleDrafter)
-        first = runtime.generate(PROMPT_IDS, SamplingParams(temperature=temperature, seed=1), max_tokens=30)
+        first = runtime.generate(
+            PROMPT_IDS, SamplingParams(temperature=temperature, seed=1), max_tokens=30
+        )
         long = [*PROMPT_IDS, *first.token_ids[:11], 3, 4]
         for prompt in (long, [*long, 9], [3, 4, 9], [*range(5, 60)]):
-            result = runtime.generate(prompt, SamplingParams(temperature=temperature, seed=2), max_tokens=20)
+            result = runtime.generate(
+                prompt, SamplingParams(temperature=temperature, seed=2), max_tokens=20
+            )
             text = [*prompt, *result.token_ids]
             row = drafter._state.root(text)
             if row is None:  # the answer ended with an end token: nothing follows it
                 assert result.finish_reason == "stop"
                 continue
             base = drafter._state.base
-            states = head.fused(w, torch.tensor(features(tiny_deep_model, text)[base:-1], dtype=torch.float64))
+            states = head.fused(
+                w, torch.tensor(features(tiny_deep_model, text)[base:-1], dtype=torch.float64)
+            )
             n = len(states)
             embedded = embedding[text[base + 1 :]].to(torch.float64)
             seen = np.tri(n, dtype=bool)
             wanted = head.predicted(w, embedded, states, range(base, base + n), seen)[0].numpy()[-1]
             np.testing.assert_allclose(row.states[0], wanted, rtol=1e-3, atol=1e-3)
             # The control: pairs shifted by one.
-            wrong = head.predicted(w, embedding[text[base:-1]].to(torch.float64), states, range(n), seen)[0].numpy()[-1]
+            wrong = head.predicted(
+                w, embedding[text[base:-1]].to(torch.float64), states, range(n), seen
+            )[0].numpy()[-1]
             assert np.abs(row.states[0] - wrong).max() > 0.01
 
 
@@ -206,7 +258,9 @@ def test_the_cache_is_true_after_any_rounds(
         "auto({0}, prompt-lookup, none)",
     ],
 )
-def test_combinators_let_the_head_see_layer_inputs(tiny_deep_model: Path, trained: Path, expression: str) -> None:
+def test_combinators_let_the_head_see_layer_inputs(
+    tiny_deep_model: Path, trained: Path, expression: str
+) -> None:
     drafter = expression.format(f"eagle3({quoted(str(trained))}, n=3)")
     with Runtime(tiny_deep_model, drafter=drafter, **F32) as runtime:
         assert runtime.session.drafter.layer_inputs == TAPS
@@ -218,15 +272,20 @@ def test_a_cascade_refuses_it_as_an_inner_drafter(tiny_deep_model: Path, trained
     with pytest.raises(OptionError, match="would draft for the draft model"):
         Runtime(
             tiny_deep_model,
-            drafter=f"cascade(draft({quoted(str(tiny_deep_model))}), eagle3({quoted(str(trained))}))",
+            drafter=(
+                f"cascade(draft({quoted(str(tiny_deep_model))}), eagle3({quoted(str(trained))}))"
+            ),
             **F32,
         )
 
 
 def test_hybrid_targets_take_chains(tmp_path: Path) -> None:
-    """A head of three of its layers' inputs drafts a chain, and what is rejected is rolled back; a tree is refused."""
+    """A head of three of its layers' inputs drafts a chain, and what is rejected is rolled back; a
+    tree is refused."""
     target = write_tiny_qwen35(tmp_path / "qwen35.gguf")
-    file = random_eagle3(64, VOCAB, Variant(changes={"taps": (1, 2, 3)})).write(tmp_path / "head.gguf", target)
+    file = random_eagle3(64, VOCAB, Variant(changes={"taps": (1, 2, 3)})).write(
+        tmp_path / "head.gguf", target
+    )
     drafted = answer(target, f"eagle3({quoted(str(file))}, n=3)", GREEDY, 20)
     assert drafted.token_ids == answer(target, "none", GREEDY, 20).token_ids
     assert drafted.stats.drafted > drafted.stats.accepted
@@ -234,7 +293,9 @@ def test_hybrid_targets_take_chains(tmp_path: Path) -> None:
         Runtime(target, drafter=f"eagle3({quoted(str(file))}, tree=2x2)", **F32)
 
 
-def test_a_target_without_layer_inputs_is_refused(tiny_deep_model: Path, head: TinyEagle3, tmp_path: Path) -> None:
+def test_a_target_without_layer_inputs_is_refused(
+    tiny_deep_model: Path, head: TinyEagle3, tmp_path: Path
+) -> None:
     path = as_architecture(tiny_deep_model, tmp_path / "other.gguf", "xverse")
     file = head.write(tmp_path / "head.gguf", path)
     with pytest.raises(UnsupportedModelError, match="layer inputs of xverse models"):
@@ -244,8 +305,14 @@ def test_a_target_without_layer_inputs_is_refused(tiny_deep_model: Path, head: T
 
 @pytest.mark.parametrize(
     ("options", "problem"),
-    [("n=0", "n is 0"), ("depth=3, topk=2, nodes=4, sampling=with", "biases the text"), ("guesses=3", "guesses")],
+    [
+        ("n=0", "n is 0"),
+        ("depth=3, topk=2, nodes=4, sampling=with", "biases the text"),
+        ("guesses=3", "guesses"),
+    ],
 )
-def test_shapes_that_cannot_be_are_refused(tiny_deep_model: Path, trained: Path, options: str, problem: str) -> None:
+def test_shapes_that_cannot_be_are_refused(
+    tiny_deep_model: Path, trained: Path, options: str, problem: str
+) -> None:
     with pytest.raises(OptionError, match=problem):
         Runtime(tiny_deep_model, drafter=f"eagle3({quoted(str(trained))}, {options})", **F32)

@@ -1,4 +1,5 @@
-"""EAGLE-3's head on ggml equals a torch reference: real and drafted pairs, in batches, in trees, quantized."""
+"""EAGLE-3's head on ggml equals a torch reference: real and drafted pairs, in batches, in trees,
+quantized."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from support.renamed_models import as_architecture
 from support.tiny_eagle3 import LLAMA3, TinyEagle3, Variant, random_eagle3
 from support.tiny_models import CHAT
 
-from specrun.bindings.errors import MalformedFileError, OptionError, PairError, SpecrunError, UnsupportedModelError
+from specrun.bindings.errors import (
+    MalformedFileError,
+    OptionError,
+    PairError,
+    SpecrunError,
+    UnsupportedModelError,
+)
 from specrun.bindings.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.drafters.eagle import Eagle3Head, EagleRows, PairCells, check_head, is_head
@@ -67,7 +74,8 @@ def features_of(head: TinyEagle3) -> np.ndarray:
 
 
 def expected(head: TinyEagle3, path: Path, sees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """States and log-probabilities over the target's tokens, of real pairs and of those drafted below them."""
+    """States and log-probabilities over the target's tokens, of real pairs and of those drafted
+    below them."""
     embedding, output = (torch.tensor(matrix, dtype=torch.float64) for matrix in matrices(path))
     w = head.tensors()
     embedded = w.get("embed_tokens.weight", embedding)[TOKENS]
@@ -83,7 +91,9 @@ def expected(head: TinyEagle3, path: Path, sees: np.ndarray) -> tuple[np.ndarray
     return fed_back.numpy(), log_probs.numpy()
 
 
-def evaluated(pairs: PairCells, features: np.ndarray, pieces: list[slice], cells: list[int]) -> EagleRows:
+def evaluated(
+    pairs: PairCells, features: np.ndarray, pieces: list[slice], cells: list[int]
+) -> EagleRows:
     """All rows in order; real pairs get the features, drafted ones what their parents fed back."""
     sees, found, logits = ancestors(), [], []
     states = np.zeros((6, HIDDEN), np.float32)
@@ -123,14 +133,21 @@ IN_ORDER, SCATTERED = [0, 1, 2, 3, 4, 5], [5, 0, 300, 2, 7, 3]
     ],
 )
 def test_predictions_are_the_references(
-    target: Model, tiny_deep_model: Path, tmp_path: Path, variant: str, bounds: tuple[int, ...], cells: list[int]
+    target: Model,
+    tiny_deep_model: Path,
+    tmp_path: Path,
+    variant: str,
+    bounds: tuple[int, ...],
+    cells: list[int],
 ) -> None:
     reference = random_eagle3(HIDDEN, VOCAB, VARIANTS[variant])
     path = reference.write(tmp_path / "e.gguf", tiny_deep_model)
     head = Eagle3Head(path, target, ranks=VOCAB, whole_rows=True, n_threads=1)
     pairs = head.cells(400)
     assert head.taps == (1, 3, 5)
-    rows = evaluated(pairs, features_of(reference), [slice(a, b) for a, b in itertools.pairwise(bounds)], cells)
+    rows = evaluated(
+        pairs, features_of(reference), [slice(a, b) for a, b in itertools.pairwise(bounds)], cells
+    )
     states, log_probs = expected(reference, tiny_deep_model, ancestors())
     np.testing.assert_allclose(rows.states, states, rtol=1e-4, atol=1e-4)
     ranked = np.take_along_axis(log_probs, rows.tokens.astype(np.intp), 1)
@@ -176,11 +193,14 @@ def other(name: str) -> TinyEagle3:
 
 @pytest.mark.parametrize(
     "mistake",
-    ["norms exchanged", "embedding after the state", "normed residual", "no rope scaling", "taps in another order",
+    ["norms exchanged", "embedding after the state", "normed residual", "no rope scaling",
+    "taps in another order",
      "normed state fed back"],
 )  # fmt: skip
 def test_mistakes_would_be_seen(tiny_deep_model: Path, mistake: str) -> None:
-    right = expected(random_eagle3(HIDDEN, VOCAB, VARIANTS["llama3 rope"]), tiny_deep_model, ancestors())[0]
+    right = expected(
+        random_eagle3(HIDDEN, VOCAB, VARIANTS["llama3 rope"]), tiny_deep_model, ancestors()
+    )[0]
     wrong = expected(other(mistake), tiny_deep_model, ancestors())[0]
     assert np.abs(right - wrong)[-1].max() > 1e-3
 
@@ -193,7 +213,9 @@ def test_quantized_heads_stay_near(
     path = reference.write(tmp_path / "e.gguf", tiny_deep_model, quantization=quantization)
     head = Eagle3Head(path, target, ranks=3, n_threads=1)
     pairs = head.cells(16)
-    rows = evaluated(pairs, features_of(reference), [slice(0, 3), slice(3, 5), slice(5, 6)], [0, 1, 2, 3, 4, 5])
+    rows = evaluated(
+        pairs, features_of(reference), [slice(0, 3), slice(3, 5), slice(5, 6)], [0, 1, 2, 3, 4, 5]
+    )
     states, _ = expected(reference, tiny_deep_model, ancestors())
     assert rows.logits is None
     assert rows.tokens.shape == (6, 3)
@@ -203,7 +225,8 @@ def test_quantized_heads_stay_near(
 
 
 def test_a_narrower_target_may_have_a_wider_head(tmp_path: Path, tiny_folder: Path) -> None:
-    """As for Llama 3.3 70B: the head's states are of another size, and it has embeddings of its own."""
+    """As for Llama 3.3 70B: the head's states are of another size, and it has embeddings of its
+    own."""
     path = tiny_folder / "narrow.gguf"
     if not path.exists():
         write_random_llama(path, RandomLlama(**{**CHAT, "layers": LAYERS, "width": 16}))
@@ -212,17 +235,30 @@ def test_a_narrower_target_may_have_a_wider_head(tmp_path: Path, tiny_folder: Pa
         file = reference.write(tmp_path / "e.gguf", path)
         head = Eagle3Head(file, target, ranks=3, n_threads=1)
         pairs = head.cells(16)
-        rows = evaluated(pairs, features_of(reference), [slice(0, 3), slice(3, 5), slice(5, 6)], [0, 1, 2, 3, 4, 5])
-        np.testing.assert_allclose(rows.states, expected(reference, path, ancestors())[0], rtol=1e-4, atol=1e-4)
+        rows = evaluated(
+            pairs,
+            features_of(reference),
+            [slice(0, 3), slice(3, 5), slice(5, 6)],
+            [0, 1, 2, 3, 4, 5],
+        )
+        np.testing.assert_allclose(
+            rows.states, expected(reference, path, ancestors())[0], rtol=1e-4, atol=1e-4
+        )
         pairs.close()
         head.close()
-        borrowing = random_eagle3(HIDDEN, VOCAB, Variant(target_hidden=16)).write(tmp_path / "b.gguf", path)
-        with pytest.raises(PairError, match=r"no token_embd\.weight, and the target's is for states of 16 numbers"):
+        borrowing = random_eagle3(HIDDEN, VOCAB, Variant(target_hidden=16)).write(
+            tmp_path / "b.gguf", path
+        )
+        with pytest.raises(
+            PairError, match=r"no token_embd\.weight, and the target's is for states of 16 numbers"
+        ):
             Eagle3Head(borrowing, target, ranks=3, n_threads=1)
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB])
-def test_tokens_outside_the_vocabulary_are_refused(target: Model, tiny_deep_model: Path, tmp_path: Path, token: int) -> None:
+def test_tokens_outside_the_vocabulary_are_refused(
+    target: Model, tiny_deep_model: Path, tmp_path: Path, token: int
+) -> None:
     path = random_eagle3(HIDDEN, VOCAB).write(tmp_path / "e.gguf", tiny_deep_model)
     head = Eagle3Head(path, target, ranks=3, n_threads=1)
     pairs = head.cells(16)
@@ -239,7 +275,11 @@ FAULTS: list[tuple[dict[str, Any], type[SpecrunError], str]] = [
     ({"target_hidden_size": 64}, PairError, "states of 64 numbers, and the target's have 32"),
     ({"attention.head_count": 3}, MalformedFileError, "3 heads and 2 key-value heads"),
     ({"feed_forward_length": 65}, MalformedFileError, r"ffn_gate.weight of shape \[32, 64\]"),
-    ({"without": "blk.0.attn_norm_2.weight"}, MalformedFileError, "no tensor blk.0.attn_norm_2.weight"),
+    (
+        {"without": "blk.0.attn_norm_2.weight"},
+        MalformedFileError,
+        "no tensor blk.0.attn_norm_2.weight",
+    ),
     ({"without": "d2t"}, MalformedFileError, "predicts 48 tokens of the target's 320"),
     ({"without": "fc.weight"}, MalformedFileError, "no tensor fc.weight"),
     ({"taps": (1, 3, 6)}, PairError, "input of layer 6, and the target has 6 layers"),
@@ -271,23 +311,33 @@ def test_heads_that_do_not_fit_are_refused(
             check_head(path, target)
 
 
-def test_a_head_that_fits_passes_the_check(target: Model, tiny_deep_model: Path, tmp_path: Path) -> None:
+def test_a_head_that_fits_passes_the_check(
+    target: Model, tiny_deep_model: Path, tmp_path: Path
+) -> None:
     for name in ("SafeAILab", "all tokens"):
-        path = random_eagle3(HIDDEN, VOCAB, VARIANTS[name]).write(tmp_path / f"{name}.gguf", tiny_deep_model)
+        path = random_eagle3(HIDDEN, VOCAB, VARIANTS[name]).write(
+            tmp_path / f"{name}.gguf", tiny_deep_model
+        )
         assert is_head(path)
         check_head(path, target)
     assert not is_head(tiny_deep_model)
 
 
-def test_heads_for_other_vocabularies_are_refused(target: Model, tiny_folder: Path, tmp_path: Path) -> None:
+def test_heads_for_other_vocabularies_are_refused(
+    target: Model, tiny_folder: Path, tmp_path: Path
+) -> None:
     for name, spec in {
         "fewer": RandomLlama(vocab_size=300),
-        "other": RandomLlama(vocab_size=320, controls=tuple(f"<|{i}|>" for i in range(200)), eos="<|0|>"),
+        "other": RandomLlama(
+            vocab_size=320, controls=tuple(f"<|{i}|>" for i in range(200)), eos="<|0|>"
+        ),
     }.items():
         source = tmp_path / f"{name}.gguf"
         write_random_llama(source, spec)
         path = random_eagle3(HIDDEN, VOCAB).write(tmp_path / f"{name} head.gguf", source)
-        with pytest.raises(PairError, match=r"300 tokens|of its tokens are others, the first one token"):
+        with pytest.raises(
+            PairError, match=r"300 tokens|of its tokens are others, the first one token"
+        ):
             Eagle3Head(path, target, ranks=3, n_threads=1)
 
 

@@ -1,4 +1,5 @@
-"""EAGLE-3's head beside llama.cpp's own graphs for the same file: the same states and the same logits."""
+"""EAGLE-3's head beside llama.cpp's own graphs for the same file: the same states and the same
+logits."""
 
 from __future__ import annotations
 
@@ -47,12 +48,17 @@ def taps_of(context: Context) -> np.ndarray:
     batch = Batch(len(TEXT), 1)
     batch.fill_chain(TEXT, 0, [0], 1)
     rows = context.decode(batch)
-    return np.stack([np.concatenate([rows.layer_input(i, layer) for layer in TAPS]) for i in range(len(TEXT))])
+    return np.stack(
+        [np.concatenate([rows.layer_input(i, layer) for layer in TAPS]) for i in range(len(TEXT))]
+    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-def test_a_round_is_llama_cpps_own(context: Context, tiny_deep_model: Path, tmp_path: Path, variant: Variant) -> None:
-    """Seven real pairs and two drafted ones; then the drafts are taken back, and other ones made."""
+def test_a_round_is_llama_cpps_own(
+    context: Context, tiny_deep_model: Path, tmp_path: Path, variant: Variant
+) -> None:
+    """Seven real pairs and two drafted ones; then the drafts are taken back, and other ones
+    made."""
     path = random_eagle3(HIDDEN, VOCAB, variant).write(tmp_path / "e.gguf", tiny_deep_model)
     features = taps_of(context)
     theirs = LlamaEagle3(path, context)
@@ -62,7 +68,11 @@ def test_a_round_is_llama_cpps_own(context: Context, tiny_deep_model: Path, tmp_
     sees = np.tri(n + 2, dtype=bool)
     states, logits = theirs.decode(TEXT[1:], theirs.encode(features)[:n], 0)
     rows = cells.evaluate_features(
-        TEXT[1:], features[:n], np.arange(n, dtype=np.int32), np.arange(n, dtype=np.int64), sees[:n, :n]
+        TEXT[1:],
+        features[:n],
+        np.arange(n, dtype=np.int32),
+        np.arange(n, dtype=np.int64),
+        sees[:n, :n],
     )
     compare(rows, states, logits)
     for drafted in ([20, 21], [30, 31]):
@@ -70,7 +80,11 @@ def test_a_round_is_llama_cpps_own(context: Context, tiny_deep_model: Path, tmp_
         for depth, token in enumerate(drafted):
             at = n + depth
             found = cells.evaluate(
-                [token], state, np.array([at], np.int32), np.array([at]), sees[at : at + 1, : at + 1]
+                [token],
+                state,
+                np.array([at], np.int32),
+                np.array([at]),
+                sees[at : at + 1, : at + 1],
             )
             row, logits = theirs.decode([token], row, at)
             compare(found, row, logits)
@@ -89,8 +103,12 @@ def compare(rows, states: np.ndarray, logits: np.ndarray) -> None:
     assert (rows.tokens[:, 0] == logits.argmax(1)).all()
 
 
-def test_files_with_more_norms_than_llama_cpp_knows_are_refused_there(tiny_deep_model: Path, tmp_path: Path) -> None:
+def test_files_with_more_norms_than_llama_cpp_knows_are_refused_there(
+    tiny_deep_model: Path, tmp_path: Path
+) -> None:
     """So that nobody drafts with half a head: EAGLE-3.1's norms of single layers are ours."""
-    path = random_eagle3(HIDDEN, VOCAB, Variant(fc_norm=True)).write(tmp_path / "e.gguf", tiny_deep_model)
+    path = random_eagle3(HIDDEN, VOCAB, Variant(fc_norm=True)).write(
+        tmp_path / "e.gguf", tiny_deep_model
+    )
     with pytest.raises(ModelLoadError, match="wrong number of tensors"):
         Model(path)

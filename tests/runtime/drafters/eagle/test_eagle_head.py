@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from support.tiny_eagle import TinyEagle, random_eagle
 
-from specrun.bindings.errors import MalformedFileError, OptionError, PairError, SpecrunError, UnsupportedModelError
+from specrun.bindings.errors import (
+    MalformedFileError,
+    OptionError,
+    PairError,
+    SpecrunError,
+    UnsupportedModelError,
+)
 from specrun.bindings.model import Model
 from specrun.runtime.drafters.eagle import EagleHead, EagleRows, PairCells
 
@@ -42,7 +48,10 @@ def target(tiny_model: Path):
 def matrices(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from gguf import GGUFReader, quants
 
-    tensors = {tensor.name: quants.dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(path).tensors}
+    tensors = {
+        tensor.name: quants.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in GGUFReader(path).tensors
+    }
     return tensors["token_embd.weight"], tensors.get("output.weight", tensors["token_embd.weight"])
 
 
@@ -53,7 +62,9 @@ def expected(head: TinyEagle, path: Path, sees: np.ndarray) -> tuple[np.ndarray,
     return states, logits - np.log(np.exp(logits).sum(1, keepdims=True))
 
 
-def evaluated(pairs: PairCells, pieces: list[slice], cells: list[int], sees: np.ndarray) -> list[EagleRows]:
+def evaluated(
+    pairs: PairCells, pieces: list[slice], cells: list[int], sees: np.ndarray
+) -> list[EagleRows]:
     found = []
     for piece in pieces:
         by_cell = np.zeros((len(TOKENS[piece]), max(cells) + 1), bool)
@@ -61,7 +72,9 @@ def evaluated(pairs: PairCells, pieces: list[slice], cells: list[int], sees: np.
             by_cell[row, [cells[above] for above in range(6) if sees[node, above]]] = True
         places = np.array(POSITIONS[piece], np.int32), np.array(cells[piece], np.int64), by_cell
         rows = pairs.evaluate(TOKENS[piece], STATES[piece], *places)
-        found.append(dataclasses.replace(rows, logits=None if rows.logits is None else rows.logits.copy()))
+        found.append(
+            dataclasses.replace(rows, logits=None if rows.logits is None else rows.logits.copy())
+        )
     return found
 
 
@@ -86,14 +99,20 @@ def test_predictions_are_the_references(
     sees = ancestors()
     rows = evaluated(pairs, [slice(a, b) for a, b in itertools.pairwise(bounds)], cells, sees)
     states, log_probs = expected(reference, tiny_model, sees)
-    np.testing.assert_allclose(np.concatenate([row.states for row in rows]), states, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        np.concatenate([row.states for row in rows]), states, rtol=1e-4, atol=1e-4
+    )
     tokens = np.concatenate([row.tokens for row in rows])
     found = np.concatenate([row.log_probs for row in rows])
-    np.testing.assert_allclose(found, np.take_along_axis(log_probs, tokens.astype(np.intp), 1), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        found, np.take_along_axis(log_probs, tokens.astype(np.intp), 1), rtol=1e-4, atol=1e-4
+    )
     assert (np.diff(found, axis=1) <= 0).all()
     logits = np.concatenate([row.logits for row in rows if row.logits is not None])
     np.testing.assert_allclose(
-        logits - logits.max(1, keepdims=True), log_probs - log_probs.max(1, keepdims=True), atol=2e-4
+        logits - logits.max(1, keepdims=True),
+        log_probs - log_probs.max(1, keepdims=True),
+        atol=2e-4,
     )
     pairs.close()
     pairs.close()
@@ -113,12 +132,17 @@ def test_biases_of_the_projections(target: Model, tiny_model: Path, tmp_path: Pa
     head.close()
 
 
-def test_what_a_pair_does_not_see_does_not_matter(target: Model, tiny_model: Path, tmp_path: Path) -> None:
+def test_what_a_pair_does_not_see_does_not_matter(
+    target: Model, tiny_model: Path, tmp_path: Path
+) -> None:
     """The control: a sibling in sight changes the numbers by far more than rounding."""
     reference = random_eagle(HIDDEN)
     seen = ancestors()
     seen[3, 2] = True
-    right, wrong = expected(reference, tiny_model, ancestors())[0], expected(reference, tiny_model, seen)[0]
+    right, wrong = (
+        expected(reference, tiny_model, ancestors())[0],
+        expected(reference, tiny_model, seen)[0],
+    )
     assert np.abs(right - wrong)[3].max() > 0.01
     np.testing.assert_array_equal(np.delete(right, 3, 0), np.delete(wrong, 3, 0))
 
@@ -152,7 +176,11 @@ def test_quantized_heads_stay_near(
     ],
 )
 def test_heads_that_do_not_fit_are_refused(
-    target: Model, tmp_path: Path, changes: dict[str, object], kind: type[SpecrunError], problem: str
+    target: Model,
+    tmp_path: Path,
+    changes: dict[str, object],
+    kind: type[SpecrunError],
+    problem: str,
 ) -> None:
     path = random_eagle(HIDDEN).write(tmp_path / "e.gguf", VOCAB, **changes)
     with pytest.raises(kind, match=problem):
@@ -160,7 +188,9 @@ def test_heads_that_do_not_fit_are_refused(
 
 
 def test_more_pairs_than_cells_are_refused(target: Model, tmp_path: Path) -> None:
-    head = EagleHead(random_eagle(HIDDEN).write(tmp_path / "e.gguf", VOCAB), target, ranks=3, n_threads=1)
+    head = EagleHead(
+        random_eagle(HIDDEN).write(tmp_path / "e.gguf", VOCAB), target, ranks=3, n_threads=1
+    )
     pairs = head.cells(16)
     with pytest.raises(OptionError, match="256 cells cannot hold 301"):
         evaluated(pairs, [slice(0, 6)], [300, 1, 2, 3, 4, 5], ancestors())

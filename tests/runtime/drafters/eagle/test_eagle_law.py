@@ -1,8 +1,10 @@
-"""EAGLE-1's sampled trees through the shipped loop, with a head that follows the states it is given, to 1e-12.
+"""EAGLE-1's sampled trees through the shipped loop, with a head that follows the states it is
+given, to 1e-12.
 
-The toy head's states are the texts themselves: the target's state at a position encodes the text up to it, and a
-prediction encodes that text with the pair's token. So a state that reaches the wrong node, a stale one, or a pair with
-the wrong token changes the draft law of that node, and what the drafter says it drew from is compared with it.
+The toy head's states are the texts themselves: the target's state at a position encodes the text up
+to it, and a prediction encodes that text with the pair's token. So a state that reaches the wrong
+node, a stale one, or a pair with the wrong token changes the draft law of that node, and what the
+drafter says it drew from is compared with it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,14 @@ from specrun.runtime.loop import DecodeSettings, decode_rounds
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.target import CachedText
 from specrun.runtime.tree import DraftTree, TreeBuilder
-from specrun.runtime.trees import Child, Propose, TreeSampling, parse_topology, proposal_scheme, tree_laws
+from specrun.runtime.trees import (
+    Child,
+    Propose,
+    TreeSampling,
+    parse_topology,
+    proposal_scheme,
+    tree_laws,
+)
 
 SIZE = 3
 
@@ -50,7 +59,8 @@ def decoded(state: np.ndarray) -> list[int]:
 class FollowingHead(PairChainByDepth):
     """A pair of a text and its next token predicts the longer text, and the table's law after it.
 
-    `texts` remembers what was predicted in which cell: a pair must see exactly the pairs of its own text.
+    `texts` remembers what was predicted in which cell: a pair must see exactly the pairs of its own
+    text.
     """
 
     table: LawTable
@@ -61,21 +71,32 @@ class FollowingHead(PairChainByDepth):
     taps: tuple[int, ...] = ()
 
     def evaluate(
-        self, tokens: Sequence[int], states: np.ndarray, positions: np.ndarray, cells: np.ndarray, sees: np.ndarray
+        self,
+        tokens: Sequence[int],
+        states: np.ndarray,
+        positions: np.ndarray,
+        cells: np.ndarray,
+        sees: np.ndarray,
     ) -> EagleRows:
         texts = [[*decoded(state), token] for state, token in zip(states, tokens, strict=True)]
         self.texts |= dict(zip(cells.tolist(), texts, strict=True))
         for text, position, row in zip(texts, positions.tolist(), sees, strict=True):
-            assert position == len(text) - 2  # the pair of the state at j and token j + 1 stands at j
+            assert (
+                position == len(text) - 2
+            )  # the pair of the state at j and token j + 1 stands at j
             seen = sorted((self.texts[cell] for cell in np.flatnonzero(row).tolist()), key=len)
             assert seen == [text[: len(prefix)] for prefix in seen]
-            assert [len(prefix) for prefix in seen] == list(range(len(text) - len(seen) + 1, len(text) + 1))
+            assert [len(prefix) for prefix in seen] == list(
+                range(len(text) - len(seen) + 1, len(text) + 1)
+            )
         probs = np.array([self.table(text) for text in texts])
         ranked = np.argsort(-probs, 1, kind="stable")
         with np.errstate(divide="ignore"):
             logits = np.log(probs)
         predicted = np.stack([encoded(text) for text in texts])
-        return EagleRows(predicted, ranked.astype(np.int32), np.take_along_axis(logits, ranked, 1), logits)
+        return EagleRows(
+            predicted, ranked.astype(np.int32), np.take_along_axis(logits, ranked, 1), logits
+        )
 
     evaluate_features = evaluate
 
@@ -102,14 +123,26 @@ class StatefulTarget(TableTarget):
     def evaluate(self, text: CachedText, tree: DraftTree) -> StatefulRows:
         super().evaluate(text, tree)
         prefix = list(text.tokens)
-        texts = [prefix, *([*prefix, *(tree.tokens[ancestor] for ancestor in tree.path_to(node))] for node in range(len(tree)))]
+        texts = [
+            prefix,
+            *(
+                [*prefix, *(tree.tokens[ancestor] for ancestor in tree.path_to(node))]
+                for node in range(len(tree))
+            ),
+        ]
         return StatefulRows([self._laws(text) for text in texts], texts)
 
 
 def emitted(
-    table: LawTable, drafts: LawTable, shape: str, sampling: TreeSampling, length: int, rule: AcceptanceRule
+    table: LawTable,
+    drafts: LawTable,
+    shape: str,
+    sampling: TreeSampling,
+    length: int,
+    rule: AcceptanceRule,
 ) -> dict[tuple[int, ...], float]:
-    """The exact law of an answer, the drafter keeping its pairs from round to round, the prompt's learnt first."""
+    """The exact law of an answer, the drafter keeping its pairs from round to round, the prompt's
+    learnt first."""
 
     def program(noise: BranchingNoise) -> tuple[int, ...]:
         tokens = list(PROMPT)
@@ -120,7 +153,9 @@ def emitted(
         drafter.learn_prompt(0, StatefulRows([drafts(text) for text in texts], texts), len(texts))
         limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=length)
         conversation = conversation_of(drafter, tokens, noise)
-        for _ in decode_rounds(StatefulTarget(table), conversation, DecodeSettings(rule, PLAIN, limits)):
+        for _ in decode_rounds(
+            StatefulTarget(table), conversation, DecodeSettings(rule, PLAIN, limits)
+        ):
             pass
         return tuple(conversation.tokens[len(PROMPT) :])
 
@@ -129,16 +164,28 @@ def emitted(
 
 def bias(shape: str, sampling: TreeSampling, seed: int, length: int, zeros: float = 0.2) -> float:
     table, drafts = LawTable(SIZE, seed, zeros), LawTable(SIZE, seed + 100, zeros)
-    return largest_error(emitted(table, drafts, shape, sampling, length, ExactRule()), table, length)
+    return largest_error(
+        emitted(table, drafts, shape, sampling, length, ExactRule()), table, length
+    )
 
 
 @pytest.mark.parametrize("sampling", ["with", "without", "argmax"])
 @pytest.mark.parametrize(
     ("shape", "length"),
-    [("1x1", 4), ("3", 3), ("2x1", 3), ("1x2", 3), ("0 1 00 10", 3), ("2x2", 2), ("0 1 2 00 01 10", 2)],
+    [
+        ("1x1", 4),
+        ("3", 3),
+        ("2x1", 3),
+        ("1x2", 3),
+        ("0 1 00 10", 3),
+        ("2x2", 2),
+        ("0 1 2 00 01 10", 2),
+    ],
 )
 @pytest.mark.parametrize("seed", range(2))
-def test_static_trees_give_the_targets_law(sampling: TreeSampling, shape: str, length: int, seed: int) -> None:
+def test_static_trees_give_the_targets_law(
+    sampling: TreeSampling, shape: str, length: int, seed: int
+) -> None:
     assert bias(shape, sampling, seed, length) < TOLERANCE
 
 
@@ -156,10 +203,12 @@ def test_a_head_that_equals_its_target_is_always_accepted() -> None:
     assert set(lengths) == {0}
 
 
-# -- what must not pass -----------------------------------------------------------------------------------------------
+# -- what must not pass ----------------------------------------------------------------------------
 
 
-def states_the_whole_law(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:
+def states_the_whole_law(
+    builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
+) -> list[Child]:
     """Draws without replacement, and says of every draw that it came from the whole law."""
     children: list[Child] = []
     left = law
@@ -170,24 +219,36 @@ def states_the_whole_law(builder: TreeBuilder, parent: int, law: Law, count: int
     return children
 
 
-def sorts_what_it_drew(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:
+def sorts_what_it_drew(
+    builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
+) -> list[Child]:
     """Ranks drawn tokens by their own probability, as trees of favourites are ranked."""
     tokens = sorted((noise.choose(law) for _ in range(count)), key=law.probability)
     return [(builder.add(parent, token, law), token) for token in dict.fromkeys(tokens)]
 
 
-def passes_favourites_off(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:
+def passes_favourites_off(
+    builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
+) -> list[Child]:
     """Takes the most likely tokens and says that they were drawn."""
     order = np.argsort(-law.probs, kind="stable")[:count]
-    tokens = [int(token if law.ids is None else law.ids[token]) for token in order if law.probs[token] > 0.0]
+    tokens = [
+        int(token if law.ids is None else law.ids[token])
+        for token in order
+        if law.probs[token] > 0.0
+    ]
     return [(builder.add(parent, token, law), token) for token in tokens]
 
 
-def forgets_the_law(builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource) -> list[Child]:
-    """Draws from the head's law and says that it was another's: what a state at the wrong node would do."""
+def forgets_the_law(
+    builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
+) -> list[Child]:
+    """Draws from the head's law and says that it was another's: what a state at the wrong node
+    would do."""
     other = Law(np.full(SIZE, 1 / SIZE))
     return [
-        (builder.add(parent, token, other), token) for token in dict.fromkeys(noise.choose(law) for _ in range(count))
+        (builder.add(parent, token, other), token)
+        for token in dict.fromkeys(noise.choose(law) for _ in range(count))
     ]
 
 
@@ -212,8 +273,11 @@ def swapped(rows: EagleRows) -> EagleRows:
 
 
 def test_states_that_reach_the_wrong_node_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toy head notices pairs whose state is another node's: their texts do not continue what they see."""
+    """The toy head notices pairs whose state is another node's: their texts do not continue what
+    they see."""
     shipped: Callable[..., EagleRows] = FollowingHead.evaluate
-    monkeypatch.setattr(FollowingHead, "evaluate", lambda self, *given: swapped(shipped(self, *given)))
+    monkeypatch.setattr(
+        FollowingHead, "evaluate", lambda self, *given: swapped(shipped(self, *given))
+    )
     with pytest.raises(AssertionError):
         bias("2x2x1", "argmax", 0, 4, zeros=0.0)

@@ -1,4 +1,5 @@
-"""Hydra as a drafter: exact for every shape, a true state after any rounds, drafts better than chance once trained."""
+"""Hydra as a drafter: exact for every shape, a true state after any rounds, drafts better than
+chance once trained."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ PROMPT_IDS = [5, 6, 7, 8, 9]
 GREEDY = SamplingParams(temperature=0.0)
 
 
-# -- exactness --------------------------------------------------------------------------------------------------------
+# -- exactness -------------------------------------------------------------------------------------
 
 
 class TableHeads:
@@ -55,10 +56,19 @@ class TableHeads:
         probs = np.array([self._table([*self._before, *path]) for path in paths])
         ranked = np.argsort(-probs, 1, kind="stable")
         with np.errstate(divide="ignore"):
-            return RankedTokens(ranked.astype(np.int32), np.log(np.take_along_axis(probs, ranked, 1)))
+            return RankedTokens(
+                ranked.astype(np.int32), np.log(np.take_along_axis(probs, ranked, 1))
+            )
 
     def chain(
-        self, states: np.ndarray, position: int, count: int, token: int, n: int, *, probabilities: bool = False
+        self,
+        states: np.ndarray,
+        position: int,
+        count: int,
+        token: int,
+        n: int,
+        *,
+        probabilities: bool = False,
     ) -> ChainTokens:
         return hydra_chain(self, states, position, count, token, n)
 
@@ -94,7 +104,8 @@ def test_dynamic_trees_give_the_targets_law(seed: int) -> None:
 
 
 def test_best_tokens_passed_off_as_draws_are_caught() -> None:
-    """The negative control: a head's best token with its law attached, as if it had been drawn from it."""
+    """The negative control: a head's best token with its law attached, as if it had been drawn from
+    it."""
 
     def wrong(request: DraftRequest) -> DraftTree:
         tree = hydra(LawTable(3, 100), parse_topology("1"))(request)
@@ -125,11 +136,12 @@ def test_each_path_has_best_tokens_of_its_own(shape: Topology | DynamicShape) ->
         assert all(draw.law is None for draw in draws)
 
 
-# -- the state --------------------------------------------------------------------------------------------------------
+# -- the state -------------------------------------------------------------------------------------
 
 
 class SumLayer:
-    """Heads below a layer whose output is the sum of what it sees, each state times its position: any mistake shows."""
+    """Heads below a layer whose output is the sum of what it sees, each state times its position:
+    any mistake shows."""
 
     n_cells = 40
 
@@ -143,7 +155,9 @@ class SumLayer:
     def states(self, states: np.ndarray, position: int, count: int) -> np.ndarray:
         for i, state in enumerate(states):
             self._cells[count + i] = state[0] * (position + i + 1)
-        return np.array([[self._cells[: count + i + 1].sum()] for i in range(len(states))], np.float32)
+        return np.array(
+            [[self._cells[: count + i + 1].sum()] for i in range(len(states))], np.float32
+        )
 
 
 class NoLayer:
@@ -160,31 +174,45 @@ def state_of(text: Sequence[int], position: int) -> float:
     return float(hash(tuple(text[: position + 1])) % 997)
 
 
-ROUNDS = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4), st.booleans()), min_size=1, max_size=8)
+ROUNDS = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(1, 4), st.booleans()), min_size=1, max_size=8
+)
 
 
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
 @given(ROUNDS, st.booleans(), st.integers(0, 3))
-@example([(0, 4, True), (1, 1, True)], True, 0)  # the second prompt is a beginning of the first text
+@example(
+    [(0, 4, True), (1, 1, True)], True, 0
+)  # the second prompt is a beginning of the first text
 def test_the_state_is_that_of_the_text_after_any_rounds(
     rounds: list[tuple[int, int, bool]], layered: bool, more: int
 ) -> None:
-    """Answers that share beginnings with earlier ones, whose cached part the prompt's states leave out."""
+    """Answers that share beginnings with earlier ones, whose cached part the prompt's states leave
+    out."""
     kept = HydraState(SumLayer() if layered else NoLayer())  # type: ignore[arg-type]
     text: list[int] = []
     cached: list[int] = []
     for number, (shared, new, begins) in enumerate(rounds):
         if begins or not text:
             text = [*text[: shared * 2], *range(number, number + more)] or [number]
-            common = next((i for i, (a, b) in enumerate(zip(cached, text, strict=False)) if a != b), None)
-            start = min(common if common is not None else min(len(cached), len(text)), len(text) - 1)
-            start = max(0, min(start, len(text) - 2))  # a session shows the state before the last token in any case
+            common = next(
+                (i for i, (a, b) in enumerate(zip(cached, text, strict=False)) if a != b), None
+            )
+            start = min(
+                common if common is not None else min(len(cached), len(text)), len(text) - 1
+            )
+            start = max(
+                0, min(start, len(text) - 2)
+            )  # a session shows the state before the last token in any case
             kept.begin(text)
             fresh = range(start, len(text) - 1)
             if fresh:
                 kept.learn(start, np.array([[state_of(text, i)] for i in fresh], np.float32), text)
         before = len(text)
-        text = [*text, *range(100 + number, 100 + number + new)]  # `new - 1` accepted, then the target's own
+        text = [
+            *text,
+            *range(100 + number, 100 + number + new),
+        ]  # `new - 1` accepted, then the target's own
         known = range(before - 1, len(text) - 1)
         kept.learn(before - 1, np.array([[state_of(text, i)] for i in known], np.float32), text)
         cached = text[:-1]
@@ -192,7 +220,9 @@ def test_the_state_is_that_of_the_text_after_any_rounds(
             found = kept.at_end(text)
             assert found is not None
             states = [state_of(text, i) * (i + 1) for i in range(len(text) - 1)]
-            assert found[0] == (np.float32(sum(states)) if layered else state_of(text, len(text) - 2))
+            assert found[0] == (
+                np.float32(sum(states)) if layered else state_of(text, len(text) - 2)
+            )
         assert kept.at_end([*text, 3]) is None
 
 
@@ -215,7 +245,7 @@ def test_a_gap_or_a_full_cache_costs_drafts_and_nothing_else() -> None:
     assert kept.at_end(text[:58]) is None
 
 
-# -- real targets -----------------------------------------------------------------------------------------------------
+# -- real targets ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +257,10 @@ def greedy_texts(tiny_model: Path) -> list[list[int]]:
 def matrices(tiny_model: Path) -> tuple[np.ndarray, np.ndarray]:
     from gguf import GGUFReader, quants
 
-    tensors = {tensor.name: quants.dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(tiny_model).tensors}
+    tensors = {
+        tensor.name: quants.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in GGUFReader(tiny_model).tensors
+    }
     return tensors["token_embd.weight"], tensors.get("output.weight", tensors["token_embd.weight"])
 
 
@@ -247,13 +280,21 @@ def trained(
     return fitted, path
 
 
-def answer(path: Path, drafter: str, params: SamplingParams, length: int = 40, prompt: Sequence[int] = PROMPT_IDS):
+def answer(
+    path: Path,
+    drafter: str,
+    params: SamplingParams,
+    length: int = 40,
+    prompt: Sequence[int] = PROMPT_IDS,
+):
     with Runtime(path, drafter=drafter, **F32) as runtime:
         return runtime.generate(list(prompt), params, max_tokens=length)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
-@pytest.mark.parametrize("options", ["", ", n=3", ", tree=2x2x1", ", nodes=9", ", depth=3, topk=4, nodes=9"])
+@pytest.mark.parametrize(
+    "options", ["", ", n=3", ", tree=2x2x1", ", nodes=9", ", depth=3, topk=4, nodes=9"]
+)
 def test_the_text_is_plain_decodings_own(
     tiny_model: Path, trained: tuple[TinyHydra, Path], temperature: float, options: str
 ) -> None:
@@ -266,15 +307,21 @@ def test_the_text_is_plain_decodings_own(
 def test_trained_heads_draft_far_better_than_chance(
     tiny_model: Path, trained: tuple[TinyHydra, Path], greedy_texts: list[list[int]]
 ) -> None:
-    """On texts they were trained on; by chance a token is right once in 320 times. Random heads are the control."""
+    """On texts they were trained on; by chance a token is right once in 320 times. Random heads are
+    the control."""
 
     def share(path: Path) -> float:
         drafter = f"hydra({quoted(str(path))}, n=3)"
-        found = [answer(tiny_model, drafter, GREEDY, 25, text[:3]).stats.acceptance_rate for text in greedy_texts[:4]]
+        found = [
+            answer(tiny_model, drafter, GREEDY, 25, text[:3]).stats.acceptance_rate
+            for text in greedy_texts[:4]
+        ]
         return float(np.mean(found))
 
     assert share(trained[1]) > 0.3
-    random = random_hydra(HIDDEN, VOCAB, prefix=trained[0].prefixed).write(trained[1].parent / "random.gguf", VOCAB)
+    random = random_hydra(HIDDEN, VOCAB, prefix=trained[0].prefixed).write(
+        trained[1].parent / "random.gguf", VOCAB
+    )
     assert share(random) < 0.1
 
 
@@ -287,17 +334,22 @@ def test_drafts_are_the_references_after_any_rounds(
     options: str,
     temperature: float,
 ) -> None:
-    """After accepted and rejected rounds, the state and the tokens equal a fresh evaluation of the whole text."""
+    """After accepted and rejected rounds, the state and the tokens equal a fresh evaluation of the
+    whole text."""
     fitted, path = trained
     checked = 0
     with Runtime(tiny_model, drafter=f"hydra({quoted(str(path))}, {options})", **F32) as runtime:
         drafter = runtime.session.drafter
         assert isinstance(drafter, HydraDrafter)
-        first = runtime.generate(PROMPT_IDS, SamplingParams(temperature=temperature, seed=1), max_tokens=30)
+        first = runtime.generate(
+            PROMPT_IDS, SamplingParams(temperature=temperature, seed=1), max_tokens=30
+        )
         # Answers that share some tokens with the first, all but the last, all of them, and none.
         part = [*PROMPT_IDS, *first.token_ids[:11]]
         for prompt in ([*part, 3, 4], [*part, 3, 4, 9], [*part, 3, 4, 9], part[:7], [3, 4, 9]):
-            result = runtime.generate(prompt, SamplingParams(temperature=temperature, seed=2), max_tokens=20)
+            result = runtime.generate(
+                prompt, SamplingParams(temperature=temperature, seed=2), max_tokens=20
+            )
             text = [*prompt, *result.token_ids]
             if result.finish_reason == "stop":
                 continue
@@ -310,12 +362,17 @@ def test_drafts_are_the_references_after_any_rounds(
             assert np.abs(state - expected[-2]).max() > 0.01  # the control: shifted by one
             best = drafter._heads.best_laws(state, [[text[-1]]])
             laws = log_probs(fitted, expected[-1], [[text[-1]]], *matrices)
-            np.testing.assert_allclose(best.log_probs[0], laws[0, best.tokens[0]], rtol=1e-3, atol=1e-3)
+            np.testing.assert_allclose(
+                best.log_probs[0], laws[0, best.tokens[0]], rtol=1e-3, atol=1e-3
+            )
     assert checked > 2
 
 
-def test_the_first_round_drafts_from_the_prompt(tiny_model: Path, trained: tuple[TinyHydra, Path]) -> None:
-    """The prompt's states are learnt; of a prompt that is cached whole, all but the last are known already."""
+def test_the_first_round_drafts_from_the_prompt(
+    tiny_model: Path, trained: tuple[TinyHydra, Path]
+) -> None:
+    """The prompt's states are learnt; of a prompt that is cached whole, all but the last are known
+    already."""
     with Runtime(tiny_model, drafter=f"hydra({quoted(str(trained[1]))}, n=2)", **F32) as runtime:
         first = runtime.generate(PROMPT_IDS, GREEDY, max_tokens=3)
         assert first.stats.drafted >= 2
@@ -339,7 +396,7 @@ def test_combinators_let_heads_see_hidden_states(
     assert drafted.stats.drafted > 0
 
 
-# -- shapes -----------------------------------------------------------------------------------------------------------
+# -- shapes ----------------------------------------------------------------------------------------
 
 
 def shape_of(model: Path, heads: Path, options: str = "") -> Topology | DynamicShape:
@@ -352,13 +409,17 @@ def shape_of(model: Path, heads: Path, options: str = "") -> Topology | DynamicS
 def test_static_trees_follow_measured_accuracies(tiny_model: Path, tmp_path: Path) -> None:
     """Of a CSV, or of the heads' file where they stand there, typical ones otherwise."""
     heads = random_hydra(HIDDEN, VOCAB)
-    wide = heads.write(tmp_path / "wide.gguf", VOCAB, accuracy=[0.3, 0.28, 0.27] + [0.1, 0.0, 0.0] * 2)
+    wide = heads.write(
+        tmp_path / "wide.gguf", VOCAB, accuracy=[0.3, 0.28, 0.27] + [0.1, 0.0, 0.0] * 2
+    )
     assert shape_of(tiny_model, wide, ", nodes=3") == parse_topology("3")
     deep = heads.write(tmp_path / "deep.gguf", VOCAB, accuracy=[0.9, 0.05, 0.0] * 3)
     assert shape_of(tiny_model, deep, ", nodes=3") == parse_topology("1x1x1")
     table = tmp_path / "wide.csv"
     table.write_text("head,rank,accuracy\n0,0,0.3\n0,1,0.28\n0,2,0.27\n1,0,0.1\n")
-    assert shape_of(tiny_model, deep, f", nodes=3, accuracy={quoted(str(table))}") == parse_topology("3")
+    assert shape_of(
+        tiny_model, deep, f", nodes=3, accuracy={quoted(str(table))}"
+    ) == parse_topology("3")
     plain = heads.write(tmp_path / "plain.gguf", VOCAB)
     assert shape_of(tiny_model, plain, ", nodes=5") == medusa_tree([TYPICAL_PATH_ACCURACY] * 3, 5)
     planned = shape_of(tiny_model, plain)
@@ -399,7 +460,9 @@ def test_dynamic_trees_are_no_deeper_than_the_heads_reach(tiny_model: Path, tmp_
         ("sampling=with", "sampling"),
     ],
 )
-def test_shapes_that_cannot_be_are_refused(tiny_model: Path, tmp_path: Path, options: str, problem: str) -> None:
+def test_shapes_that_cannot_be_are_refused(
+    tiny_model: Path, tmp_path: Path, options: str, problem: str
+) -> None:
     path = random_hydra(HIDDEN, VOCAB).write(tmp_path / "h.gguf", VOCAB)
     with pytest.raises(OptionError, match=problem):
         Runtime(tiny_model, drafter=f"hydra({quoted(str(path))}, {options})", **F32)
@@ -411,7 +474,13 @@ def test_wrong_accuracies_are_refused(tiny_model: Path, tmp_path: Path) -> None:
         Runtime(tiny_model, drafter=f"hydra({quoted(str(path))})", **F32)
 
 
-def test_heads_cannot_draft_for_a_draft_model(tiny_model: Path, tiny_drafter: Path, tmp_path: Path) -> None:
+def test_heads_cannot_draft_for_a_draft_model(
+    tiny_model: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
     path = random_hydra(HIDDEN, VOCAB).write(tmp_path / "h.gguf", VOCAB)
     with pytest.raises(SpecrunError, match="hidden states"):
-        Runtime(tiny_model, drafter=f"cascade(draft({quoted(str(tiny_drafter))}), hydra({quoted(str(path))}))", **F32)
+        Runtime(
+            tiny_model,
+            drafter=f"cascade(draft({quoted(str(tiny_drafter))}), hydra({quoted(str(path))}))",
+            **F32,
+        )

@@ -1,4 +1,5 @@
-"""Hydra's heads and prefix layer on ggml equal a torch reference: in batches, one by one, quantized."""
+"""Hydra's heads and prefix layer on ggml equal a torch reference: in batches, one by one,
+quantized."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specrun.bindings.errors import MalformedFileError, OptionError, PairError, SpecrunError, UnsupportedModelError
+from specrun.bindings.errors import (
+    MalformedFileError,
+    OptionError,
+    PairError,
+    SpecrunError,
+    UnsupportedModelError,
+)
 from specrun.bindings.model import Model
 from specrun.runtime.drafters.hydra import HydraHead, PrefixCells
 
@@ -39,11 +46,16 @@ def matrices(tiny_model: Path) -> tuple[np.ndarray, np.ndarray]:
     """The target's embedding and output matrices."""
     from gguf import GGUFReader, quants
 
-    tensors = {tensor.name: quants.dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(tiny_model).tensors}
+    tensors = {
+        tensor.name: quants.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in GGUFReader(tiny_model).tensors
+    }
     return tensors["token_embd.weight"], tensors.get("output.weight", tensors["token_embd.weight"])
 
 
-def opened(reference: TinyHydra, path: Path, target: Model, ranks: int = VOCAB, **changes: object) -> HydraHead:
+def opened(
+    reference: TinyHydra, path: Path, target: Model, ranks: int = VOCAB, **changes: object
+) -> HydraHead:
     reference.write(path, VOCAB, **changes)
     return HydraHead(path, target, ranks=[ranks] * reference.heads, n_threads=1)
 
@@ -57,7 +69,7 @@ def by_token(head: HydraHead, state: np.ndarray, paths: list[list[int]]) -> np.n
     return found
 
 
-# -- heads ------------------------------------------------------------------------------------------------------------
+# -- heads -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("grounded", [True, False])
@@ -81,7 +93,10 @@ def test_predictions_are_the_references(
         np.testing.assert_allclose(alone, expected, rtol=1e-4, atol=1e-4)
     many = RNG.integers(0, VOCAB, (70, 3)).tolist()  # more than the widest of the fixed sizes
     np.testing.assert_allclose(
-        by_token(head, STATE, many), log_probs(reference, STATE, many, *matrices), rtol=1e-4, atol=1e-4
+        by_token(head, STATE, many),
+        log_probs(reference, STATE, many, *matrices),
+        rtol=1e-4,
+        atol=1e-4,
     )
     assert head.native_seconds > 0.0
     head.close()
@@ -91,7 +106,8 @@ def test_predictions_are_the_references(
 def test_every_token_of_the_path_matters(
     target: Model, matrices: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
-    """The control: another token anywhere on the path, or two of them swapped, moves the law far beyond rounding."""
+    """The control: another token anywhere on the path, or two of them swapped, moves the law far
+    beyond rounding."""
     reference = random_hydra(HIDDEN, VOCAB)
     head = opened(reference, tmp_path / "h.gguf", target)
     right, *others = by_token(head, STATE, [[7, 3, 1], [8, 3, 1], [7, 4, 1], [7, 3, 2], [3, 7, 1]])
@@ -123,7 +139,11 @@ def test_fewer_ranks_are_the_best_ones(target: Model, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("quantization", "allowed"), [("F16", 0.01), ("Q8_0", 0.1), ("Q4_0", 1.0)])
 def test_quantized_heads_stay_near(
-    target: Model, matrices: tuple[np.ndarray, np.ndarray], tmp_path: Path, quantization: str, allowed: float
+    target: Model,
+    matrices: tuple[np.ndarray, np.ndarray],
+    tmp_path: Path,
+    quantization: str,
+    allowed: float,
 ) -> None:
     reference = random_hydra(HIDDEN, VOCAB, blocks=2, prefix=True)
     head = opened(reference, tmp_path / "h.gguf", target, quantization=quantization)
@@ -136,7 +156,7 @@ def test_quantized_heads_stay_near(
     head.close()
 
 
-# -- the prefix layer -------------------------------------------------------------------------------------------------
+# -- the prefix layer ------------------------------------------------------------------------------
 
 
 def layer_of(head: HydraHead) -> closing[PrefixCells]:
@@ -145,7 +165,9 @@ def layer_of(head: HydraHead) -> closing[PrefixCells]:
     return closing(head.prefix.cells(600))
 
 
-def prefix_reference(reference: TinyHydra, n: int, first: int = 0, position: int | None = None) -> np.ndarray:
+def prefix_reference(
+    reference: TinyHydra, n: int, first: int = 0, position: int | None = None
+) -> np.ndarray:
     states = torch.tensor(STATES[first : first + n], dtype=torch.float64)
     return reference.double().prefix_states(states, first if position is None else position).numpy()
 
@@ -159,7 +181,9 @@ def prefix_reference(reference: TinyHydra, n: int, first: int = 0, position: int
         {"rope_divisors": (1.0, 1.5, 4.0, 8.0)},
     ],
 )
-@pytest.mark.parametrize("bounds", [(0, 40), (0, 1, 2, 3, 40), (0, 7, 40), (0, 250, 251, 253, 259, 600)])
+@pytest.mark.parametrize(
+    "bounds", [(0, 40), (0, 1, 2, 3, 40), (0, 7, 40), (0, 250, 251, 253, 259, 600)]
+)
 def test_the_prefix_layer_is_the_references(
     target: Model, tmp_path: Path, sizes: dict[str, float], bounds: tuple[int, ...]
 ) -> None:
@@ -168,7 +192,9 @@ def test_the_prefix_layer_is_the_references(
     head = opened(reference, tmp_path / "h.gguf", target)
     with layer_of(head) as layer:
         found = [layer.evaluate(STATES[a:b], a, a) for a, b in itertools.pairwise(bounds)]
-    np.testing.assert_allclose(np.concatenate(found), prefix_reference(reference, bounds[-1]), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        np.concatenate(found), prefix_reference(reference, bounds[-1]), rtol=1e-4, atol=1e-4
+    )
     head.close()
 
 
@@ -183,7 +209,8 @@ def test_a_rejected_or_forgotten_text_leaves_no_trace(target: Model, tmp_path: P
         found.append(layer.evaluate(STATES[11:12], 11, 11))
         expected = prefix_reference(reference, 12)
         np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-4, atol=1e-4)
-        # A text whose beginning is unknown stands at its true positions; they are relative, so only the order counts.
+        # A text whose beginning is unknown stands at its true positions; they are relative, so only
+        # the order counts.
         late = layer.evaluate(STATES[5:12], 5, 0)
     np.testing.assert_allclose(late, prefix_reference(reference, 7, 5), rtol=1e-4, atol=1e-4)
     assert np.abs(late[-1] - expected[-1]).max() > 0.01  # the control: what was not seen is missed
@@ -203,7 +230,7 @@ def test_positions_matter(target: Model, tmp_path: Path) -> None:
     head.close()
 
 
-# -- faults -----------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -226,15 +253,32 @@ def test_positions_matter(target: Model, tmp_path: Path) -> None:
             MalformedFileError,
             r"hydra.1.output.weight of shape \[32, 300\]",
         ),
-        ({"without": "hydra.prefix.attn_k.weight"}, MalformedFileError, "no tensor hydra.prefix.attn_k.weight"),
-        ({"without": "hydra.prefix.output_norm.weight"}, MalformedFileError, "no tensor hydra.prefix.output_norm"),
+        (
+            {"without": "hydra.prefix.attn_k.weight"},
+            MalformedFileError,
+            "no tensor hydra.prefix.attn_k.weight",
+        ),
+        (
+            {"without": "hydra.prefix.output_norm.weight"},
+            MalformedFileError,
+            "no tensor hydra.prefix.output_norm",
+        ),
         ({"attention.head_count": 5}, MalformedFileError, "5 heads"),
         ({"attention.head_count_kv": 4}, MalformedFileError, r"attn_k.weight of shape \[32, 16\]"),
         ({"feed_forward_length": 65}, MalformedFileError, r"ffn_gate.weight of shape \[32, 64\]"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(
-    target: Model, tmp_path: Path, changes: dict[str, object], kind: type[SpecrunError], problem: str
+    target: Model,
+    tmp_path: Path,
+    changes: dict[str, object],
+    kind: type[SpecrunError],
+    problem: str,
 ) -> None:
     with pytest.raises(kind, match=problem):
-        opened(random_hydra(HIDDEN, VOCAB, blocks=2, prefix=True), tmp_path / "h.gguf", target, **changes)
+        opened(
+            random_hydra(HIDDEN, VOCAB, blocks=2, prefix=True),
+            tmp_path / "h.gguf",
+            target,
+            **changes,
+        )

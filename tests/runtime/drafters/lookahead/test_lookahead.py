@@ -1,4 +1,5 @@
-"""Lookahead and Jacobi decoding without a model: the paper's layout and pool, exactness, and what bounds do to them."""
+"""Lookahead and Jacobi decoding without a model: the paper's layout and pool, exactness, and what
+bounds do to them."""
 
 from __future__ import annotations
 
@@ -55,7 +56,13 @@ def lookahead(
     store = NgramStore(NgramPool(ngram, per_key=4, max_keys=8) if pool is None else pool)
     branch = guesses or LatestGuesses(3, ngram)
     return LookaheadDrafter(
-        ngram=ngram, width=width, guesses=branch, store=store, guard=guard, learn_text=learn_text, seed=7
+        ngram=ngram,
+        width=width,
+        guesses=branch,
+        store=store,
+        guard=guard,
+        learn_text=learn_text,
+        seed=7,
     )
 
 
@@ -85,7 +92,8 @@ def run(
 
 
 class Periodic:
-    """A target whose next token hangs on the last two: its text soon repeats, so that n-grams are accepted."""
+    """A target whose next token hangs on the last two: its text soon repeats, so that n-grams are
+    accepted."""
 
     def __init__(self, size: int = 6, seed: int = 1) -> None:
         self._next = np.random.default_rng(seed).integers(size, size=(size, size))
@@ -100,13 +108,14 @@ class Periodic:
         return law
 
 
-# -- the paper's layout ------------------------------------------------------------------------------------------
+# -- the paper's layout ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", range(1, 7))
 @pytest.mark.parametrize("n", range(2, 7))
 def test_the_window_is_laid_out_as_in_the_paper(width: int, n: int) -> None:
-    """(N-1)W - 1 nodes and W leaves once warm, one row more a pass until then, always W + N - 3 deep."""
+    """(N-1)W - 1 nodes and W leaves once warm, one row more a pass until then, always W + N - 3
+    deep."""
     window = LookaheadWindow(width, n, lambda: 0)
     for number in range(n + 2):
         rows = min(number + 1, n - 1)
@@ -118,8 +127,11 @@ def test_the_window_is_laid_out_as_in_the_paper(width: int, n: int) -> None:
         assert count_leaves(tree.parents) == (columns if rows > 1 else 1) <= window_leaves(width, n)
         assert not any(tree.is_candidate)
         assert tree.candidate_depth == 0
-        # Row r of column c stands c + r after the root, below row 0 of columns 1 to c and rows 1 to r of its column.
-        assert [0 if node == ROOT else tree.depths[node] for node in last_row] == [c + rows - 1 for c in range(columns)]
+        # Row r of column c stands c + r after the root, below row 0 of columns 1 to c and rows 1 to
+        # r of its column.
+        assert [0 if node == ROOT else tree.depths[node] for node in last_row] == [
+            c + rows - 1 for c in range(columns)
+        ]
         assert window.is_warm == (number >= n - 2)
         assert bool(window.advance(5, list(range(columns)))) == window.is_warm or number == n - 3
     assert (len(tree), window.columns) == ((n - 1) * width - 1, width)
@@ -127,14 +139,19 @@ def test_the_window_is_laid_out_as_in_the_paper(width: int, n: int) -> None:
 
 @pytest.mark.parametrize("params", [GREEDY, PLAIN], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("learn_text", [False, True])
-@pytest.mark.parametrize(("width", "n", "limit"), [(1, 2, 1), (5, 4, 2), (3, 3, 3), (2, 5, 4), (4, 2, 2), (1, 5, 2)])
+@pytest.mark.parametrize(
+    ("width", "n", "limit"), [(1, 2, 1), (5, 4, 2), (3, 3, 3), (2, 5, 4), (4, 2, 2), (1, 5, 2)]
+)
 def test_pool_and_guesses_are_those_of_a_plain_reference_after_every_round(
     width: int, n: int, limit: int, learn_text: bool, params: SamplingParams
 ) -> None:
-    """Through the shipped loop, against windows kept by absolute position and a pool that is a plain list."""
+    """Through the shipped loop, against windows kept by absolute position and a pool that is a
+    plain list."""
     target = Periodic()
     generator = random.Random(7)
-    plain = PlainLookahead(target.greedy, width, n, START, [generator.choice(START) for _ in range(width + n - 3)])
+    plain = PlainLookahead(
+        target.greedy, width, n, START, [generator.choice(START) for _ in range(width + n - 3)]
+    )
     pool = PlainPool(4, 8)
     drafter = lookahead(width, n, LatestGuesses(limit, n), learn_text=learn_text)
     before = list(START)
@@ -149,7 +166,9 @@ def test_pool_and_guesses_are_those_of_a_plain_reference_after_every_round(
         if len(tokens) > 64:  # the end of the answer cuts the window, which other tests are about
             return
         assert drafted(this_round.tree) == prefixes(pool.guesses(before[-1])[:limit])
-        window = [node for node in range(len(this_round.tree)) if not this_round.tree.is_candidate[node]]
+        window = [
+            node for node in range(len(this_round.tree)) if not this_round.tree.is_candidate[node]
+        ]
         assert len(window) == max(0, len(plain.rows) * plain.columns - 1)
         for ngram in plain.step(before, len(tokens) - len(before)):
             pool.add(ngram)
@@ -168,7 +187,9 @@ def drafted(tree: DraftTree) -> set[tuple[int, ...]]:
     """The paths of all candidates; every draw is a point mass."""
     assert all(draw.law is None for draws in tree.draws.values() for draw in draws)
     return {
-        tuple(tree.tokens[ancestor] for ancestor in tree.path_to(node)) for node in range(len(tree)) if tree.is_candidate[node]
+        tuple(tree.tokens[ancestor] for ancestor in tree.path_to(node))
+        for node in range(len(tree))
+        if tree.is_candidate[node]
     }
 
 
@@ -177,7 +198,8 @@ def prefixes(guesses: Sequence[tuple[int, ...]]) -> set[tuple[int, ...]]:
 
 
 def test_a_window_with_another_row_0_makes_other_ngrams() -> None:
-    """Negative control of the comparison above: the n-grams hang on what row 0 holds at every position."""
+    """Negative control of the comparison above: the n-grams hang on what row 0 holds at every
+    position."""
     target = Periodic()
     text, other = list(START), list(START)
     right = PlainLookahead(target.greedy, 4, 4, START, [0, 1, 2, 3, 4])
@@ -201,13 +223,15 @@ def test_a_text_that_repeats_is_read_several_tokens_at_a_time(n: int) -> None:
     assert max(kept) == n - 1
 
 
-# -- bounds --------------------------------------------------------------------------------------------------------
+# -- bounds ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("max_nodes", [0, 1, 2, 3, 5, 9, 14, 20, 40])
 @pytest.mark.parametrize("n_ctx", [len(START) + 1, 12, 30, 200])
 @pytest.mark.parametrize("make", [lookahead, JacobiDrafter], ids=["lookahead", "jacobi"])
-def test_never_more_than_allowed_and_the_text_stays(make: Callable[[], Drafter], n_ctx: int, max_nodes: int) -> None:
+def test_never_more_than_allowed_and_the_text_stays(
+    make: Callable[[], Drafter], n_ctx: int, max_nodes: int
+) -> None:
     """`RoundLimits` refuses larger proposals; windows are cut as the context and the answer end."""
     target = Periodic(seed=2)
     plain = run(NoDrafter(), target, 40, PLAIN, n_ctx=n_ctx)
@@ -238,19 +262,28 @@ def test_statistics_tell_window_and_drafts_apart() -> None:
     target = Periodic()
     rounds: list[Round] = []
     run(lookahead(5, 4), target, 40, after=lambda _, this_round: rounds.append(this_round))
-    last = [this_round for this_round in rounds if len(this_round.tree) > this_round.tree.n_candidates > 0]
+    last = [
+        this_round
+        for this_round in rounds
+        if len(this_round.tree) > this_round.tree.n_candidates > 0
+    ]
     assert last
-    assert all(this_round.tree.candidate_depth <= 3 < this_round.tree.max_depth for this_round in last[:5])
+    assert all(
+        this_round.tree.candidate_depth <= 3 < this_round.tree.max_depth for this_round in last[:5]
+    )
 
 
-@pytest.mark.parametrize(("arguments", "problem"), [({"width": -1}, "window=-1"), ({"ngram": 1}, "ngram=1")], ids=str)
+@pytest.mark.parametrize(
+    ("arguments", "problem"), [({"width": -1}, "window=-1"), ({"ngram": 1}, "ngram=1")], ids=str
+)
 def test_sizes_that_make_no_sense_are_refused(arguments: dict[str, int], problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
         lookahead(**{"width": 2, "ngram": 3, "pool": NgramPool(3), **arguments})
 
 
 @pytest.mark.parametrize(
-    ("make", "problem"), [(lambda: LatestGuesses(-1, 4), "guesses is -1"), (lambda: JacobiDrafter(n=0), "n is 0")]
+    ("make", "problem"),
+    [(lambda: LatestGuesses(-1, 4), "guesses is -1"), (lambda: JacobiDrafter(n=0), "n is 0")],
 )
 def test_counts_that_make_no_sense_are_refused(make: Callable[[], object], problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
@@ -268,7 +301,7 @@ def test_an_interrupted_round_and_a_round_of_another_tree_lose_the_window_at_mos
     assert len(drafter.propose(DraftRequest([*START, 3], GREEDY, SeededNoise(0), 50, 50))) == 3
 
 
-# -- exactness ----------------------------------------------------------------------------------------------------
+# -- exactness -------------------------------------------------------------------------------------
 
 
 def emitted(make: Callable[[], Drafter], table: LawTable, length: int) -> dict[object, float]:
@@ -287,7 +320,11 @@ def bias(make: Callable[[], Drafter], table: LawTable, length: int) -> float:
 def known_pool(n: int) -> NgramPool:
     """A pool that has a guess or two for every token."""
     pool = NgramPool(n, per_key=3)
-    pool.update((first, (first + step) % 3, (2 * first + step) % 3, step)[:n] for first in range(3) for step in (1, 2))
+    pool.update(
+        (first, (first + step) % 3, (2 * first + step) % 3, step)[:n]
+        for first in range(3)
+        for step in (1, 2)
+    )
     return pool
 
 
@@ -298,7 +335,9 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "pool only": lambda: lookahead(0, 3, LatestGuesses(2, 3), known_pool(3)),
     "planned": lambda: lookahead(1, 3, PlannedGuesses(FREE), known_pool(3), WindowGuard(FREE)),
     "jacobi": lambda: JacobiDrafter(n=3),
-    "ensemble": lambda: EnsembleDrafter([lookahead(2, 3, LatestGuesses(2, 3), known_pool(3)), JacobiDrafter(n=2)]),
+    "ensemble": lambda: EnsembleDrafter(
+        [lookahead(2, 3, LatestGuesses(2, 3), known_pool(3)), JacobiDrafter(n=2)]
+    ),
 }
 
 
@@ -323,7 +362,10 @@ class Shuffled(Drafter):
 def as_if_sampled(tree: DraftTree) -> DraftTree:
     """Guesses that were chosen, stated as draws from the uniform law."""
     law = Law(np.full(3, 1 / 3))
-    draws = {parent: tuple(Draw(draw.node, law) for draw in draws) for parent, draws in tree.draws.items()}
+    draws = {
+        parent: tuple(Draw(draw.node, law) for draw in draws)
+        for parent, draws in tree.draws.items()
+    }
     return DraftTree(tree.tokens, tree.parents, tree.depths, tree.is_candidate, draws)
 
 
@@ -333,15 +375,20 @@ def test_guesses_stated_as_draws_are_caught() -> None:
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("params", [GREEDY, PLAIN.replace(temperature=0.8), PLAIN], ids=lambda value: value.temperature)
+@pytest.mark.parametrize(
+    "params", [GREEDY, PLAIN.replace(temperature=0.8), PLAIN], ids=lambda value: value.temperature
+)
 def test_the_text_is_plain_decodings(name: str, params: SamplingParams) -> None:
     table = LawTable(3, 5, sharpness=2.5)
     for seed in range(4):
         plain = run(NoDrafter(), table, 40, params, noise=SeededNoise(seed), prompt=PROMPT)
-        assert run(DRAFTERS[name](), table, 40, params, noise=SeededNoise(seed), prompt=PROMPT) == plain
+        assert (
+            run(DRAFTERS[name](), table, 40, params, noise=SeededNoise(seed), prompt=PROMPT)
+            == plain
+        )
 
 
-# -- what is guessed ----------------------------------------------------------------------------------------------
+# -- what is guessed -------------------------------------------------------------------------------
 
 
 def test_continuations_go_from_the_longest_match_to_the_latest_use() -> None:
@@ -353,12 +400,20 @@ def test_continuations_go_from_the_longest_match_to_the_latest_use() -> None:
     assert continuations(pool, (0,), 9) == []
 
 
-def request_after(tokens: Sequence[int], max_depth: int = 20, end_tokens: frozenset[int] = frozenset()) -> DraftRequest:
-    return DraftRequest(tokens, SamplingParams(temperature=0.0), SeededNoise(0), max_depth, 99, end_tokens)
+def request_after(
+    tokens: Sequence[int], max_depth: int = 20, end_tokens: frozenset[int] = frozenset()
+) -> DraftRequest:
+    return DraftRequest(
+        tokens, SamplingParams(temperature=0.0), SeededNoise(0), max_depth, 99, end_tokens
+    )
 
 
-@pytest.mark.parametrize("guesses", [PlannedGuesses(FREE), LatestGuesses(3, 4)], ids=["planned", "latest"])
-def test_nothing_is_guessed_behind_the_end_of_an_answer(guesses: PlannedGuesses | LatestGuesses) -> None:
+@pytest.mark.parametrize(
+    "guesses", [PlannedGuesses(FREE), LatestGuesses(3, 4)], ids=["planned", "latest"]
+)
+def test_nothing_is_guessed_behind_the_end_of_an_answer(
+    guesses: PlannedGuesses | LatestGuesses,
+) -> None:
     pool, builder = NgramPool(4), TreeBuilder()
     pool.update([(1, 2, 0, 3), (1, 0, 2, 3)])
     guesses.add_to(builder, pool, request_after([1], end_tokens=frozenset({0})), 20, 0)
@@ -369,7 +424,8 @@ def test_nothing_is_guessed_behind_the_end_of_an_answer(guesses: PlannedGuesses 
 
 
 def test_planned_guesses_learn_what_the_pool_is_worth() -> None:
-    """Where the pool is right the draft grows, where it is wrong nothing is drafted; both without drafting first."""
+    """Where the pool is right the draft grows, where it is wrong nothing is drafted; both without
+    drafting first."""
     steep = CostCurve((1, 2, 4, 8, 16), (1.0, 1.4, 1.6, 2.7, 3.3), (1.0,) * 5)
     pool = NgramPool(4)
     text = [i % 5 for i in range(60)]
@@ -417,7 +473,8 @@ def test_a_dear_machine_drafts_nothing_and_a_free_one_does() -> None:
 
 
 def test_the_guard_bounds_what_a_useless_window_costs() -> None:
-    """A text that never repeats, and a window that costs half a token a round: the loss stays under its credit."""
+    """A text that never repeats, and a window that costs half a token a round: the loss stays under
+    its credit."""
     curve = CostCurve.flat([1.0 + 0.05 * i for i in range(64)])
     guard = WindowGuard(curve)
     spent, closed = 0.0, 0
@@ -445,17 +502,26 @@ def test_a_window_that_does_not_pay_is_closed_in_the_loop_and_the_text_stays() -
     curve = CostCurve.flat([1.0 + 0.2 * i for i in range(64)])
     drafter = lookahead(3, 3, LatestGuesses(2, 3), guard=WindowGuard(curve), learn_text=False)
     others: list[int] = []
-    text = run(drafter, table, 80, PLAIN, after=lambda _, this_round: others.append(len(this_round.tree) - this_round.tree.n_candidates))
+    text = run(
+        drafter,
+        table,
+        80,
+        PLAIN,
+        after=lambda _, this_round: others.append(
+            len(this_round.tree) - this_round.tree.n_candidates
+        ),
+    )
     assert others[1] > 0 == others[-10]
     assert text == run(NoDrafter(), table, 80, PLAIN)
 
 
-# -- Jacobi -------------------------------------------------------------------------------------------------------
+# -- Jacobi ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 3, 8])
 def test_jacobi_is_the_fixed_point_iteration(n: int) -> None:
-    """At temperature 0, against the system of equations solved plainly: same iterates, round by round."""
+    """At temperature 0, against the system of equations solved plainly: same iterates, round by
+    round."""
     target = Periodic(seed=4)
     generator = random.Random(0)
     iterate: list[int] = []
@@ -481,7 +547,7 @@ def test_jacobi_is_the_fixed_point_iteration(n: int) -> None:
     assert sum(kept) > 0
 
 
-# -- the pool's life ----------------------------------------------------------------------------------------------
+# -- the pool's life -------------------------------------------------------------------------------
 
 
 def test_the_pool_goes_on_between_answers_and_an_empty_prompt_starts_it_over() -> None:

@@ -1,4 +1,5 @@
-"""Lookahead and Jacobi decoding on real models: plain decoding's text, the cache, bad sizes, and pools in files."""
+"""Lookahead and Jacobi decoding on real models: plain decoding's text, the cache, bad sizes, and
+pools in files."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ from support.tiny_models import EXACT, F32, fresh_logits
 
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.errors import FileMissingError, MalformedFileError, ModelError, OptionError, SpecrunError
+from specrun.bindings.errors import (
+    FileMissingError,
+    MalformedFileError,
+    ModelError,
+    OptionError,
+    SpecrunError,
+)
 from specrun.bindings.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
@@ -82,11 +89,12 @@ def test_statistics_count_the_window_apart(target: Path) -> None:
     assert plain.non_candidates == 0
 
 
-# -- the cache ----------------------------------------------------------------------------------------------------
+# -- the cache -------------------------------------------------------------------------------------
 
 
 class Oracle(Drafter):
-    """Lookahead, whose pool is told the answer: deep acceptance beside a wide window in every round."""
+    """Lookahead, whose pool is told the answer: deep acceptance beside a wide window in every
+    round."""
 
     name = "oracle"
 
@@ -112,7 +120,9 @@ def test_after_many_wide_rounds_the_cache_is_that_of_the_committed_tokens(model:
     with Runtime(model.path, **F32) as runtime:
         text = [*PROMPT, *runtime.generate(PROMPT, GREEDY, max_tokens=LENGTH).token_ids]
     environment = DraftEnvironment(model, ContextOptions(**F32))
-    drafter = Oracle(build_drafter("lookahead(window=5, ngram=5, guesses=4)", environment).start(), text)
+    drafter = Oracle(
+        build_drafter("lookahead(window=5, ngram=5, guesses=4)", environment).start(), text
+    )
     options = ContextOptions(**F32, n_sequences=drafter.max_leaves, n_outputs=drafter.max_nodes + 1)
     with Context(model, options) as context:
         target = TargetModel(context)
@@ -121,7 +131,9 @@ def test_after_many_wide_rounds_the_cache_is_that_of_the_committed_tokens(model:
         drafter.begin(tokens)
         target.prefill(cached, len(PROMPT) - 1)
         while len(tokens) < len(text) - 6:
-            tree = drafter.propose(DraftRequest(tokens, GREEDY, SeededNoise(0), 100, drafter.max_nodes))
+            tree = drafter.propose(
+                DraftRequest(tokens, GREEDY, SeededNoise(0), 100, drafter.max_nodes)
+            )
             rows = target.evaluate(cached, tree)
             np.testing.assert_allclose(rows.logits(0), fresh_logits(model, tokens)[-1], atol=1e-5)
             path: list[int] = []
@@ -132,11 +144,14 @@ def test_after_many_wide_rounds_the_cache_is_that_of_the_committed_tokens(model:
             drafter.observe(RoundOutcome(tokens, tree, tuple(path), tokens[-1], rows))
             deepest, widest = max(deepest, len(path)), max(widest, len(tree) - tree.n_candidates)
         assert (deepest, widest) == (4, 19)
-        assert {context.memory.last_position(number) for number in range(drafter.max_leaves)} == {len(tokens) - 2}
+        assert {context.memory.last_position(number) for number in range(drafter.max_leaves)} == {
+            len(tokens) - 2
+        }
 
 
 def test_a_cell_of_the_window_left_in_the_cache_is_seen(model: Model) -> None:
-    """Negative control: a commit that keeps the window's node in place of the guess gives other logits."""
+    """Negative control: a commit that keeps the window's node in place of the guess gives other
+    logits."""
     guess, hidden = 7, 9
     builder = TreeBuilder()
     nodes = builder.add(ROOT, guess), builder.add_hidden(ROOT, hidden)
@@ -160,7 +175,9 @@ def child_of(tree: DraftTree, path: list[int], token: int) -> int | None:
 
 
 @pytest.mark.parametrize("drafter", ["lookahead(window=6, ngram=4, guesses=6)", "jacobi(n=16)"])
-def test_a_full_context_ends_the_answer_as_it_does_without_drafts(target: Path, drafter: str) -> None:
+def test_a_full_context_ends_the_answer_as_it_does_without_drafts(
+    target: Path, drafter: str
+) -> None:
     found = []
     for method in ("none", drafter):
         with Runtime(target, drafter=method, **{**F32, "n_ctx": 256}) as runtime:
@@ -183,7 +200,7 @@ def test_answers_share_the_pool_and_the_session(target: Path) -> None:
         assert runtime.generate(PROMPT, GREEDY, max_tokens=LENGTH).token_ids == first.token_ids
 
 
-# -- bad input ----------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -208,13 +225,15 @@ def test_answers_share_the_pool_and_the_session(target: Path) -> None:
         ("lookahead(window=x)", "whole number"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused_by_name(target: Path, drafter: str, message: str, tmp_path: Path) -> None:
+def test_sizes_that_cannot_be_are_refused_by_name(
+    target: Path, drafter: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(OptionError, match=message):
         Runtime(target, drafter=drafter, **EXACT)
     assert list(tmp_path.iterdir()) == []
 
 
-# -- pools in files -----------------------------------------------------------------------------------------------
+# -- pools in files --------------------------------------------------------------------------------
 
 
 def with_pool(path: Path, *more: str) -> str:
@@ -230,7 +249,9 @@ def test_a_pool_is_written_at_the_end_and_warms_the_next_run(target: Path, tmp_p
     assert second.rounds < first.rounds
 
 
-def test_save_no_reads_only_and_the_next_question_saves_the_last_answer(target: Path, tmp_path: Path) -> None:
+def test_save_no_reads_only_and_the_next_question_saves_the_last_answer(
+    target: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "a.pool"
     with pytest.raises(FileMissingError):
         Runtime(target, drafter=with_pool(path, "save=no"), **F32)
@@ -244,7 +265,9 @@ def test_save_no_reads_only_and_the_next_question_saves_the_last_answer(target: 
     assert path.read_bytes() == before
 
 
-def test_forgetting_between_measurements_still_saves_everything(target: Path, tmp_path: Path) -> None:
+def test_forgetting_between_measurements_still_saves_everything(
+    target: Path, tmp_path: Path
+) -> None:
     """What `bench` does before every answer: nobody profits, nothing is lost."""
     path = tmp_path / "a.pool"
     with Runtime(target, drafter=with_pool(path), **F32) as runtime:
@@ -278,7 +301,9 @@ def test_files_that_are_no_pools_are_file_errors(target: Path, tmp_path: Path) -
     assert caught.value.exit_code == 3
 
 
-def test_a_pool_that_cannot_be_saved_is_an_error_and_frees_the_models(target: Path, tmp_path: Path) -> None:
+def test_a_pool_that_cannot_be_saved_is_an_error_and_frees_the_models(
+    target: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
     runtime = Runtime(target, drafter=with_pool(folder / "a.pool"), **F32)
@@ -289,7 +314,7 @@ def test_a_pool_that_cannot_be_saved_is_an_error_and_frees_the_models(target: Pa
     runtime.close()
 
 
-# -- what the curve decides ---------------------------------------------------------------------------------------
+# -- what the curve decides ------------------------------------------------------------------------
 
 
 def test_a_measured_curve_decides_how_far_to_look_ahead(model: Model, tmp_path: Path) -> None:
@@ -321,10 +346,18 @@ def test_a_measured_curve_decides_how_much_is_retrieved(model: Model) -> None:
         return len(drafter.propose(DraftRequest(text, GREEDY, SeededNoise(0), 20, 20)))
 
     assert drafted() > 1  # a typical CPU
-    save_curve(CostCurve((1, 2, 64), (1.0, 2.5, 70.0), (1.0, 2.5, 70.0)), model.path, environment.context, 0)
+    save_curve(
+        CostCurve((1, 2, 64), (1.0, 2.5, 70.0), (1.0, 2.5, 70.0)),
+        model.path,
+        environment.context,
+        0,
+    )
     assert drafted() == 0
     save_curve(
-        CostCurve((1, 2, 3, 64), (1.0, 1.1, 9.0, 99.0), (1.0, 1.1, 9.0, 99.0)), model.path, environment.context, 0
+        CostCurve((1, 2, 3, 64), (1.0, 1.1, 9.0, 99.0), (1.0, 1.1, 9.0, 99.0)),
+        model.path,
+        environment.context,
+        0,
     )
     assert drafted() == 1
 

@@ -8,12 +8,19 @@ import pytest
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import TYPICAL_CPU, TYPICAL_GPU, CostCurve, expected_tokens
-from specrun.runtime.drafters.lookahead import MatchAcceptance, guessed_tokens, plan_lookahead, step_compression
+from specrun.runtime.drafters.lookahead import (
+    MatchAcceptance,
+    guessed_tokens,
+    plan_lookahead,
+    step_compression,
+)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.425, 0.9, 1.0])
 @pytest.mark.parametrize(("n_draft", "n_guesses"), [(1, 1), (2, 2), (3, 2), (2, 4)])
-def test_guessed_tokens_are_the_longest_of_independent_guesses(acceptance: float, n_draft: int, n_guesses: int) -> None:
+def test_guessed_tokens_are_the_longest_of_independent_guesses(
+    acceptance: float, n_draft: int, n_guesses: int
+) -> None:
     """Every outcome of every token of every guess, with its probability."""
     mean = 0.0
     for outcome in itertools.product((True, False), repeat=n_draft * n_guesses):
@@ -21,7 +28,10 @@ def test_guessed_tokens_are_the_longest_of_independent_guesses(acceptance: float
         for flag in outcome:
             probability *= acceptance if flag else 1.0 - acceptance
         guesses = [outcome[i * n_draft : (i + 1) * n_draft] for i in range(n_guesses)]
-        longest = max(next((i for i, is_right in enumerate(guess) if not is_right), n_draft) for guess in guesses)
+        longest = max(
+            next((i for i, is_right in enumerate(guess) if not is_right), n_draft)
+            for guess in guesses
+        )
         mean += probability * (longest + 1)
     assert guessed_tokens(acceptance, n_draft, n_guesses) == pytest.approx(mean, abs=1e-12)
 
@@ -34,7 +44,9 @@ def test_one_guess_is_leviathans_chain(acceptance: float) -> None:
 
 def test_only_one_round_in_f_is_a_hit() -> None:
     assert step_compression(0.5, 3, 4, 1.0) == pytest.approx(guessed_tokens(0.5, 3, 4))
-    assert step_compression(0.5, 3, 4, 4.0) == pytest.approx((3.0 + guessed_tokens(0.5, 3, 4)) / 4.0)
+    assert step_compression(0.5, 3, 4, 4.0) == pytest.approx(
+        (3.0 + guessed_tokens(0.5, 3, 4)) / 4.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +57,9 @@ def test_only_one_round_in_f_is_a_hit() -> None:
         ((0.5, 2, 2, 0.5), r"one good speculation in 0\.5 rounds"),
     ],
 )
-def test_shares_that_are_none_are_refused(arguments: tuple[float, int, int, float], problem: str) -> None:
+def test_shares_that_are_none_are_refused(
+    arguments: tuple[float, int, int, float], problem: str
+) -> None:
     with pytest.raises(OptionError, match=problem):
         step_compression(*arguments)
 
@@ -55,7 +69,8 @@ def test_the_plan_is_the_best_of_all_widths(ngram: int) -> None:
     curve = CostCurve((1, 16, 64, 256), (1.0, 1.05, 1.3, 4.0), (1.0,) * 4)
     plan = plan_lookahead(curve, ngram)
     speeds = {
-        width: step_compression(0.425, ngram - 1, width, 3.106) / curve.seconds(2 * width * (ngram - 1))
+        width: step_compression(0.425, ngram - 1, width, 3.106)
+        / curve.seconds(2 * width * (ngram - 1))
         for width in range(1, 16)
     }
     best = max(speeds, key=lambda width: speeds[width])
@@ -77,7 +92,9 @@ def test_acceptance_is_the_share_of_hits_by_match_and_rank() -> None:
     assert acceptance.probability(2, 0) == pytest.approx(0.75, abs=0.05) != first
     assert acceptance.probability(1, 1) == pytest.approx(0.25, abs=0.05)
     # Of other classes only what all share is learnt.
-    assert acceptance.probability(3, 0) == pytest.approx(MatchAcceptance().probability(3, 0), abs=0.1)
+    assert acceptance.probability(3, 0) == pytest.approx(
+        MatchAcceptance().probability(3, 0), abs=0.1
+    )
     assert acceptance.probability(9, 0) == acceptance.probability(7, 0)
 
 

@@ -94,7 +94,7 @@ def test_ngrams_that_do_not_fit_are_refused(ngram):
         NgramPool(3).add(ngram)
 
 
-# -- the file ---------------------------------------------------------------------------------------------------
+# -- the file --------------------------------------------------------------------------------------
 
 
 def some_pool() -> NgramPool:
@@ -113,7 +113,10 @@ def test_a_saved_pool_comes_back_with_its_order(tmp_path):
 
 def test_smaller_bounds_keep_the_latest_and_cut(tmp_path):
     save_pool(some_pool(), tmp_path / "a.pool", VOCABULARY)
-    assert list(load_pool(tmp_path / "a.pool", VOCABULARY, n=3, per_key=1, max_keys=2)) == [(1, 2, 3), (999, 0, 1)]
+    assert list(load_pool(tmp_path / "a.pool", VOCABULARY, n=3, per_key=1, max_keys=2)) == [
+        (1, 2, 3),
+        (999, 0, 1),
+    ]
 
 
 def test_an_empty_pool_is_a_pool(tmp_path):
@@ -130,7 +133,9 @@ def test_a_missing_file_a_folder_and_a_missing_folder(tmp_path):
         save_pool(some_pool(), tmp_path / "none" / "a.pool", VOCABULARY)
 
 
-@pytest.mark.parametrize("other", [Vocabulary(size=999), Vocabulary(fingerprint=b"g" * 32)], ids=["size", "words"])
+@pytest.mark.parametrize(
+    "other", [Vocabulary(size=999), Vocabulary(fingerprint=b"g" * 32)], ids=["size", "words"]
+)
 def test_a_pool_of_another_vocabulary_is_refused(tmp_path, other):
     save_pool(some_pool(), tmp_path / "a.pool", VOCABULARY)
     with pytest.raises(ModelError, match="another vocabulary"):
@@ -196,7 +201,8 @@ while True:
 
 @pytest.mark.skipif(os.name == "nt", reason="kill -9 is POSIX")
 def test_a_kill_while_saving_leaves_the_old_file_or_the_new_one(tmp_path):
-    """Real processes that do nothing but save are killed at eight moments: what is left is always one of two pools."""
+    """Real processes that do nothing but save are killed at eight moments: what is left is always
+    one of two pools."""
     path = tmp_path / "a.pool"
     seen = []
     for moment in range(8):
@@ -219,6 +225,8 @@ def test_a_kill_while_saving_leaves_the_old_file_or_the_new_one(tmp_path):
         assert len(loaded) == 9016
         assert len(loaded.guesses(1)) + len(loaded.guesses(2)) == 16
         seen.append(bool(loaded.guesses(1)))
-    for partial in tmp_path.glob(".*.partial"):  # what a killed process leaves aside is never the pool itself
+    for partial in tmp_path.glob(
+        ".*.partial"
+    ):  # what a killed process leaves aside is never the pool itself
         assert partial != path
     assert len(seen) == 8

@@ -1,4 +1,5 @@
-"""Medusa: heads equal a reference, the tree is the best of its size, the text is plain decoding's own."""
+"""Medusa: heads equal a reference, the tree is the best of its size, the text is plain decoding's
+own."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from support.tiny_models import F32
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
-from specrun.bindings.errors import MalformedFileError, OptionError, PairError, SpecrunError, UnsupportedModelError
+from specrun.bindings.errors import (
+    MalformedFileError,
+    OptionError,
+    PairError,
+    SpecrunError,
+    UnsupportedModelError,
+)
 from specrun.bindings.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.costs.medusa_tree import medusa_tree
@@ -48,7 +55,9 @@ def test_heads_rank_tokens_as_the_reference_does(
     target: Model, tiny_model: Path, tmp_path: Path, blocks: int, own_output: bool
 ) -> None:
     reference = random_medusa(HIDDEN, VOCAB, blocks=blocks, own_output=own_output)
-    head = MedusaHead(reference.write(tmp_path / "h.gguf", VOCAB), target, n_threads=1, ranks=[RANKS] * 3)
+    head = MedusaHead(
+        reference.write(tmp_path / "h.gguf", VOCAB), target, n_threads=1, ranks=[RANKS] * 3
+    )
     rng = np.random.default_rng(1)
     matrix = output_matrix(tiny_model)
     for _ in range(8):
@@ -57,18 +66,26 @@ def test_heads_rank_tokens_as_the_reference_does(
         for k in range(3):
             logits = reference.logits(k, features, matrix)
             # Equal but for tokens whose logits are equal to rounding.
-            np.testing.assert_allclose(logits[tokens[k]], np.sort(logits)[::-1][:RANKS], rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(
+                logits[tokens[k]], np.sort(logits)[::-1][:RANKS], rtol=1e-4, atol=1e-4
+            )
     assert head.native_seconds > 0.0
     head.close()
     head.close()
 
 
 @pytest.mark.parametrize("quantization", ["F16", "Q8_0", "Q4_0"])
-def test_quantized_heads_keep_their_favourites(target: Model, tmp_path: Path, quantization: str) -> None:
+def test_quantized_heads_keep_their_favourites(
+    target: Model, tmp_path: Path, quantization: str
+) -> None:
     reference = random_medusa(HIDDEN, VOCAB)
-    head = MedusaHead(reference.write(tmp_path / "h.gguf", VOCAB, quantization), target, n_threads=1, ranks=[1])
+    head = MedusaHead(
+        reference.write(tmp_path / "h.gguf", VOCAB, quantization), target, n_threads=1, ranks=[1]
+    )
     rng = np.random.default_rng(2)
-    allowed = {"F16": 0.01, "Q8_0": 0.05, "Q4_0": 0.8}[quantization]  # of logits whose scale is about 1.3
+    allowed = {"F16": 0.01, "Q8_0": 0.05, "Q4_0": 0.8}[
+        quantization
+    ]  # of logits whose scale is about 1.3
     for _ in range(20):
         features = rng.normal(size=HIDDEN).astype(np.float32)
         logits = reference.logits(0, features, np.zeros((1, 1)))
@@ -76,16 +93,23 @@ def test_quantized_heads_keep_their_favourites(target: Model, tmp_path: Path, qu
     head.close()
 
 
-# -- the tree ---------------------------------------------------------------------------------------------------------
+# -- the tree --------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, derandomize=True, deadline=None, database=None)
-@given(st.lists(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=3), min_size=1, max_size=3), st.integers(1, 6))
-def test_the_tree_is_the_best_of_all_with_so_many_nodes(accuracy: list[list[float]], nodes: int) -> None:
+@given(
+    st.lists(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=3), min_size=1, max_size=3),
+    st.integers(1, 6),
+)
+def test_the_tree_is_the_best_of_all_with_so_many_nodes(
+    accuracy: list[list[float]], nodes: int
+) -> None:
     """Against every set of nodes that is closed under parents and earlier siblings."""
     accuracy = [sorted((share / len(row) for share in row), reverse=True) for row in accuracy]
     ranges = [range(len(row)) for row in accuracy]
-    every = [path for depth in range(1, len(accuracy) + 1) for path in itertools.product(*ranges[:depth])]
+    every = [
+        path for depth in range(1, len(accuracy) + 1) for path in itertools.product(*ranges[:depth])
+    ]
 
     def value(path: tuple[int, ...]) -> float:
         return float(np.prod([accuracy[k][rank] for k, rank in enumerate(path)]))
@@ -106,7 +130,7 @@ def test_a_tree_without_nodes_is_refused() -> None:
         medusa_tree([[0.5]], 0)
 
 
-# -- text -------------------------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------
 
 
 def answer(
@@ -128,7 +152,9 @@ def fitted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             texts.append((*prompt, *runtime.generate(prompt, params, max_tokens=30).token_ids))
     texts.append((*PROMPT,))
     with Model(tiny_model) as model:
-        options = ContextOptions(n_ctx=256, n_threads=1, n_outputs=64, hidden_states=True, flash_attention="off")
+        options = ContextOptions(
+            n_ctx=256, n_threads=1, n_outputs=64, hidden_states=True, flash_attention="off"
+        )
         with Context(model, options) as context:
             for text in texts:
                 batch = Batch(context.n_batch, 1)
@@ -145,26 +171,38 @@ def fitted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _trained(
     texts: list[tuple[int, ...]], states: list[np.ndarray], k: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Head k's block and output after some steps of cross-entropy on the token k + 2 places after each state's own."""
+    """Head k's block and output after some steps of cross-entropy on the token k + 2 places after
+    each state's own."""
     import torch
 
     torch.manual_seed(k)
     torch.set_num_threads(1)
-    x = torch.tensor(np.concatenate([state[: len(text) - k - 2] for text, state in zip(texts, states, strict=True)]))
+    x = torch.tensor(
+        np.concatenate(
+            [state[: len(text) - k - 2] for text, state in zip(texts, states, strict=True)]
+        )
+    )
     tokens = torch.tensor(np.concatenate([np.array(text[k + 2 :], np.int64) for text in texts]))
     block, output = torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Linear(HIDDEN, VOCAB, bias=False)
     steps = torch.optim.Adam([*block.parameters(), *output.parameters()], 0.03)
     for _ in range(60):
-        loss = torch.nn.functional.cross_entropy(output(x + torch.nn.functional.silu(block(x))), tokens)
+        loss = torch.nn.functional.cross_entropy(
+            output(x + torch.nn.functional.silu(block(x))), tokens
+        )
         steps.zero_grad()
         loss.backward()
         steps.step()
-    return (block.weight.detach().numpy(), block.bias.detach().numpy()), output.weight.detach().numpy()
+    return (
+        block.weight.detach().numpy(),
+        block.bias.detach().numpy(),
+    ), output.weight.detach().numpy()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize("options", ["tree=2x2x1", "nodes=8", "tree=1x1x1"])
-def test_the_text_is_plain_decodings_own(tiny_model: Path, fitted: Path, temperature: float, options: str) -> None:
+def test_the_text_is_plain_decodings_own(
+    tiny_model: Path, fitted: Path, temperature: float, options: str
+) -> None:
     params = SamplingParams(temperature=temperature, seed=3)
     plain, _ = answer(tiny_model, "none", params)
     drafted, stats = answer(tiny_model, f"medusa({quoted(str(fitted))}, {options})", params)
@@ -184,21 +222,28 @@ def test_fitted_heads_draft_far_better_than_chance(tiny_model: Path, fitted: Pat
 
 
 def test_the_first_round_drafts_from_the_prompts_state(tiny_model: Path, fitted: Path) -> None:
-    """The state before the prompt's last token is evaluated, even where its keys and values are cached."""
+    """The state before the prompt's last token is evaluated, even where its keys and values are
+    cached."""
     params = SamplingParams(temperature=0.0)
     with Runtime(tiny_model, drafter=f"medusa({quoted(str(fitted))}, tree=1)", **F32) as runtime:
-        first = runtime.generate(PROMPT, params, max_tokens=2)  # one draft fits beside the target's own token
+        first = runtime.generate(
+            PROMPT, params, max_tokens=2
+        )  # one draft fits beside the target's own token
         assert first.stats.drafted == 1
         cached = runtime.generate(PROMPT, params, max_tokens=2)
         assert cached.stats.drafted == 1
         assert cached.token_ids == first.token_ids
-        assert runtime.generate([9, *PROMPT], params, max_tokens=1).stats.drafted == 0  # nothing fits
+        assert (
+            runtime.generate([9, *PROMPT], params, max_tokens=1).stats.drafted == 0
+        )  # nothing fits
 
 
 def test_the_prompts_state_is_the_one_before_its_last_token(tiny_model: Path, fitted: Path) -> None:
     """What is drafted after a prompt is drafted again where the same text is an answer's own."""
     params = SamplingParams(temperature=0.0)
-    with Runtime(tiny_model, drafter=f"medusa({quoted(str(fitted))}, tree=1x1x1)", **F32) as runtime:
+    with Runtime(
+        tiny_model, drafter=f"medusa({quoted(str(fitted))}, tree=1x1x1)", **F32
+    ) as runtime:
         drafter = runtime.session.drafter
         text = [*PROMPT, *runtime.generate(PROMPT, params, max_tokens=12).token_ids]
         after_answer = drafter._features.copy()  # type: ignore[attr-defined]
@@ -209,7 +254,7 @@ def test_the_prompts_state_is_the_one_before_its_last_token(tiny_model: Path, fi
         assert drafter._known == known  # type: ignore[attr-defined]
 
 
-# -- faults -----------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -226,7 +271,11 @@ def test_the_prompts_state_is_the_one_before_its_last_token(tiny_model: Path, fi
     ],
 )
 def test_heads_that_do_not_fit_are_refused(
-    tiny_model: Path, tmp_path: Path, changes: dict[str, object], kind: type[SpecrunError], problem: str
+    tiny_model: Path,
+    tmp_path: Path,
+    changes: dict[str, object],
+    kind: type[SpecrunError],
+    problem: str,
 ) -> None:
     path = random_medusa(HIDDEN, VOCAB).write(tmp_path / "h.gguf", VOCAB, **changes)
     with pytest.raises(kind, match=problem):
@@ -251,7 +300,9 @@ def test_a_tensor_of_another_shape_is_named(tiny_model: Path, tmp_path: Path) ->
         ("depth=3", "depth"),
     ],
 )
-def test_trees_that_cannot_be_are_refused(tiny_model: Path, tmp_path: Path, options: str, problem: str) -> None:
+def test_trees_that_cannot_be_are_refused(
+    tiny_model: Path, tmp_path: Path, options: str, problem: str
+) -> None:
     path = random_medusa(HIDDEN, VOCAB).write(tmp_path / "h.gguf", VOCAB)
     with pytest.raises(OptionError, match=problem):
         Runtime(tiny_model, drafter=f"medusa({quoted(str(path))}, {options})", **F32)
@@ -265,14 +316,20 @@ def test_trees_that_cannot_be_are_refused(tiny_model: Path, tmp_path: Path, opti
         "auto(medusa(HEADS, tree=2x2x1), prompt-lookup)",
     ],
 )
-def test_combinators_let_heads_see_hidden_states(tiny_model: Path, fitted: Path, expression: str) -> None:
+def test_combinators_let_heads_see_hidden_states(
+    tiny_model: Path, fitted: Path, expression: str
+) -> None:
     params = SamplingParams(temperature=0.8, seed=5)
-    drafted, stats = answer(tiny_model, expression.replace("HEADS", quoted(str(fitted))), params, 60)
+    drafted, stats = answer(
+        tiny_model, expression.replace("HEADS", quoted(str(fitted))), params, 60
+    )
     assert drafted == answer(tiny_model, "none", params, 60)[0]
     assert stats.drafted > 0  # type: ignore[attr-defined]
 
 
-def test_heads_cannot_draft_for_a_draft_model(tiny_model: Path, tiny_drafter: Path, fitted: Path) -> None:
+def test_heads_cannot_draft_for_a_draft_model(
+    tiny_model: Path, tiny_drafter: Path, fitted: Path
+) -> None:
     expression = f"cascade(draft({quoted(str(tiny_drafter))}), medusa({quoted(str(fitted))}))"
     with pytest.raises(SpecrunError, match="hidden states"):
         Runtime(tiny_model, drafter=expression, **F32)

@@ -1,4 +1,5 @@
-"""Multi-token prediction: the target's own NextN blocks draft, and the text stays plain decoding's own."""
+"""Multi-token prediction: the target's own NextN blocks draft, and the text stays plain decoding's
+own."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
-from support.joint_law import ALPHA, REJECTED, KeepsTooMuch, joint_law, p_value, sampled_texts, softmax
+from support.joint_law import (
+    ALPHA,
+    REJECTED,
+    KeepsTooMuch,
+    joint_law,
+    p_value,
+    sampled_texts,
+    softmax,
+)
 from support.tiny_models import F32
 from support.tiny_nextn import TinyNextN, variant, write_tiny_glm4moe
 
@@ -41,7 +50,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "apart": MODELS["one"].write_blocks_only(folder / "mtp-one.gguf"),
         "none": variant(MODELS["one"], blocks=0).write(folder / "none.gguf"),
         "wide": variant(MODELS["one"], width=64).write_blocks_only(folder / "wide.gguf"),
-        "other tokens": variant(MODELS["one"], vocab_size=300).write_blocks_only(folder / "tokens.gguf"),
+        "other tokens": variant(MODELS["one"], vocab_size=300).write_blocks_only(
+            folder / "tokens.gguf"
+        ),
     }
 
 
@@ -50,7 +61,9 @@ def plain(files: dict[str, Path]) -> Iterator[Callable[..., list[int]]]:
     """Plain decoding's answers, by a runtime for each model that is opened once."""
     opened: dict[str, Runtime] = {}
 
-    def decode(name: str, params: SamplingParams, length: int = 40, prompt: list[int] = PROMPT) -> list[int]:
+    def decode(
+        name: str, params: SamplingParams, length: int = 40, prompt: list[int] = PROMPT
+    ) -> list[int]:
         if name not in opened:
             opened[name] = Runtime(files[name], **F32)
         return opened[name].generate(prompt, params, max_tokens=length).token_ids
@@ -76,16 +89,26 @@ def pairs_of(spec: TinyNextN, tokens: list[int]) -> np.ndarray:
     return np.concatenate([np.zeros((1, spec.width)), spec.trunk(tokens)[:-1]])
 
 
-# -- text -------------------------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize(
     ("name", "expression"),
-    [("one", "mtp"), ("one", "mtp(n=1)"), ("two", "mtp"), ("windowed", "mtp"), ("alike", "mtp(n=5, p_min=0.2)")],
+    [
+        ("one", "mtp"),
+        ("one", "mtp(n=1)"),
+        ("two", "mtp"),
+        ("windowed", "mtp"),
+        ("alike", "mtp(n=5, p_min=0.2)"),
+    ],
 )
 def test_the_text_is_plain_decodings_own(
-    files: dict[str, Path], plain: Callable[..., list[int]], name: str, expression: str, temperature: float
+    files: dict[str, Path],
+    plain: Callable[..., list[int]],
+    name: str,
+    expression: str,
+    temperature: float,
 ) -> None:
     for seed in (1, 2):
         params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
@@ -100,18 +123,23 @@ def test_greedy_text_is_plain_decodings_own_when_drafts_are_drawn(
     assert answer(files["one"], "mtp(sampling=with)", GREEDY).token_ids == plain("one", GREEDY)
 
 
-def test_blocks_that_are_like_the_trunk_draft_far_better_than_chance(files: dict[str, Path]) -> None:
-    """By chance a token is right once in 320 times; each block of the second model is worse than the one before it."""
+def test_blocks_that_are_like_the_trunk_draft_far_better_than_chance(
+    files: dict[str, Path],
+) -> None:
+    """By chance a token is right once in 320 times; each block of the second model is worse than
+    the one before it."""
     assert (answer(files["alike"], "mtp", GREEDY).stats.acceptance_rate or 0.0) > 0.3
     assert (answer(files["two"], "mtp", GREEDY).stats.acceptance_rate or 0.0) > 0.1
 
 
-def test_penalties_see_the_drafted_path(files: dict[str, Path], plain: Callable[..., list[int]]) -> None:
+def test_penalties_see_the_drafted_path(
+    files: dict[str, Path], plain: Callable[..., list[int]]
+) -> None:
     params = SamplingParams(temperature=0.7, repeat_penalty=1.4, presence_penalty=0.3, seed=4)
     assert answer(files["alike"], "mtp(n=4)", params).token_ids == plain("alike", params)
 
 
-# -- drafts -----------------------------------------------------------------------------------------------------------
+# -- drafts ----------------------------------------------------------------------------------------
 
 
 def proposed(runtime: Runtime, tokens: list[int], params: SamplingParams, depth: int = 8) -> Any:
@@ -136,7 +164,8 @@ def test_a_chain_is_what_the_reference_drafts(files: dict[str, Path], name: str,
 
 
 def test_draws_come_from_the_law_that_they_store(files: dict[str, Path]) -> None:
-    """The first draw's law is the block's, tempered; draws follow it: 60 seeds, no token of 1e-9 drawn (chance 2e-6)."""
+    """The first draw's law is the block's, tempered; draws follow it: 60 seeds, no token of 1e-9
+    drawn (chance 2e-6)."""
     spec, params = MODELS["one"], SamplingParams(temperature=1.3, top_k=0, top_p=1.0, min_p=0.0)
     logits = spec.block(0, PROMPT, pairs_of(spec, PROMPT))[0][-1] / 1.3
     wanted = np.exp(logits - logits.max())
@@ -161,13 +190,18 @@ def test_draws_come_from_the_law_that_they_store(files: dict[str, Path]) -> None
 
 
 def test_texts_of_drawn_drafts_follow_the_targets_joint_law(tmp_path: Path) -> None:
-    """The law of two tokens is the reference's; hypothesis, test and its chance of a false alarm are `joint_law`'s."""
+    """The law of two tokens is the reference's; hypothesis, test and its chance of a false alarm
+    are `joint_law`'s."""
     spec = TinyNextN(vocab_size=12, scale=0.6, agreement=0.5, seed=4)
     prompt, length, samples = [3, 1, 4], 2, 1000
     head = spec.tensors()["output.weight"].T
-    law = joint_law(lambda text: softmax(spec.trunk([*prompt, *text])[-1] @ head), length, frozenset({11}))
+    law = joint_law(
+        lambda text: softmax(spec.trunk([*prompt, *text])[-1] @ head), length, frozenset({11})
+    )
     assert scipy.stats.entropy(list(law.values())) > 4.0
-    with Runtime(spec.write(tmp_path / "small.gguf"), drafter="mtp(n=2, sampling=with)", **F32) as runtime:
+    with Runtime(
+        spec.write(tmp_path / "small.gguf"), drafter="mtp(n=2, sampling=with)", **F32
+    ) as runtime:
         assert p_value(sampled_texts(runtime, prompt, length, samples), law) > ALPHA
         runtime.session.rule = KeepsTooMuch()
         assert p_value(sampled_texts(runtime, prompt, length, samples), law) < REJECTED
@@ -189,10 +223,17 @@ def test_p_min_ends_a_chain_before_a_doubtful_token(files: dict[str, Path]) -> N
 def test_limits_of_the_round_are_kept(files: dict[str, Path]) -> None:
     with Runtime(files["one"], drafter="mtp(n=5)", **F32) as runtime:
         runtime.session.load_prompt(PROMPT)
-        assert [len(proposed(runtime, PROMPT, GREEDY, depth)) for depth in (0, 1, 3, 8)] == [0, 1, 3, 5]
+        assert [len(proposed(runtime, PROMPT, GREEDY, depth)) for depth in (0, 1, 3, 8)] == [
+            0,
+            1,
+            3,
+            5,
+        ]
 
 
-def test_an_answer_may_fill_the_context(files: dict[str, Path], plain: Callable[..., list[int]]) -> None:
+def test_an_answer_may_fill_the_context(
+    files: dict[str, Path], plain: Callable[..., list[int]]
+) -> None:
     params = SamplingParams(temperature=1.0, seed=0, logit_bias={319: -1e9})  # never ends by itself
     result = answer(files["alike"], "mtp(n=6)", params, 400)
     assert result.finish_reason == "length"
@@ -200,7 +241,7 @@ def test_an_answer_may_fill_the_context(files: dict[str, Path], plain: Callable[
     assert result.token_ids == plain("alike", params, 400)
 
 
-# -- KV truth ---------------------------------------------------------------------------------------------------------
+# -- KV truth --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["one", "two", "windowed", "alike"])
@@ -212,7 +253,11 @@ def test_after_any_rounds_the_cache_is_what_a_fresh_evaluation_makes(
     params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=7)
     with Runtime(files[name], drafter="mtp", **F32) as runtime:
         accepted = drafted = 0
-        for prompt in (PROMPT, PROMPT[:5], [*PROMPT[:5], 77, 3]):  # the later ones share what is cached
+        for prompt in (
+            PROMPT,
+            PROMPT[:5],
+            [*PROMPT[:5], 77, 3],
+        ):  # the later ones share what is cached
             result = runtime.generate(prompt, params, max_tokens=30)
             accepted, drafted = accepted + result.stats.accepted, drafted + result.stats.drafted
             text = [*prompt, *result.token_ids]
@@ -226,13 +271,16 @@ def test_after_any_rounds_the_cache_is_what_a_fresh_evaluation_makes(
     assert 0 < accepted < drafted
 
 
-def test_a_conversation_goes_on_from_what_is_cached(files: dict[str, Path], plain: Callable[..., list[int]]) -> None:
+def test_a_conversation_goes_on_from_what_is_cached(
+    files: dict[str, Path], plain: Callable[..., list[int]]
+) -> None:
     with Runtime(files["alike"], drafter="mtp(n=4)", **F32) as runtime:
         prompt = list(PROMPT)
         for turn in range(4):
             result = runtime.generate(prompt, GREEDY, max_tokens=12)
             assert result.token_ids == plain("alike", GREEDY, 12, prompt)
-            # The first round of a turn drafts too: its state was seen again, with one more token than plain decoding.
+            # The first round of a turn drafts too: its state was seen again, with one more token
+            # than plain decoding.
             assert turn == 0 or result.usage.cached_tokens >= len(prompt) - 6
             prompt += [*result.token_ids, 11, 12]
             state = drafter_of(runtime)._state
@@ -242,18 +290,25 @@ def test_a_conversation_goes_on_from_what_is_cached(files: dict[str, Path], plai
         assert runtime.generate(PROMPT, GREEDY, max_tokens=12).token_ids == again.token_ids
 
 
-def test_an_abandoned_answer_leaves_the_drafter_usable(files: dict[str, Path], plain: Callable[..., list[int]]) -> None:
+def test_an_abandoned_answer_leaves_the_drafter_usable(
+    files: dict[str, Path], plain: Callable[..., list[int]]
+) -> None:
     with Runtime(files["two"], drafter="mtp", **F32) as runtime:
         for n_events in (1, 2, 5):
-            stream = runtime.stream(PROMPT, SamplingParams(temperature=1.0, seed=n_events), max_tokens=20)
+            stream = runtime.stream(
+                PROMPT, SamplingParams(temperature=1.0, seed=n_events), max_tokens=20
+            )
             for _ in range(n_events):
                 next(stream)
             stream.close()
-            assert runtime.generate(PROMPT, GREEDY, max_tokens=20).token_ids == plain("two", GREEDY, 20)
+            assert runtime.generate(PROMPT, GREEDY, max_tokens=20).token_ids == plain(
+                "two", GREEDY, 20
+            )
 
 
 def test_experts_draft_and_their_cache_is_what_a_fresh_evaluation_makes(tmp_path: Path) -> None:
-    """glm4moe has no reference here: rounds of drafts are compared with one evaluation of the whole text."""
+    """glm4moe has no reference here: rounds of drafts are compared with one evaluation of the whole
+    text."""
     path = write_tiny_glm4moe(tmp_path / "glm.gguf")
     rows = []
     with Runtime(path, drafter="mtp(n=3)", **F32) as runtime, Runtime(path, **F32) as plain:
@@ -273,7 +328,7 @@ def test_experts_draft_and_their_cache_is_what_a_fresh_evaluation_makes(tmp_path
             assert np.abs(drafter_of(fresh)._state.root([9, *text[1:]]) - row).max() > 1e-2
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def test_blocks_in_a_file_of_their_own_draft_the_same(files: dict[str, Path]) -> None:
@@ -295,7 +350,12 @@ def test_blocks_in_a_file_of_their_own_draft_the_same(files: dict[str, Path]) ->
         ("one", "mtp(none)", UnsupportedModelError, "none.gguf has no NextN blocks"),
         ("one", "mtp(wide)", PairError, "states of 64 numbers, and the target's have 32"),
         ("one", "mtp(other tokens)", PairError, "tokens.gguf cannot draft for"),
-        ("two", "mtp(n=3)", OptionError, "has 2 NextN blocks, one for each token, so n is at most 2"),
+        (
+            "two",
+            "mtp(n=3)",
+            OptionError,
+            "has 2 NextN blocks, one for each token, so n is at most 2",
+        ),
         ("one", "mtp(n=0)", OptionError, "n is 0: give 1 to 511 tokens"),
         ("one", "mtp(n=600)", OptionError, "n is 600: give 1 to 511 tokens"),
         ("one", "mtp(sampling=without)", OptionError, "without"),
@@ -312,16 +372,20 @@ def test_what_cannot_draft_is_refused(
         Runtime(files[target], drafter=expression, **F32)
 
 
-def test_a_llama_is_refused_and_so_is_a_llama_file(files: dict[str, Path], tiny_model: Path) -> None:
+def test_a_llama_is_refused_and_so_is_a_llama_file(
+    files: dict[str, Path], tiny_model: Path
+) -> None:
     with pytest.raises(UnsupportedModelError, match="no NextN blocks") as caught:
         Runtime(tiny_model, drafter="mtp", **F32)
     assert caught.value.exit_code == 3
-    with pytest.raises(PairError, match="it is made for hy_v3, and the target is a llama model") as other:
+    with pytest.raises(
+        PairError, match="it is made for hy_v3, and the target is a llama model"
+    ) as other:
         Runtime(tiny_model, drafter=f"mtp({quoted(str(files['apart']))})", **F32)
     assert other.value.exit_code == 4
 
 
-# -- with others ------------------------------------------------------------------------------------------------------
+# -- with others -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -342,22 +406,37 @@ def test_combinators_let_blocks_see_their_states(
     assert result.stats.drafted > 0
 
 
-def test_bare_auto_considers_the_targets_own_blocks(files: dict[str, Path], plain: Callable[..., list[int]]) -> None:
+def test_bare_auto_considers_the_targets_own_blocks(
+    files: dict[str, Path], plain: Callable[..., list[int]]
+) -> None:
     greedy = SamplingParams(temperature=0.0)
     result = answer(files["alike"], "auto", greedy)
-    assert [arm["drafter"] for arm in result.stats.drafting["arms"]] == ["mtp", "prompt-lookup", "lookahead", "none"]
+    assert [arm["drafter"] for arm in result.stats.drafting["arms"]] == [
+        "mtp",
+        "prompt-lookup",
+        "lookahead",
+        "none",
+    ]
     assert result.stats.drafting["choices"][0][0] == 0
     assert result.token_ids == plain("alike", greedy)
     without = answer(files["none"], "auto", greedy)
-    assert [arm["drafter"] for arm in without.stats.drafting["arms"]] == ["prompt-lookup", "lookahead", "none"]
+    assert [arm["drafter"] for arm in without.stats.drafting["arms"]] == [
+        "prompt-lookup",
+        "lookahead",
+        "none",
+    ]
 
 
 def test_blocks_cannot_draft_for_a_draft_model(files: dict[str, Path]) -> None:
     with pytest.raises(SpecrunError, match="hidden states"):
         Runtime(
             files["one"],
-            drafter=f"cascade(draft({quoted(str(files['none']))}), mtp({quoted(str(files['apart']))}))",
+            drafter=(
+                f"cascade(draft({quoted(str(files['none']))}), mtp({quoted(str(files['apart']))}))"
+            ),
             **F32,
         )
-    with pytest.raises(UnsupportedModelError, match="loaded without its NextN blocks: only the target"):
+    with pytest.raises(
+        UnsupportedModelError, match="loaded without its NextN blocks: only the target"
+    ):
         Runtime(files["one"], drafter=f"cascade(draft({quoted(str(files['one']))}), mtp)", **F32)

@@ -1,4 +1,5 @@
-"""Positions ordered by context, and lookups among them: against sorting and searching everything."""
+"""Positions ordered by context, and lookups among them: against sorting and searching
+everything."""
 
 from __future__ import annotations
 
@@ -7,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specrun.runtime.drafters.retrieval.datastore import DEPTH, ContextIndex, key_width, order_by_context
+from specrun.runtime.drafters.retrieval.datastore import (
+    DEPTH,
+    ContextIndex,
+    key_width,
+    order_by_context,
+)
 from specrun.runtime.drafters.retrieval.datastore import context_index as context_order
 
 VOCAB_SIZE = 3
@@ -26,7 +32,11 @@ def context(tokens: np.ndarray, position: int) -> list[int]:
 
 
 def ordered(tokens: np.ndarray, vocab_size: int = VOCAB_SIZE) -> list[int]:
-    inside = [p for p in range(DEPTH, len(tokens)) if tokens[p] != vocab_size and tokens[p - 1] != vocab_size]
+    inside = [
+        p
+        for p in range(DEPTH, len(tokens))
+        if tokens[p] != vocab_size and tokens[p - 1] != vocab_size
+    ]
     return sorted(inside, key=lambda p: (context(tokens, p), p))
 
 
@@ -91,7 +101,8 @@ def test_the_places_with_the_longest_suffix_are_found(text, query, count, min_ma
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_sampled_keys_narrow_the_search_to_the_right_place(seed):
-    """Texts much longer than the distance between sampled keys, with contexts that many places share."""
+    """Texts much longer than the distance between sampled keys, with contexts that many places
+    share."""
     rng = np.random.default_rng(seed)
     text = rng.choice(4, 3000, p=[0.7, 0.1, 0.1, 0.1]).tolist()
     index = ContextIndex.of_text(text, 4)
@@ -110,7 +121,8 @@ def test_what_follows_ends_with_its_text():
 
 
 def test_damaged_arrays_yield_no_unknown_tokens():
-    """A file that was changed behind its header must neither crash nor feed the target tokens it lacks."""
+    """A file that was changed behind its header must neither crash nor feed the target tokens it
+    lacks."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(-(2**31), 2**31, 500).astype(np.int32)
     order = rng.integers(0, 2**32, 400, dtype=np.uint64).astype(np.uint32)

@@ -1,4 +1,5 @@
-"""Trees of retrieved continuations: against all prefixes with their probabilities, and what trust learns."""
+"""Trees of retrieved continuations: against all prefixes with their probabilities, and what trust
+learns."""
 
 from __future__ import annotations
 
@@ -39,17 +40,27 @@ def one_place(length: int) -> Standing:
 
 def trie(continuations: list[Continuation], trust: MatchTrust) -> dict[tuple[int, ...], float]:
     """Every prefix with its estimated probability, from the definition."""
-    prefixes = {tuple(candidate.tokens[:depth]) for candidate in continuations for depth in range(1, len(candidate.tokens) + 1)}
+    prefixes = {
+        tuple(candidate.tokens[:depth])
+        for candidate in continuations
+        for depth in range(1, len(candidate.tokens) + 1)
+    }
     known = {(): 1.0}
     for prefix in sorted(prefixes, key=len):
         above = prefix[:-1]
-        alive = [candidate for candidate in continuations if tuple(candidate.tokens[: len(above)]) == above]
+        alive = [
+            candidate
+            for candidate in continuations
+            if tuple(candidate.tokens[: len(above)]) == above
+        ]
         alive = [candidate for candidate in alive if len(candidate.tokens) > len(above)]
         votes: dict[int, float] = {}
         for candidate in alive:
             token = candidate.tokens[len(above)]
             reach = candidate.match + 2 * candidate.realigned
-            votes[token] = votes.get(token, 0.0) + candidate.weight * 2.0 ** min(reach, LONGEST_MATCH)
+            votes[token] = votes.get(token, 0.0) + candidate.weight * 2.0 ** min(
+                reach, LONGEST_MATCH
+            )
         rank = sorted(votes, key=lambda token: -votes[token]).index(prefix[-1])
         known[prefix] = known[above] * trust.expected(standing_of(alive, len(above)), rank)
     del known[()]
@@ -58,13 +69,20 @@ def trie(continuations: list[Continuation], trust: MatchTrust) -> dict[tuple[int
 
 def standing_of(alive: list[Continuation], depth: int) -> Standing:
     longest = max(continuation.match + 2 * continuation.realigned for continuation in alive)
-    best = [continuation for continuation in alive if continuation.match + 2 * continuation.realigned == longest]
+    best = [
+        continuation
+        for continuation in alive
+        if continuation.match + 2 * continuation.realigned == longest
+    ]
     length = best[0].match + depth
     if best[0].realigned and length < 3:
         return Standing(Evidence.REALIGNED, length)
     if len({continuation.tokens[depth] for continuation in best}) > 1:
         tokens = {continuation.tokens[depth] for continuation in best}
-        most = max(sum(continuation.weight for continuation in best if continuation.tokens[depth] == token) for token in tokens)
+        most = max(
+            sum(continuation.weight for continuation in best if continuation.tokens[depth] == token)
+            for token in tokens
+        )
         clear = most >= 0.6 * sum(continuation.weight for continuation in best)
         return Standing(Evidence.MOST_PLACES if clear else Evidence.DISAGREEING, length)
     several = len(best) > 1 or best[0].weight > 1
@@ -72,21 +90,27 @@ def standing_of(alive: list[Continuation], depth: int) -> Standing:
 
 
 def prefixes_of(tree) -> list[tuple[int, ...]]:
-    return [tuple(tree.tokens[ancestor] for ancestor in tree.path_to(node)) for node in range(len(tree))]
+    return [
+        tuple(tree.tokens[ancestor] for ancestor in tree.path_to(node)) for node in range(len(tree))
+    ]
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(CONTINUATIONS, st.integers(0, 12), st.integers(0, 6))
 def test_the_best_nodes_of_the_trie_are_drafted(continuations, nodes, depth):
     trust = MatchTrust()
-    known = {prefix: prob for prefix, prob in trie(continuations, trust).items() if len(prefix) <= depth}
+    known = {
+        prefix: prob for prefix, prob in trie(continuations, trust).items() if len(prefix) <= depth
+    }
     tree = continuation_tree(continuations, trust, TreeLimits(nodes, depth, 64), FREE)
     drafted = prefixes_of(tree)
     assert len(set(drafted)) == len(drafted) <= nodes
     wanted = sorted((prob for prob in known.values() if prob >= 0.05), reverse=True)[:nodes]
     assert [known[path] for path in drafted] == pytest.approx(wanted)
     assert all(draw.law is None for draws in tree.draws.values() for draw in draws)
-    assert sorted(draw.node for draws in tree.draws.values() for draw in draws) == list(range(len(tree)))
+    assert sorted(draw.node for draws in tree.draws.values() for draw in draws) == list(
+        range(len(tree))
+    )
     assert list(tree.depths) == [len(path) for path in drafted]
 
 
@@ -97,11 +121,20 @@ def test_as_many_nodes_as_pay(continuations, steps):
     costs = CostCurve.flat([1.0 + sum(steps[:n]) for n in range(16)])
     tree = continuation_tree(continuations, trust, limits, costs)
     known = trie(continuations, trust)
-    probabilities = [known[prefix] for prefix in prefixes_of(continuation_tree(continuations, trust, limits, FREE))]
-    rates = [(1.0 + sum(probabilities[:n])) / costs.seconds(n + 1) for n in range(len(probabilities) + 1)]
+    probabilities = [
+        known[prefix]
+        for prefix in prefixes_of(continuation_tree(continuations, trust, limits, FREE))
+    ]
+    rates = [
+        (1.0 + sum(probabilities[:n])) / costs.seconds(n + 1) for n in range(len(probabilities) + 1)
+    ]
     best = max(rates[1:], default=0.0)
     # Plain decoding unless a draft is expected to gain a tenth.
-    assert len(tree) == 0 if best <= 1.1 - 1e-9 else rates[len(tree)] == pytest.approx(best) or best <= 1.1 + 1e-9
+    assert (
+        len(tree) == 0
+        if best <= 1.1 - 1e-9
+        else rates[len(tree)] == pytest.approx(best) or best <= 1.1 + 1e-9
+    )
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -110,12 +143,19 @@ def test_never_more_leaves_than_allowed(continuations, leaves):
     tree = continuation_tree(continuations, MatchTrust(), TreeLimits(20, 5, leaves), FREE)
     assert len(set(range(len(tree))) - set(tree.parents)) <= leaves
     # A chain fits whatever the number of leaves.
-    assert bool(tree) == any(continuation.tokens for continuation in continuations) or tree.tokens == ()
+    assert (
+        bool(tree) == any(continuation.tokens for continuation in continuations)
+        or tree.tokens == ()
+    )
 
 
 def test_an_uncertain_match_is_not_drafted_and_a_long_one_far():
     def drafted(match: int, trust: MatchTrust) -> int:
-        return len(continuation_tree([Continuation([5] * 15, match)], trust, TreeLimits(15, 15, 4), TYPICAL_CPU))
+        return len(
+            continuation_tree(
+                [Continuation([5] * 15, match)], trust, TreeLimits(15, 15, 4), TYPICAL_CPU
+            )
+        )
 
     sizes = [drafted(match, MatchTrust()) for match in (0, 1, 2, 4, 8, 16)]
     assert sizes[0] == 0
@@ -130,7 +170,15 @@ def test_an_uncertain_match_is_not_drafted_and_a_long_one_far():
 def test_nothing_is_drafted_behind_the_end_of_an_answer():
     found = [Continuation([5, 7, 0, 8, 9], 16), Continuation([5, 6, 6, 6, 6], 16)]
     tree = continuation_tree(found, MatchTrust(), TreeLimits(20, 20, 4, frozenset({0})), FREE)
-    assert sorted(prefixes_of(tree)) == [(5,), (5, 6), (5, 6, 6), (5, 6, 6, 6), (5, 6, 6, 6, 6), (5, 7), (5, 7, 0)]
+    assert sorted(prefixes_of(tree)) == [
+        (5,),
+        (5, 6),
+        (5, 6, 6),
+        (5, 6, 6, 6),
+        (5, 6, 6, 6, 6),
+        (5, 7),
+        (5, 7, 0),
+    ]
 
 
 def test_failures_silence_a_drafter_and_unseen_successes_wake_it():
@@ -151,7 +199,9 @@ def test_failures_of_one_length_are_a_warning_for_others():
     for _ in range(4):
         trust.learn(one_place(8), 1, None)
     assert trust.expected(one_place(4)) < before.expected(one_place(4))
-    assert trust.expected(Standing(Evidence.SEVERAL_PLACES, 8)) < before.expected(Standing(Evidence.SEVERAL_PLACES, 8))
+    assert trust.expected(Standing(Evidence.SEVERAL_PLACES, 8)) < before.expected(
+        Standing(Evidence.SEVERAL_PLACES, 8)
+    )
 
 
 def test_trust_learns_along_the_path_that_was_taken():

@@ -1,4 +1,5 @@
-"""Datastores as files: what is built is found again, what is damaged or foreign is refused, nothing half-written."""
+"""Datastores as files: what is built is found again, what is damaged or foreign is refused, nothing
+half-written."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ from specrun.runtime.drafters.retrieval.datastore import (
 from specrun.runtime.drafters.retrieval.datastore import build_store as building
 from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
 
-TEXT = "the quick brown fox jumps over the lazy dog\n" * 3 + "pack my box with five dozen liquor jugs\n"
+TEXT = (
+    "the quick brown fox jumps over the lazy dog\n" * 3
+    + "pack my box with five dozen liquor jugs\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +82,11 @@ def test_what_was_stored_is_found_again(store: Path, vocabulary: Vocabulary):
 
 def test_the_header_says_what_the_store_holds(store: Path, vocabulary: Vocabulary):
     header = read_store_header(store)
-    assert (header.n_words, header.vocabulary, header.model) == (vocabulary.size, vocabulary.fingerprint.hex(), "tiny.gguf")
+    assert (header.n_words, header.vocabulary, header.model) == (
+        vocabulary.size,
+        vocabulary.fingerprint.hex(),
+        "tiny.gguf",
+    )
     assert (header.n_files, header.n_text_bytes) == (1, len(TEXT))
     assert header.offsets[-1] == store.stat().st_size
     # All tokens but the first of the text have something before them.
@@ -99,7 +107,10 @@ def test_texts_are_kept_apart(tmp_path: Path, vocabulary: Vocabulary):
         nearest = index.nearest(vocabulary.tokenize(query, add_special=False), 1, 5, 2)
         return [(match, vocabulary.detokenize(following)) for match, following in nearest]
 
-    apart, joined = opened("apart", "one two", "", "three four"), opened("joined", "one twothree four")
+    apart, joined = (
+        opened("apart", "one two", "", "three four"),
+        opened("joined", "one twothree four"),
+    )
     for query, separate, together in (
         ("one ", [(4, "two")], [(4, "twoth")]),
         ("two", [], [(3, "three")]),
@@ -125,24 +136,34 @@ def test_pieces_of_a_text_are_the_text(tmp_path_factory, text: str, size: int):
     assert sum(n for _, n in pieces) == len(data)
 
 
-# -- what is refused ------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
-def test_a_store_of_another_vocabulary_is_refused(store: Path, tiny_small_vocab: Path, vocabulary: Vocabulary):
+def test_a_store_of_another_vocabulary_is_refused(
+    store: Path, tiny_small_vocab: Path, vocabulary: Vocabulary
+):
     with Model(tiny_small_vocab, vocab_only=True) as other:
         with pytest.raises(
-            PairError, match=f"{vocabulary.fingerprint.hex()[:12]}.*{other.vocabulary.fingerprint.hex()[:12]}"
+            PairError,
+            match=f"{vocabulary.fingerprint.hex()[:12]}.*{other.vocabulary.fingerprint.hex()[:12]}",
         ):
             open_store(store, other.vocabulary)
 
 
-def test_the_hash_depends_on_every_token(vocabulary: Vocabulary, tiny_flat_twin: Path, tiny_small_vocab: Path):
-    with Model(tiny_flat_twin, vocab_only=True) as twin, Model(tiny_small_vocab, vocab_only=True) as other:
+def test_the_hash_depends_on_every_token(
+    vocabulary: Vocabulary, tiny_flat_twin: Path, tiny_small_vocab: Path
+):
+    with (
+        Model(tiny_flat_twin, vocab_only=True) as twin,
+        Model(tiny_small_vocab, vocab_only=True) as other,
+    ):
         assert twin.vocabulary.fingerprint.hex() == vocabulary.fingerprint.hex()
         assert other.vocabulary.fingerprint.hex() != vocabulary.fingerprint.hex()
 
 
-@pytest.mark.parametrize("size", [0, 10, 30, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 100, -1])
+@pytest.mark.parametrize(
+    "size", [0, 10, 30, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 100, -1]
+)
 def test_a_truncated_store_is_refused(store: Path, vocabulary: Vocabulary, size: int):
     data = store.read_bytes()
     store.write_bytes(data[:size])
@@ -150,7 +171,9 @@ def test_a_truncated_store_is_refused(store: Path, vocabulary: Vocabulary, size:
         open_store(store, vocabulary)
 
 
-def test_foreign_files_and_versions_are_refused(store: Path, vocabulary: Vocabulary, tiny_model: Path):
+def test_foreign_files_and_versions_are_refused(
+    store: Path, vocabulary: Vocabulary, tiny_model: Path
+):
     with pytest.raises(MalformedFileError, match="not a datastore"):
         open_store(tiny_model, vocabulary)
     data = bytearray(store.read_bytes())
@@ -177,7 +200,9 @@ def test_foreign_files_and_versions_are_refused(store: Path, vocabulary: Vocabul
     ],
     ids=str,
 )
-def test_a_header_that_cannot_be_true_is_refused(store: Path, vocabulary: Vocabulary, changes: dict):
+def test_a_header_that_cannot_be_true_is_refused(
+    store: Path, vocabulary: Vocabulary, changes: dict
+):
     values = {**dataclasses.asdict(read_store_header(store)), **changes}
     text = json.dumps(values).encode()
     data = bytearray(store.read_bytes())
@@ -219,7 +244,9 @@ def test_files_that_are_missing_or_too_many_tokens_are_refused(
 ):
     for name in ("none.txt", "."):
         with pytest.raises(FileMissingError):
-            build_store([corpus, corpus.parent / name], vocabulary, corpus.with_name("out"), model="m")
+            build_store(
+                [corpus, corpus.parent / name], vocabulary, corpus.with_name("out"), model="m"
+            )
     monkeypatch.setattr(building, "_MOST_TOKENS", 50)
     with pytest.raises(OptionError, match="more than 50 tokens"):
         build_store([corpus], vocabulary, corpus.with_name("out"), model="m")
@@ -229,7 +256,9 @@ def test_files_that_are_missing_or_too_many_tokens_are_refused(
     assert names(corpus.parent) == ["corpus.txt"]
 
 
-def test_nothing_is_overwritten_without_force_and_no_input_ever(store: Path, corpus: Path, vocabulary: Vocabulary):
+def test_nothing_is_overwritten_without_force_and_no_input_ever(
+    store: Path, corpus: Path, vocabulary: Vocabulary
+):
     before = store.read_bytes()
     with pytest.raises(OptionError, match="--force"):
         build_store([corpus], vocabulary, store, model="m")
@@ -263,11 +292,13 @@ def wait(what, done, total):
         time.sleep(60)
 with Model(model, vocab_only=True) as opened:
     build_store([Path(corpus)], opened.vocabulary, Path(output), model="new", force=True, progress=wait)
-"""
+"""  # noqa: E501 - as it is shown
 
 
 @pytest.mark.parametrize("phase", ["reading", "ordering"])
-def test_a_store_survives_kill_9_while_it_is_saved(store: Path, corpus: Path, tiny_model: Path, phase: str):
+def test_a_store_survives_kill_9_while_it_is_saved(
+    store: Path, corpus: Path, tiny_model: Path, phase: str
+):
     before = store.read_bytes()
     command = [sys.executable, "-c", KILLED, str(tiny_model), str(corpus), str(store), phase]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
@@ -278,7 +309,7 @@ def test_a_store_survives_kill_9_while_it_is_saved(store: Path, corpus: Path, ti
     assert verify_store(store)
 
 
-# -- reference texts, and the vocabulary alone -----------------------------------------------------------------------
+# -- reference texts, and the vocabulary alone -----------------------------------------------------
 
 
 def test_a_reference_is_found_in(corpus: Path, vocabulary: Vocabulary):
@@ -292,7 +323,9 @@ def test_a_reference_is_found_in(corpus: Path, vocabulary: Vocabulary):
     [(b"", OptionError), (b"\xff", ModelError), (b"a" * (9 << 20), OptionError)],
     ids=["empty", "not UTF-8", "huge"],
 )
-def test_a_reference_that_cannot_be_used(tmp_path: Path, vocabulary: Vocabulary, content: bytes, error: type[Exception]):
+def test_a_reference_that_cannot_be_used(
+    tmp_path: Path, vocabulary: Vocabulary, content: bytes, error: type[Exception]
+):
     (tmp_path / "r.txt").write_bytes(content)
     with pytest.raises(error, match=r"r\.txt"):
         read_reference(tmp_path / "r.txt", vocabulary)

@@ -18,7 +18,9 @@ def matched(tokens: list[int], place: int, most: int) -> int:
     return length
 
 
-def reference(tokens: list[int], sizes: tuple[int, ...], count: int, visited: int) -> list[tuple[int, int]]:
+def reference(
+    tokens: list[int], sizes: tuple[int, ...], count: int, visited: int
+) -> list[tuple[int, int]]:
     """The latest places of the largest sizes, by looking everywhere."""
     lengths = {place: matched(tokens, place, 2 * sizes[-1]) for place in range(1, len(tokens))}
     found: dict[int, int] = {}

@@ -1,4 +1,5 @@
-"""Prompt lookup: what it drafts from prompt, history and reference, and what happens at the edges."""
+"""Prompt lookup: what it drafts from prompt, history and reference, and what happens at the
+edges."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ LONG = [*range(20, 40)]
 FREE = CostCurve.flat([1.0] + [1.001] * 32)
 
 
-def propose(drafter: PromptLookupDrafter, tokens: list[int], depth: int = 100, nodes: int = 100) -> DraftTree:
+def propose(
+    drafter: PromptLookupDrafter, tokens: list[int], depth: int = 100, nodes: int = 100
+) -> DraftTree:
     return drafter.propose(DraftRequest(tokens, PLAIN, SeededNoise(0), depth, nodes))
 
 
@@ -60,7 +63,9 @@ def test_the_reference_is_read_too():
     assert len(propose(PromptLookupDrafter(), prompt)) == 0
 
 
-@pytest.mark.parametrize(("depth", "nodes", "expected"), [(2, 9, 2), (9, 1, 1), (0, 9, 0), (9, 0, 0), (9, 9, 3)])
+@pytest.mark.parametrize(
+    ("depth", "nodes", "expected"), [(2, 9, 2), (9, 1, 1), (0, 9, 0), (9, 0, 0), (9, 9, 3)]
+)
 def test_never_more_than_allowed(depth, nodes, expected):
     drafter = PromptLookupDrafter(num_draft_tokens=3)
     tokens = LONG + LONG
@@ -119,10 +124,13 @@ REPEATING = (0, 1, 2, 0, 1, 2, 0, 1, 1, 0, 2, 0, 1, 2, 0)
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    ("options", "width"), [({"min_ngram": 1}, 1), ({"min_ngram": 1, "branches": 3, "nodes": 4}, 2)], ids=str
+    ("options", "width"),
+    [({"min_ngram": 1}, 1), ({"min_ngram": 1, "branches": 3, "nodes": 4}, 2)],
+    ids=str,
 )
 def test_the_law_of_the_text_is_the_targets(seed, options, width):
-    """The shipped loop under every outcome, learning included: repeated tokens leave the law as it is, to 1e-12."""
+    """The shipped loop under every outcome, learning included: repeated tokens leave the law as it
+    is, to 1e-12."""
 
     def make() -> PromptLookupDrafter:  # drafting is free: every retrieved token is drafted
         return PromptLookupDrafter(**options, costs=CostCurve.flat([1.0] + [0.01] * 40))

@@ -10,7 +10,8 @@ SOURCE = list(range(100, 120))
 
 
 def resumed(written: list[int]) -> tuple[int, int] | None:
-    """Copy the source up to its twelfth token, then write something else, and ask where it goes on."""
+    """Copy the source up to its twelfth token, then write something else, and ask where it goes
+    on."""
     index, source = NgramIndex(2, 16), Realignment()
     index.extend([*SOURCE, 1, *SOURCE[:12]])
     place, match = index.matches(1)[0]
@@ -49,7 +50,10 @@ def test_the_nearest_of_the_longest_matches_wins() -> None:
     index, source = NgramIndex(2, 16), Realignment()
     index.extend([*range(50, 60), 7, 8, 9, 7, 3, 8, 9, 4, 1, *range(50, 60), 2, 8, 9])
     source.follow(10, 10, 29)
-    assert source.resume(index) == (13, 2)  # both "8 9" match twice; this one is where the copy would be
+    assert source.resume(index) == (
+        13,
+        2,
+    )  # both "8 9" match twice; this one is where the copy would be
 
 
 def test_since_fork_agrees_with_its_definition() -> None:
@@ -69,7 +73,9 @@ def since_fork(tokens: list[int], match: int) -> int:
             break
         end = len(tokens) - back
         gram = tokens[end - sizes[-1] : end]
-        followed = {tokens[at] for at in range(sizes[-1], end) if tokens[at - sizes[-1] : at] == gram}
+        followed = {
+            tokens[at] for at in range(sizes[-1], end) if tokens[at - sizes[-1] : at] == gram
+        }
         if followed - {tokens[end]}:
             return back
     return match

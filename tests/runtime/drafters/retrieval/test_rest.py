@@ -1,4 +1,5 @@
-"""REST: exact whatever it retrieves, plain decoding's own text at every temperature, and its options."""
+"""REST: exact whatever it retrieves, plain decoding's own text at every temperature, and its
+options."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ def test_the_law_of_the_text_is_the_targets(seed, options):
     """The shipped loop under every outcome, learning included, to 1e-12."""
     index = ContextIndex.of_text([0, 1, 2, 0, 1, 1, 0, 2, 2, 1, 0, 0, 1, 2, 1], 3)
     error, nodes, widest = retrieval_bias(
-        lambda: RestDrafter(index, min_match=1, costs=FREE, **options), LawTable(3, seed), (0, 1, 2), 4
+        lambda: RestDrafter(index, min_match=1, costs=FREE, **options),
+        LawTable(3, seed),
+        (0, 1, 2),
+        4,
     )
     assert error < TOLERANCE
     assert nodes > 100
@@ -54,18 +58,26 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def answer(target: Path, drafter: str, params: SamplingParams, **options: object) -> GenerationResult:
+def answer(
+    target: Path, drafter: str, params: SamplingParams, **options: object
+) -> GenerationResult:
     with Runtime(target, drafter=drafter, **F32, **options) as runtime:
         return runtime.generate([3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4], params, max_tokens=48)
 
 
 @pytest.fixture(scope="module")
 def store(target: Path) -> Path:
-    """A datastore of what the target says, with other things in between: some drafts are right, some wrong."""
-    texts = [answer(target, "none", SamplingParams(temperature=t, seed=s)).text for t, s in ((0.0, 0), (1.0, 1))]
+    """A datastore of what the target says, with other things in between: some drafts are right,
+    some wrong."""
+    texts = [
+        answer(target, "none", SamplingParams(temperature=t, seed=s)).text
+        for t, s in ((0.0, 0), (1.0, 1))
+    ]
     corpus, path = target.with_name("corpus.txt"), target.with_name("its.store")
     # What is said in bytes that are no text cannot be stored; the rest is.
-    corpus.write_text("\n".join([*texts, texts[0][::-1], texts[0]]), encoding="utf-8", errors="replace")
+    corpus.write_text(
+        "\n".join([*texts, texts[0][::-1], texts[0]]), encoding="utf-8", errors="replace"
+    )
     with Model(target, vocab_only=True) as model:
         build_store([corpus], model.vocabulary, path, model=target.name)
     return path
@@ -76,7 +88,11 @@ def store(target: Path) -> Path:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "drafter",
-    ["rest(STORE, min_match=1)", "prompt-lookup(min_ngram=1, nodes=8)", "prompt-lookup(min_ngram=1, reference=TEXT)"],
+    [
+        "rest(STORE, min_match=1)",
+        "prompt-lookup(min_ngram=1, nodes=8)",
+        "prompt-lookup(min_ngram=1, reference=TEXT)",
+    ],
 )
 def test_the_text_is_plain_decodings_own(target, store, drafter, seed, temperature, extra):
     params = SamplingParams(temperature=temperature, seed=seed, **extra)
@@ -95,7 +111,7 @@ def test_rest_beside_other_drafters(target, store):
     assert answer(target, expression, params).token_ids == answer(target, "none", params).token_ids
 
 
-# -- options --------------------------------------------------------------------------------------------------------
+# -- options ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -116,7 +132,8 @@ def test_options_that_make_no_sense(target, store, expression, message):
 
 
 @pytest.mark.parametrize(
-    ("content", "error"), [(None, FileMissingError), (b"", MalformedFileError), (b"GGUF" * 2000, MalformedFileError)]
+    ("content", "error"),
+    [(None, FileMissingError), (b"", MalformedFileError), (b"GGUF" * 2000, MalformedFileError)],
 )
 def test_a_file_that_is_no_store(target, tmp_path, content, error):
     if content is not None:
@@ -141,7 +158,10 @@ def test_a_reference_as_an_option_of_the_runtime(target, store):
 REFERENCES: list[tuple[str, str]] = [
     ("prompt-lookup", "prompt-lookup(reference=r.txt)"),
     ("prompt-lookup(n=3)", "prompt-lookup(n=3, reference=r.txt)"),
-    ("ensemble(draft(a.gguf), prompt-lookup)", "ensemble(draft(a.gguf), prompt-lookup(reference=r.txt))"),
+    (
+        "ensemble(draft(a.gguf), prompt-lookup)",
+        "ensemble(draft(a.gguf), prompt-lookup(reference=r.txt))",
+    ),
 ]
 
 
@@ -152,7 +172,11 @@ def test_a_reference_reaches_every_prompt_lookup(before, after):
 
 @pytest.mark.parametrize(
     ("expression", "message"),
-    [("draft(a.gguf)", r"ensemble\(draft"), ("prompt-lookup(reference=q.txt)", "already"), ("none", "leave out")],
+    [
+        ("draft(a.gguf)", r"ensemble\(draft"),
+        ("prompt-lookup(reference=q.txt)", "already"),
+        ("none", "leave out"),
+    ],
 )
 def test_a_reference_nobody_reads_is_refused(expression, message):
     with pytest.raises(OptionError, match=message):
