@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from specrun.cli.option_group import SectionedCommand, option
+from specrun.cli.options.group import SectionedCommand, option
 
 
 @click.command(cls=SectionedCommand, context_settings={"auto_envvar_prefix": "SPECRUN_TEST"})

@@ -16,6 +16,7 @@ from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import ClosedError
 from specrun.bindings.model import Model
+from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.eagle import PairCells, PairHead, build_eagle, build_eagle3
 from specrun.runtime.drafters.environment import DraftEnvironment
@@ -104,7 +105,7 @@ def opened(
             yield model, weights
 
 
-class Conversation:
+class Talk:
     """Rounds over a target's context of its own, in which any of the drafts is accepted, and any
     token follows."""
 
@@ -112,46 +113,39 @@ class Conversation:
         self.drafter = weights.start()
         options = target_context_options(ContextOptions(**F32), self.drafter)
         self.target = TargetModel(Context(model, options))
-        self.tokens: list[int] = []
+        self.text = Conversation(self.drafter)
         self.drafts: list[Draft] = []
         self._random = np.random.default_rng(seed)
 
     def say(self, length: int, *, keep: int | None = None) -> None:
         """Go on with a prompt: after the first `keep` tokens of the text, so many others."""
-        prompt = [*self.tokens[:keep], *self._random.integers(5, 250, length).tolist()]
-        shared = next(
-            (i for i, (a, b) in enumerate(zip(self.target.tokens, prompt, strict=False)) if a != b),
-            None,
-        )
-        shared = min(len(self.target.tokens), len(prompt)) if shared is None else shared
-        shared = self.target.rewind(max(0, min(shared, len(prompt) - 1) - 1))
-        self.tokens = prompt
-        self.drafter.begin(prompt)
-        self.target.prefill(prompt[shared:-1], self.drafter.learn_prompt)
+        more = self._random.integers(5, 250, length).tolist()
+        self.text.begin(self.target, [*self.text.tokens[:keep], *more])
 
     def round(self) -> None:
-        noise = SeededNoise(3).for_drafting(len(self.tokens))
-        tree = self.drafter.propose(DraftRequest(self.tokens, PARAMS, noise, 8, 16))
+        tokens = self.text.tokens
+        noise = SeededNoise(3).for_drafting(len(tokens))
+        tree = self.drafter.propose(DraftRequest(tokens, PARAMS, noise, 8, 16))
         self.drafts.append((tuple(tree.tokens), tuple(tree.parents)))
-        rows = self.target.evaluate(self.tokens[-1], tree)
+        rows = self.target.evaluate(self.text, tree)
         path = tuple(tree.path_to(int(self._random.integers(ROOT, len(tree)))))
-        self.target.commit(path)
+        self.target.commit(self.text, tree, path)
         following = int(self._random.integers(5, 250))
-        self.tokens += [*(tree.tokens[node] for node in path), following]
-        self.drafter.observe(RoundOutcome(self.tokens, tree, path, following, rows))
+        tokens.append(following)
+        self.drafter.observe(RoundOutcome(tokens, tree, path, following, rows))
 
     def close(self) -> None:
         self.drafter.close()
         self.target.context.close()
 
 
-def steps(talk: Conversation, start: int) -> Iterator[None]:
+def steps(talk: Talk, start: int) -> Iterator[None]:
     """Two answers of some rounds, the second after a prompt that goes on from part of the first."""
     talk.say(start)
     yield
     for number in range(14):
         if number == 8:
-            talk.say(5, keep=len(talk.tokens) - 6)
+            talk.say(5, keep=len(talk.text.tokens) - 6)
             yield
         talk.round()
         yield
@@ -161,7 +155,7 @@ def alone(
     files: dict[str, Path], target: str, expression: str, seed: int, start: int
 ) -> list[Draft]:
     with opened(files, target, expression) as (model, weights):
-        with closing(Conversation(model, weights, seed)) as talk:
+        with closing(Talk(model, weights, seed)) as talk:
             for _ in steps(talk, start):
                 pass
             return talk.drafts
@@ -170,8 +164,8 @@ def alone(
 def together(files: dict[str, Path], target: str, expression: str) -> list[list[Draft]]:
     with opened(files, target, expression) as (model, weights):
         with (
-            closing(Conversation(model, weights, 1)) as first,
-            closing(Conversation(model, weights, 2)) as second,
+            closing(Talk(model, weights, 1)) as first,
+            closing(Talk(model, weights, 2)) as second,
         ):
             for _ in zip(steps(first, 9), steps(second, 20), strict=True):
                 pass
@@ -216,7 +210,7 @@ def test_a_conversation_outlives_another_and_counts_its_own_time(
 ) -> None:
     lone = alone(files, target, expression, 2, 20)
     with opened(files, target, expression) as (model, weights):
-        first, second = Conversation(model, weights, 1), Conversation(model, weights, 2)
+        first, second = Talk(model, weights, 1), Talk(model, weights, 2)
         with closing(second):
             with closing(first):
                 first.say(9)
