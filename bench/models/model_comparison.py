@@ -1,5 +1,4 @@
-"""Two models of one vocabulary on one text: how much of what the first says the second still
-says."""
+"""Comparison of two models of one vocabulary on one text: a quantized model and its source."""
 
 from __future__ import annotations
 
@@ -25,9 +24,9 @@ from specrun.runtime.pairing import check_same_vocabulary
 
 @dataclass(frozen=True, slots=True)
 class ComparisonOptions:
-    """How the text is evaluated: chunks of `n_ctx` tokens (fewer where a model was trained for
-    less), at most `n_chunks` of them (0: all), with `n_threads` (0: one a core) and layers on the
-    GPU.
+    """Chunks of `n_ctx` tokens, or of the training context where that is less, at most `n_chunks`.
+
+    `n_chunks` 0 means all, `n_threads` 0 one a core.
     """
 
     n_ctx: int = 512
@@ -44,7 +43,7 @@ class ComparisonOptions:
 
 @dataclass(frozen=True, slots=True)
 class ModelComparison:
-    """What was found on `n_chunks` chunks of `n_ctx` tokens."""
+    """The figures over `n_chunks` chunks of `n_ctx` tokens."""
 
     n_chunks: int
     n_ctx: int
@@ -58,25 +57,22 @@ def compare_models(
     options: ComparisonOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ModelComparison:
-    """Evaluate `text` with both models and compare their laws; `progress` gets chunks done and in
-    all.
+    """Evaluate `text` with both models and compare their laws.
 
-    Raises PairError unless both have the same vocabulary, OptionError if the text is too short, and
-    as Model and Context do.
+    `progress` gets chunks done and in all. Raises PairError unless both have the same vocabulary,
+    OptionError if the text is too short, and as Model and Context do.
     """
     options = options or ComparisonOptions()
     with ExitStack() as stack:
-        models = [
-            stack.enter_context(
-                Model(path, n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, path))
-            )
-            for path in (original, other)
-        ]
+        models = []
+        for path in (original, other):
+            n_gpu_layers = resolve_gpu_layers(options.n_gpu_layers, path)
+            models.append(stack.enter_context(Model(path, n_gpu_layers=n_gpu_layers)))
         check_same_vocabulary(*models)
         vocabulary = models[0].vocabulary
-        tokens = vocabulary.tokenize(text)
+        bos = vocabulary.bos if vocabulary.adds_bos else None
         n_ctx = min(options.n_ctx, *(model.n_ctx_train for model in models))
-        chunks = cut_into_chunks(tokens, n_ctx, vocabulary.bos if vocabulary.adds_bos else None)
+        chunks = cut_into_chunks(vocabulary.tokenize(text), n_ctx, bos)
         chunks = chunks[: options.n_chunks or None]
         length = len(chunks[0].tokens)
         settings = ContextOptions(

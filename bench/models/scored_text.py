@@ -1,5 +1,4 @@
-"""A text evaluated in chunks as llama.cpp's perplexity tool does it: each chunk alone, its second
-half scored.
+"""Chunks of a text, scored as by llama.cpp's perplexity tool: each alone, by its second half.
 
 The text is cut into chunks of n_ctx tokens; what is left over is not used. The first token of each
 chunk is replaced by the model's beginning-of-sequence token where the model adds one. Logits after
@@ -32,7 +31,7 @@ class Chunk:
 
     @property
     def n_scored(self) -> int:
-        """How many tokens have their probability looked at."""
+        """The number of tokens whose probability counts."""
         return len(self.tokens) - self.first - 1
 
 
@@ -44,24 +43,20 @@ def cut_into_chunks(tokens: Sequence[int], n_ctx: int, bos: int | None) -> list[
     """
     length = min(n_ctx, len(tokens))
     if length < 8:
-        raise OptionError(
-            f"the text has {len(tokens)} tokens and a chunk {length}: at least 8 are needed to "
-            "compare"
-        )
-    chunks = []
-    for start in range(0, len(tokens) - length + 1, length):
-        piece = list(tokens[start : start + length])
-        if bos is not None:
-            piece[0] = bos
-        chunks.append(Chunk(tuple(piece), length // 2))
-    return chunks
+        counts = f"{len(tokens)} tokens and a chunk {length}"
+        raise OptionError(f"the text has {counts}: at least 8 are needed to compare")
+    pieces = [tokens[start : start + length] for start in range(0, len(tokens), length)]
+    return [
+        Chunk((piece[0] if bos is None else bos, *piece[1:]), length // 2)
+        for piece in pieces
+        if len(piece) == length
+    ]
 
 
 def scored_logits(context: Context, chunk: Chunk) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield the scored logits of a chunk in blocks of at most ROWS_AT_ONCE rows, as views.
+    """Yield the scored logits of a chunk, shape [rows, vocab] of at most ROWS_AT_ONCE rows.
 
-    A view holds until the next block is asked for. The context must have been made for chunks of
-    this length and ROWS_AT_ONCE outputs.
+    The context must have been made for chunks of this length and ROWS_AT_ONCE outputs.
     """
     context.memory.clear()
     batch = Batch(max(context.n_batch, ROWS_AT_ONCE), 1)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from specrun.bench.convert.child import peak_memory, run_child
 from specrun.bench.convert.made_model import write_checkpoint
 from specrun.bench.convert.measurement import ConvertResult
-from specrun.bench.convert.report import convert_table
+from specrun.bench.report import convert_table
 from specrun.bench.timing import Ratio, spread_of
 from specrun.bindings.errors import SpecrunError
 from specrun.cli.main import cli
@@ -91,14 +91,10 @@ def test_the_memory_of_a_child_is_its_own(tmp_path: Path) -> None:
     assert peak_memory() > len(held)
     (tmp_path / "made").mkdir()
     write_checkpoint(tmp_path / "made", 1_000_000)
-    run = run_child(
-        "specrun.bench.convert.convert_child", str(tmp_path / "made"), str(tmp_path / "m.gguf")
-    )
+    run = run_child("convert", str(tmp_path / "made"), str(tmp_path / "m.gguf"))
     assert run.peak_bytes < len(held)
 
 
 def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(SpecrunError, match="there is no folder"):
-        run_child(
-            "specrun.bench.convert.convert_child", str(tmp_path / "none"), str(tmp_path / "m.gguf")
-        )
+        run_child("convert", str(tmp_path / "none"), str(tmp_path / "m.gguf"))
