@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -62,8 +62,8 @@ def _save(figure: Figure, title: str, path: Path) -> None:
         figure.savefig(aside, format=path.suffix.lower()[1:], dpi=160)
 
 
-def _tidy(axes: Axes, grid: str = "") -> None:
-    """Show a legend where there is something to name, a `grid` ("x", "y", "both"), and no frame."""
+def _tidy(axes: Axes, grid: Literal["x", "y", "both"] | None = None) -> None:
+    """Show the lines of a `grid`, a legend where there is something to name, and no frame."""
     if grid:
         axes.grid(axis=grid, color="#dddddd", linewidth=0.8)
         axes.set_axisbelow(True)

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -87,7 +87,11 @@ def _quantize_directly(
     return work
 
 
-JOBS = {"convert": _convert, "quantize": _quantize, "quantize directly": _quantize_directly}
+JOBS: Mapping[str, Callable[..., Callable[[], Any]]] = {
+    "convert": _convert,
+    "quantize": _quantize,
+    "quantize directly": _quantize_directly,
+}
 """What a child can do: each loads what it needs and returns the work that is timed."""
 
 
