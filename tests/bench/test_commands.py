@@ -25,14 +25,7 @@ def results(*arguments: str | Path) -> list[dict[str, Any]]:
 def drafters(tiny_model: Path, tiny_flat_twin: Path) -> list[str]:
     """A small comparison."""
     quick = "drafters -n 12 -r 2 -t 1 -c 256 -fa off -ctk f32 -ctv f32"
-    return [
-        "drafters",
-        "-m",
-        str(tiny_model),
-        "-md",
-        str(tiny_flat_twin),
-        *f"{quick} {cache}".split(),
-    ]
+    return [*quick.split(), "-m", str(tiny_model), "-md", str(tiny_flat_twin)]
 
 
 def good(result: Result) -> str:

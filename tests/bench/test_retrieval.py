@@ -1,5 +1,4 @@
-"""What retrieval is measured on: conversations, documentation, lookups without a model, the
-literature beside it."""
+"""Inputs for measuring retrieval: workloads, documentation, lookups; the literature beside them."""
 
 from __future__ import annotations
 

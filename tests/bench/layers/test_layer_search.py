@@ -1,5 +1,4 @@
-"""The search for layers to skip: it finds what is best where that is known, keeps to its bound, and
-can be stopped."""
+"""The search for layers to skip finds the known best, keeps to its bound, and can be stopped."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ NEEDED = {1, 3}  # the other layers add nothing to what passes through
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of which two layers do all the work: the outputs of the others are multiplied by
-    zero."""
+    """A model of which two layers do all the work: the others' outputs are multiplied by zero."""
     folder = tmp_path_factory.mktemp("sparse")
     write_random_llama(
         folder / "dense.gguf", RandomLlama(vocab_size=300, layers=LAYERS, context=256, scale=3.0)
@@ -65,8 +63,7 @@ def prompts(_model: Model) -> list[list[int]]:
 
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Costs by rule, so that nothing hangs on this machine's speed: a layer is a hundredth of a
-    second."""
+    """Costs by rule, so that this machine's speed plays no part: a layer takes 0.01 seconds."""
     monkeypatch.setattr(CutJudge, "_step_seconds", lambda _self, count: 0.01 * (count + 0.5))
     original = CutJudge.__init__
 
