@@ -34,21 +34,12 @@ from specrun.bindings.input_observer import InputObserver
 from specrun.bindings.model import Model
 from specrun.convert.names import nearest
 
-SHARE_OF_COPY = 0.5
-"""F16 conversion is to reach this share of a plain copy's bandwidth."""
+# Budgets: conversion and quantization are to reach these shares of their baselines' bandwidth, and
+# to take no more memory than this beyond the largest tensor, or as a multiple of the direct call's.
+SHARE_OF_COPY, SHARE_OF_DIRECT = 0.5, 0.9
+MEMORY_BEYOND_LARGEST, MEMORY_OF_DIRECT = 2 << 30, 1.2
 
-MEMORY_BEYOND_LARGEST = 2 << 30
-"""Memory a conversion may take beyond its largest tensor, in bytes."""
-
-SHARE_OF_DIRECT = 0.9
-"""Quantizing is to reach this share of the speed of llama.cpp's own call."""
-
-MEMORY_OF_DIRECT = 1.2
-"""Memory it may take, all its processes together, as a multiple of the direct call's."""
-
-FILE_TYPE = "Q4_K_M"
-"""The quantization that is measured: the one that is downloaded most."""
-
+FILE_TYPE = "Q4_K_M"  # the quantization that is downloaded most
 _LEAST_BYTES = 10**9  # of less, starting takes longer than copying
 _LARGEST_TENSOR = 4 * 8192 * 2048  # an upper bound for what write_checkpoint makes, as float32
 _CHUNK_TOKENS = 512  # llama-imatrix's chunk size
