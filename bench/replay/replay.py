@@ -3,9 +3,9 @@
 Drafts that are point masses are accepted exactly where they are what the text says next, so how a
 drafter fares along a text is a function of the text. With a cost curve T(n), the time of an
 evaluation of n tokens, it says what a drafter gains: every round of n drafted nodes takes T(1 + n),
-plain decoding T(1) for every token. Nothing is timed, so the figures are the same on any machine
-and in any company, and `auto`, which measures, is given a clock that these costs move. A text may
-be anything; those that a target wrote at temperature 0 show what would happen on its answers.
+plain decoding T(1) for every token. Nothing is timed, so the figures are the same on any machine,
+however busy, and `auto`, which measures, is given a clock that these costs move. A text may be
+anything; those that a target wrote at temperature 0 show what would happen on its answers.
 """
 
 from __future__ import annotations
