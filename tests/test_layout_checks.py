@@ -92,7 +92,7 @@ HOUSE = {
     "runtime__init": "from specrun.runtime.session import Session",
     "runtime__tree": "import numpy",
     "runtime__law": "from specrun.runtime.tree import DraftTree",
-    "runtime__drafters__init": "from specrun.runtime.drafters.eagle.drafter.drafter import Eagle",
+    "runtime__drafters__init": "from specrun.runtime.drafters.eagle.drafter import Eagle",
     "runtime__drafters__state": "from specrun.runtime.law import Law",
     "runtime__drafters__build": "from specrun.runtime.drafters import Eagle",
     "runtime__drafters__eagle__init": "",
@@ -160,16 +160,16 @@ EAGLE, MEDUSA = "runtime__drafters__eagle__drafter", "runtime__drafters__medusa_
     [
         (
             {
-                EAGLE: "from specrun.runtime.drafters.medusa.drafter.heads import Heads",
-                MEDUSA: "from specrun.runtime.drafters.eagle.drafter.drafter import Eagle",
+                EAGLE: "from specrun.runtime.drafters.medusa.heads import Heads",
+                MEDUSA: "from specrun.runtime.drafters.eagle.drafter import Eagle",
             },
             ["runtime/drafters/eagle", "runtime/drafters/medusa"],
         ),
         (
             {
-                EAGLE: "import specrun.runtime.drafters.medusa.drafter.heads",
+                EAGLE: "import specrun.runtime.drafters.medusa.heads",
                 MEDUSA: "import specrun.runtime.drafters.state",
-                "runtime__drafters__state": "import specrun.runtime.drafters.eagle.drafter.drafter",
+                "runtime__drafters__state": "import specrun.runtime.drafters.eagle.drafter",
             },
             ["methods", "runtime/drafters/eagle", "runtime/drafters/medusa"],
         ),
