@@ -1,4 +1,4 @@
-"""What retrieving a draft costs a round, by the length of the context: no model is evaluated.
+"""Time of retrieving a draft, by the length of the context, without evaluating any model.
 
 The text is made of passages that come back, some of them with a token changed, so that lookups find
 something, and sometimes something wrong. The shipped drafters propose and observe; what they
@@ -19,23 +19,22 @@ from specrun.bench.timing import Spread, spread_of
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.retrieval import PromptLookupDrafter, RestDrafter
-from specrun.runtime.drafters.retrieval.datastore import ContextIndex
+from specrun.runtime.drafters.retrieval.datastore import ContextIndex, open_mapped
 from specrun.runtime.noise import SeededNoise
 from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.target import EvaluatedRows
 
 _VOCAB_SIZE = 32_000
 _PASSAGE = 200
-_AGAIN = 0.6  # of the passages, so many come back
-_CHANGED = 0.03  # of the tokens that come back, so many are others
-_LONGEST = 16  # tokens of a round
+_AGAIN = 0.6  # share of passages that stood before
+_CHANGED = 0.03  # share of tokens changed in them
+_LONGEST = 16  # tokens of a round, the last one the target's
 _STORE_TOKENS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class LookupOptions:
-    """What to measure: `rounds` at each of `contexts`; `store` is a datastore file, None: a
-    synthetic text."""
+    """`rounds` at each of `contexts`, with a datastore file (`store`) or a synthetic text."""
 
     contexts: tuple[int, ...] = (100, 4_000, 100_000)
     rounds: int = 500
@@ -48,8 +47,7 @@ class LookupOptions:
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """One drafter at one context: microseconds of a round's `propose` and `observe`, and of
-    indexing a prompt.
+    """One drafter at one context; `round_us` are microseconds of `propose` and `observe`.
 
     `prompt_us_per_token` is the time of `begin` over the tokens of the context; `n_stored` the
     tokens of the datastore, None for prompt lookup.
@@ -68,36 +66,23 @@ class LookupResult:
 def measure_lookup(
     options: LookupOptions, *, progress: Callable[[str], None] = lambda _: None
 ) -> Iterator[LookupResult]:
-    """Yield one result for each drafter and context. Raises as `open_mapped` for a file that is no
-    datastore."""
-    stores = _stores(options, progress)
+    """Yield one result per drafter and context; raises as `open_mapped` for a bad datastore."""
+    if options.store is not None:
+        index = open_mapped(options.store)
+    else:
+        progress("ordering a synthetic store")
+        index = ContextIndex.of_text(_text(_STORE_TOKENS, seed=1), _VOCAB_SIZE)
+    stored = _excerpts(index, max(options.contexts) + options.rounds * _LONGEST)
     for context in options.contexts:
         text = _text(context + options.rounds * _LONGEST, seed=0)
         progress(f"prompt lookup, {context:,} tokens")
         yield _measure(PromptLookupDrafter(), text, context, None, options.rounds)
-        for index, stored in stores:
-            progress(f"rest, {context:,} tokens")
-            yield _measure(RestDrafter(index), stored, context, len(index), options.rounds)
-
-
-def _stores(
-    options: LookupOptions, progress: Callable[[str], None]
-) -> list[tuple[ContextIndex, list[int]]]:
-    """Return the datastore, and a text that is like it without being it."""
-    longest = max(options.contexts) + options.rounds * _LONGEST
-    if options.store is not None:
-        from specrun.runtime.drafters.retrieval.datastore import open_mapped
-
-        index = open_mapped(options.store)
-        return [(index, _excerpts(index, longest))]
-    progress("ordering a synthetic store")
-    stored = _text(_STORE_TOKENS, seed=1)
-    index = ContextIndex.of_text(stored, _VOCAB_SIZE)
-    return [(index, _excerpts(index, longest))]
+        progress(f"rest, {context:,} tokens")
+        yield _measure(RestDrafter(index), stored, context, len(index), options.rounds)
 
 
 def _excerpts(index: ContextIndex, length: int) -> list[int]:
-    """Return passages of a store in drawn order, with tokens changed."""
+    """Return a text like the store's: passages of it in random order, with tokens changed."""
     rng = random.Random(2)
     tokens: list[int] = []
     while len(tokens) < length:
@@ -106,8 +91,10 @@ def _excerpts(index: ContextIndex, length: int) -> list[int]:
 
 
 def _text(length: int, seed: int) -> list[int]:
-    """Return tokens of which many passages stood before; single tokens are as unevenly frequent as
-    words are."""
+    """Return tokens of which many passages stood before.
+
+    New tokens follow Zipf's law, as words do: token i is drawn with a probability near 1 / i.
+    """
     rng = random.Random(seed)
     tokens: list[int] = []
     while len(tokens) < length:

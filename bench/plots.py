@@ -1,20 +1,16 @@
-"""A picture of a comparison: speed-ups with their spread, and acceptance by position.
+"""Pictures of comparisons, trainings, tunings and searches for layers, drawn with matplotlib.
 
-What all pictures here have in common: their colours, their title, and how they are written.
-
-A picture of a training run: the loss of every step, and what held-out texts showed.
-
-A picture of a tuning: what evaluations cost, and how fast the plans are.
-
-A picture of a search for layers to skip: how the prediction rose, and which layers each set keeps.
+matplotlib is an extra and slow to import, so only what draws imports it. Every picture has a title,
+takes its colours from `COLORS`, and is written over an earlier one; the file's suffix names the
+format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -26,21 +22,14 @@ from specrun.runtime.costs import TuneResult
 from specrun.train.trainer.listener import Curves
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
 """Okabe and Ito's colours, which differ for the colour-blind too."""
 GREY = "#666666"
 """Of lines that mark where things stand, such as at the speed of plain decoding."""
-
-
-def save_picture(figure: Figure, title: str, path: Path) -> None:
-    """Write a figure under a title to `path`, over an earlier one; the suffix names the format."""
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-    with atomic_path(path, force=True) as aside:
-        figure.savefig(aside, format=path.suffix.lower()[1:], dpi=160)
-
-
+_BLUE, _ORANGE = COLORS[:2]
 _FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -60,72 +49,79 @@ def check_plot_file(path: Path) -> None:
         raise MissingPackageError("a picture", "matplotlib", "bench") from error
 
 
-def plot_drafters(results: Sequence[DrafterResult], path: Path) -> None:
-    """Write the picture of a comparison to `path`, over an earlier one; the suffix names the
-    format."""
+def _new_figure(path: Path, width: float, height: float) -> Figure:
     check_plot_file(path)
     from matplotlib.figure import Figure
 
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Figure, title: str, path: Path) -> None:
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    with atomic_path(path, force=True) as aside:
+        figure.savefig(aside, format=path.suffix.lower()[1:], dpi=160)
+
+
+def _tidy(axes: Axes, grid: Literal["x", "y", "both"] | None = None) -> None:
+    """Show the lines of a `grid`, a legend where there is something to name, and no frame."""
+    if grid:
+        axes.grid(axis=grid, color="#dddddd", linewidth=0.8)
+        axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[0] and axes.get_legend() is None:
+        axes.legend(frameon=False, fontsize=8)
+
+
+# -- comparisons of drafters ---------------------------------------------------------------------
+
+
+def plot_drafters(results: Sequence[DrafterResult], path: Path) -> None:
+    """Draw speed-ups with their spread, and acceptance by position."""
     drafted = [result for result in results if result.speed_up is not None]
+    figure = _new_figure(path, 11, max(3.2, 1.4 + 0.42 * len(drafted)))
     if not drafted:
         raise OptionError("there is no drafter among the results to draw")
-    figure = Figure(figsize=(11, max(3.2, 1.4 + 0.42 * len(drafted))), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    colors = _colors(drafted)
+    names = dict.fromkeys(result.label for result in drafted)
+    colors = {name: COLORS[index % len(COLORS)] for index, name in enumerate(names)}
     _speed_ups(left, drafted, colors)
     _acceptance(right, drafted, colors)
-    save_picture(figure, _title(results[0]), path)
-
-
-def _colors(drafted: Sequence[DrafterResult]) -> dict[str, str]:
-    names = dict.fromkeys(result.label for result in drafted)
-    return {name: COLORS[index % len(COLORS)] for index, name in enumerate(names)}
-
-
-def _title(first: DrafterResult) -> str:
-    target = first.target
+    target = results[0].target
     padded = ", padded" if target.padded_parameters else ""
-    return f"{target.model}: {target.n_params / 1e6:,.1f} M parameters{padded}, {target.backend}"
+    parameters = f"{target.n_params / 1e6:,.1f} M parameters{padded}"
+    _save(figure, f"{target.model}: {parameters}, {target.backend}", path)
 
 
-def _speed_ups(axes: Any, drafted: Sequence[DrafterResult], colors: dict[str, str]) -> None:  # noqa: ANN401
+def _speed_ups(axes: Axes, drafted: Sequence[DrafterResult], colors: Mapping[str, str]) -> None:
+    furthest = 1.0
     for row, result in enumerate(drafted):
         ratio = result.speed_up
         if ratio is None:
             continue
+        # The ratio of medians may lie outside the range of the repetitions' own ratios.
         spread = [[max(0.0, ratio.value - ratio.low)], [max(0.0, ratio.high - ratio.value)]]
+        end = max(ratio.value, ratio.high)
+        furthest = max(furthest, end)
         axes.barh(row, ratio.value, height=0.62, color=colors[result.label])
         axes.errorbar(ratio.value, row, xerr=spread, color="black", capsize=3, linewidth=1)
         axes.annotate(
             f"{ratio.value:.2f}x",
-            (max(ratio.value, ratio.high), row),
+            (end, row),
             xytext=(6, 0),
             textcoords="offset points",
             va="center",
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )
     axes.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
-    axes.set_yticks(
-        range(len(drafted)), [f"{result.label}\ntemp {result.temperature:g}" for result in drafted]
-    )
+    labels = [f"{result.label}\ntemp {result.temperature:g}" for result in drafted]
+    axes.set_yticks(range(len(drafted)), labels)
     axes.invert_yaxis()
-    axes.set_xlim(
-        0,
-        1.18
-        * max(
-            1.0,
-            *(
-                max(result.speed_up.value, result.speed_up.high)
-                for result in drafted
-                if result.speed_up
-            ),
-        ),
-    )
+    axes.set_xlim(0, 1.18 * furthest)  # with room for the number beside the longest bar
     axes.set_xlabel("times the speed of plain decoding (median; least and most of a repetition)")
     _tidy(axes, "x")
 
 
-def _acceptance(axes: Any, drafted: Sequence[DrafterResult], colors: dict[str, str]) -> None:  # noqa: ANN401
+def _acceptance(axes: Axes, drafted: Sequence[DrafterResult], colors: Mapping[str, str]) -> None:
     temperatures = sorted({result.temperature for result in drafted})
     styles = dict(zip(temperatures, ("-", "--", ":", "-.") * len(temperatures), strict=False))
     for result in drafted:
@@ -141,192 +137,154 @@ def _acceptance(axes: Any, drafted: Sequence[DrafterResult], colors: dict[str, s
                 clip_on=False,
                 label=f"{result.label}, temp {result.temperature:g}",
             )
-    deepest = max((len(result.acceptance_by_position) for result in drafted), default=1)
+    deepest = max(len(result.acceptance_by_position) for result in drafted)
     axes.set_xticks(range(1, max(1, deepest) + 1))
     axes.set_ylim(0, 100)
     axes.set_xlabel("position in the draft")
     axes.set_ylabel("rounds that kept a token there (%)")
-    if axes.has_data():
-        axes.legend(frameon=False, fontsize=8)
     _tidy(axes, "y")
 
 
-def _tidy(axes: Any, grid: str) -> None:  # noqa: ANN401 - matplotlib has no type for it without importing it
-    axes.grid(axis=grid, color="#dddddd", linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-
-
-_GREY = "#bbbbbb"
+# -- training ------------------------------------------------------------------------------------
 
 
 def plot_training(curves: Curves, path: Path, title: str) -> None:
-    """Write the picture to `path`, over an earlier one; the suffix names the format."""
-    check_plot_file(path)
+    """Draw the loss of every step, and what held-out texts showed."""
+    figure = _new_figure(path, 11, 4)
     if not curves.losses:
         raise OptionError("the run made no step: there is nothing to draw")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     _losses(left, curves)
     _measures(right, curves)
-    save_picture(figure, title, path)
+    _save(figure, title, path)
 
 
-def _losses(axes: Any, curves: Curves) -> None:  # noqa: ANN401 - matplotlib has no type for it without importing it
+def _losses(axes: Axes, curves: Curves) -> None:
     steps = range(1, len(curves.losses) + 1)
-    axes.plot(steps, curves.losses, color=_GREY, linewidth=0.8, label="loss")
+    axes.plot(steps, curves.losses, color="#bbbbbb", linewidth=0.8, label="loss")
     axes.plot(steps, _averaged(curves.losses), color="black", linewidth=1.4, label="averaged")
     if len(curves.parts) > 1:
         for color, (name, values) in zip(COLORS, curves.parts.items(), strict=False):
-            axes.plot(
-                range(1, len(values) + 1), _averaged(values), color=color, linewidth=1, label=name
-            )
+            steps = range(1, len(values) + 1)
+            axes.plot(steps, _averaged(values), color=color, linewidth=1, label=name)
     if min(curves.losses) > 0:
         axes.set_yscale("log")
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
-    _finish(axes)
+    _tidy(axes, "both")
 
 
-def _measures(axes: Any, curves: Curves) -> None:  # noqa: ANN401 - see above
-    names = [
-        name
-        for name in (curves.measures[-1][1] if curves.measures else {})
-        if name.endswith("top-1")
-    ]
-    for index, name in enumerate(names):
+def _measures(axes: Axes, curves: Curves) -> None:
+    """Draw agreement in the first token (dotted: among five), or whatever else was measured."""
+    measured = list(curves.measures[-1][1]) if curves.measures else []
+    agreements = [name for name in measured if name.endswith("top-1")]
+
+    def draw(name: str, style: str, color: str, label: str | None) -> None:
+        found = [(step, values[name]) for step, values in curves.measures if name in values]
+        steps, heights = zip(*found, strict=True)
+        axes.plot(steps, heights, style, color=color, marker="o", markersize=3, label=label)
+
+    for index, name in enumerate(agreements):
         color = COLORS[index % len(COLORS)]
-        for kind, style in ((name, "-"), (name[:-1] + "5", ":")):
-            found = [(step, values[kind]) for step, values in curves.measures if kind in values]
-            label = name.removesuffix(" top-1") if kind == name else None
-            axes.plot(
-                *zip(*found, strict=True), style, color=color, marker="o", markersize=3, label=label
-            )
-    if not names:
-        for color, name in zip(
-            COLORS, curves.measures[-1][1] if curves.measures else (), strict=False
-        ):
-            found = [(step, values[name]) for step, values in curves.measures if name in values]
-            axes.plot(*zip(*found, strict=True), color=color, marker="o", markersize=3, label=name)
-    else:
+        draw(name, "-", color, name.removesuffix(" top-1"))
+        draw(name[:-1] + "5", ":", color, None)
+    if agreements:
         axes.set_ylim(0, 1)
+    else:
+        for color, name in zip(COLORS, measured, strict=False):
+            draw(name, "-", color, name)
     axes.set_xlabel("step")
-    axes.set_ylabel("agrees with the target (dotted: among five)" if names else "measure")
-    _finish(axes)
+    axes.set_ylabel("agrees with the target (dotted: among five)" if agreements else "measure")
+    _tidy(axes, "both")
 
 
-def _averaged(values: list[float]) -> list[float]:
+def _averaged(values: Sequence[float]) -> list[float]:
     """Return the means over a fortieth of the steps around each."""
     reach = len(values) // 80
     windows = (values[max(0, place - reach) : place + reach + 1] for place in range(len(values)))
     return [sum(window) / len(window) for window in windows]
 
 
-def _finish(axes: Any) -> None:  # noqa: ANN401 - see above
-    axes.grid(color="#dddddd", linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    if axes.has_data():
-        axes.legend(frameon=False, fontsize=8)
-
-
-_TARGET, _DRAFT = COLORS[:2]
+# -- tuning --------------------------------------------------------------------------------------
 
 
 def plot_tuning(result: TuneResult, path: Path, title: str) -> None:
-    """Write the picture to `path`, over an earlier one; the suffix names the format."""
-    check_plot_file(path)
-    from matplotlib.figure import Figure
-
+    """Draw what evaluations cost, and how fast the plans are."""
     plans = sum(len(setting.candidates) for setting in result.settings)
-    figure = Figure(figsize=(11, max(3.6, 1.4 + 0.42 * plans)), layout="constrained")
+    figure = _new_figure(path, 11, max(3.6, 1.4 + 0.42 * plans))
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))
-    _curves(left, result)
+    _costs(left, result)
     _plans(right, result)
-    save_picture(figure, title, path)
+    _save(figure, title, path)
 
 
-def _curves(axes: Any, result: TuneResult) -> None:  # noqa: ANN401 - matplotlib's
-    for curve, name, color in (
-        (result.target, "target", _TARGET),
-        (result.draft, "draft model", _DRAFT),
-    ):
+def _costs(axes: Axes, result: TuneResult) -> None:
+    curves = ((result.target, "target", _BLUE), (result.draft, "draft model", _ORANGE))
+    for curve, name, color in curves:
         single = curve.seconds(1)
-        axes.plot(
-            curve.sizes,
-            [seconds / single for seconds in curve.reused],
-            marker="o",
-            markersize=3,
-            color=color,
-            label=f"{name}: {1e3 * single:.3g} ms for one",
-        )
+        costs = [seconds / single for seconds in curve.reused]
+        label = f"{name}: {1e3 * single:.3g} ms for one"
+        axes.plot(curve.sizes, costs, marker="o", markersize=3, color=color, label=label)
     axes.axhline(1.0, color=GREY, linestyle="--", linewidth=1)
     axes.set_xlabel("tokens in one evaluation")
     axes.set_ylabel("times the cost of one token")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    _tidy(axes)
 
 
-def _plans(axes: Any, result: TuneResult) -> None:  # noqa: ANN401 - matplotlib's
+def _plans(axes: Axes, result: TuneResult) -> None:
     labels: list[str] = []
     for setting in result.settings:
         for candidate in setting.candidates:
-            row = len(labels)
-            labels.append(
-                f"{_short(candidate.options) or 'no drafting'}\ntemp {setting.params.temperature:g}"
-            )
+            row, drafting = len(labels), _short(candidate.options) or "no drafting"
+            labels.append(f"{drafting}\ntemp {setting.params.temperature:g}")
             if candidate.measured is not None:
-                axes.barh(row, candidate.measured, height=0.6, color=_TARGET)
-            axes.plot(
-                [candidate.predicted] * 2, [row - 0.38, row + 0.38], color=_DRAFT, linewidth=2.5
-            )
-    axes.barh([0], [0], color=_TARGET, label="measured")
-    axes.plot([], [], color=_DRAFT, linewidth=2.5, label="predicted")
+                axes.barh(row, candidate.measured, height=0.6, color=_BLUE)
+            ends = [row - 0.38, row + 0.38]
+            axes.plot([candidate.predicted] * 2, ends, color=_ORANGE, linewidth=2.5)
+    axes.barh([0], [0], color=_BLUE, label="measured")  # for the legend alone
+    axes.plot([], [], color=_ORANGE, linewidth=2.5, label="predicted")
     axes.set_yticks(range(len(labels)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.set_xlabel("tokens per second")
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
-    axes.spines[["top", "right"]].set_visible(False)
+    _tidy(axes)
 
 
 def _short(options: str) -> str:
     return options if len(options) <= 60 else f"{options[:45]}...{options[-12:]}"
 
 
-_BLUE, _ORANGE = COLORS[:2]
+# -- searches for layers to skip -----------------------------------------------------------------
 
 
 def plot_layer_search(result: LayerSearchResult, path: Path, title: str) -> None:
-    """Write the picture to `path`, over an earlier one; the suffix names the format."""
-    check_plot_file(path)
+    """Draw how the predicted speed-up rose, and which layers each set keeps."""
+    figure = _new_figure(path, 10, max(5.0, 3.4 + 0.12 * result.n_layers))
     from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
 
-    numbers = range(1, len(result.trials) + 1)
-    gains = [trial.speed_up for trial in result.trials]
-    figure = Figure(figsize=(10, max(5.0, 3.4 + 0.12 * result.n_layers)), layout="constrained")
+    trials = result.trials
+    numbers = range(1, len(trials) + 1)
+    gains = [trial.speed_up for trial in trials]
+    best = list(accumulate(gains, max))
     above, below = figure.subplots(2, 1, sharex=True)
     above.plot(numbers, gains, "o", color=_BLUE, markersize=4, label="a set of layers")
-    above.step(
-        numbers, list(accumulate(gains, max)), where="post", color=_ORANGE, label="best so far"
-    )
+    above.step(numbers, best, where="post", color=_ORANGE, label="best so far")
     above.axhline(1.0, color=GREY, linewidth=1, linestyle="--", label="plain decoding")
     above.set_ylabel("predicted speed-up")
     above.legend(frameon=False, fontsize=8)
-    kept = np.array(
-        [[layer in trial.kept for trial in result.trials] for layer in range(result.n_layers)]
-    )
-    extent = (0.5, len(result.trials) + 0.5, result.n_layers - 0.5, -0.5)
-    colors = ListedColormap(["white", _BLUE])
+    kept = np.array([[layer in trial.kept for trial in trials] for layer in range(result.n_layers)])
     below.imshow(
-        kept, aspect="auto", extent=extent, cmap=colors, vmin=0, vmax=1, interpolation="none"
+        kept,
+        aspect="auto",
+        extent=(0.5, len(trials) + 0.5, result.n_layers - 0.5, -0.5),
+        cmap=ListedColormap(["white", _BLUE]),
+        vmin=0,
+        vmax=1,
+        interpolation="none",
     )
     below.set_xlabel("evaluation")
     below.set_ylabel("layer (blue: kept)")
-    save_picture(figure, title, path)
+    _save(figure, title, path)

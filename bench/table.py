@@ -23,25 +23,27 @@ class Table:
     notes: tuple[str, ...] = ()
     constants: tuple[tuple[str, str], ...] = ()
 
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, str]], *notes: str) -> Table:
+        """Return the table of rows that all have the same columns, by name."""
+        records = list(rows)
+        columns = tuple(records[0]) if records else ()
+        return cls(columns, tuple(tuple(record.values()) for record in records), notes)
+
     def folded(self, names: Iterable[str]) -> Table:
-        """Return the table with those of the named columns taken out that are the same in every
-        row."""
-        if not self.rows:
-            return self
-        gone = {
-            index
-            for index, name in enumerate(self.columns)
-            if name in set(names) and len({row[index] for row in self.rows}) == 1
-        }
-        return dataclasses.replace(
-            self,
-            columns=tuple(name for index, name in enumerate(self.columns) if index not in gone),
-            rows=tuple(
-                tuple(cell for index, cell in enumerate(row) if index not in gone)
-                for row in self.rows
-            ),
-            constants=tuple((self.columns[index], self.rows[0][index]) for index in sorted(gone)),
-        )
+        """Return the table without those of the named columns that are the same in every row."""
+        wanted = set(names)
+        gone: dict[int, str] = {}
+        for index, name in enumerate(self.columns):
+            values = {row[index] for row in self.rows}
+            if name in wanted and len(values) == 1:
+                gone[index] = values.pop()
+
+        def kept(cells: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(cell for index, cell in enumerate(cells) if index not in gone)
+
+        constants = tuple((self.columns[index], value) for index, value in gone.items())
+        return Table(kept(self.columns), tuple(map(kept, self.rows)), self.notes, constants)
 
 
 def to_markdown(table: Table) -> str:
@@ -50,10 +52,7 @@ def to_markdown(table: Table) -> str:
     widths = [max(len(row[index]) for row in cells) for index in range(len(table.columns))]
     right = [_is_numeric(table, index) for index in range(len(table.columns))]
     lines = [_line(row, widths, right) for row in cells]
-    marks = [
-        ("-" * (width - 1) + ":") if flag else "-" * width
-        for width, flag in zip(widths, right, strict=True)
-    ]
+    marks = ["-" * (width - flag) + ":" * flag for width, flag in zip(widths, right, strict=True)]
     lines.insert(1, _line(marks, widths, right))
     if table.constants:
         lines.insert(0, ", ".join(f"{name} {value}" for name, value in table.constants) + "\n")
@@ -61,8 +60,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_csv(results: Sequence[Any]) -> str:
-    """Return results (dataclasses) as CSV, nested fields as columns such as
-    `tokens_per_second_median`."""
+    """Return dataclasses as CSV; nested fields are columns such as `tokens_per_second_median`."""
     records = [_flat(dataclasses.asdict(result)) for result in results]
     names = _column_names(records)
     output = io.StringIO()
@@ -74,24 +72,20 @@ def to_csv(results: Sequence[Any]) -> str:
 
 def to_json(kind: str, machine: Mapping[str, Any], results: Sequence[Any]) -> str:
     """Return one JSON object: what was measured, on what machine, and the results (dataclasses)."""
-    content = {
-        "bench": kind,
-        "machine": dict(machine),
-        "results": [dataclasses.asdict(result) for result in results],
-    }
+    records = [dataclasses.asdict(result) for result in results]
+    content = {"bench": kind, "machine": dict(machine), "results": records}
     return json.dumps(content, indent=2) + "\n"
 
 
 def _column_names(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return all names, without those that are None for some results and nested fields for
-    others."""
+    """Return all names but those that are None in some results and nested fields in others."""
     names = list(dict.fromkeys(name for record in records for name in record))
-    empty = {name for name in names if all(record.get(name) is None for record in records)}
-    return [
-        name
-        for name in names
-        if not (name in empty and any(column.startswith(f"{name}_") for column in names))
-    ]
+
+    def is_nested(name: str) -> bool:
+        empty = all(record.get(name) is None for record in records)
+        return empty and any(column.startswith(f"{name}_") for column in names)
+
+    return [name for name in names if not is_nested(name)]
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

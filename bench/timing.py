@@ -1,4 +1,4 @@
-"""Repeated measurements: the order they are taken in, and what is said about them."""
+"""Repeated measurements: their order, spreads of their values, and ratios to a baseline."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from specrun.bindings.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What is known of a quantity that was measured `n` times; `sd` is 0 for a single
-    measurement."""
+    """A quantity that was measured `n` times; `sd` is 0 for a single measurement."""
 
     n: int
     median: float
@@ -55,8 +54,7 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def ratio_of(values: Sequence[float], baseline: Sequence[float]) -> Ratio:
-    """Return how `values` compare with `baseline`, measured in the same repetitions in the same
-    order."""
+    """Return how `values` compare with a `baseline` that was measured in the same repetitions."""
     if not values or len(values) != len(baseline):
         raise OptionError(
             f"{len(values)} values cannot be compared with {len(baseline)} of the baseline"
@@ -66,8 +64,7 @@ def ratio_of(values: Sequence[float], baseline: Sequence[float]) -> Ratio:
 
 
 def interleaved(n_arms: int, repetitions: int) -> Iterator[tuple[int, int]]:
-    """Yield (repetition, arm) so that every repetition visits every arm, forwards and backwards in
-    turn.
+    """Yield (repetition, arm): every repetition visits every arm, every other one backwards.
 
     A machine that grows warmer or busier then slows all arms alike, not the last one.
     """
@@ -78,6 +75,7 @@ def interleaved(n_arms: int, repetitions: int) -> Iterator[tuple[int, int]]:
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Return a quantile, between two values in proportion (`statistics.quantiles` needs two)."""
     position = share * (len(ordered) - 1)
     below = int(position)
     above = min(below + 1, len(ordered) - 1)

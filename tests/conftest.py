@@ -1,5 +1,4 @@
-"""Tiny models that many tests read: written once per session, byte-level tokens, a chat
-template."""
+"""Tiny models with byte-level tokens and a chat template, written once a session."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ def tiny_small_vocab(tiny_folder: Path) -> Path:
 
 
 def pytest_unconfigure() -> None:
-    """Close what llama-cpp-python leaves open, so that a test run ends without its
-    ResourceWarning."""
+    """Close what llama-cpp-python leaves open: a run is to end without its ResourceWarning."""
     module = sys.modules.get("llama_cpp._utils")
     for name in ("outnull_file", "errnull_file"):
         opened = getattr(module, name, None)

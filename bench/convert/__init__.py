@@ -1,1 +1,1 @@
-"""What `specrun bench convert` measures: one file for each thing, listed in `measurements`."""
+"""Bandwidth and memory of conversion, quantization and importance matrices, beside baselines."""

@@ -1,19 +1,21 @@
-"""Runs a function in a process of its own, so that its time and the most memory it took are its
-own.
+"""A child process that does one job, so that its seconds and its peak memory are the job's own.
 
-The memory is the largest resident set (VmHWM on Linux: getrusage would also count the parent, whose
-pages a child shares before it becomes another program), with everything Python and its libraries
-take.
+`python -m specrun.bench.convert.child JOB ARGUMENTS` writes a line of JSON. Peak memory is the
+largest resident set, with everything that Python and its libraries take, plus that of the largest
+process the job starts. On Linux it is read from VmHWM: getrusage would also count the parent, whose
+pages a child shares until it becomes another program.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +24,20 @@ from specrun.bindings.errors import SpecrunError
 
 @dataclass(frozen=True, slots=True)
 class ChildRun:
-    """What the process found: seconds of the work alone, and the most memory in bytes."""
+    """Seconds of the job alone, without starting Python, and its peak memory in bytes."""
 
     seconds: float
     peak_bytes: int
 
 
-def run_child(module: str, *arguments: str) -> ChildRun:
-    """Run `python -m module arguments`, which calls `report_run`; raises SpecrunError with its last
-    words."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False
-    )
+def run_child(job: str, *arguments: str) -> ChildRun:
+    """Run a job of `JOBS` in a new process; raises SpecrunError with its last line if it fails."""
+    command = [sys.executable, "-m", "specrun.bench.convert.child", job, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        words = done.stderr.strip().splitlines()
-        raise SpecrunError(
-            f"the measurement {module} failed: {words[-1] if words else f'code {done.returncode}'}"
-        )
-    content = json.loads(done.stdout.splitlines()[-1])
-    return ChildRun(content["seconds"], content["peak_bytes"])
-
-
-def report_run(work: Callable[[], Any], write: Callable[[str], Any]) -> None:
-    """In the child: do the work and write what `run_child` reads."""
-    started = time.perf_counter()
-    work()
-    seconds = time.perf_counter() - started
-    write(json.dumps({"seconds": seconds, "peak_bytes": peak_memory()}) + "\n")
+        said = done.stderr.strip().splitlines() or [f"code {done.returncode}"]
+        raise SpecrunError(f"the measurement {job!r} failed: {said[-1]}")
+    return ChildRun(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def peak_memory() -> int:
@@ -58,7 +47,71 @@ def peak_memory() -> int:
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return 1024 * int(line.split()[1])
-    import resource
+    return _max_rss()
 
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most
+
+def _max_rss(*, of_children: bool = False) -> int:
+    import resource  # Windows has none
+
+    who = resource.RUSAGE_CHILDREN if of_children else resource.RUSAGE_SELF
+    most = resource.getrusage(who).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most  # kilobytes but on macOS
+
+
+def _convert(source: str, output: str) -> Callable[[], Any]:
+    from specrun.convert import convert_checkpoint
+
+    return partial(convert_checkpoint, source, output, outtype="f16", force=True)
+
+
+def _quantize(source: str, output: str, file_type: str, n_threads: str) -> Callable[[], Any]:
+    from specrun.convert.quantize import quantize_model
+
+    return partial(quantize_model, source, output, file_type, n_threads=int(n_threads))
+
+
+def _quantize_directly(
+    source: str, output: str, file_type: str, n_threads: str
+) -> Callable[[], Any]:
+    """Return llama.cpp's own call, followed by an fsync: the other jobs end on the disk too."""
+    import specrun.convert.quantize  # noqa: F401 - the memory of its imports counts in both jobs
+    from specrun.bindings.library import llama
+    from specrun.bindings.quantizer import QuantizeOptions, quantize_file
+
+    llama()
+
+    def work() -> None:
+        quantize_file(source, output, QuantizeOptions(file_type, n_threads=int(n_threads)))
+        sync(output)
+
+    return work
+
+
+JOBS: Mapping[str, Callable[..., Callable[[], Any]]] = {
+    "convert": _convert,
+    "quantize": _quantize,
+    "quantize directly": _quantize_directly,
+}
+"""What a child can do: each loads what it needs and returns the work that is timed."""
+
+
+def sync(path: str | Path) -> None:
+    """Wait until a file's content is on the disk."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _main(job: str, *arguments: str) -> None:
+    work = JOBS[job](*arguments)
+    started = time.perf_counter()
+    work()
+    seconds = time.perf_counter() - started
+    run = ChildRun(seconds, peak_memory() + _max_rss(of_children=True))
+    os.write(1, json.dumps(asdict(run)).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

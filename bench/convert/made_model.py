@@ -1,7 +1,7 @@
-"""An F16 model of a wanted size for measurements: a made-up checkpoint, converted.
+"""Random checkpoints and models of a wanted size: a Llama with a byte-level vocabulary.
 
-A checkpoint of a wanted size, made up: a Llama with a byte-level vocabulary and random bfloat16
-weights.
+Weights are bfloat16, or F16 where the checkpoint is converted. All matrices repeat one block of
+random numbers, because drawing gigabytes would take longer than what is measured.
 """
 
 from __future__ import annotations
@@ -27,17 +27,14 @@ _BLOCK = 1 << 20  # numbers that are drawn; matrices repeat them
 
 
 def write_checkpoint(folder: Path, n_bytes: int, seed: int = 0) -> int:
-    """Write a checkpoint whose weights have at least `n_bytes`, in shards, and return their size in
-    bytes.
+    """Write shards whose weights have at least `n_bytes`; return the size of the weights in bytes.
 
     Shapes are those of real models from about 100 MB on; fewer bytes get a narrower one.
     """
     config = _config(n_bytes)
     shapes = dict(_shapes(config))
-    source = np.random.default_rng(seed)
-    block = bfloat16_bits(
-        (source.standard_normal(_BLOCK) / config["hidden_size"] ** 0.5).astype(np.float32)
-    )
+    numbers = np.random.default_rng(seed).standard_normal(_BLOCK) / config["hidden_size"] ** 0.5
+    block = bfloat16_bits(numbers.astype(np.float32))
     ones = bfloat16_bits(np.ones(config["hidden_size"], np.float32)).tobytes()
     shards = _shards(shapes)
     index: dict[str, str] = {}
@@ -64,6 +61,16 @@ def write_checkpoint(folder: Path, n_bytes: int, seed: int = 0) -> int:
     return 2 * sum(prod(shape) for shape in shapes.values())
 
 
+def write_f16_model(path: Path, n_bytes: int) -> None:
+    """Write a model of about `n_bytes` to `path`; meanwhile twice as much is needed beside it."""
+    require_free_space(path.parent, 2 * n_bytes)
+    checkpoint = path.parent / "checkpoint"
+    checkpoint.mkdir()
+    write_checkpoint(checkpoint, n_bytes)
+    convert_checkpoint(checkpoint, path, outtype="f16")
+    shutil.rmtree(checkpoint)
+
+
 def _config(n_bytes: int) -> dict[str, Any]:
     width = 2048 if n_bytes >= 100 << 20 else 64
     config: dict[str, Any] = {
@@ -80,9 +87,9 @@ def _config(n_bytes: int) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "eos_token_id": 0,
     }
-    layer_bytes = 2 * sum(prod(shape) for _, shape in _shapes(config))
+    whole = 2 * sum(prod(shape) for _, shape in _shapes(config))
     layer = 2 * sum(prod(shape) for name, shape in _shapes(config) if ".layers." in name)
-    config["num_hidden_layers"] = 1 + max(0, -(-(n_bytes - layer_bytes) // layer))
+    config["num_hidden_layers"] = 1 + max(0, -(-(n_bytes - whole) // layer))  # rounded up
     return config
 
 
@@ -115,35 +122,13 @@ def _shards(shapes: dict[str, tuple[int, ...]]) -> list[list[str]]:
 
 def _tokenizer(size: int) -> dict[str, Any]:
     vocabulary = synthetic_vocabulary(size)
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": True,
-    }
-    model = {
-        "type": "BPE",
-        "vocab": {text: token for token, text in enumerate(vocabulary.tokens)},
-        "merges": [merge.split(" ") for merge in vocabulary.merges],
-    }
-    return {
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": byte_level,
-        "decoder": byte_level,
-        "model": model,
-    }
+    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    ids = {text: token for token, text in enumerate(vocabulary.tokens)}
+    merges = [merge.split(" ") for merge in vocabulary.merges]
+    model = {"type": "BPE", "vocab": ids, "merges": merges}
+    sides = {"pre_tokenizer": step, "decoder": step}
+    return {"version": "1.0", "added_tokens": [], **sides, "model": model}
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
-
-
-def write_f16_model(path: Path, n_bytes: int) -> None:
-    """Write a model of about `n_bytes` to `path`; meanwhile twice as much is needed beside it."""
-    require_free_space(path.parent, 2 * n_bytes)
-    checkpoint = path.parent / "checkpoint"
-    checkpoint.mkdir()
-    write_checkpoint(checkpoint, n_bytes)
-    convert_checkpoint(checkpoint, path, outtype="f16")
-    shutil.rmtree(checkpoint)

@@ -1,46 +1,30 @@
-"""One side of a comparison: an open runtime that answers prompts, and what its answers add up
-to."""
+"""Answers of a runtime to the prompts of a comparison, and the tokens and seconds they add up to.
+
+One arm of a comparison is one runtime; its answers of one repetition are added up in `Answers`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
-from types import TracebackType
 
 from specrun.bench.drafters.prompts import Prompt, as_text
 from specrun.bindings.errors import SpecrunError
 from specrun.runtime.language import Expression, parse_expression
-from specrun.runtime.results import GenerationResult
+from specrun.runtime.results import GenerationResult, SpecStats
 from specrun.runtime.runtime import Runtime
 from specrun.runtime.sampling import SamplingParams
 
 
 class Arm:
-    """A runtime with the prompts tokenized; closes the runtime at the end of its `with` block.
-
-    `as_chat` None renders prompts by the model's chat template if it has one.
-    """
+    """A runtime with the prompts tokenized; `as_chat` is that of `prompt_ids`."""
 
     def __init__(self, runtime: Runtime, prompts: Sequence[Prompt], as_chat: bool | None) -> None:
         self.runtime = runtime
         self.label = short_label(parse_expression(runtime.drafter))
-        try:
-            chat = runtime.model.chat_template is not None if as_chat is None else as_chat
-            self._prompts = [prompt_ids(runtime, prompt, chat) for prompt in prompts]
-        except BaseException:
-            runtime.close()
-            raise
-
-    def __enter__(self) -> Arm:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.runtime.close()
+        self._prompts = [prompt_ids(runtime, prompt, as_chat) for prompt in prompts]
 
     @property
     def prompt_tokens(self) -> float:
@@ -58,48 +42,41 @@ class Arm:
 
 
 class Answers:
-    """The sum of some answers: tokens, rounds and seconds."""
+    """Some answers and their sums."""
 
     def __init__(self) -> None:
-        self.token_ids: list[list[int]] = []
+        self._results: list[GenerationResult] = []
         self.tokens = self.rounds = self.drafted = self.accepted = 0
         self.decoding_s = self.overhead_s = 0.0
-        self._first_token_s = 0.0
-        self._by_position: list[tuple[float, int]] = []
-        self._given_prefix: list[tuple[float, int]] = []
 
     def add(self, result: GenerationResult) -> None:
-        """Add an answer."""
+        """Add an answer; raises SpecrunError if it has no tokens that were timed."""
         stats, n = result.stats, len(result.token_ids)
         if not n or not stats.tokens_per_second:
             raise SpecrunError(
                 "an answer without tokens cannot be timed: is the context (-c) long enough?"
             )
-        self.token_ids.append(result.token_ids)
+        self._results.append(result)
         self.tokens += n
         self.rounds += stats.rounds
         self.drafted += stats.drafted
         self.accepted += stats.accepted
         self.decoding_s += n / stats.tokens_per_second
         self.overhead_s += stats.overhead_s
-        self._first_token_s += stats.time_to_first_token_s or 0.0
-        _add_shares(
-            self._by_position,
-            [(share * stats.rounds, stats.rounds) for share in stats.acceptance_by_position],
-        )
-        tests = zip(stats.acceptance_given_prefix, stats.tested_by_position, strict=True)
-        _add_shares(self._given_prefix, [(share * tested, tested) for share, tested in tests])
 
     @staticmethod
     def together(several: Sequence[Answers]) -> Answers:
-        """Return the sum of sums; it keeps no token ids."""
+        """Return the answers of several repetitions as one."""
         total = Answers()
-        for answer in several:
-            for name in ("tokens", "rounds", "drafted", "accepted"):
-                setattr(total, name, getattr(total, name) + getattr(answer, name))
-            _add_shares(total._by_position, answer._by_position)
-            _add_shares(total._given_prefix, answer._given_prefix)
+        for answers in several:
+            for result in answers._results:
+                total.add(result)
         return total
+
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """The tokens of each answer."""
+        return [result.token_ids for result in self._results]
 
     @property
     def tokens_per_second(self) -> float:
@@ -109,37 +86,49 @@ class Answers:
     @property
     def time_to_first_token_s(self) -> float:
         """The mean time to the first token."""
-        return self._first_token_s / len(self.token_ids)
+        times = [stats.time_to_first_token_s or 0.0 for stats in self._stats()]
+        return sum(times) / len(times)
 
-    @property
     def acceptance_by_position(self) -> tuple[float, ...]:
-        """The share of rounds that kept a token at each depth; answers weigh by their rounds."""
-        return tuple(kept / rounds for kept, rounds in self._by_position)
+        """Return the share of rounds that kept a token, by depth; answers weigh by their rounds."""
+        return _mean_by_depth(
+            [(share, stats.rounds) for share in stats.acceptance_by_position]
+            for stats in self._stats()
+        )[0]
 
-    @property
-    def acceptance_given_prefix(self) -> tuple[float, ...]:
-        """The share of the tests at each depth that kept a token: of the rounds that had kept all
-        above it."""
-        return tuple(kept / tested for kept, tested in self._given_prefix)
+    def acceptance_given_prefix(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Return the share of tests that kept a token, by depth, and the number of tests.
 
-    @property
-    def tested_by_position(self) -> tuple[int, ...]:
-        """How many tests those were."""
-        return tuple(tested for _, tested in self._given_prefix)
+        A depth is tested in the rounds that kept all tokens above it.
+        """
+        return _mean_by_depth(
+            zip(stats.acceptance_given_prefix, stats.tested_by_position, strict=True)
+            for stats in self._stats()
+        )
 
-
-def _add_shares(total: list[tuple[float, int]], more: Sequence[tuple[float, int]]) -> None:
-    """Add counts by depth: how many kept a token, of how many."""
-    for index, (kept, tested) in enumerate(more):
-        if index == len(total):
-            total.append((0.0, 0))
-        before = total[index]
-        total[index] = (before[0] + kept, before[1] + tested)
+    def _stats(self) -> Iterator[SpecStats]:
+        return (result.stats for result in self._results)
 
 
-def prompt_ids(runtime: Runtime, prompt: Prompt, chat: bool) -> list[int]:
-    """Return the tokens of a prompt, with `chat` as the chat template renders it."""
-    if chat:
+def _mean_by_depth(
+    answers: Iterable[Iterable[tuple[float, int]]],
+) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Return mean shares by depth, and their weights, of answers that give (share, weight).
+
+    An answer that did not go as deep as others has no weight there.
+    """
+    depths = list(zip_longest(*answers, fillvalue=(0.0, 0)))
+    weights = tuple(sum(weight for _, weight in depth) for depth in depths)
+    sums = [sum(share * weight for share, weight in depth) for depth in depths]
+    return tuple(kept / weight for kept, weight in zip(sums, weights, strict=True)), weights
+
+
+def prompt_ids(runtime: Runtime, prompt: Prompt, as_chat: bool | None) -> list[int]:
+    """Return the tokens of a prompt, with `as_chat` as the model's chat template renders it.
+
+    None means True for models that have a chat template.
+    """
+    if runtime.model.chat_template is not None if as_chat is None else as_chat:
         return runtime.chat_prompt(
             [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         )
@@ -150,18 +139,11 @@ def short_label(expression: Expression) -> str:
     """Return the expression with files by their name alone: paths would widen every table."""
 
     def short(expression: Expression) -> Expression:
-        atom = (
-            Path(expression.atom).name
-            if expression.atom.endswith((".gguf", ".pool")) or "/" in expression.atom
-            else expression.atom
-        )
+        atom = expression.atom
+        if atom.endswith((".gguf", ".pool")) or "/" in atom:
+            atom = Path(atom).name
         arguments = tuple(map(short, expression.arguments))
-        return Expression(
-            atom,
-            arguments,
-            tuple((k, short(v)) for k, v in expression.options),
-            expression.count,
-            expression.is_call,
-        )
+        options = tuple((name, short(value)) for name, value in expression.options)
+        return replace(expression, atom=atom, arguments=arguments, options=options)
 
     return str(short(expression))

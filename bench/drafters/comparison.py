@@ -1,4 +1,4 @@
-"""Drafters against plain decoding: same target, same prompts, same process, measured in turn.
+"""Drafters against plain decoding: same target, prompts and process, measured in turn.
 
 What is timed is generation as a user gets it: evaluation, drafting, sampling, verification and
 text; without the prompt, which all arms have to evaluate alike.
@@ -6,9 +6,10 @@ text; without the prompt, which all arms have to evaluate alike.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.devices import devices
 from specrun.bindings.errors import OptionError
 from specrun.runtime.language import Expression, parse_expression
+from specrun.runtime.prefix import common_prefix
 from specrun.runtime.runtime import Runtime
 from specrun.runtime.sampling import SamplingParams
 
@@ -58,8 +60,7 @@ class DrafterBench:
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """The target as it was loaded; `padded_parameters` of `n_params` are there for their cost
-    alone."""
+    """The target as loaded; `padded_parameters` of `n_params` are there for their cost alone."""
 
     model: str
     n_bytes: int
@@ -71,10 +72,9 @@ class TargetFacts:
 
 @dataclass(frozen=True, slots=True)
 class TextComparison:
-    """Whether greedy answers are plain decoding's own: in how many of the prompts, and where the
-    first differs.
+    """How many greedy answers are plain decoding's own.
 
-    `first_difference` counts tokens from 0, within the prompt where the texts part earliest.
+    `first_difference` is the token, from 0, at which the answer that departs earliest does so.
     """
 
     n_prompts: int
@@ -145,21 +145,28 @@ def measure_drafters(
 ) -> list[DrafterResult]:
     """Return one result for plain decoding and each drafter at each temperature, plain first.
 
-    All runtimes are open at once (weights are mapped, so shared), and each repetition visits every
-    arm.
+    All runtimes are open at once (weights are mapped, so shared), and every repetition visits all.
     """
+    drafting = [(name, rule) for name in bench.drafters if name != PLAIN for rule in bench.rules]
     with ExitStack() as stack:
-        arms = [stack.enter_context(_open(*names, bench)) for names in _arm_names(bench)]
+        arms = []
+        for drafter, rule in dict.fromkeys([(PLAIN, EXACT), *drafting]):
+            runtime = Runtime(bench.target, drafter=drafter, accept=rule, **bench.options)
+            stack.enter_context(runtime)
+            arms.append(Arm(runtime, bench.prompts, bench.as_chat))
         facts = _facts(arms[0].runtime)
-        steps = _Steps(
-            progress, len(arms) * bench.repetitions * len(bench.params) * len(bench.prompts)
-        )
+        total = len(arms) * bench.repetitions * len(bench.params) * len(bench.prompts)
+        done = itertools.count()
+
+        def step(what: str) -> None:
+            progress(next(done), total, what)
+
         for arm in arms:
-            steps.say(f"warming up {arm.label}")
+            progress(0, total, f"warming up {arm.label}")
             arm.answer(0, bench.params[0], min(_WARM_UP_TOKENS, bench.max_tokens), seed=0)
         results = []
         for params in bench.params:
-            measured = _measure(arms, params, bench, steps)
+            measured = _measure(arms, params, bench, step)
             results += [
                 _result(bench, facts, arm, params, own, measured[0])
                 for arm, own in zip(arms, measured, strict=True)
@@ -168,64 +175,28 @@ def measure_drafters(
 
 
 def with_files(text: str, files: Mapping[str, Path]) -> str:
-    """Return a drafter expression with the paths that were left out of it, by the drafter's
-    name."""
+    """Return a drafter expression with the files it left out, given by the drafter's name."""
 
     def filled(expression: Expression) -> Expression:
         arguments = tuple(map(filled, expression.arguments))
         if not arguments and expression.atom in files:
             arguments = (Expression(str(files[expression.atom])),)
-        options = tuple((name, value) for name, value in expression.options)
-        return Expression(
-            expression.atom,
-            arguments,
-            options,
-            expression.count,
-            expression.is_call or bool(arguments),
-        )
+        is_call = expression.is_call or bool(arguments)
+        return replace(expression, arguments=arguments, is_call=is_call)
 
     return str(filled(parse_expression(text)))
 
 
-class _Steps:
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
-
-    def say(self, what: str) -> None:
-        self._progress(self._done, self._total, what)
-
-    def next(self, what: str) -> None:
-        self.say(what)
-        self._done += 1
-
-
-def _arm_names(bench: DrafterBench) -> list[tuple[str, str]]:
-    """Return drafters with their rules, plain decoding first; it has no drafts to accept."""
-    drafting = [(name, rule) for name in bench.drafters if name != PLAIN for rule in bench.rules]
-    return list(dict.fromkeys([(PLAIN, EXACT), *drafting]))
-
-
-def _open(drafter: str, rule: str, bench: DrafterBench) -> Arm:
-    runtime = Runtime(bench.target, drafter=drafter, accept=rule, **bench.options)
-    return Arm(runtime, bench.prompts, bench.as_chat)
-
-
 def _measure(
-    arms: Sequence[Arm], params: SamplingParams, bench: DrafterBench, steps: _Steps
+    arms: Sequence[Arm], params: SamplingParams, bench: DrafterBench, step: Callable[[str], None]
 ) -> list[list[Answers]]:
     """Return each arm's repetitions, in order."""
     measured: list[list[Answers]] = [[] for _ in arms]
     for repetition, index in interleaved(len(arms), bench.repetitions):
-        answers = Answers()
+        arm, answers, seed = arms[index], Answers(), (params.seed or 0) + repetition
         for number in range(len(bench.prompts)):
-            steps.next(f"{arms[index].label}, temperature {params.temperature:g}")
-            answers.add(
-                arms[index].answer(
-                    number, params, bench.max_tokens, seed=(params.seed or 0) + repetition
-                )
-            )
+            step(f"{arm.label}, temperature {params.temperature:g}")
+            answers.add(arm.answer(number, params, bench.max_tokens, seed=seed))
         measured[index].append(answers)
     return measured
 
@@ -238,48 +209,40 @@ def _result(
     own: Sequence[Answers],
     plain: Sequence[Answers],
 ) -> DrafterResult:
-    speeds = [run.tokens_per_second for run in own]
+    speeds, plain_speeds = ([run.tokens_per_second for run in runs] for runs in (own, plain))
     together = Answers.together(own)
-    drafter = arm.runtime.session.drafter
+    given_prefix, tested = together.acceptance_given_prefix()
+    drafter, rule = arm.runtime.session.drafter, arm.runtime.session.rule
     return DrafterResult(
         target=facts,
         drafter=arm.label,
-        rule=arm.runtime.session.rule.name,
+        rule=rule.name,
         temperature=params.temperature,
         n_prompts=len(bench.prompts),
         max_tokens=bench.max_tokens,
         repetitions=bench.repetitions,
         tokens=together.tokens,
         tokens_per_second=spread_of(speeds),
-        speed_up=None
-        if own is plain
-        else ratio_of(speeds, [run.tokens_per_second for run in plain]),
+        speed_up=None if own is plain else ratio_of(speeds, plain_speeds),
         time_to_first_token_s=spread_of([run.time_to_first_token_s for run in own]),
         acceptance_rate=together.accepted / together.drafted if together.drafted else None,
         mean_accepted_length=together.tokens / together.rounds,
-        acceptance_by_position=together.acceptance_by_position,
+        acceptance_by_position=together.acceptance_by_position(),
         round_us=spread_of([1e6 * run.decoding_s / run.rounds for run in own]),
         overhead_us_per_round=spread_of([1e6 * run.overhead_s / run.rounds for run in own]),
         text=_compare(own[0], plain[0]) if params.is_greedy and own is not plain else None,
         prompt_tokens=arm.prompt_tokens,
         workload=bench.workload,
-        exact=arm.runtime.session.rule.exact,
+        exact=rule.exact,
         is_chain=drafter.max_nodes > 0 and drafter.max_leaves == 1,
-        acceptance_given_prefix=together.acceptance_given_prefix,
-        tested_by_position=together.tested_by_position,
+        acceptance_given_prefix=given_prefix,
+        tested_by_position=tested,
     )
 
 
 def _compare(own: Answers, plain: Answers) -> TextComparison:
     pairs = list(zip(own.token_ids, plain.token_ids, strict=True))
-    parted = [
-        next(
-            (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
-            min(len(ours), len(theirs)),
-        )
-        for ours, theirs in pairs
-        if ours != theirs
-    ]
+    parted = [common_prefix(ours, theirs) for ours, theirs in pairs if ours != theirs]
     return TextComparison(len(pairs), len(pairs) - len(parted), min(parted, default=None))
 
 
@@ -288,16 +251,12 @@ def _facts(runtime: Runtime) -> TargetFacts:
 
     model = runtime.model
     padded = model.header.metadata.get(PADDED_PARAMETERS, 0)
-    gpus = (
-        [device.name for device in devices() if device.kind in ("gpu", "igpu")]
-        if model.n_gpu_layers
-        else []
-    )
+    gpus = [device.name for device in devices() if device.kind in ("gpu", "igpu")]
     return TargetFacts(
         model=model.path.name,
         n_bytes=model.n_bytes,
         n_params=model.n_params,
         padded_parameters=padded if isinstance(padded, int) else 0,
-        backend=", ".join(gpus) or "CPU",
+        backend=(model.n_gpu_layers and ", ".join(gpus)) or "CPU",
         n_gpu_layers=model.n_gpu_layers,
     )

@@ -1,10 +1,7 @@
-"""The documentation that the embedded demo's questions are about: the docstrings of the standard
-library, as a text.
+"""The standard library's docstrings as a text, and a temporary datastore of them for REST.
 
-Paragraphs are unwrapped, as rendered documentation has them; names stand above what is said about
-them.
-
-A temporary datastore of the documentation that the embedded demo's questions are about.
+The embedded demo's questions are about them. Paragraphs are unwrapped, as in rendered
+documentation; the name of what is documented stands above its docstring.
 """
 
 from __future__ import annotations
@@ -28,36 +25,6 @@ from specrun.train.family.corpus import SKIPPED_PACKAGES, native_entries
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def documentation(without: Sequence[str] = ()) -> str:
-    """Return all docstrings of this Python's standard library, those left out in which a text of
-    `without` stands."""
-    seen: set[str] = set()
-    parts = []
-    for name, doc in (*_of_files(), *((name, doc) for name, _, _, doc in native_entries())):
-        text = _unwrapped(doc)
-        if text and text not in seen and not any(excluded in text for excluded in without):
-            seen.add(text)
-            parts.append(f"{name}\n{text}\n")
-    return "\n".join(parts)
-
-
-def _of_files() -> Iterator[tuple[str, str]]:
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
-        parts = list(path.relative_to(root).with_suffix("").parts)
-        if any(part in SKIPPED_PACKAGES for part in parts):
-            continue
-        tree = ast.parse(path.read_bytes())
-        for node in ast.walk(tree):
-            if isinstance(node, _Documented) and (doc := ast.get_docstring(node)):
-                yield getattr(node, "name", ".".join(parts)), doc
-
-
-def _unwrapped(doc: str | None) -> str:
-    paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(doc or ""))
-    return "\n".join(" ".join(paragraph.split()) for paragraph in paragraphs if paragraph.strip())
-
-
 DocumentationKind = Literal["all", "disjoint"]
 
 
@@ -65,8 +32,7 @@ DocumentationKind = Literal["all", "disjoint"]
 def documentation_store(
     target: Path, kind: DocumentationKind, *, progress: Callable[[str], None] = lambda _: None
 ) -> Iterator[Path]:
-    """Yield a datastore for `target`'s vocabulary; "disjoint" leaves out whatever holds one of the
-    answers."""
+    """Yield a datastore for `target`'s vocabulary; "disjoint" leaves out what holds an answer."""
     lines = demo_questions().read_text(encoding="utf-8").splitlines()
     answers = [json.loads(line)["answer"] for line in lines] if kind == "disjoint" else []
     with tempfile.TemporaryDirectory(prefix="specrun-bench-") as folder:
@@ -86,3 +52,30 @@ def store_description(kind: DocumentationKind) -> str:
     if kind == "disjoint":
         return f"{what} without those that hold one of the answers (disjoint from the answers)"
     return f"{what}, which the questions are about: the store holds the answers"
+
+
+def documentation(without: Sequence[str] = ()) -> str:
+    """Return all docstrings of this Python's standard library that hold no text of `without`."""
+    parts: dict[str, str] = {}
+    for name, doc in (*_of_files(), *((name, doc) for name, _, _, doc in native_entries())):
+        text = _unwrapped(doc)
+        if text and not any(excluded in text for excluded in without):
+            parts.setdefault(text, f"{name}\n{text}\n")
+    return "\n".join(parts.values())
+
+
+def _of_files() -> Iterator[tuple[str, str]]:
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        parts = list(path.relative_to(root).with_suffix("").parts)
+        if any(part in SKIPPED_PACKAGES for part in parts):
+            continue
+        tree = ast.parse(path.read_bytes())
+        for node in ast.walk(tree):
+            if isinstance(node, _Documented) and (doc := ast.get_docstring(node)):
+                yield getattr(node, "name", ".".join(parts)), doc
+
+
+def _unwrapped(doc: str | None) -> str:
+    paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(doc or ""))
+    return "\n".join(" ".join(paragraph.split()) for paragraph in paragraphs if paragraph.strip())

@@ -1,4 +1,4 @@
-"""A target that costs more without saying anything else, for as long as a measurement takes."""
+"""Padded targets: more parameters that cost time and change no output, in a temporary file."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def padded_target(
     keep: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Path]:
-    """Yield the path of `source` widened to about `parameters` parameters, or `source` itself for
-    None.
+    """Yield `source` widened to about `parameters` parameters, or `source` itself for None.
 
     The file goes into a temporary folder and away with it, or to `keep` (which must not exist).
     Free space is checked before anything is written.

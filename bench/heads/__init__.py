@@ -1,1 +1,1 @@
-"""What one evaluation of a head costs, beside the bytes that it has to read."""
+"""Cost of evaluating heads, beside the bytes that an evaluation has to read."""

@@ -1,1 +1,1 @@
-"""Layer skipping: which layers of a target a self-draft should keep."""
+"""Layer skipping: the layers of a target that a self-draft should keep."""

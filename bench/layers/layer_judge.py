@@ -1,4 +1,11 @@
-"""How fast a self-draft with some of the target's layers should be, without running it."""
+"""Prediction of a self-draft's speed from acceptance and costs, without running the method.
+
+The target writes texts once, and its cost curve T(n), the time of an evaluation of n tokens, is
+measured. A cut (the target with some layers left out) is then judged by two numbers: alpha, the
+share of its tokens that would be accepted (the mean over the texts of sum min(p, q), or of p at the
+cut's most likely token), and c, the seconds one of its tokens takes. A draft of n tokens produces
+(1 - alpha^(n + 1)) / (1 - alpha) tokens in n c + T(n + 1) seconds (`costs.expected_tokens`).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +33,6 @@ from specrun.runtime.drafter import NoDrafter
 from specrun.runtime.law import Law
 from specrun.runtime.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.pairing import check_draftable
-from specrun.runtime.sampling import SamplingParams
 from specrun.runtime.session import Session
 from specrun.runtime.trees import RANKED_TOKENS, TreeSampling, ranking_params
 from specrun.runtime.tuning import CalibrationText, LawPair, acceptance_by_rank, laws_along
@@ -40,8 +46,7 @@ _TARGETS_SHARE = 0.75  # of the time for measuring costs
 
 @dataclass(frozen=True, slots=True)
 class LayerTrial:
-    """A set of layers with what is expected of it: `predicted` tokens a second with drafts of
-    `n_draft` tokens.
+    """A set of layers, expected to give `predicted` tokens a second with drafts of `n_draft`.
 
     `acceptance` is the share of its tokens that would be accepted with `sampling`, "with" or
     "argmax"; `speed_up` is over plain decoding.
@@ -60,8 +65,7 @@ class LayerTrial:
 
 
 class CutJudge:
-    """Judges sets of layers on texts that the target wrote, by laws and costs that were measured
-    once."""
+    """Judges sets of layers on texts that the target wrote, with laws and costs measured once."""
 
     def __init__(
         self,
@@ -76,12 +80,10 @@ class CutJudge:
         self._folder = folder
         self._texts = texts
         # More tokens never cost less: where they seem to, something else ran meanwhile.
-        self._curve = CostCurve.flat(
-            list(accumulate(map(curve.seconds, range(1, options.max_draft + 2)), max))
-        )
-        self._cheapest: tuple[int, float] | None = (
-            None  # layers and seconds a token of the cut that was measured
-        )
+        costs = map(curve.seconds, range(1, options.max_draft + 2))
+        self._curve = CostCurve.flat(list(accumulate(costs, max)))
+        # Layers of the one cut that was timed, and its seconds a token.
+        self._measured: tuple[int, float] | None = None
 
     @property
     def plain_speed(self) -> float:
@@ -102,16 +104,16 @@ class CutJudge:
             tokens = expected_tokens(acceptance, n_draft)
             return predicted_tokens_per_second(tokens, n_draft, self._curve.seconds, n_draft * step)
 
-        best = max(
-            range(1, self._options.max_draft + 1), key=lambda n_draft: (speed(n_draft), -n_draft)
-        )
-        return LayerTrial(
-            kept, sampling, acceptance, best, speed(best), speed(best) / self.plain_speed
-        )
+        best = max(range(1, self._options.max_draft + 1), key=speed)  # the shortest of equals
+        predicted = speed(best)
+        speed_up = predicted / self.plain_speed
+        return LayerTrial(kept, sampling, acceptance, best, predicted, speed_up)
 
     def _acceptance(self, path: Path, kept: tuple[int, ...]) -> tuple[float, TreeSampling]:
-        """Return the greatest share of accepted tokens, over the ways to draft; the first cut's
-        cost is measured."""
+        """Return the greatest share of accepted tokens over the ways to draft.
+
+        The first cut that is opened is also timed, for `_step_seconds`.
+        """
         params = self._options.params
         ranking = ranking_params(params, RANKED_TOKENS)
         pairs: list[LawPair] = []
@@ -122,25 +124,22 @@ class CutJudge:
             for text, laws in self._texts:
                 drafted = laws_along(context, text, (params, ranking))
                 pairs += (LawPair(law, *both) for law, both in zip(laws, drafted, strict=True))
-            if self._cheapest is None:
+            if self._measured is None:
                 seconds = (1 - _TARGETS_SHARE) * self._options.seconds
-                self._cheapest = (
-                    len(kept),
-                    measure_cost_curve(context, seconds=seconds, sizes=(1,)).seconds(1),
-                )
+                curve = measure_cost_curve(context, seconds=seconds, sizes=(1,))
+                self._measured = len(kept), curve.seconds(1)
         ways: tuple[TreeSampling, ...] = ("argmax",) if params.is_greedy else ("with", "argmax")
         shares = [(min(1.0, float(acceptance_by_rank(pairs, way, 1)[0])), way) for way in ways]
         return max(shares, key=lambda share: share[0])
 
     def _step_seconds(self, count: int) -> float:
-        """Return what one token of a cut costs: on the line through the whole model and the cut
-        that was measured."""
+        """Return the cost of a token, on the line through the whole model and the timed cut."""
         whole, all_layers = self._curve.seconds(1), self._layered.n_layers
-        measured, seconds = self._cheapest or (all_layers, whole)
+        measured, seconds = self._measured or (all_layers, whole)
         if measured == all_layers:
             return whole * count / all_layers
         slope = (whole - seconds) / (all_layers - measured)
-        # Noise must not make more layers cheaper, nor none of them cost less than nothing.
+        # Noise must not make more layers cheaper, nor a model without any cost less than nothing.
         slope = min(max(slope, 0.0), whole / all_layers)
         return whole - slope * (all_layers - count)
 
@@ -160,8 +159,9 @@ def prepare_judge(
         progress("writing a text", 0.0)
         texts = _written(model, size, prompts, options)
         with Context(model, size) as context:
-            laws = [
-                [law for (law,) in laws_along(context, text, (options.params,))] for text in texts
+            judged = [
+                (text, [law for (law,) in laws_along(context, text, (options.params,))])
+                for text in texts
             ]
             curve = measure_cost_curve(
                 context,
@@ -169,7 +169,7 @@ def prepare_judge(
                 sizes=tuple(size for size in MEASURED_SIZES if size <= options.max_draft + 1),
                 progress=lambda done: progress("measuring the target", 0.1 + 0.2 * done),
             )
-    return CutJudge(options, layered, folder, list(zip(texts, laws, strict=True)), curve)
+    return CutJudge(options, layered, folder, judged, curve)
 
 
 def _open(path: Path, options: LayerSearchOptions, layers: LayerCount) -> Model:
@@ -191,8 +191,7 @@ def _checked(prompts: Sequence[Sequence[int]], n_tokens: int, n_ctx: int) -> lis
     if longest + n_tokens > n_ctx:
         raise ContextFullError(
             f"a prompt of {longest} tokens and {n_tokens} more do not fit a context of {n_ctx}: "
-            "shorten the prompt or "
-            "raise the context size (-c)"
+            "shorten the prompt or raise the context size (-c)"
         )
     return [list(prompt) for prompt in prompts]
 
@@ -200,19 +199,15 @@ def _checked(prompts: Sequence[Sequence[int]], n_tokens: int, n_ctx: int) -> lis
 def _written(
     model: Model, size: ContextOptions, prompts: list[list[int]], options: LayerSearchOptions
 ) -> list[CalibrationText]:
-    """Return what the target answers."""
-    params: SamplingParams = options.params
-    most = max(8, options.n_tokens // len(prompts))
+    """Return the prompts with what the target answers, where it answers anything."""
+    most = max(_FEWEST_TOKENS, options.n_tokens // len(prompts))
+    texts = []
     with Session.open(model, NoDrafter(), size, ExactRule()) as session:
-        answers = [
-            session.stream(prompt, params, seed=options.seed, max_tokens=most).drain()
-            for prompt in prompts
-        ]
-    texts = [
-        CalibrationText((*prompt, *answer.token_ids), len(prompt))
-        for prompt, answer in zip(prompts, answers, strict=True)
-        if answer.token_ids
-    ]
+        for prompt in prompts:
+            stream = session.stream(prompt, options.params, seed=options.seed, max_tokens=most)
+            answer = stream.drain().token_ids
+            if answer:
+                texts.append(CalibrationText((*prompt, *answer), len(prompt)))
     written = sum(len(text.tokens) - text.n_prompt for text in texts)
     if written < _FEWEST_TOKENS:
         raise OptionError(

@@ -1,11 +1,10 @@
-"""Searches which layers a self-draft should skip: Bayesian optimisation of predicted tokens a
-second.
+"""Layer skipping by Bayesian optimisation: the layers of a self-draft with most tokens a second.
 
 Draft & Verify (Zhang et al. 2023, section 3.3) does so with runs of the whole method; here each set
 of layers is judged by what decides a run's speed. The target writes a text once; a cut model's laws
 on that text give the share of its tokens that would be accepted; the target's measured cost curve
 and the cut's cost, a line in its number of layers, give the tokens a second of the best draft
-length (`planning.theory`). Sets are proposed by a tree-structured Parzen estimator (Bergstra et al.
+length (`layer_judge`). Sets are proposed by a tree-structured Parzen estimator (Bergstra et al.
 2011; optuna), after a few of the shapes that the literature found good.
 """
 
@@ -35,8 +34,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class LayerSearchOptions:
-    """What to search with: at most `evaluations` sets of layers, on `n_tokens` that the target
-    writes.
+    """At most `evaluations` sets of layers are judged, on `n_tokens` that the target writes.
 
     `seconds` are spent on cost curves, `max_draft` is the longest draft considered; `seed` fixes
     the proposals.
@@ -61,8 +59,7 @@ class LayerSearchOptions:
 
 @dataclass(frozen=True, slots=True)
 class LayerSearchResult:
-    """Every set that was judged, in order; `interrupted` if the search was stopped before its
-    end."""
+    """Every set that was judged, in order; `interrupted` if the search was stopped early."""
 
     n_layers: int
     plain_speed: float
@@ -77,12 +74,11 @@ class LayerSearchResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as a mapping, ready for JSON."""
-        trials = [dataclasses.asdict(trial) for trial in self.trials]
         return {
             "layers": self.n_layers,
             "plain_tokens_per_second": self.plain_speed,
             "best": dataclasses.asdict(self.best),
-            "trials": trials,
+            "trials": [dataclasses.asdict(trial) for trial in self.trials],
             "interrupted": self.interrupted,
             "seconds": self.seconds,
         }
@@ -96,8 +92,8 @@ def search_layers(
     """Search. `prompts_of` makes the prompts, as tokens, once the target is loaded.
 
     Ctrl-C ends the search and keeps what was found; before the first set it passes through. Raises
-    SpecrunError if optuna is not installed, UnsupportedModelError for models that cannot be cut or
-    draft.
+    MissingPackageError without optuna, UnsupportedModelError for models that cannot be cut or that
+    cannot draft.
     """
     started = time.perf_counter()
     _optuna()
@@ -113,25 +109,17 @@ def search_layers(
                 trials.append(trial)
                 best = max(trial.predicted for trial in trials) / judge.plain_speed
                 share = 0.3 + 0.7 * len(trials) / options.evaluations
-                progress(
-                    (
-                        f"{len(trials)} of {options.evaluations} sets of layers, best {best:.2f} "
-                        "times plain"
-                    ),
-                    share,
-                )
+                done = f"{len(trials)} of {options.evaluations} sets of layers"
+                progress(f"{done}, best {best:.2f} times plain", share)
         except KeyboardInterrupt:
             if not trials:
                 raise
             interrupted = True
     if not trials:
         raise OptionError(f"{options.target} has no layers that can be skipped")
+    seconds = time.perf_counter() - started
     return LayerSearchResult(
-        layered.n_layers,
-        judge.plain_speed,
-        tuple(trials),
-        time.perf_counter() - started,
-        interrupted,
+        layered.n_layers, judge.plain_speed, tuple(trials), seconds, interrupted
     )
 
 
@@ -156,6 +144,7 @@ def _trials(
         if len(known) == options.evaluations:
             return
         asked = study.ask(kinds)
+        # Not every set can be kept: some models only allow early exits, hybrids only some orders.
         kept = layered.nearest({layer for layer, name in enumerate(names) if asked.params[name]})
         if not kept or len(kept) == layered.n_layers:
             study.tell(asked, 0.0)  # nothing to draft with, or nothing gained: as bad as can be
@@ -168,8 +157,7 @@ def _trials(
 
 
 def _first_sets(n_layers: int) -> list[set[int]]:
-    """Return early exits, and the same numbers of layers with the skipped ones spread between first
-    and last."""
+    """Return early exits, and as many layers spread evenly from the first to the last."""
     sets: list[set[int]] = []
     for share in (0.5, 0.75, 0.25):
         count = min(n_layers - 1, max(1, round(share * n_layers)))

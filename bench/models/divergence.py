@@ -1,4 +1,7 @@
-"""How far one model's laws are from another's, row by row, and what is said about many rows."""
+"""Perplexity and KL divergence of one model's laws from another's, over many rows of logits.
+
+Standard errors are those of a mean over rows taken as independent.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,8 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class RowDivergence:
-    """One number a row: the negative log-likelihood of the token that came, in both models (nats),
-    KL(P || Q) of the original's law P from the other's Q (nats), and whether both find the same
-    token most likely.
+    """Per row: both models' negative log-likelihood of the token that came, KL(P || Q) of the
+    original's law P from the other's Q (all in nats), and whether their most likely token agrees.
     """
 
     original_nll: Floats
@@ -30,8 +32,7 @@ class RowDivergence:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """exp of the mean negative log-likelihood, with its standard error (of a mean over rows taken
-    as independent)."""
+    """exp of the mean negative log-likelihood, with its standard error."""
 
     value: float
     error: float
@@ -39,8 +40,7 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceSummary:
-    """What is said of all rows; KL in nats, `same_top` a share, `top_error` and `kl_error` standard
-    errors."""
+    """Figures over all rows: KL in nats, `same_top` a share, `..._error` standard errors."""
 
     n_tokens: int
     original: Perplexity
@@ -94,6 +94,7 @@ def summarise_rows(parts: Sequence[RowDivergence]) -> DivergenceSummary:
 
 
 def _log_laws(logits: npt.NDArray[Any]) -> Floats:
+    """Return log softmax of each row; the greatest logit is taken off so that exp stays finite."""
     rows = logits.astype(np.float64)
     rows -= rows.max(axis=1, keepdims=True)
     rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
@@ -103,7 +104,8 @@ def _log_laws(logits: npt.NDArray[Any]) -> Floats:
 def _perplexity(nll: Floats) -> Perplexity:
     # A token given probability 0 makes it infinite, which is what it then is.
     value = math.exp(min(float(nll.mean()), 700.0)) if np.isfinite(nll).all() else math.inf
-    return Perplexity(value, value * _standard_error(nll) if math.isfinite(value) else math.inf)
+    # By the delta method: the derivative of exp at the mean is the perplexity itself.
+    return Perplexity(value, value * _standard_error(nll))
 
 
 def _standard_error(values: Floats) -> float:

@@ -1,12 +1,20 @@
-"""Two models of one vocabulary on one text: how much of what the first says the second still
-says."""
+"""Comparison of two models of one vocabulary on one text: a quantized model and its source.
+
+The text is scored as by llama.cpp's perplexity tool. It is cut into chunks of n_ctx tokens, each
+evaluated alone; what is left over is not used. The first token of each chunk is replaced by the
+model's beginning-of-sequence token where the model adds one. Logits after tokens n_ctx/2 to n_ctx -
+2 are scored with the token that follows, so that each scored token has at least n_ctx/2 before it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from specrun.bench.models.divergence import (
     DivergenceSummary,
@@ -14,7 +22,7 @@ from specrun.bench.models.divergence import (
     row_divergence,
     summarise_rows,
 )
-from specrun.bench.models.scored_text import ROWS_AT_ONCE, Chunk, cut_into_chunks, scored_logits
+from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
@@ -22,12 +30,15 @@ from specrun.bindings.model import Model
 from specrun.runtime.offload import LayerCount, resolve_gpu_layers
 from specrun.runtime.pairing import check_same_vocabulary
 
+ROWS_AT_ONCE = 64
+"""The most rows of logits that are looked at together: 32 MB with a vocabulary of 128k tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class ComparisonOptions:
-    """How the text is evaluated: chunks of `n_ctx` tokens (fewer where a model was trained for
-    less), at most `n_chunks` of them (0: all), with `n_threads` (0: one a core) and layers on the
-    GPU.
+    """Chunks of `n_ctx` tokens, or of the training context where that is less, at most `n_chunks`.
+
+    `n_chunks` 0 means all, `n_threads` 0 one a core.
     """
 
     n_ctx: int = 512
@@ -44,7 +55,7 @@ class ComparisonOptions:
 
 @dataclass(frozen=True, slots=True)
 class ModelComparison:
-    """What was found on `n_chunks` chunks of `n_ctx` tokens."""
+    """The figures over `n_chunks` chunks of `n_ctx` tokens."""
 
     n_chunks: int
     n_ctx: int
@@ -58,25 +69,22 @@ def compare_models(
     options: ComparisonOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ModelComparison:
-    """Evaluate `text` with both models and compare their laws; `progress` gets chunks done and in
-    all.
+    """Evaluate `text` with both models and compare their laws.
 
-    Raises PairError unless both have the same vocabulary, OptionError if the text is too short, and
-    as Model and Context do.
+    `progress` gets chunks done and in all. Raises PairError unless both have the same vocabulary,
+    OptionError if the text is too short, and as Model and Context do.
     """
     options = options or ComparisonOptions()
     with ExitStack() as stack:
-        models = [
-            stack.enter_context(
-                Model(path, n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, path))
-            )
-            for path in (original, other)
-        ]
+        models = []
+        for path in (original, other):
+            n_gpu_layers = resolve_gpu_layers(options.n_gpu_layers, path)
+            models.append(stack.enter_context(Model(path, n_gpu_layers=n_gpu_layers)))
         check_same_vocabulary(*models)
         vocabulary = models[0].vocabulary
-        tokens = vocabulary.tokenize(text)
+        bos = vocabulary.bos if vocabulary.adds_bos else None
         n_ctx = min(options.n_ctx, *(model.n_ctx_train for model in models))
-        chunks = cut_into_chunks(tokens, n_ctx, vocabulary.bos if vocabulary.adds_bos else None)
+        chunks = cut_into_chunks(vocabulary.tokenize(text), n_ctx, bos)
         chunks = chunks[: options.n_chunks or None]
         length = len(chunks[0].tokens)
         settings = ContextOptions(
@@ -101,3 +109,54 @@ def _compare_chunk(contexts: list[Context], chunk: Chunk) -> list[RowDivergence]
         parts.append(row_divergence(first, other, chunk.tokens[place : place + len(first)]))
         place += len(first)
     return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens evaluated together from position 0 on; logits from token `first` on are scored."""
+
+    tokens: tuple[int, ...]
+    first: int
+
+    @property
+    def n_scored(self) -> int:
+        """The number of tokens whose probability counts."""
+        return len(self.tokens) - self.first - 1
+
+
+def cut_into_chunks(tokens: Sequence[int], n_ctx: int, bos: int | None) -> list[Chunk]:
+    """Return the chunks of a text; one shorter than `n_ctx` is a chunk by itself.
+
+    `bos` is the token that begins each chunk, None for none. Raises OptionError for a text of under
+    8 tokens.
+    """
+    length = min(n_ctx, len(tokens))
+    if length < 8:
+        counts = f"{len(tokens)} tokens and a chunk {length}"
+        raise OptionError(f"the text has {counts}: at least 8 are needed to compare")
+    pieces = [tokens[start : start + length] for start in range(0, len(tokens), length)]
+    return [
+        Chunk((piece[0] if bos is None else bos, *piece[1:]), length // 2)
+        for piece in pieces
+        if len(piece) == length
+    ]
+
+
+def scored_logits(context: Context, chunk: Chunk) -> Iterator[npt.NDArray[np.float32]]:
+    """Yield the scored logits of a chunk, shape [rows, vocab] of at most ROWS_AT_ONCE rows.
+
+    The context must have been made for chunks of this length and ROWS_AT_ONCE outputs.
+    """
+    context.memory.clear()
+    batch = Batch(max(context.n_batch, ROWS_AT_ONCE), 1)
+    for start in range(0, chunk.first, context.n_batch):
+        part = chunk.tokens[start : min(start + context.n_batch, chunk.first)]
+        batch.fill_chain(part, start, [0], 0)
+        context.decode(batch)
+    last = len(chunk.tokens) - 1
+    step = min(ROWS_AT_ONCE, context.n_batch)
+    for start in range(chunk.first, last, step):
+        part = chunk.tokens[start : min(start + step, last)]
+        batch.fill_chain(part, start, [0], len(part))
+        rows = context.decode(batch)
+        yield np.stack([rows.logits(row) for row in range(len(part))])

@@ -1,5 +1,7 @@
-"""How far the tensors of one GGUF file are from those of another, one tensor at a time, one piece
-at a time."""
+"""Relative root-mean-square errors of the tensors of one GGUF file against those of another.
+
+They are read and dequantized a piece at a time, so that memory does not grow with the tensors.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,7 @@ _WHOLE = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F64": "<f8"}
 
 @dataclass(frozen=True, slots=True)
 class TensorError:
-    """How far one tensor is off: root mean square of the differences over that of the original's
-    numbers.
+    """A tensor's error: the rms of its differences from the original, over the original's rms.
 
     `relative_rms` is None where the two cannot be compared; `note` then says why.
     """
@@ -40,8 +41,7 @@ class TensorError:
 def tensor_errors(
     original: Path, other: Path, progress: Callable[[int, int], None] | None = None
 ) -> Iterator[TensorError]:
-    """Yield the error of each tensor, in the original's order, then the tensors that only the other
-    has.
+    """Yield each tensor's error in the original's order, then the tensors of the other file alone.
 
     `progress` gets the numbers compared so far and in all. Raises as `read_header` and `read_array`
     do.
@@ -51,35 +51,32 @@ def tensor_errors(
     total = sum(tensor.n_elements for tensor in ours.values())
     done = 0
     for name, tensor in ours.items():
-        found = theirs.get(name)
-        yield _compare(original, tensor, other, found)
+        yield _compare(original, tensor, other, theirs.get(name))
         done += tensor.n_elements
         if progress is not None:
             progress(done, total)
     for name, tensor in theirs.items():
         if name not in ours:
-            yield TensorError(
-                name, None, tensor.type_name, tensor.n_elements, None, "only in the second file"
-            )
+            note = "only in the second file"
+            yield TensorError(name, None, tensor.type_name, tensor.n_elements, None, note)
 
 
 def _compare(
     original: Path, tensor: TensorInfo, other: Path, two: TensorInfo | None
 ) -> TensorError:
-    def result(relative_rms: float | None, note: str = "") -> TensorError:
-        kind = two.type_name if two is not None else None
-        return TensorError(
-            tensor.name, tensor.type_name, kind, tensor.n_elements, relative_rms, note
-        )
-
+    ours = tensor.name, tensor.type_name
     if two is None:
-        return result(None, "only in the first file")
+        return TensorError(*ours, None, tensor.n_elements, None, "only in the first file")
+
+    def result(relative_rms: float | None, note: str = "") -> TensorError:
+        return TensorError(*ours, two.type_name, tensor.n_elements, relative_rms, note)
+
     if tensor.shape != two.shape:
         shapes = (" x ".join(map(str, tensor.shape[::-1])) for tensor in (tensor, two))
         return result(None, "other shape: {} and {}".format(*shapes))
     if not (_is_known(tensor) and _is_known(two)):
         return result(None, "a type that cannot be read here")
-    squares, errors = 0.0, 0.0
+    squares = errors = 0.0
     for a, b in zip(_pieces(original, tensor), _pieces(other, two), strict=True):
         wide = a.astype(np.float64)
         squares += float(np.dot(wide, wide))
@@ -96,16 +93,16 @@ def _is_known(tensor: TensorInfo) -> bool:
     if tensor.type_name not in GGMLQuantizationType.__members__:
         return False
     kind = GGMLQuantizationType[tensor.type_name]
-    block, _ = GGML_QUANT_SIZES[kind]
-    try:
-        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    block, n_bytes = GGML_QUANT_SIZES[kind]
+    try:  # gguf knows more types than it can dequantize
+        dequantize(np.zeros((1, n_bytes), np.uint8), kind)
     except (NotImplementedError, KeyError):
         return False
     return tensor.shape[0] % block == 0
 
 
 def _pieces(path: Path, tensor: TensorInfo) -> Iterator[npt.NDArray[Any]]:
-    """Yield the tensor's numbers, flat, in pieces of equal places whatever its type."""
+    """Yield the tensor's numbers, flat, in pieces that begin at the same rows for every type."""
     row = tensor.shape[0]
     n_rows = tensor.n_elements // row
     row_bytes = tensor.n_bytes // n_rows

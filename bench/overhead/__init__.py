@@ -1,1 +1,1 @@
-"""Python's share of a round, part by part, beside the time in native evaluation."""
+"""Overhead of Python in a round, part by part, beside the time in native evaluation."""

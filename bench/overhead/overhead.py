@@ -1,4 +1,4 @@
-"""What a round costs in Python, part by part, beside the time in native evaluation.
+"""Measurement of what a round costs in Python, beside the time in native evaluation.
 
 The models have random weights and almost no width, so that nearly all that is left is specrun's own
 work. The drafter is the target quantized to four bits: some of its drafts are accepted and some are
@@ -15,13 +15,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bench.overhead.probes import (
-    RoundTimes,
-    Stopwatch,
-    TimedDrafter,
-    TimedRule,
-    TimedTarget,
-)
+from specrun.bench.overhead import probes
+from specrun.bench.overhead.probes import RoundTimes, Stopwatch
 from specrun.bench.timing import Spread, spread_of
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
@@ -45,11 +40,9 @@ _MOST_ROUNDS_PER_WANTED = 20
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A drafter and a temperature to measure; `budget_us` is what a round may cost at a vocabulary
-    of 32k tokens.
+    """A drafter and a temperature; `budget_us` is for a round at a vocabulary of 32k tokens.
 
-    `drafter` is an expression in which FILE stands for the draft model, MEDUSA, HYDRA and EAGLE for
-    heads.
+    In the expression `drafter`, FILE stands for the draft model, MEDUSA, HYDRA and EAGLE for heads.
     """
 
     name: str
@@ -101,15 +94,13 @@ class OverheadOptions:
         for name in ("n_ctx", "rounds", "width", "layers"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} is {getattr(self, name)}: give at least 1")
-        if self.n_ctx < 2 * _PROMPT_LENGTH:
+        least = 2 * _PROMPT_LENGTH
+        if self.n_ctx < least:
             raise OptionError(
-                f"a context of {self.n_ctx} is too short to measure in: give "
-                f"{2 * _PROMPT_LENGTH} or more"
+                f"a context of {self.n_ctx} is too short to measure in: give {least} or more"
             )
-        if not self.vocab_sizes or min(self.vocab_sizes) < 2 * _PROMPT_LENGTH:
-            raise OptionError(
-                f"vocabularies of {2 * _PROMPT_LENGTH} tokens or more can be measured"
-            )
+        if not self.vocab_sizes or min(self.vocab_sizes) < least:
+            raise OptionError(f"vocabularies of {least} tokens or more can be measured")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +135,9 @@ def measure_overhead(
     settings: Sequence[Setting] = SETTINGS,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[OverheadResult]:
-    """Yield one result for every vocabulary size and setting. Models live in a temporary folder
-    meanwhile.
+    """Yield one result for every vocabulary size and setting.
 
-    `progress` is told what is about to be measured.
+    Models lie in a temporary folder meanwhile; `progress` is told what is about to be measured.
     """
     for size in options.vocab_sizes:
         with tempfile.TemporaryDirectory(prefix="specrun-bench-") as folder:
@@ -161,8 +151,7 @@ def measure_overhead(
 
 
 def _write_models(folder: Path, vocab_size: int, options: OverheadOptions) -> dict[str, Path]:
-    """Write target, draft model and heads; return their files by the names that stand for them in
-    expressions."""
+    """Write target, draft model and heads; return them by their names in expressions."""
     from specrun.bench.heads.random_heads import write_eagle, write_hydra, write_medusa
     from specrun.convert.quantize import quantize_model
     from specrun.convert.random_model import RandomLlama, write_random_llama
@@ -206,19 +195,19 @@ def _open(
             Context(model, target_context_options(context_options, drafter)) as context,
         ):
             watch = Stopwatch(lambda: context.native_seconds, lambda: drafter.native_seconds)
-            target, timed = TimedTarget(context, watch), TimedDrafter(drafter, watch)
-            yield (
-                Session(target, timed, TimedRule(build_rule("exact"), watch), model.vocabulary),
-                watch,
-            )
+            target = probes.TimedTarget(context, watch)
+            rule = probes.TimedRule(build_rule("exact"), watch)
+            timed = probes.TimedDrafter(drafter, watch)
+            yield Session(target, timed, rule, model.vocabulary), watch
 
 
 def _collect(
     session: Session, watch: Stopwatch, params: SamplingParams, options: OverheadOptions
 ) -> list[RoundTimes]:
-    """Answer prompts until enough rounds were timed; the last round of an answer is never counted.
+    """Answer prompts until enough rounds were timed.
 
-    Where a drafter found nothing to draft, the round was plain decoding and is left out.
+    The last round of an answer is never counted, because no later call of `propose` ends it. Where
+    a drafter found nothing to draft, the round was plain decoding and is left out.
     """
     drafts = session.drafter.max_nodes > 0
     wanted, seen, seed = options.warm_up + options.rounds, 0, 0
@@ -231,7 +220,7 @@ def _collect(
                 break
         stream.close()
         watch.abandon()
-        kept += [this_round for this_round in watch.rounds if this_round.n_drafted or not drafts]
+        kept += [times for times in watch.rounds if times.n_drafted or not drafts]
         seen += max(1, len(watch.rounds))
         seed += 1
         watch.rounds.clear()
@@ -245,12 +234,11 @@ def _collect(
 def _summary(
     setting: Setting, vocab_size: int, options: OverheadOptions, rounds: list[RoundTimes]
 ) -> OverheadResult:
-    times = [
-        entry.name for entry in dataclasses.fields(RoundTimes) if not entry.name.startswith("n_")
-    ]
+    names = [field.name for field in dataclasses.fields(RoundTimes)] + ["overhead"]
     spreads = {
-        name: spread_of([1e6 * getattr(this_round, name) for this_round in rounds])
-        for name in (*times, "overhead")
+        name: spread_of([1e6 * getattr(times, name) for times in rounds])
+        for name in names
+        if not name.startswith("n_")
     }
     return OverheadResult(
         setting=setting.name,
@@ -261,7 +249,7 @@ def _summary(
         target_native_us=spreads.pop("target_native"),
         drafter_native_us=spreads.pop("drafter_native"),
         parts_us=spreads,
-        drafted_per_round=sum(this_round.n_drafted for this_round in rounds) / len(rounds),
-        accepted_per_round=sum(this_round.n_accepted for this_round in rounds) / len(rounds),
+        drafted_per_round=sum(times.n_drafted for times in rounds) / len(rounds),
+        accepted_per_round=sum(times.n_accepted for times in rounds) / len(rounds),
         budget_us=setting.budget(vocab_size, options.n_ctx),
     )

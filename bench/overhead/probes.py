@@ -1,5 +1,8 @@
-"""Timing proxies around the parts of the decoding loop, so that the shipped loop is measured as it
-is."""
+"""Timing proxies for the drafter, the target and the rule of the decoding loop as it is shipped.
+
+Each proxy adds the seconds of its calls to a `Stopwatch`. Native evaluation is told by the counters
+of context and drafter and subtracted; what no proxy saw is the loop's own time.
+"""
 
 from __future__ import annotations
 
@@ -43,17 +46,15 @@ class RoundTimes:
 
 
 class Stopwatch:
-    """Collects what the proxies time. A round lasts from one call of `Drafter.propose` to the
-    next."""
+    """Sums of what the proxies time; a round lasts from one `Drafter.propose` to the next."""
 
     def __init__(self, target: Callable[[], float], drafter: Callable[[], float]) -> None:
         self.rounds: list[RoundTimes] = []
-        self._native = (target, drafter)
+        self._native = (target, drafter)  # seconds in native evaluation so far
         self._parts = dict.fromkeys(("draft", "evaluate", "law", "rule", "commit"), 0.0)
         self._started: float | None = None
         self._native_before = (0.0, 0.0)
-        self._drafted = 0
-        self._accepted = 0
+        self._drafted = self._accepted = 0
 
     def begin_round(self) -> None:
         """Finish the round under way, if any, and start the next."""
@@ -84,6 +85,7 @@ class Stopwatch:
         target, drafter = (
             now - before for now, before in zip(native, self._native_before, strict=True)
         )
+        # The laws are asked for by the rule, so they are part of its time.
         timed = parts["draft"] + parts["evaluate"] + parts["rule"] + parts["commit"]
         self.rounds.append(
             RoundTimes(

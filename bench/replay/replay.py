@@ -1,17 +1,17 @@
-"""Decoding replayed against a known text: what a drafter would have gained, exactly, without the
-target.
+"""Replay of decoding along a known text: what a drafter would have gained, without the target.
 
 Drafts that are point masses are accepted exactly where they are what the text says next, so how a
 drafter fares along a text is a function of the text. With a cost curve T(n), the time of an
 evaluation of n tokens, it says what a drafter gains: every round of n drafted nodes takes T(1 + n),
-plain decoding T(1) for every token. Nothing is timed, so the figures are the same on any machine
-and in any company, and `auto`, which measures, is given a clock that these costs move. A text may
-be anything; those that a target wrote at temperature 0 show what would happen on its answers.
+plain decoding T(1) for every token. Nothing is timed, so the figures are the same on any machine,
+however busy, and `auto`, which measures, is given a clock that these costs move. A text may be
+anything; those that a target wrote at temperature 0 show what would happen on its answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -42,10 +42,8 @@ class ReplayText:
 
     def __post_init__(self) -> None:
         if not self.prompt or not self.answer:
-            raise OptionError(
-                f"{self.name}: a text to replay has a prompt and an answer of at least one token "
-                "each"
-            )
+            least = "a prompt and an answer of at least one token each"
+            raise OptionError(f"{self.name}: a text to replay has {least}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +58,7 @@ class ReplayRound:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """One drafter over the texts of one name. Speed-ups are over plain decoding on the same cost
-    curve.
+    """One drafter over the texts of one name; speed-ups are over plain decoding on the same curve.
 
     `late_speed_up` counts what comes after the first 64 tokens of answers, None where no answer was
     that long; `worst_speed_up` is that of the text on which the drafter did worst.
@@ -118,10 +115,9 @@ def replay(
     while len(tokens) < len(whole):
         start, evaluated = len(tokens), drafter.native_seconds
         left = _LONGEST_ANSWER - start
+        own = noise.for_drafting(start)
         tree = drafter.propose(
-            DraftRequest(
-                tokens, params, noise.for_drafting(start), left, drafter.max_nodes, text.end_tokens
-            )
+            DraftRequest(tokens, params, own, left, drafter.max_nodes, text.end_tokens)
         )
         seconds = curve.seconds(1 + len(tree))
         if drafter.native_seconds > evaluated:
@@ -145,8 +141,7 @@ def replay_all(
     draft_seconds: float = 0.0,
     keeps_state: bool = False,
 ) -> ReplayResult:
-    """Return how a drafter fares over texts, each from scratch, or with `keeps_state` one after the
-    other.
+    """Return how a drafter fares over texts; `keeps_state` leaves it what it learned from one.
 
     `clock` is the one that the drafter reads, if it reads any.
     """
@@ -168,30 +163,28 @@ def written_path(tree: DraftTree, text: Sequence[int], position: int) -> tuple[i
         if tree.is_candidate[node]
     }
     path: list[int] = []
-    node = ROOT
     for token in text[position : position + tree.max_depth]:
-        found = children.get((node, token))
-        if found is None:
+        node = children.get((path[-1] if path else ROOT, token))
+        if node is None:
             break
-        path.append(found)
-        node = found
+        path.append(node)
     return tuple(path)
 
 
 def _result(
     drafter: str, name: str, answers: Sequence[Sequence[ReplayRound]], plain: float
 ) -> ReplayResult:
-    rounds = [this_round for answer in answers for this_round in answer]
-    late = [this_round for answer in answers for this_round in _late(answer)]
-    tokens = sum(this_round.tokens for this_round in rounds)
+    rounds = list(itertools.chain.from_iterable(answers))
+    late = list(itertools.chain.from_iterable(map(_late, answers)))
+    tokens = sum(entry.tokens for entry in rounds)
     return ReplayResult(
         name=name,
         drafter=drafter,
         n_texts=len(answers),
         tokens=tokens,
         rounds=len(rounds),
-        drafted=sum(this_round.drafted for this_round in rounds),
-        accepted=sum(this_round.accepted for this_round in rounds),
+        drafted=sum(entry.drafted for entry in rounds),
+        accepted=sum(entry.accepted for entry in rounds),
         mean_accepted_length=tokens / len(rounds),
         speed_up=_speed_up(rounds, plain),
         late_speed_up=_speed_up(late, plain) if late else None,
@@ -200,17 +193,18 @@ def _result(
 
 
 def _late(answer: Sequence[ReplayRound]) -> Sequence[ReplayRound]:
+    """Return the rounds that begin after the first `FIRST` tokens."""
     tokens = 0
-    for index, this_round in enumerate(answer):
+    for index, entry in enumerate(answer):
         if tokens >= FIRST:
             return answer[index:]
-        tokens += this_round.tokens
+        tokens += entry.tokens
     return ()
 
 
-def _speed_up(rounds: Iterable[ReplayRound], plain: float) -> float:
-    pairs = [(this_round.tokens, this_round.seconds) for this_round in rounds]
-    return sum(tokens for tokens, _ in pairs) * plain / sum(seconds for _, seconds in pairs)
+def _speed_up(rounds: Sequence[ReplayRound], plain: float) -> float:
+    """Return the rounds' tokens per second over 1 / `plain`, the rate of plain decoding."""
+    return sum(entry.tokens for entry in rounds) * plain / sum(entry.seconds for entry in rounds)
 
 
 class _NoRows:
@@ -219,18 +213,10 @@ class _NoRows:
     def __init__(self, drafter: str) -> None:
         self._drafter = drafter
 
-    def _refuse(self, _row: int) -> NoReturn:
+    def _refuse(self, _row: int, _layer: int = 0) -> NoReturn:
         raise OptionError(
             f"{self._drafter} reads the target's answers at every node: a text alone cannot "
             "replay it"
         )
 
-    logits = hidden_state = _refuse
-
-    def layer_input(self, _row: int, _layer: int) -> NoReturn:
-        """Refuse."""
-        self._refuse(0)
-
-    def nextn_state(self, _row: int) -> NoReturn:
-        """Refuse."""
-        self._refuse(0)
+    logits = hidden_state = layer_input = nextn_state = _refuse

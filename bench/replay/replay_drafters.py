@@ -42,15 +42,12 @@ class ReplayOptions:
         if not self.drafters or not self.texts:
             raise OptionError("there is nothing to replay: give drafters and texts")
         if self.draft_cost is not None and not 0.0 <= self.draft_cost < float("inf"):
-            raise OptionError(
-                f"draft cost is {self.draft_cost}: give a share of the target's evaluation, such "
-                "as 0.1"
-            )
+            share = "give a share of the target's evaluation, such as 0.1"
+            raise OptionError(f"draft cost is {self.draft_cost}: {share}")
 
 
 def curve_of(text: str, target: Path, context: ContextOptions, n_gpu_layers: int) -> CostCurve:
-    """Return the curve that a word names: "known" (measured here, or typical), "cpu", "gpu", or its
-    points.
+    """Return the curve "known" (measured here, or typical), "cpu" or "gpu", or that of points.
 
     Points are "1:1,2:1.38,4:1.98": tokens of an evaluation, and its time in any unit.
     """
@@ -87,15 +84,12 @@ def _replayed(
         closing(build_drafter(expression, environment)) as weights,
         closing(weights.start()) as drafter,
     ):
-        share = (
-            drafter.n_params / target.n_params if options.draft_cost is None else options.draft_cost
-        )
+        share = options.draft_cost
+        if share is None:
+            share = drafter.n_params / target.n_params
+        cost = share * options.curve.seconds(1)
+        keeps = options.keeps_state
         result = replay_all(
-            drafter,
-            texts,
-            options.curve,
-            clock=clock,
-            draft_seconds=share * options.curve.seconds(1),
-            keeps_state=options.keeps_state,
+            drafter, texts, options.curve, clock=clock, draft_seconds=cost, keeps_state=keeps
         )
         return dataclasses.replace(result, drafter=short_label(parse_expression(expression)))

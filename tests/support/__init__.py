@@ -1,2 +1,1 @@
-"""What tests share: tiny models and checkpoints, scripted targets, enumeration, references in numpy
-and torch."""
+"""Helpers of the tests: tiny models and checkpoints, references, laws by enumeration."""

@@ -1,4 +1,4 @@
-"""Ctrl-C for tests, also where it is ignored, as in what a shell starts in the background."""
+"""Ctrl-C in tests, also in those started in the background, where SIGINT is ignored."""
 
 from __future__ import annotations
 

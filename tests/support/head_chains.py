@@ -1,5 +1,4 @@
-"""Greedy chains token by token, from the evaluations of a head that know nothing of chains: what
-one graph must equal."""
+"""Greedy chains of a head token by token: the reference for chains in one graph."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ from specrun.runtime.heads import ChainTokens
 
 
 class PairChainByDepth:
-    """For heads over pairs, real ones and those of tests: `chain` from `evaluate_features` and
-    `evaluate`."""
+    """For heads over pairs: `chain` made of `evaluate_features` and `evaluate`."""
 
     def chain(
         self,

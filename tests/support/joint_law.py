@@ -1,5 +1,4 @@
-"""Are sampled texts draws from the target's joint law? That law, computed exactly; the test; a rule
-that must fail it.
+"""The target's exact law of whole texts, a chi-square test against it, and a rule that fails.
 
 Hypothesis: the texts are independent draws from the product of the target's conditional laws. Test:
 Pearson's chi-square over all texts, the rarest pooled; its size is what `sampled_texts` is asked

@@ -1,5 +1,4 @@
-"""llama.cpp's own EAGLE-3 graphs, driven as its common/speculative.cpp drives them: taps are
-encoded, pairs decoded."""
+"""llama.cpp's own EAGLE-3 graphs, driven as its common/speculative.cpp drives them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A Llama in numpy as Hugging Face defines it: the oracle for what a converted file must
-compute."""
+"""A Llama in numpy as Hugging Face defines it: the reference for converted files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A Llama's file under the name of another architecture with the same tensors: llama.cpp goes by
-the name."""
+"""Files of a Llama under the name of another architecture that has the same tensors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The exact law of what the shipped loop emits with a drafter that retrieves, with everything it
-learns meanwhile."""
+"""The exact law of what the loop emits with a retrieving drafter that learns meanwhile."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What small heads are trained on in tests: a target's own greedy texts, and its states along
-them."""
+"""Training data for small heads: a target's own greedy texts, and its states along them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A tiny EAGLE-3 head under the names of the checkpoints that exist, a torch reference, and its
-file for llama.cpp."""
+"""A tiny EAGLE-3 head: checkpoints in every published layout, torch reference, GGUF file."""
 
 from __future__ import annotations
 

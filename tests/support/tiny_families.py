@@ -1,5 +1,4 @@
-"""Tiny random checkpoints of every family that can be converted, built and saved by transformers
-itself."""
+"""Tiny random checkpoints of every family that can be converted, saved by transformers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A tiny family: a target that has learnt a few answers, a drafter that hardly has, their folders
-and their data."""
+"""A target that has learnt a few answers, a drafter that hardly has, their folders and data."""
 
 from __future__ import annotations
 

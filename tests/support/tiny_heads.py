@@ -1,5 +1,4 @@
-"""Tiny Medusa heads as GGUF files, random or fitted, with a numpy reference of what they
-compute."""
+"""Tiny Medusa heads as GGUF files, random or fitted, and a numpy reference of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tiny Hydra heads under the names of upstream's checkpoints, a torch reference of them, and GGUF
-files of them.
+"""Tiny Hydra heads: checkpoints with upstream's names, a torch reference, GGUF files.
 
 The reference follows the paper (Ankner et al. 2024, sections 3 and 4.3) and zankner/Hydra, commit
 7f39cbdae4be9da38c677317891f2b96d539f2c6, hydra/model/hydra_heads/prefix_mlp_head.py (`ResBlock`,

@@ -1,4 +1,4 @@
-"""What tiny models are made of, and contexts that leave no room for rounding to hide in."""
+"""Sizes of tiny models, and contexts in float32, so that rounding hides no difference."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Tiny random models with NextN blocks (hy_v3, step35, glm4moe, qwen35), and a numpy reference of
-the first two.
+"""Tiny models with NextN blocks (hy_v3, step35, glm4moe, qwen35), and a numpy reference.
 
-hy_v3 without experts is a Llama with normed queries and keys. Reference: llama.cpp's
-src/models/hy-v3.cpp at 4df29be4f, which follows vLLM's HYV3MultiTokenPredictorLayer: h' = eh_proj
-[enorm(embed(x)); hnorm(h)], a decoder layer, a norm, the output matrix; the normed state takes the
-place of h for the next token.
+The reference is of the first two, after llama.cpp at 4df29be4f. hy_v3 (src/models/hy-v3.cpp)
+without experts is a Llama with normed queries and keys; its block follows vLLM's
+HYV3MultiTokenPredictorLayer: h' = eh_proj [enorm(embed(x)); hnorm(h)], a decoder layer, a norm, the
+output matrix; the normed state takes the place of h for the next token.
 
 step35 (src/models/step35.cpp) hands on the state before the norm, in the trunk as in its blocks.
 Every other layer sees a window only, and the others rotate half of a head.

@@ -1,5 +1,4 @@
-"""A tiny Llama that has learnt a few answers by heart: a Hugging Face folder, its GGUF file, and
-the data."""
+"""A tiny Llama that has learnt a few answers by heart: folder, GGUF file, data."""
 
 from __future__ import annotations
 

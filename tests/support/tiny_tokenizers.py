@@ -1,5 +1,4 @@
-"""Tiny tokenizers of the kinds that models have, trained on this project's own sources and a little
-of the world."""
+"""Tiny tokenizers of every kind that models have, trained on this project's sources."""
 
 from __future__ import annotations
 

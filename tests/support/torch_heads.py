@@ -1,5 +1,4 @@
-"""Heads as torch modules whose state dicts have the upstream names, and the folders they are
-published in."""
+"""Heads as torch modules with the upstream names, and the folders they are published in."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tiny models of the transformers library, written as GGUF files: the oracle for what other files
-must compute."""
+"""Tiny transformers models written as GGUF files: the reference for other files."""
 
 from __future__ import annotations
 

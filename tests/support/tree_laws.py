@@ -1,5 +1,4 @@
-"""A source of draft laws that reads a table instead of evaluating a model, and drafters made of
-it."""
+"""A source of draft laws that reads a table instead of evaluating a model, and its drafters."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from support.commands import results_of, run
 
 from specrun.bench.heads.measure import CopyProbe, HeadsOptions, measure_heads
 from specrun.bench.heads.random_heads import write_eagle, write_hydra, write_medusa, write_target
@@ -17,7 +17,6 @@ from specrun.bench.report import heads_table
 from specrun.bench.table import to_markdown
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
-from specrun.cli.main import cli
 
 TINY = HeadsOptions(
     hidden=(64,), vocab_size=320, widths=(1, 3), repetitions=3, n_threads=1, copy_bytes=1 << 20
@@ -32,12 +31,8 @@ def q8(*shape: int) -> int:
 def test_each_head_is_measured_with_the_bytes_that_it_must_read(tmp_path: Path) -> None:
     found = list(measure_heads(HeadsOptions(**{**vars_of(TINY), "folder": tmp_path})))
     assert [(result.head, result.width) for result in found] == [
-        ("medusa", 1),
-        ("hydra", 1),
-        ("hydra", 3),
-        ("hydra++ layer", 1),
-        ("eagle", 1),
-        ("eagle", 3),
+        *(("medusa", 1), ("hydra", 1), ("hydra", 3)),
+        *(("hydra++ layer", 1), ("eagle", 1), ("eagle", 3)),
     ]
     wide = int(2.6875 * 64) // 32 * 32
     medusa = q8(64, 64) + 64 * 4 + q8(320, 64)
@@ -46,12 +41,8 @@ def test_each_head_is_measured_with_the_bytes_that_it_must_read(tmp_path: Path) 
     hydra = 2 * (q8(64, 128) + 64 * 4) + q8(320, 64)
     eagle = q8(64, 128) + layer + 64 * 4 + q8(320, 64)
     of_hydra = [hydra + q8(1, 64), hydra + q8(3, 64), layer + 3 * 64 * 4]
-    assert [result.n_bytes for result in found] == [
-        medusa,
-        *of_hydra,
-        eagle + q8(1, 64),
-        eagle + q8(3, 64),
-    ]
+    of_eagle = [eagle + q8(1, 64), eagle + q8(3, 64)]
+    assert [result.n_bytes for result in found] == [medusa, *of_hydra, *of_eagle]
     for result in found:
         assert result.time_us.n == result.native_us.n == result.copy_bytes_per_s.n == 3
         assert 0 < result.native_us.median <= result.time_us.median
@@ -71,13 +62,8 @@ def vars_of(options: HeadsOptions) -> dict[str, object]:
 def test_random_files_are_of_the_type_and_size_that_was_asked(
     tmp_path: Path, type_name: str
 ) -> None:
-    writers = {
-        "medusa": write_medusa,
-        "hydra": write_hydra,
-        "eagle": write_eagle,
-        "llama": write_target,
-    }
-    for kind, write in writers.items():
+    heads = {"medusa": write_medusa, "hydra": write_hydra, "eagle": write_eagle}
+    for kind, write in {**heads, "llama": write_target}.items():
         write(tmp_path / kind, 64, 320, type_name)  # type: ignore[operator]
         header = read_header(tmp_path / kind)
         assert header.architecture == kind
@@ -94,31 +80,10 @@ def test_the_table_says_what_was_measured() -> None:
 
 def test_the_command_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    arguments = [
-        "bench",
-        "heads",
-        "--hidden",
-        "64",
-        "--vocab",
-        "320",
-        "--width",
-        "2",
-        "-r",
-        "1",
-        "-t",
-        "1",
-        "--json",
-    ]
-    run = CliRunner().invoke(cli, arguments)
-    assert run.exit_code == 0, run.stderr
-    content = json.loads(run.stdout)
-    assert content["bench"] == "heads"
-    assert [result["head"] for result in content["results"]] == [
-        "medusa",
-        "hydra",
-        "hydra++ layer",
-        "eagle",
-    ]
+    done = run("bench heads --hidden 64 --vocab 320 --width 2 -r 1 -t 1 --json")
+    heads = [result["head"] for result in results_of(done)]
+    assert heads == ["medusa", "hydra", "hydra++ layer", "eagle"]
+    assert json.loads(done.stdout)["bench"] == "heads"
     assert not list(tmp_path.iterdir())
 
 

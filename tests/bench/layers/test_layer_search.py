@@ -1,8 +1,8 @@
-"""The search for layers to skip: it finds what is best where that is known, keeps to its bound, and
-can be stopped."""
+"""The search for layers to skip finds the known best, keeps to its bound, and can be stopped."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import sys
@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from support.commands import run
 
 from specrun.bench.layers.layer_judge import CutJudge, LayerTrial
 from specrun.bench.layers.layer_search import LayerSearchOptions, search_layers
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.model import Model
-from specrun.cli.main import cli
 from specrun.convert import RandomLlama, write_random_llama
 from specrun.convert.gguf import GGUFSource, PlannedTensor, write_gguf
 from specrun.runtime.sampling import SamplingParams
@@ -28,8 +28,7 @@ NEEDED = {1, 3}  # the other layers add nothing to what passes through
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of which two layers do all the work: the outputs of the others are multiplied by
-    zero."""
+    """A model of which two layers do all the work: the others' outputs are multiplied by zero."""
     folder = tmp_path_factory.mktemp("sparse")
     write_random_llama(
         folder / "dense.gguf", RandomLlama(vocab_size=300, layers=LAYERS, context=256, scale=3.0)
@@ -39,11 +38,8 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for tensor in source.header.tensors:
         planned = source.unchanged(tensor, tensor.name)
         parts = tensor.name.split(".")
-        if (
-            parts[0] == "blk"
-            and int(parts[1]) not in NEEDED
-            and parts[2] in ("attn_output", "ffn_down")
-        ):
+        adds = parts[0] == "blk" and parts[2] in ("attn_output", "ffn_down")
+        if adds and int(parts[1]) not in NEEDED:
             zeros = np.zeros(planned.shape, np.float32)
             planned = PlannedTensor(planned.name, planned.shape, "F32", lambda zeros=zeros: zeros)
         tensors.append(planned)
@@ -67,8 +63,7 @@ def prompts(_model: Model) -> list[list[int]]:
 
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Costs by rule, so that nothing hangs on this machine's speed: a layer is a hundredth of a
-    second."""
+    """Costs by rule, so that this machine's speed plays no part: a layer takes 0.01 seconds."""
     monkeypatch.setattr(CutJudge, "_step_seconds", lambda _self, count: 0.01 * (count + 0.5))
     original = CutJudge.__init__
 
@@ -114,14 +109,7 @@ def test_the_bound_holds_and_the_search_is_the_same_again(sparse: Path, steady: 
 
 def test_sampled_drafts_are_searched_too(sparse: Path, steady: None) -> None:
     params = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-    searched = LayerSearchOptions(
-        sparse,
-        params,
-        evaluations=12,
-        n_tokens=24,
-        seconds=0.05,
-        context=ContextOptions(n_ctx=128, n_threads=1),
-    )
+    searched = dataclasses.replace(options(sparse, evaluations=12), params=params)
     result = search_layers(searched, prompts)
     assert set(result.best.kept) >= NEEDED
     assert result.best.sampling == "with"
@@ -156,21 +144,8 @@ def test_what_cannot_be_searched_is_refused(
 
 
 def tune(*arguments: object) -> Result:
-    fast = (
-        "-t",
-        "1",
-        "-c",
-        "128",
-        "-n",
-        "16",
-        "--seconds",
-        "0.05",
-        "--evaluations",
-        "5",
-        "-p",
-        "abc",
-    )
-    return CliRunner().invoke(cli, ["tune", "--layer-skip", *map(str, arguments), *fast])
+    fast = "-t 1 -c 128 -n 16 --seconds 0.05 --evaluations 5 -p abc"
+    return run(f"tune --layer-skip {fast}", *arguments)
 
 
 def test_the_command_prints_draws_and_writes(sparse: Path, tmp_path: Path) -> None:
@@ -200,8 +175,6 @@ def test_the_command_refuses_what_makes_no_sense(sparse: Path, tmp_path: Path) -
         result = tune(*arguments)
         assert (result.exit_code, result.stdout) == (code, ""), result.output
         assert problem in result.stderr
-    result = CliRunner().invoke(
-        cli, ["tune", "-m", str(sparse), "-md", str(sparse), "--cut", "x.gguf"]
-    )
+    result = run("tune --cut x.gguf -m", sparse, "-md", sparse)
     assert result.exit_code == 2
     assert "--layer-skip" in result.stderr

@@ -9,8 +9,12 @@ import pytest
 from support.tiny_models import F32
 
 from specrun.bench.models.divergence import row_divergence, summarise_rows
-from specrun.bench.models.model_comparison import ComparisonOptions, compare_models
-from specrun.bench.models.scored_text import cut_into_chunks, scored_logits
+from specrun.bench.models.model_comparison import (
+    ComparisonOptions,
+    compare_models,
+    cut_into_chunks,
+    scored_logits,
+)
 from specrun.bench.models.tensor_errors import tensor_errors
 from specrun.bindings.batch import Batch
 from specrun.bindings.context import Context

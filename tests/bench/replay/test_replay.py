@@ -1,5 +1,4 @@
-"""Replays: the same rounds as decoding itself, the promised bounds where drafting does not pay, and
-the command."""
+"""Replays: the rounds of decoding itself, bounds where drafting does not pay, the command."""
 
 from __future__ import annotations
 

@@ -6,37 +6,26 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-
-from specrun.cli.main import cli
+from click.testing import Result
+from support.commands import results_of, run
 
 
 def bench(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(cli, ["bench", *map(str, arguments)])
+    return run("bench", *arguments)
+
+
+def results(*arguments: str | Path) -> list[dict[str, Any]]:
+    return results_of(bench(*arguments, "--json"))
 
 
 @pytest.fixture
 def drafters(tiny_model: Path, tiny_flat_twin: Path) -> list[str]:
     """A small comparison."""
-    quick = [
-        "-n",
-        "12",
-        "-r",
-        "2",
-        "-t",
-        "1",
-        "-c",
-        "256",
-        "-fa",
-        "off",
-        "-ctk",
-        "f32",
-        "-ctv",
-        "f32",
-    ]
-    return ["drafters", "-m", str(tiny_model), "-md", str(tiny_flat_twin), *quick]
+    quick = "drafters -n 12 -r 2 -t 1 -c 256 -fa off -ctk f32 -ctv f32"
+    return [*quick.split(), "-m", str(tiny_model), "-md", str(tiny_flat_twin)]
 
 
 def good(result: Result) -> str:
@@ -45,23 +34,22 @@ def good(result: Result) -> str:
 
 
 def test_drafters_as_json(drafters: list[str]) -> None:
-    content = json.loads(
-        good(bench(*drafters, "-p", "one", "-p", "two words", "--temp", "0,0.8", "--json"))
-    )
-    results = content["results"]
-    assert content["bench"] == "drafters"
-    assert [(result["drafter"], result["temperature"]) for result in results] == [
+    asked = ("-p", "one", "-p", "two words", "--temp", "0,0.8")
+    done = bench(*drafters, *asked, "--json")
+    found = results_of(done)
+    assert json.loads(done.stdout)["bench"] == "drafters"
+    assert [(result["drafter"], result["temperature"]) for result in found] == [
         *(("none", 0.0), ("draft(twin.gguf)", 0.0), ("prompt-lookup", 0.0)),
         *(("none", 0.8), ("draft(twin.gguf)", 0.8), ("prompt-lookup", 0.8)),
     ]
-    assert results[0]["speed_up"] is None
-    assert results[0]["mean_accepted_length"] == 1.0
-    assert results[1]["text"] == {"n_prompts": 2, "n_same": 2, "first_difference": None}
-    assert results[4]["text"] is None
-    assert results[1]["acceptance_rate"] > 0
-    assert len(results[1]["acceptance_by_position"]) == 5
-    assert results[1]["tokens_per_second"]["n"] == 2
-    assert results[1]["speed_up"]["value"] > 0
+    assert found[0]["speed_up"] is None
+    assert found[0]["mean_accepted_length"] == 1.0
+    assert found[1]["text"] == {"n_prompts": 2, "n_same": 2, "first_difference": None}
+    assert found[4]["text"] is None
+    assert found[1]["acceptance_rate"] > 0
+    assert len(found[1]["acceptance_by_position"]) == 5
+    assert found[1]["tokens_per_second"]["n"] == 2
+    assert found[1]["speed_up"]["value"] > 0
 
 
 def test_drafters_in_the_other_forms(drafters: list[str], tmp_path: Path) -> None:
@@ -82,52 +70,24 @@ def test_drafters_in_the_other_forms(drafters: list[str], tmp_path: Path) -> Non
 def test_a_padded_target_says_so_and_answers_the_same(drafters: list[str], tmp_path: Path) -> None:
     pytest.importorskip("specrun.convert.cut.pad")
     picture, kept = tmp_path / "p.png", tmp_path / "padded.gguf"
-    padded = bench(
-        *drafters,
-        "-p",
-        "one",
-        "--pad-to",
-        "200K",
-        "--keep",
-        kept,
-        "--plot",
-        picture,
-        "--drafter",
-        "none",
-    )
+    asked = ("-p", "one", "--pad-to", "200K", "--drafter", "none")
+    padded = bench(*drafters, *asked, "--keep", kept, "--plot", picture)
     assert "Padding scales the target's cost" in good(padded)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert kept.is_file()
 
 
-def test_chosen_drafters_only(drafters: list[str], tiny_model: Path) -> None:
-    chosen = [
-        expression
-        for expression in drafters
-        if expression not in ("-md", drafters[drafters.index("-md") + 1])
-    ]
-    output = good(
-        bench(
-            *chosen,
-            "-p",
-            "one",
-            "--drafter",
-            "prompt-lookup(n=3, min_ngram=1)",
-            "--json",
-            "--no-chat-template",
-        )
-    )
-    assert [result["drafter"] for result in json.loads(output)["results"]] == [
-        "none",
-        "prompt-lookup(n=3, min_ngram=1)",
-    ]
+def test_chosen_drafters_only(drafters: list[str]) -> None:
+    at, lookup = drafters.index("-md"), "prompt-lookup(n=3, min_ngram=1)"
+    without_draft = drafters[:at] + drafters[at + 2 :]
+    chosen = results(*without_draft, "-p", "one", "--drafter", lookup, "--no-chat-template")
+    assert [result["drafter"] for result in chosen] == ["none", lookup]
 
 
 def test_rules_are_compared_on_the_same_drafts(drafters: list[str]) -> None:
     arguments = ["-p", "one", "--temp", "1", "--spec-draft-n-max", "3", "--drafter", "none"]
-    output = good(bench(*drafters, *arguments, "--accept", "exact", "--accept", "block", "--json"))
-    results = json.loads(output)["results"]
-    assert [(result["drafter"], result["rule"]) for result in results] == [
+    found = results(*drafters, *arguments, "--accept", "exact", "--accept", "block")
+    assert [(result["drafter"], result["rule"]) for result in found] == [
         ("none", "exact"),
         ("draft(twin.gguf, n=3)", "exact"),
         ("draft(twin.gguf, n=3)", "block"),
@@ -143,16 +103,12 @@ def test_planned_drafters_are_those_that_tune_found(
     asked = bench(*drafters, "-p", "one", "--planned")
     assert asked.exit_code == 2
     assert "run specrun tune first" in asked.stderr
-    loading = drafters[1:5] + drafters[drafters.index("-t") :]
-    tuned = CliRunner().invoke(
-        cli, ["tune", *loading, "-n", "8", "--seconds", "0.05", "--temp", "0", "-p", "one"]
-    )
+    loading = drafters[drafters.index("-t") :]
+    tuned = run("tune -n 8 --seconds 0.05 --temp 0 -p one", *loading)
     assert tuned.exit_code == 0, tuned.output
     (plan,) = json.loads(next((tmp_path / "cache").rglob("*.json")).read_text())["plans"]
-    results = json.loads(
-        good(bench(*drafters, "-p", "one", "--drafter", "none", "--planned", "--json"))
-    )["results"]
-    assert [result["drafter"] for result in results] == [
+    found = results(*drafters, "-p", "one", "--drafter", "none", "--planned")
+    assert [result["drafter"] for result in found] == [
         "none",
         *(f"draft(twin.gguf, {options})" for options in plan["alternatives"]),
     ]
@@ -170,29 +126,13 @@ def test_the_demo_asks_its_own_questions(
     monkeypatch.setattr("specrun.runtime.demo.demo_target", lambda: tiny_model)
     monkeypatch.setattr("specrun.runtime.demo.demo_drafters", lambda: {"draft": tiny_flat_twin})
     monkeypatch.setattr("specrun.bench.drafters.prompts.demo_questions", lambda: questions)
-    quick = [
-        "drafters",
-        "--demo",
-        "-n",
-        "8",
-        "-r",
-        "1",
-        "-t",
-        "1",
-        "-c",
-        "256",
-        "--spec-draft-n-max",
-        "2",
-    ]
-    results = json.loads(good(bench(*quick, "--pad-to", "100K", "--json")))["results"]
-    assert [result["drafter"] for result in results] == [
-        "none",
-        "draft(twin.gguf, n=2)",
-        "prompt-lookup",
-    ]
-    assert results[0]["n_prompts"] == 2
-    assert results[0]["target"]["padded_parameters"] > 0
-    chosen = json.loads(good(bench(*quick[:-2], "--drafter", "draft(n=3)", "--json")))["results"]
+    quick = ("drafters", "--demo", "-n", "8", "-r", "1", "-t", "1", "-c", "256")
+    found = results(*quick, "--spec-draft-n-max", "2", "--pad-to", "100K")
+    names = [result["drafter"] for result in found]
+    assert names == ["none", "draft(twin.gguf, n=2)", "prompt-lookup"]
+    assert found[0]["n_prompts"] == 2
+    assert found[0]["target"]["padded_parameters"] > 0
+    chosen = results(*quick, "--drafter", "draft(n=3)")
     assert [result["drafter"] for result in chosen] == ["none", "draft(twin.gguf, n=3)"]
 
 
@@ -201,34 +141,26 @@ def test_the_last_newline_of_a_file_is_not_part_of_its_prompt(
 ) -> None:
     for name, text in (("a", "one"), ("b", "one\n")):
         (tmp_path / name).write_text(text, encoding="utf-8")
-    tokens = [
-        json.loads(
-            good(bench(*drafters, "-f", tmp_path / name, "--temp", "1", "-r", "1", "--json"))
-        )["results"][1]
-        for name in ("a", "b")
-    ]
-    assert tokens[0]["acceptance_by_position"] == tokens[1]["acceptance_by_position"]
+    asked = ("--temp", "1", "-r", "1")
+    first, second = (results(*drafters, "-f", tmp_path / name, *asked)[1] for name in "ab")
+    assert first["acceptance_by_position"] == second["acceptance_by_position"]
 
 
 def test_overhead_as_json_and_markdown() -> None:
     quick = ["overhead", "--vocab", "512", "-c", "512", "--rounds", "8", "-t", "1"]
-    results = json.loads(good(bench(*quick, "--json")))["results"]
-    assert [result["setting"] for result in results] == [
+    found = results(*quick)
+    assert [result["setting"] for result in found] == [
         *("plain, greedy", "plain, temp 0.8", "prompt lookup, greedy"),
         *("chain of 5, greedy", "chain of 5, temp 0.8", "tree of 16, temp 0.8"),
         *("medusa tree of 16, greedy", "hydra++ chain of 5, greedy", "hydra++ tree of 16, greedy"),
-        *(
-            "eagle chain of 5, greedy",
-            "eagle dynamic tree of 16, greedy",
-            "eagle tree of 16, temp 0.8",
-        ),
+        *("eagle chain of 5, greedy", "eagle dynamic tree of 16, greedy"),
+        "eagle tree of 16, temp 0.8",
     ]
-    assert results[5]["drafted_per_round"] > 4
-    assert all(result["rounds"] == result["overhead_us"]["n"] == 8 for result in results)
-    assert all(
-        set(result["parts_us"]) == {"draft", "batch", "law", "acceptance", "commit", "text"}
-        for result in results
-    )
+    assert found[5]["drafted_per_round"] > 4
+    parts = {"draft", "batch", "law", "acceptance", "commit", "text"}
+    for result in found:
+        assert result["rounds"] == result["overhead_us"]["n"] == 8
+        assert set(result["parts_us"]) == parts
     assert good(bench(*quick)).startswith("| vocab ")
 
 

@@ -1,5 +1,4 @@
-"""What retrieval is measured on: conversations, documentation, lookups without a model, the
-literature beside it."""
+"""Inputs for measuring retrieval: workloads, documentation, lookups; the literature beside them."""
 
 from __future__ import annotations
 
@@ -7,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from support.commands import results_of, run
 
 from specrun.bench.drafters.documentation import documentation_store, store_description
 from specrun.bench.drafters.prompts import Conversation, demo_workload
@@ -15,7 +15,6 @@ from specrun.bench.lookup import LookupOptions, measure_lookup
 from specrun.bench.report import literature_note
 from specrun.bindings.errors import MalformedFileError, OptionError
 from specrun.bindings.model import Model
-from specrun.cli.main import cli
 from specrun.runtime.demo import demo_questions
 from specrun.runtime.drafters.retrieval.datastore import open_store
 from specrun.train.family.corpus import Entry
@@ -25,7 +24,7 @@ ANSWERS = {question["question"]: question["answer"] for question in QUESTIONS}
 
 
 def bench(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(cli, ["bench", *map(str, arguments)])
+    return run("bench", *arguments)
 
 
 def count_words(conversation: Conversation) -> int:
@@ -107,14 +106,9 @@ def test_lookups_are_timed_without_a_model() -> None:
 @pytest.mark.usefixtures("small_store")
 def test_lookup_on_the_command_line() -> None:
     done = bench("lookup", "--context", "50", "--rounds", "5", "--json")
-    assert done.exit_code == 0, done.output
-    assert [result["drafter"] for result in json.loads(done.stdout)["results"]] == [
-        "prompt-lookup",
-        "rest",
-    ]
-    assert bench("lookup", "--context", "50", "--rounds", "5", "-o", "md").stdout.startswith(
-        "| drafter "
-    )
+    assert [result["drafter"] for result in results_of(done)] == ["prompt-lookup", "rest"]
+    markdown = bench("lookup", "--context", "50", "--rounds", "5", "-o", "md").stdout
+    assert markdown.startswith("| drafter ")
 
 
 @pytest.fixture
@@ -143,35 +137,9 @@ def test_a_disjoint_store_holds_no_answer(tiny_model: Path) -> None:
 
 @pytest.mark.usefixtures("small_documentation")
 def test_a_bench_of_retrieval_says_what_was_asked_and_retrieved(tiny_model: Path) -> None:
-    quick = [
-        "drafters",
-        "-m",
-        tiny_model,
-        "-n",
-        "8",
-        "-r",
-        "1",
-        "-t",
-        "1",
-        "-c",
-        "1024",
-        "--questions",
-        "1",
-    ]
-    done = bench(
-        *quick,
-        "--workload",
-        "repeated",
-        "--context",
-        "300",
-        "--drafter",
-        "rest",
-        "--docs-store",
-        "all",
-        "--json",
-    )
-    assert done.exit_code == 0, done.output
-    results = json.loads(done.stdout)["results"]
+    quick = "-n 8 -r 1 -t 1 -c 1024 --questions 1 --json"
+    asked = "--workload repeated --context 300 --drafter rest --docs-store all"
+    results = results_of(run(f"bench drafters {quick} {asked} -m", tiny_model))
     assert [result["drafter"] for result in results] == ["none", "rest(all.store)"]
     assert "workload repeated" in results[0]["workload"]
     assert "the store holds the answers" in results[0]["workload"]

@@ -1,4 +1,4 @@
-"""What measurements are made of: prompts, parameter counts, drafter expressions, padded targets."""
+"""Inputs of measurements: prompts, parameter counts, drafter expressions, padded targets."""
 
 from __future__ import annotations
 
