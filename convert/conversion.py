@@ -98,8 +98,7 @@ class ConversionPlan:
         return sum(tensor.n_bytes for tensor in self.tensors)
 
     def output_in(self, place: Path | None) -> Path:
-        """Return the file to write: `place`, or the conventional name in that folder, or in the
-        current one."""
+        """Return the file to write: `place`, or the usual name in that folder or the current one."""
         if place is None:
             return Path(self.file_name)
         return place / self.file_name if place.is_dir() else place
@@ -107,8 +106,7 @@ class ConversionPlan:
 
 @dataclass(frozen=True, slots=True)
 class ConversionReport:
-    """What a conversion wrote: `type_name` is the file type (F16, Q4_K_M, ...), `n_bytes` the size
-    of the file.
+    """What was written: `type_name` is the file type (F16, Q4_K_M, ...), `n_bytes` the file's size.
 
     `source_bytes` is the size of the tensors in the checkpoint; `logits` is None unless they were
     to be compared.
@@ -188,8 +186,7 @@ def convert_checkpoint(
     n_threads: int = 0,
     progress: Progress | None = None,
 ) -> ConversionReport:
-    """Convert the checkpoint folder `source` (config.json, weights, tokenizer.json) to the file
-    `output`.
+    """Convert the folder `source` (config.json, weights, tokenizer.json) to the GGUF file `output`.
 
     `outtype` and `pre` are as in `plan_conversion`; vectors stay float32. `output` may be a folder,
     None means the current one: the file is then named by the GGUF convention. `allow_pickle` opens
@@ -263,8 +260,7 @@ def convert_checkpoint(
 
 
 def known_type(outtype: str) -> str:
-    """Return the file type that was typed, or AUTOMATIC_TYPE; raises OptionError for what cannot be
-    made here."""
+    """Return the typed file type or AUTOMATIC_TYPE; raises OptionError for what cannot be made here."""
     if outtype.lower() == AUTOMATIC_TYPE:
         return AUTOMATIC_TYPE
     name = outtype.upper()
@@ -293,8 +289,7 @@ def _intermediate(target: Path) -> Iterator[Path]:
 def conversion_report(
     plan: ConversionPlan, target: Path, sha256: str, logits: LogitCheck | None
 ) -> ConversionReport:
-    """Return the report of a conversion whose file `target` was written from tensors with the
-    digest `sha256`."""
+    """Return the report of a file `target` written from tensors with the digest `sha256`."""
     header = read_header(target)
     return ConversionReport(
         output=target,

@@ -112,8 +112,7 @@ class LogitCheck:
 def check_logits(
     path: Path, folder: Path, type_name: str, *, allow_pickle: bool = False, n_threads: int = 0
 ) -> LogitCheck:
-    """Compare the file's logits with those of the checkpoint in `folder`, both in float32
-    arithmetic.
+    """Compare the file's logits with those of the checkpoint in `folder`, both in float32.
 
     Raises SpecrunError if they are further apart than LARGEST_ERRORS allows for `type_name`. Where
     transformers is not installed, or cannot open the checkpoint, the result says so.
@@ -138,9 +137,8 @@ def check_logits(
     if not error_found <= allowed:  # not a number is no match either
         raise SpecrunError(
             f"the logits of the file are not the checkpoint's: off by {error_found:.1e} of the "
-            "largest, and "
-            f"{allowed:g} is allowed for {type_name}; nothing was kept (--no-verify keeps it all "
-            "the same)"
+            f"largest, and {allowed:g} is allowed for {type_name}; nothing was kept (--no-verify "
+            "keeps it all the same)"
         )
     same = float(np.mean(found.argmax(axis=1) == wanted.argmax(axis=1)))
     return LogitCheck(error_found, allowed, same, len(tokens))

@@ -27,8 +27,7 @@ _PIECE = 1 << 22  # numbers drawn at a time
 def random_matrix(
     name: str, shape: tuple[int, int], type_name: str, *, seed: int, spread: float
 ) -> PlannedTensor:
-    """Return a matrix of normal numbers around 0 whose standard deviation is `spread`, of F32, F16
-    or a quantized type.
+    """Return a matrix of N(0, `spread`²) numbers, of F32, F16 or a quantized type.
 
     Same name, shape, seed and spread, same numbers, whatever else a file holds. Quantized types
     need rows that their blocks divide; writing raises OptionError for others.
@@ -53,8 +52,7 @@ def random_matrix(
 def random_vector(
     name: str, size: int, *, seed: int, mean: float, spread: float, part: str = "weight"
 ) -> PlannedTensor:
-    """Return a float32 vector of normal numbers around `mean`: the weights of a norm, or with
-    `part` "bias" a bias."""
+    """Return a float32 vector of N(`mean`, `spread`²) numbers: a norm, or with `part` "bias" a bias."""
 
     def load() -> npt.NDArray[Any]:
         numbers = _source(seed, name).standard_normal((size,), dtype=np.float32)

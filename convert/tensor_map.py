@@ -48,8 +48,7 @@ class MappedTensor:
 
 
 def map_tensors(checkpoint: Checkpoint, family: Family, type_name: str) -> list[MappedTensor]:
-    """Return the file's tensors in order; `type_name` is what those get that are not always
-    float32.
+    """Return the file's tensors in order; `type_name` is the type of those not always float32.
 
     Raises MalformedFileError naming all tensors that are missing, or one of another shape than the
     config says, UnsupportedModelError naming all that the family does not know.
@@ -69,8 +68,7 @@ def map_rules(
     *,
     left_out: Collection[str] = (),
 ) -> list[MappedTensor]:
-    """Return the tensors of `rules` in order; `type_of` says the type of those that are not of one
-    type in every file.
+    """Return the tensors of `rules` in order; `type_of` says the type where it is not fixed.
 
     `left_out` are names of the checkpoint's tensors that are known and not wanted; one that ends in
     a dot stands for all that begin so. Raises as `map_tensors`.

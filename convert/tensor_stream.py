@@ -157,8 +157,7 @@ def _places(n: int, item_bytes: int) -> Iterator[slice]:
 
 
 def check_written(path: Path, tensors: Sequence[MappedTensor]) -> None:
-    """Raise SpecrunError unless the file has these tensors, by name, shape and type, and all their
-    bytes."""
+    """Raise SpecrunError unless the file has exactly these names, shapes, types and sizes."""
     written = {tensor.name: tensor for tensor in read_header(path).tensors}
     wanted = {tensor.name: tensor for tensor in tensors}
     if written.keys() != wanted.keys():

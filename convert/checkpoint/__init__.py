@@ -12,23 +12,3 @@ from specrun.convert.checkpoint.source_tensor import (
     SourceDigest,
     SourceTensor,
 )
-
-__all__ = [
-    "NUMBER_TYPES",
-    "PICKLE_ENDINGS",
-    "PIECE_BYTES",
-    "SOURCE_KEY",
-    "Checkpoint",
-    "JsonObject",
-    "SourceDigest",
-    "SourceTensor",
-    "bfloat16_bits",
-    "open_checkpoint",
-    "raw_stored_as",
-    "read_array",
-    "read_json_object",
-    "read_pickle",
-    "read_safetensors",
-    "stored_as",
-    "widened",
-]

@@ -81,10 +81,9 @@ def _find_tensors(
         return read_safetensors(folder / _WEIGHTS)
     if pickles and not allow_pickle:
         raise UnsupportedModelError(
-            f"{folder} has its weights in {(own or pickles)[0]}, a pickle, which can run code "
-            "when it is opened: "
-            "get the checkpoint as safetensors, or open it with --allow-pickle, which lets it "
-            "build tensors only"
+            f"{folder} has its weights in {(own or pickles)[0]}, a pickle, which can run code when "
+            "it is opened: get the checkpoint as safetensors, or open it with --allow-pickle, "
+            "which lets it build tensors only"
         )
     if own:
         return read_pickle(folder / own[0])

@@ -36,8 +36,7 @@ _BLOCK = 1 << 16  # numbers at a time, so that what lies between the steps stays
 
 
 def stored_as(array: npt.NDArray[Any], type_name: str, shown: str) -> npt.NDArray[Any]:
-    """Return floating-point numbers as F32, F16 or BF16 (its 16 bits as uint16), rounded to
-    nearest; whole ones as I64.
+    """Return numbers as F32, F16 or BF16 (as uint16), rounded to nearest; whole numbers as I64.
 
     Raises MalformedFileError if a number is not finite, UnsupportedModelError if one is too large
     for the type; `shown` names the tensor.

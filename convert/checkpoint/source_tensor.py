@@ -38,8 +38,7 @@ its 16 bits."""
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor(ABC):
-    """What is known of a tensor before it is read: `type_name` is one of NUMBER_TYPES, `shape` rows
-    first."""
+    """A tensor before it is read: `type_name` is one of NUMBER_TYPES, `shape` has rows first."""
 
     path: Path
     name: str

@@ -54,8 +54,7 @@ def cut_layers(
     force: bool = False,
     progress: Progress | None = None,
 ) -> CutReport:
-    """Write the model `source` to `output` with the layers `layers` only, or all but `skip`
-    ("0-3,8,10-").
+    """Write `source` to `output` with only the layers `layers`, or all but `skip` ("0-3,8,10-").
 
     Raises OptionError for layers the model has not, for a cut that leaves none, and if `output`
     exists without `force`; UnsupportedModelError for a model that would not be what it should with
@@ -84,8 +83,7 @@ class LayeredModel:
         if rules is None:
             raise UnsupportedModelError(
                 f"{self.path} is a {architecture}: whether its layers depend on their numbers is "
-                "not known, so it "
-                "cannot be cut"
+                "not known, so it cannot be cut"
             )
         self._rules = rules
         all_layers = self._source.count(f"{architecture}.block_count")
@@ -96,8 +94,7 @@ class LayeredModel:
         self._metadata: Metadata | None = None
 
     def check(self, kept: Sequence[int]) -> None:
-        """Raise unless a model of these layers, ascending, is what its layers make of it; see
-        `cut_layers`."""
+        """Raise unless the layers `kept`, ascending, still play their parts; see `cut_layers`."""
         if not kept:
             raise OptionError(
                 f"{self.path} would have no layer left: keep at least one of its {self.n_layers}"
@@ -116,8 +113,7 @@ class LayeredModel:
         if rules.kind_of(self.n_layers) != rules.kind_of(count):
             raise UnsupportedModelError(
                 f"{self.path} cannot have {count} layers: llama.cpp takes a {name} of "
-                f"{self.n_layers} layers for "
-                f"another kind of model than one of {count}"
+                f"{self.n_layers} layers for another kind of model than one of {count}"
             )
         kind = missing_kind(self._facts, rules, kept)
         if kind:
@@ -131,13 +127,11 @@ class LayeredModel:
             hint = f"; --layers {range_text(possible)} can be kept" if possible else ""
             raise UnsupportedModelError(
                 f"{self.path} is a {name}, where a layer's number decides about rope or experts: "
-                f"layer {kept[moved]} "
-                f"cannot become layer {moved}{hint}"
+                f"layer {kept[moved]} cannot become layer {moved}{hint}"
             )
 
     def nearest(self, wanted: Collection[int]) -> tuple[int, ...]:
-        """Return layers that can be kept, of the wanted ones where that is possible; () where none
-        can."""
+        """Return the layers that can be kept, wanted ones where possible; () if none can."""
         if self._rules.exit_only:
             kept = list(range(len(wanted)))
         else:
@@ -207,8 +201,7 @@ class LayeredModel:
         return next((index for index in range(len(kept)) if not self._in_place(kept, index)), None)
 
     def _in_place(self, kept: Sequence[int], index: int) -> bool:
-        """Return whether layer `kept[index]` plays the same part as layer `index` of the cut
-        model."""
+        """Return whether layer `kept[index]` plays the part of layer `index` of the cut model."""
         before = self._rules.roles_of(self._facts, kept[index])
         return before == self._rules.roles_of(lowered_facts(self._facts, kept), index)
 
@@ -224,8 +217,7 @@ class LayeredModel:
                 yield self._source.unchanged(tensor, f"blk.{numbers[int(match[1])]}.{match[2]}")
 
     def _sign(self, metadata: Metadata, kept: Sequence[int]) -> None:
-        """Write down what was cut, in the numbers of the whole model if this one was cut
-        already."""
+        """Record what was cut; a cut of a cut keeps the numbers of the whole model."""
         header = self._source.header.metadata
         earlier = header.get(CUT_LAYERS)
         layers = list(kept)

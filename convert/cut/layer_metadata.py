@@ -48,8 +48,7 @@ def lowered_facts(facts: LayerFacts, kept: Sequence[int]) -> LayerFacts:
 
 
 def missing_kind(facts: LayerFacts, rules: LayerRules, kept: Sequence[int]) -> str:
-    """Return which kind of layer is needed and not kept, "" for none: llama.cpp makes a cache for
-    each kind.
+    """Return the kind of layer that the cut lacks and llama.cpp needs for a cache, "" for none.
 
     It ends the process where a model with sliding windows has no layer with one, or a hybrid only
     one kind.
@@ -140,8 +139,7 @@ def _state_head_width(metadata: Metadata, facts: LayerFacts, kept: Sequence[int]
 def _write_patterns(
     metadata: Metadata, facts: LayerFacts, rules: LayerRules, kept: Sequence[int]
 ) -> None:
-    """Write out the patterns by layer number that the cut breaks; arrays that the file has are cut
-    already."""
+    """Write the patterns by layer number that the cut breaks; stored arrays are cut already."""
     lowered = lowered_facts(facts, kept)
     for pattern in rules.patterns:
         before = pattern.values(facts)

@@ -21,16 +21,14 @@ from specrun.bindings.gguf import ArrayValue, MetadataValue
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """The metadata of a model as rules read it; `n_layers` without those that predict further
-    tokens (NextN)."""
+    """A model's metadata as rules read it; `n_layers` excludes those that predict more tokens (NextN)."""
 
     architecture: str
     metadata: Mapping[str, MetadataValue]
     n_layers: int
 
     def number(self, key: str, default: int = 0) -> int:
-        """Return a whole number of the architecture's own keys, `default` where the file has
-        none."""
+        """Return a whole number of the architecture's own keys, or `default`."""
         value = self.metadata.get(f"{self.architecture}.{key}")
         return value if isinstance(value, int) else default
 
@@ -56,8 +54,7 @@ class Period:
     needs: str = ""
 
     def values(self, facts: LayerFacts) -> list[bool] | None:
-        """Return the pattern without the exceptions' layers, [n_layers]; None where the model has
-        none."""
+        """Return [n_layers] flags, False at the exceptions; None where the model has no pattern."""
         if self.needs and not facts.number(self.needs):
             return None
         stated = facts.array(self.key)

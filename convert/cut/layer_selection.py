@@ -45,8 +45,7 @@ def parse_layers(text: str, n_layers: int) -> tuple[int, ...]:
 def selected_layers(
     n_layers: int, *, layers: str | None = None, skip: str | None = None
 ) -> tuple[int, ...]:
-    """Return the layers that remain: those of `layers`, or all but those of `skip`; exactly one is
-    given."""
+    """Return the layers that remain: `layers`, or all but `skip`; exactly one is given."""
     if (layers is None) == (skip is None):
         raise OptionError("name the layers to keep or the layers to skip, one of the two")
     if layers is not None:

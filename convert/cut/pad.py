@@ -75,8 +75,7 @@ def pad_ffn(
     force: bool = False,
     progress: Progress | None = None,
 ) -> PadReport:
-    """Write `source` to `output`, widened until it has about `parameters` parameters; its outputs
-    stay.
+    """Write `source`, widened to about `parameters` parameters, to `output`; its outputs stay.
 
     `source` is a GGUF model of an architecture with plain feed-forward layers (Llama, Qwen 2 and 3,
     Gemma 1 to 3, ...) in F32, F16 or BF16; Q8_0 is read too and written as F16. The feed-forward

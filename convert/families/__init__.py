@@ -8,8 +8,6 @@ from specrun.convert.checkpoint import JsonObject
 from specrun.convert.families import gemma, llama, mistral, phi3, qwen, smollm3
 from specrun.convert.families.family import Family
 
-__all__ = ["family_of", "known_architectures"]
-
 _FAMILIES = (
     llama.FAMILY,
     mistral.FAMILY,
@@ -43,7 +41,6 @@ def family_of(config: JsonObject) -> Family:
         known = ", ".join(known_architectures())
         raise UnsupportedModelError(
             f"{config.shown} is a {names[0][:80]!r}, and these can be converted: {known}; for "
-            "another, "
-            "make the GGUF file with llama.cpp's convert_hf_to_gguf.py"
+            "another, make the GGUF file with llama.cpp's convert_hf_to_gguf.py"
         )
     return family

@@ -91,8 +91,7 @@ def _describe_gemma3_rope(config: JsonObject, metadata: Metadata) -> None:
 
 
 def _describe_window(config: JsonObject, metadata: Metadata, prefix: str, pattern: int) -> None:
-    """Write the window of the sliding layers, and which layers these are where it is not
-    llama.cpp's own idea."""
+    """Write the window, and which layers slide where llama.cpp would assume others."""
     count = config.count("num_hidden_layers")
     slides = [(layer + 1) % pattern != 0 for layer in range(count)]
     if "layer_types" in config:

@@ -65,8 +65,7 @@ def describe_rope(
 
 
 def _describe_yarn(rope: JsonObject, metadata: Metadata, prefix: str) -> None:
-    """YaRN (Peng et al., arXiv 2309.00071): frequencies between two wave lengths are interpolated
-    in part."""
+    """YaRN (Peng et al., arXiv 2309.00071): interpolates frequencies between two wave lengths."""
     # llama.cpp reads these for other architectures only.
     require(rope, "beta_fast", 32)
     require(rope, "beta_slow", 1)
@@ -95,8 +94,7 @@ def _yarn_magnitude(factor: float, scale: float) -> float:
 
 
 def llama3_factors(config: JsonObject) -> Iterator[TensorRule]:
-    """Yield the tensor that divides each rope frequency, where the config asks for llama3's
-    scaling."""
+    """Yield the tensor of divisors of the rope frequencies, for configs with llama3's scaling."""
     rope, kind = rope_settings(config)
     if kind != "llama3":
         return
@@ -123,8 +121,7 @@ def llama3_factors(config: JsonObject) -> Iterator[TensorRule]:
 
 
 def describe_longrope(config: JsonObject, metadata: Metadata, prefix: str, dimensions: int) -> None:
-    """Write the keys of a rotary embedding over `dimensions` of each head, plain or scaled by
-    LongRoPE.
+    """Write the keys of a rotary embedding over `dimensions` of each head, plain or LongRoPE.
 
     LongRoPE (Ding et al., arXiv 2402.13753) divides each frequency by a searched factor, of one
     list for texts within the trained context and another beyond. llama.cpp chooses by the size of

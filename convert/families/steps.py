@@ -37,8 +37,7 @@ def head_width(config: JsonObject) -> int:
 
 
 def require(config: JsonObject, key: str, wanted: object) -> None:
-    """Raise UnsupportedModelError unless `key` is absent or has the one value llama.cpp knows
-    here."""
+    """Raise UnsupportedModelError unless `key` is absent or `wanted`, all that llama.cpp knows here."""
     if key in config and config.any(key) != wanted:
         raise UnsupportedModelError(
             f"{config.shown} has {key} = {config.any(key)!r}: llama.cpp has only {wanted!r} for "
@@ -67,8 +66,7 @@ def describe_decoder(
     window: int | None = None,
     key_length: bool = False,
 ) -> None:
-    """Write the keys every decoder with RMS norms has; `prefix` is llama.cpp's name of the
-    architecture.
+    """Write the keys of a decoder with RMS norms under `prefix`, llama.cpp's architecture.
 
     `window` is a sliding window that llama.cpp does not have for the architecture: within it the
     numbers are the same, so it becomes the context length. `key_length` writes the width of heads
@@ -106,8 +104,7 @@ def plus_one(array: Array) -> Array:
 def with_bias(
     name: str, source: str, shape: tuple[int, int], *, bias: bool, rope_heads: int = 0
 ) -> Iterator[TensorRule]:
-    """Yield the rule of a matrix, and of its bias; `rope_heads` > 0 reorders rows for llama.cpp's
-    rope."""
+    """Yield the rules of a matrix and its bias; `rope_heads` > 0 reorders rows for llama.cpp's rope."""
     change = functools.partial(interleave_halves, heads=rope_heads) if rope_heads else unchanged
     yield TensorRule(f"{name}.weight", (f"{source}.weight",), shape, change, moves_only=True)
     if bias:
@@ -180,8 +177,7 @@ def norms(
     names: Mapping[str, str],
     change: Callable[[Array], Array] = unchanged,
 ) -> Iterator[TensorRule]:
-    """Yield the rules of a layer's norms over the hidden states; `names` are llama.cpp's and the
-    checkpoint's."""
+    """Yield the rules of a layer's norms over hidden states, `names` from ours to the checkpoint's."""
     width = config.count("hidden_size")
     for ours, theirs in names.items():
         yield TensorRule(

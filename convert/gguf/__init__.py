@@ -17,19 +17,3 @@ from specrun.convert.gguf.writer import (
     replace_text,
     write_gguf,
 )
-
-__all__ = [
-    "STORED_TYPES",
-    "EarlySync",
-    "GGUFSource",
-    "Metadata",
-    "ModelName",
-    "PlannedTensor",
-    "Progress",
-    "file_name",
-    "loadable_name",
-    "name_of",
-    "replace_text",
-    "safe_file_name",
-    "write_gguf",
-]

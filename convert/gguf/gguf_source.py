@@ -39,8 +39,7 @@ class GGUFSource:
         }
 
     def metadata(self) -> Metadata:
-        """Return a copy of the metadata to change and write; architecture and empty lists are left
-        out."""
+        """Return a copy to change and write, without the architecture and empty lists."""
         copied = Metadata()
         try:
             for field in _MetadataReader(self.path).fields.values():
@@ -59,16 +58,14 @@ class GGUFSource:
         return copied
 
     def count(self, key: str) -> int:
-        """Return a positive whole number of the metadata; raises UnsupportedModelError if it is
-        something else."""
+        """Return a positive whole number of the metadata; raises UnsupportedModelError for others."""
         value = self.header.metadata.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise UnsupportedModelError(f"{self.path} has no single number as {key}")
         return value
 
     def unchanged(self, tensor: TensorInfo, name: str) -> PlannedTensor:
-        """Return the tensor as it stands, of any type and bit by bit, to be written under
-        `name`."""
+        """Return a tensor of any type to be written bit by bit under `name`."""
         shape = tensor.shape[::-1]
         planned = PlannedTensor(name, shape, tensor.type_name, lambda: np.empty(0))
         kind, stored = planned.array_type, planned.array_shape
@@ -77,8 +74,7 @@ class GGUFSource:
         )
 
     def loader(self, tensor: TensorInfo) -> tuple[str, Callable[[], npt.NDArray[Any]]]:
-        """Return the type a tensor has once read, and the function that reads it, shape in numpy's
-        order.
+        """Return the type of a tensor once read, and the function that reads it, rows first.
 
         Plain types stay; Q8_0 becomes F16. Raises UnsupportedModelError for
         other quantized types.

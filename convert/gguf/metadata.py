@@ -9,8 +9,7 @@ from gguf import GGUFValueType
 
 
 class Metadata:
-    """GGUF keys and values in order. Setting a key again replaces its value; empty lists are left
-    out."""
+    """GGUF keys and values in order. Setting a key again replaces it; empty lists are left out."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[Any, GGUFValueType, GGUFValueType | None]] = {}

@@ -30,8 +30,7 @@ _NOT_IN_NAMES = re.compile(r"[^\w.+-]+")
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A model's name, its parts where they can be told apart, and the card's `facts` by GGUF
-    key."""
+    """A model's name, its parts where they can be told apart, and its card's `facts` by GGUF key."""
 
     name: str
     basename: str | None
@@ -56,8 +55,7 @@ class ModelName:
 
 
 def name_of(folder: Path, n_parameters: int) -> ModelName:
-    """Return the name of the checkpoint in `folder`: the folder's own name, taken apart, and its
-    README's facts."""
+    """Return a checkpoint's name: its folder's, taken apart, and the facts of its README."""
     name = _folder_name(folder.resolve())
     _, _, basename, finetune, version, _ = GGUFNames.get_model_id_components(name, n_parameters)
     return ModelName(
@@ -73,8 +71,7 @@ def _folder_name(folder: Path) -> str:
 
 
 def file_name(name: ModelName, encoding: str) -> str:
-    """Return the file name by the convention; `encoding` is the file type, such as F16 or
-    Q4_K_M."""
+    """Return the conventional file name; `encoding` is the file type, such as F16 or Q4_K_M."""
     found = naming_convention(
         name.name, name.basename, name.finetune, name.version, name.size_label, encoding
     )

@@ -33,8 +33,7 @@ _STRETCH = 128 << 20  # bytes from one sync to the next
 
 
 class EarlySync:
-    """Syncs an open file in a thread of its own, every 128 MiB; a context manager that waits for
-    the last one.
+    """Syncs an open file in a thread, every 128 MiB; leaving the context waits for the last sync.
 
     A sync that fails raises its OSError from the next call of `wrote`, or at the end.
     """
@@ -90,8 +89,7 @@ _CODES = {kind.name: code for code, kind in TENSOR_TYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """A tensor that will be written: `shape` in numpy's order (rows first), `type_name` any GGUF
-    tensor type.
+    """A tensor to be written: `shape` has rows first, `type_name` is any GGUF tensor type.
 
     `load` is called once, when its turn comes, and returns the array in the numpy type of
     `type_name`, or pieces that make it up in order, of which one at a time is in memory. Of a type

@@ -12,12 +12,7 @@ from specrun.convert.heads.head_kind import HeadKind
 from specrun.convert.names import nearest
 
 # The more particular ones first: the first that recognises a checkpoint has it.
-HEAD_KINDS: tuple[HeadKind, ...] = (
-    medusa.KIND,
-    hydra.KIND,
-    eagle3.KIND,
-    eagle.KIND,
-)
+HEAD_KINDS: tuple[HeadKind, ...] = (medusa.KIND, hydra.KIND, eagle3.KIND, eagle.KIND)
 """All kinds of heads that can be converted."""
 
 _WEIGHTS = tuple(name for kind in HEAD_KINDS for name in kind.weights)
@@ -33,14 +28,12 @@ def known_kind(name: str) -> HeadKind:
 
 
 def open_head(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
-    """Open a head's folder, whose weights may lie under names of their own; raises as
-    `open_checkpoint`."""
+    """Open a head's folder, with weights of any known name; raises as `open_checkpoint`."""
     return open_checkpoint(folder, allow_pickle=allow_pickle, also_named=_WEIGHTS)
 
 
 def kind_of(checkpoint: Checkpoint) -> HeadKind:
-    """Return the kind of an opened head; raises UnsupportedModelError where it is none that is
-    known."""
+    """Return the kind of an opened head; raises UnsupportedModelError for an unknown one."""
     found = _by_files_or_config(checkpoint.folder) or _by_tensors(checkpoint)
     if found is None:
         known = ", ".join(kind.name for kind in HEAD_KINDS)
@@ -53,8 +46,7 @@ def kind_of(checkpoint: Checkpoint) -> HeadKind:
 
 
 def detect_kind(folder: Path, *, allow_pickle: bool = False) -> HeadKind | None:
-    """Return the kind of head in a folder, None for a model or what cannot be opened: never raises
-    for its content."""
+    """Return the kind of head in a folder, None for a model or what cannot be opened; never raises."""
     try:
         found = _by_files_or_config(folder)
         return found or _by_tensors(open_head(folder, allow_pickle=allow_pickle))

@@ -50,8 +50,7 @@ _VOCABULARY_MAP = "d2t"
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """How names begin in a checkpoint: `prefix` all but the output matrix, `layer` those of the one
-    layer."""
+    """The beginnings of names: `prefix` of all but the output matrix, `layer` of the one layer."""
 
     prefix: str
     layer: str
@@ -64,16 +63,14 @@ def flat_config(config: JsonObject) -> JsonObject:
 
 
 def tensor_names(checkpoint: Checkpoint) -> TensorNames:
-    """Return how the names begin; raises MalformedFileError where the one tensor that tells is
-    missing."""
+    """Return the beginnings of the names; raises MalformedFileError for no EAGLE-3 head."""
     for prefix in PREFIXES:
         for layer in LAYERS:
             if f"{prefix}{layer}hidden_norm.weight" in checkpoint.tensors:
                 return TensorNames(prefix, f"{prefix}{layer}")
     raise MalformedFileError(
         f"{checkpoint.folder} has no tensor midlayer.hidden_norm.weight or "
-        "layers.0.hidden_norm.weight: it is "
-        "incomplete, or no EAGLE-3 head"
+        "layers.0.hidden_norm.weight: it is incomplete, or no EAGLE-3 head"
     )
 
 
@@ -83,8 +80,7 @@ def has_setting(config: JsonObject, name: str) -> bool:
 
 
 def target_layers(config: JsonObject, target: TargetFacts) -> Sequence[int]:
-    """Return the layers whose inputs the head reads; raises PairError for those that the target
-    lacks.
+    """Return the layers whose inputs the head reads; raises PairError for those out of range.
 
     At the top of a config (speculators, vLLM, llama.cpp) layers are named by their inputs, inside
     `eagle_config` (SpecForge, SGLang, ModelOpt) by their outputs, one less. Where none are named
@@ -103,8 +99,7 @@ def target_layers(config: JsonObject, target: TargetFacts) -> Sequence[int]:
     if outside is not None:
         raise PairError(
             f"{config.shown} does not fit the target {target.path}: it reads the input of layer "
-            f"{outside}, and the "
-            f"target has {n} layers, the first of them layer 0"
+            f"{outside}, and the target has {n} layers, the first of them layer 0"
         )
     return layers
 
@@ -121,8 +116,7 @@ def vocabulary_map(checkpoint: Checkpoint) -> str:
 
 
 def target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
-    """Return the target's token of each draft token, None where the draft vocabulary is the
-    target's.
+    """Return the target's token of each draft token, None where the vocabularies are the same.
 
     Raises PairError for a token that the target lacks, MalformedFileError for one that is there
     twice.
@@ -143,8 +137,7 @@ def target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
     if len(outside):
         raise PairError(
             f"{checkpoint.folder} does not fit the target {target.path}: its vocabulary map "
-            f"({name}) names token "
-            f"{outside[0]}, and the target has {target.vocab_size}"
+            f"({name}) names token {outside[0]}, and the target has {target.vocab_size}"
         )
     tokens, counts = np.unique(ids, return_counts=True)
     if len(tokens) != len(ids):
@@ -155,8 +148,7 @@ def target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
 
 
 def absolute_ids(offsets: Array) -> Array:
-    """Return the target's tokens for offsets: token i of the draft vocabulary is token i + offset
-    of the target."""
+    """Return target tokens: token i of the draft vocabulary is token i + offset of the target."""
     return offsets.astype(np.int64) + np.arange(len(offsets), dtype=np.int64)
 
 
@@ -177,9 +169,8 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     hidden, joined = matrix_shape(checkpoint, f"{names.prefix}fc.weight")
     if hidden != config.count("hidden_size"):
         raise MalformedFileError(
-            f"{checkpoint.folder} has fc.weight for states of {hidden} numbers, and "
-            f"{config.shown} says hidden_size "
-            f"{config.count('hidden_size')}"
+            f"{checkpoint.folder} has fc.weight for states of {hidden} numbers, and {config.shown} "
+            f"says hidden_size {config.count('hidden_size')}"
         )
     layers = target_layers(checkpoint.config, target)
     reads = config.count("target_hidden_size", hidden)
@@ -224,8 +215,7 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
 def _ends(
     checkpoint: Checkpoint, names: TensorNames, hidden: int, vocab_size: int, ids: Array | None
 ) -> Iterator[TensorRule]:
-    """Yield embedding, last norm, output matrix and token map; what is not there is the
-    target's."""
+    """Yield embedding, last norm, output matrix and token map; for absent ones the target's serve."""
     embedding = f"{names.prefix}embed_tokens.weight"
     if embedding in checkpoint.tensors:
         yield TensorRule("token_embd.weight", (embedding,), (vocab_size, hidden))

@@ -21,8 +21,7 @@ def store_accuracy(
     n_positions: int,
     progress: Progress | None = None,
 ) -> int:
-    """Write accuracies into the metadata of a head's file, over earlier ones; return its size in
-    bytes.
+    """Write accuracies into a head's file, over earlier ones; return its size in bytes.
 
     The file is written anew beside the old one and then takes its place, every tensor bit by bit as
     it was: whoever reads it meanwhile, or stops this, has the old one. Raises OptionError if there
@@ -44,8 +43,7 @@ def store_accuracy(
 def write_accuracy_csv(
     path: str | os.PathLike[str], accuracy: Accuracy, alone: Accuracy = (), *, force: bool = False
 ) -> None:
-    """Write accuracies as `read_accuracy_csv` reads them, with those of each head alone in a fourth
-    column.
+    """Write accuracies for `read_accuracy_csv`, those of each head alone in a fourth column.
 
     Raises OptionError if the file exists and `force` is not given. Nothing is left behind on
     failure.

@@ -50,8 +50,7 @@ from specrun.convert.tensor_stream import TensorStream, check_written
 
 
 def head_name(folder: Path, kind: str, n_parameters: int) -> ModelName:
-    """Return the name of the head in `folder`: a size in that is the target's, the label is the
-    head's own."""
+    """Return a head's name; a size in the folder's is the target's, the label is the head's own."""
     found = name_of(folder, 0)
     label = size_label(n_parameters, 0, 0, 0)
     if found.name.lower().startswith(kind):
@@ -70,8 +69,7 @@ def head_file_name(name: ModelName, encoding: str) -> str:
 def quantized_pieces(
     pieces: Iterable[npt.NDArray[Any]], width: int, type_name: str, *, n_threads: int = 0
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield the blocks of rows of `width` float32 numbers that come flat, in order, and cut
-    anywhere.
+    """Yield the blocks of rows of `width` float32 numbers that come flat and cut anywhere.
 
     Raises as `quantize_rows`; the numbers must make up whole rows.
     """
@@ -96,8 +94,7 @@ def plan_head(
     outtype: str = _OUTTYPE,
     allow_pickle: bool = False,
 ) -> ConversionPlan:
-    """Read config and the places of all tensors, compare them with the target, and return what
-    would be written.
+    """Read config and tensor places, compare them with the target, and plan the file.
 
     `target` is the GGUF file or the checkpoint folder (config and tokenizer) of the model the head
     drafts for, `kind` one of HEAD_KINDS by name, None to recognise it, `outtype` as in

@@ -37,8 +37,7 @@ class HeadPlan:
 
 @dataclass(frozen=True, slots=True)
 class HeadKind:
-    """One kind of head: `name` is that of `--kind` and the architecture of the GGUF file, one of
-    `methods.head_kinds`.
+    """A kind of head: `name`, one of `methods.head_kinds`, is `--kind` and the file's architecture.
 
     `weights` are the names of weight files, without ending, that only this kind has; `in_config`
     and `in_tensors` say whether a config, or the names of a checkpoint's tensors, are this kind's
@@ -60,8 +59,7 @@ class HeadKind:
 
 
 def matrix_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
-    """Return rows and columns of a tensor; raises MalformedFileError where it is missing or no
-    matrix."""
+    """Return rows and columns; raises MalformedFileError for no tensor or no matrix."""
     stored = checkpoint.tensors.get(name)
     if stored is None:
         raise MalformedFileError(

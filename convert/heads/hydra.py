@@ -130,8 +130,7 @@ def _heads(checkpoint: Checkpoint) -> _Heads:
 def _places(
     checkpoint: Checkpoint, head: int, found: set[int], n_blocks: int, grounded: bool
 ) -> tuple[int, ...]:
-    """Return where the weights of a head's blocks are; the last one found serves for those that
-    share it."""
+    """Return the places of a head's blocks' weights; the last one serves for those that share it."""
     there = sorted(found)
     if not there:
         raise MalformedFileError(
@@ -147,8 +146,7 @@ def _places(
 
 
 def _output(checkpoint: Checkpoint, head: int) -> str | None:
-    """Return the name of a head's output matrix without its ending, None where it uses the
-    target's."""
+    """Return the name of a head's output matrix without ending, None where the target's is used."""
     names = (f"hydra_lm_head.{head}", f"hydra_lm_head.{head}.1")
     return next((name for name in names if f"{name}.weight" in checkpoint.tensors), None)
 
@@ -185,13 +183,11 @@ def _has_prefix(checkpoint: Checkpoint) -> bool:
 def _prefix_rules(
     checkpoint: Checkpoint, target: TargetFacts, hidden: int, metadata: Metadata
 ) -> Iterator[TensorRule]:
-    """Yield the prefix layer's tensors, and write what the target says of its heads and rotary
-    embedding."""
+    """Yield the prefix layer's tensors; write the target's numbers of heads and rotary embedding."""
     if target.architecture != "llama":
         raise UnsupportedModelError(
-            f"{checkpoint.folder} has a prefix layer made from a Llama's config, and "
-            f"{target.path} is a "
-            f"{target.architecture}: is it the model these heads were made for?"
+            f"{checkpoint.folder} has a prefix layer made from a Llama's config, and {target.path} "
+            f"is a {target.architecture}: is it the model these heads were made for?"
         )
     heads = _setting(target, "attention.head_count", None)
     shared = _setting(target, "attention.head_count_kv", heads)
@@ -199,8 +195,7 @@ def _prefix_rules(
     if hidden % heads or hidden // heads % 2 or hidden // heads * shared != kv_size:
         raise MalformedFileError(
             f"{checkpoint.folder} has a prefix layer with keys of {kv_size} numbers, and the "
-            "target's config asks for "
-            f"{shared} of {heads} heads of hidden states of {hidden}"
+            f"target's config asks for {shared} of {heads} heads of hidden states of {hidden}"
         )
     scaling = target.settings.get("rope.scaling.type", "none")
     if scaling not in ("none", "linear"):

@@ -31,8 +31,7 @@ _MOST_HEADS, _MOST_BLOCKS = 32, 16  # what the runtime runs
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What a checkpoint holds of one head: the numbers of its blocks, and of its output matrix,
-    None without one."""
+    """One head of a checkpoint: the numbers of its blocks, and of its output matrix or None."""
 
     blocks: tuple[int, ...]
     output: int | None
@@ -43,8 +42,7 @@ class _Head:
         return max(self.blocks, default=-1) + 1 if self.output is None else self.output
 
     def source(self, block: int) -> int:
-        """Return the block whose weights block `block` has: the only one that is there, or its
-        own."""
+        """Return the block whose weights block `block` has: its own, or the only one there is."""
         return self.blocks[0] if len(self.blocks) == 1 else block
 
 
@@ -81,8 +79,7 @@ def _rules(heads: list[_Head], prefix: str, hidden: int, vocab_size: int) -> Ite
 
 
 def _heads(checkpoint: Checkpoint, prefix: str) -> list[_Head]:
-    """Return the heads in order, from the names of the tensors; raises for gaps and for what the
-    runtime lacks."""
+    """Return the heads in order; raises for gaps in the names and for what the runtime cannot run."""
     found: dict[int, list[tuple[int, str]]] = {}
     for name in checkpoint.tensors:
         match = _NAME.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None

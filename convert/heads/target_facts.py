@@ -74,8 +74,7 @@ class TargetFacts:
         }
 
     def check_fits(self, head: Path, *, hidden_size: int, vocab_size: int) -> None:
-        """Raise PairError, with both numbers, unless a head reads hidden states of this size and
-        has this vocabulary."""
+        """Raise PairError unless a head has this size of hidden states and vocabulary."""
         pair = f"{head} does not fit the target {self.path}"
         if hidden_size != self.hidden_size:
             raise PairError(
@@ -89,8 +88,7 @@ class TargetFacts:
 
 
 def target_facts(target: str | os.PathLike[str], *, pre: str | None = None) -> TargetFacts:
-    """Return what is to be known of a GGUF model, or of a checkpoint folder with config and
-    tokenizer.
+    """Return the facts of a GGUF model, or of a checkpoint folder with config and tokenizer.
 
     A folder needs no weights; `pre` is as in `plan_conversion`, and for folders. Raises
     OptionError, FileMissingError, MalformedFileError, UnsupportedModelError, as the reading of a
@@ -170,8 +168,7 @@ def _of_folder(folder: Path, pre: str | None) -> TargetFacts:
 
 
 def _fingerprint(architecture: str, described: Metadata, vocabulary: Metadata) -> tuple[int, bytes]:
-    """Return the number of tokens and the fingerprint that llama.cpp's own reading of the
-    vocabulary gives."""
+    """Return the number of tokens and the fingerprint as llama.cpp reads the vocabulary."""
     whole = described.copy()
     for entry in vocabulary:
         whole.raw(*entry)

@@ -88,8 +88,7 @@ def measure_importance(
     force: bool = False,
     progress: ChunkProgress | None = None,
 ) -> ImportanceReport:
-    """Evaluate `text` with the model and write the importance matrix to `output`, as llama-imatrix
-    does.
+    """Evaluate `text` and write the importance matrix to `output`, as llama-imatrix does.
 
     `dataset` names the text in the file. `in_files` are matrices to add to. `resume` goes on where
     the file `output` ends: it must be of the same text and chunk size; without it `force` is needed
@@ -220,8 +219,7 @@ class _Measurement:
 
 
 def _chunks(model: Model, text: str, options: ImportanceOptions) -> list[list[int]]:
-    """Cut the text into chunks of `n_ctx` tokens, each starting with the token that begins texts,
-    if there is one."""
+    """Cut the text into chunks of `n_ctx` tokens; the vocabulary's BOS replaces the first of each."""
     vocabulary = model.vocabulary
     if options.n_ctx > model.n_ctx_train:
         raise OptionError(

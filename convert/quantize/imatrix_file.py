@@ -34,8 +34,7 @@ _LONGEST_NAME = 4096
 
 @dataclass(slots=True)
 class ImportanceEntry:
-    """Of one weight matrix: `sums` float32 [n, width], sums of squares of its inputs; `counts`
-    int64 [n].
+    """One weight matrix: `sums` of squares of inputs, float32 [n, width]; `counts`, int64 [n].
 
     n is the number of experts, or 1; a matrix of several slices that all see every token has one
     count for all of them. Where the count is 0 nothing is known.
@@ -69,8 +68,7 @@ class ImportanceMatrix:
     text_sha256: str = ""
 
     def means(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the mean squares of the inputs of every matrix: what the quantizer weighs errors
-        with."""
+        """Return the mean squares of every matrix's inputs: the quantizer's weights of errors."""
         return {name: entry.means() for name, entry in self.entries.items()}
 
 
@@ -191,8 +189,7 @@ def _read_entry(path: Path, name: str, tensors: Mapping[str, TensorInfo]) -> Imp
     if not np.isfinite(read).all():
         raise MalformedFileError(f"{path} has counts for {name} that cannot be: it is damaged")
     return ImportanceEntry(
-        read_array(path, np.float32, shape, sums.offset),
-        np.rint(read).astype(np.int64),
+        read_array(path, np.float32, shape, sums.offset), np.rint(read).astype(np.int64)
     )
 
 
@@ -200,8 +197,7 @@ def _read_entry(path: Path, name: str, tensors: Mapping[str, TensorInfo]) -> Imp
 
 
 def _read_legacy(path: Path) -> ImportanceMatrix:
-    """Read int32 n, then n times: name, int32 chunks, float32 values; then chunks in all, and the
-    dataset.
+    """Read int32 n; n times name, int32 chunks, float32 values; then all chunks, and the dataset.
 
     Names and values have their lengths before them, as int32. Values are mean squares times chunks.
     """

@@ -67,8 +67,7 @@ _PLAIN = {"F32", "F16", "BF16"}
 
 
 def check_importance(model: Path, plan: Sequence[PlannedType], options: QuantizeOptions) -> int:
-    """Return how many matrices will be quantized without an entry in the importance matrix that was
-    given.
+    """Return how many matrices get quantized without an entry in the importance matrix.
 
     The token embedding and output matrices, which have none by default, do not count. Raises
     OptionError if a type needs a matrix and there is none, PairError if it has entries of another
@@ -95,9 +94,8 @@ def check_importance(model: Path, plan: Sequence[PlannedType], options: Quantize
                 "name a larger type with --token-embedding-type or --output-tensor-type"
             )
         raise PairError(
-            f"the importance matrix has no entry for {planned.tensor.name}, which {model} needs "
-            "to become "
-            f"{planned.type_name}: was it made for another model, or from too short a text?"
+            f"the importance matrix has no entry for {planned.tensor.name}, which {model} needs to "
+            f"become {planned.type_name}: was it made for another model, or from too short a text?"
         )
     return (
         sum(planned.tensor.name not in TOKEN_MATRICES for planned in missing)

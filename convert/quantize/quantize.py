@@ -94,8 +94,7 @@ def quantize_model(
     imatrix: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> QuantizationReport:
-    """Write the GGUF file `source` to `output` with numbers of type `ftype`, such as "Q4_K_M" in
-    any case.
+    """Write the GGUF file `source` to `output` with numbers of type `ftype`, such as "q4_k_m".
 
     `n_threads` 0 means as many as cores; `pure` gives every matrix the same type instead of
     llama.cpp's mix; `allow_requantize` accepts a source that is quantized already, at a loss.
@@ -138,8 +137,7 @@ def quantize_model(
 
 
 def known_file_type(typed: str) -> str:
-    """Return the name of a file type that was typed in any case; raises OptionError with the
-    nearest one."""
+    """Return the file type typed in any case; raises OptionError with the nearest one."""
     name = FILE_TYPE_ALIASES.get(typed.upper(), typed.upper())
     if name not in FILE_TYPES and name != COPY:
         hint = nearest(typed.upper(), FILE_TYPES)
@@ -150,8 +148,7 @@ def known_file_type(typed: str) -> str:
 
 
 def known_tensor_type(typed: str) -> str:
-    """Return the name of a tensor type that was typed in any case; raises OptionError with the
-    nearest one."""
+    """Return the tensor type typed in any case; raises OptionError with the nearest one."""
     if typed.upper() not in TENSOR_NUMBERS:
         hint = nearest(typed.upper(), TENSOR_NUMBERS)
         known = ", ".join(TENSOR_NUMBERS)
@@ -193,8 +190,7 @@ def _check_source(path: Path, header: GGUFHeader, options: QuantizeOptions) -> N
 
 
 def _check_overrides(path: Path, header: GGUFHeader, options: QuantizeOptions) -> None:
-    """Refuse types for single tensors that llama.cpp would pass over, or answer with an
-    assertion."""
+    """Refuse types of single tensors that llama.cpp would ignore or answer with an assertion."""
     if options.tensor_types and options.file_type in {*_PLAIN, COPY}:
         raise OptionError(
             f"types of single tensors have no effect with {options.file_type}: name a quantized "

@@ -164,8 +164,7 @@ def _plan(
             if tensor.type_name not in _PLAIN and kind != tensor.type_name and not allow_requantize:
                 raise OptionError(
                     f"{head.path} is quantized already ({tensor.type_name}): quantize the "
-                    "original, "
-                    "or accept the loss with --allow-requantize"
+                    "original, or accept the loss with --allow-requantize"
                 )
         elif tensor.type_name in ("F16", "BF16") and len(tensor.shape) < 2:
             kind = "F32"  # vectors are few, and their errors reach every number of a row
@@ -174,8 +173,7 @@ def _plan(
 
 
 def fitting_type(kind: str, width: int) -> str:
-    """Return the tensor type `kind`, or the next wider one whose blocks divide rows of `width`
-    numbers."""
+    """Return the type `kind`, or the next wider one whose blocks divide rows of `width` numbers."""
     if width % BLOCK_SIZES[kind]:
         kind = _NARROWER.get(kind, kind)
     return "F16" if width % BLOCK_SIZES[kind] else kind

@@ -194,8 +194,7 @@ def probe_hash(path: Path) -> str:
 
 
 def pre_tokenizer_name(tokenizer: JsonObject, path: Path, chosen: str | None = None) -> str:
-    """Return llama.cpp's name for the splitting of the tokenizer.json at `path`, which holds
-    `tokenizer`.
+    """Return llama.cpp's name for the splitting of `tokenizer`, the tokenizer.json at `path`.
 
     Known vocabularies are recognised by their hash, as llama.cpp does. Beyond that, GPT-2's own
     splitting is taken where the file states exactly that. `chosen` is taken without a look at

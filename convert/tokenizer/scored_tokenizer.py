@@ -24,8 +24,7 @@ _SPACE = "▁"
 def read_scores(
     checkpoint: Checkpoint, settings: JsonObject, tokenizer: JsonObject, path: Path
 ) -> ScoredVocabulary:
-    """Return the vocabulary of the tokenizer.model at `path`; `tokenizer` is the tokenizer.json, if
-    there is one.
+    """Return the vocabulary of the tokenizer.model at `path`; `tokenizer` may be an empty object.
 
     Raises UnsupportedModelError for a model that is not BPE, or rewrites text in ways llama.cpp
     does not.
@@ -104,8 +103,7 @@ def _finished(
 
 
 def _adds_space(tokenizer: JsonObject) -> bool:
-    """Whether tokenizer.json puts a space before a text; raises UnsupportedModelError if it does
-    more than that."""
+    """Return whether a space is put before texts; raises UnsupportedModelError for other changes."""
     adds = False
     for stage in _stages(tokenizer.any("normalizer"), "normalizers"):
         kind = stage.get("type")

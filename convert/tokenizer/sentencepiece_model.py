@@ -46,8 +46,7 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
-    """Read the model at `path`; raises FileMissingError, or MalformedFileError if it is something
-    else."""
+    """Read the model at `path`; raises FileMissingError, MalformedFileError for something else."""
     try:
         if path.stat().st_size > _LARGEST:
             raise MalformedFileError(

@@ -22,8 +22,7 @@ _KNOWN_ENDS = {
 def special_ids(
     checkpoint: Checkpoint, settings: JsonObject, tokens: Sequence[str], usual: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the ids of bos, eos, unknown, padding, and of further tokens that end an answer (eot,
-    eom).
+    """Return the ids of bos, eos, unknown, padding, and of further ends of an answer (eot, eom).
 
     The tokenizer's settings count first, then the config, then `usual`. Raises MalformedFileError
     for a token that the tokenizer does not have.
@@ -104,8 +103,7 @@ def adds_token(
 
 
 def chat_template(checkpoint: Checkpoint, settings: JsonObject) -> str | None:
-    """Return the chat template: chat_template.jinja or .json, or the settings' own (of several the
-    default)."""
+    """Return the template of chat_template.jinja or .json, or the settings' own or default one."""
     beside = checkpoint.folder / "chat_template.jinja"
     if beside.exists():
         try:

@@ -40,8 +40,7 @@ class TokenTable:
         self.scores = [-10000.0] * size
 
     def place(self, text: str, token: object, kind: int = NORMAL, score: float = 0.0) -> None:
-        """Put a token of the tokenizer itself at its id; raises MalformedFileError if that is taken
-        or outside."""
+        """Put a tokenizer's own token at its id; raises MalformedFileError if taken or outside."""
         if type(token) is not int or not 0 <= token < len(self.tokens):
             raise MalformedFileError(
                 f"{self.shown} gives {text[:40]!r} the id {token!r}, outside the model's "
@@ -55,8 +54,7 @@ class TokenTable:
         self.tokens[token], self.types[token], self.scores[token] = text, kind, score
 
     def add(self, added: Iterable[AddedToken], *, spaced: bool = False) -> None:
-        """Put added tokens at their ids, in place of what is there; `spaced` where a sign stands
-        for spaces.
+        """Put added tokens over what is at their ids; `spaced` where a sign stands for spaces.
 
         A token that the model has no row for cannot be read or written by it, and is left out.
         """
@@ -82,8 +80,7 @@ class TokenTable:
 def added_tokens(
     checkpoint: Checkpoint, tokenizer: JsonObject, settings: JsonObject
 ) -> Iterator[AddedToken]:
-    """Yield the tokens that tokenizer.json, tokenizer_config.json and added_tokens.json add, each
-    id once."""
+    """Yield the tokens that the checkpoint's three files add to the tokenizer, each id once."""
     seen: set[int] = set()
     for extra in _all_added(checkpoint, tokenizer, settings):
         if extra.token not in seen:
@@ -125,8 +122,7 @@ def _is_mark(text: str) -> bool:
 
 
 def read_merges(tokenizer: JsonObject) -> list[tuple[str, str]]:
-    """Return the pairs that merge, the first first; raises MalformedFileError if there are none, or
-    no pairs."""
+    """Return the pairs to merge, in order; raises MalformedFileError for none, or no pairs."""
     merges: list[tuple[str, str]] = []
     for entry in tokenizer.object("model").items("merges"):
         # Before transformers 4.45 a merge was one string.
