@@ -52,7 +52,7 @@ def random_matrix(
 def random_vector(
     name: str, size: int, *, seed: int, mean: float, spread: float, part: str = "weight"
 ) -> PlannedTensor:
-    """Return a float32 vector of N(`mean`, `spread`²) numbers: a norm, or with `part` "bias" a bias."""
+    """Return a float32 vector of N(`mean`, `spread`²) numbers; `part` is "weight" or "bias"."""
 
     def load() -> npt.NDArray[Any]:
         numbers = _source(seed, name).standard_normal((size,), dtype=np.float32)

@@ -110,7 +110,7 @@ def read_json_object(path: Path) -> JsonObject:
 
 
 def parse_json_object(data: bytes, shown: str) -> JsonObject:
-    """Return the JSON object in `data`; raises MalformedFileError, naming it `shown`, for anything else."""
+    """Return the JSON object in `data`, `shown` in messages; raises MalformedFileError."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

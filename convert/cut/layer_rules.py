@@ -21,7 +21,7 @@ from specrun.bindings.gguf import ArrayValue, MetadataValue
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """A model's metadata as rules read it; `n_layers` excludes those that predict more tokens (NextN)."""
+    """A model's metadata as rules read it; `n_layers` without the NextN layers at the end."""
 
     architecture: str
     metadata: Mapping[str, MetadataValue]

@@ -1,23 +1,13 @@
-"""The model families that can be converted, one file each, found by the architecture in
-config.json."""
+"""The model families that can be converted, found by the architecture in config.json."""
 
 from __future__ import annotations
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.convert.checkpoint import JsonObject
-from specrun.convert.families import gemma, llama, mistral, phi3, qwen, smollm3
+from specrun.convert.families import gemma, llama, phi3, qwen
 from specrun.convert.families.family import Family
 
-_FAMILIES = (
-    llama.FAMILY,
-    mistral.FAMILY,
-    smollm3.FAMILY,
-    qwen.QWEN2,
-    qwen.QWEN3,
-    gemma.GEMMA2,
-    gemma.GEMMA3,
-    phi3.FAMILY,
-)
+_FAMILIES = (*llama.FAMILIES, *qwen.FAMILIES, *gemma.FAMILIES, *phi3.FAMILIES)
 _BY_ARCHITECTURE = {name: family for family in _FAMILIES for name in family.architectures}
 
 

@@ -58,7 +58,7 @@ class GGUFSource:
         return copied
 
     def count(self, key: str) -> int:
-        """Return a positive whole number of the metadata; raises UnsupportedModelError for others."""
+        """Return a positive whole number of the metadata; raises UnsupportedModelError."""
         value = self.header.metadata.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise UnsupportedModelError(f"{self.path} has no single number as {key}")

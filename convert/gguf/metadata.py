@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gguf import GGUFValueType
+
+Entry = tuple[str, Any, GGUFValueType, GGUFValueType | None]
 
 
 class Metadata:
@@ -17,14 +19,19 @@ class Metadata:
     def __contains__(self, key: str) -> bool:
         return key in self._entries
 
-    def __iter__(self) -> Iterator[tuple[str, Any, GGUFValueType, GGUFValueType | None]]:
+    def __iter__(self) -> Iterator[Entry]:
         for key, (value, kind, element) in self._entries.items():
             yield key, value, kind, element
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Set all of `entries`, such as those of other metadata."""
+        for entry in entries:
+            self.raw(*entry)
 
     def copy(self) -> Metadata:
         """Return keys and values that can be changed apart from these."""
         copied = Metadata()
-        copied._entries = dict(self._entries)
+        copied.add(self)
         return copied
 
     def text(self, key: str, value: str) -> None:
@@ -34,6 +41,11 @@ class Metadata:
     def count(self, key: str, value: int) -> None:
         """Set an unsigned 32-bit integer: counts, sizes, token ids."""
         self._entries[key] = value, GGUFValueType.UINT32, None
+
+    def counts(self, prefix: str, **values: int) -> None:
+        """Set several counts, named in full by `prefix` and a dot before each."""
+        for key, value in values.items():
+            self.count(f"{prefix}.{key}", value)
 
     def large_count(self, key: str, value: int) -> None:
         """Set an unsigned 64-bit integer."""

@@ -30,7 +30,7 @@ _NOT_IN_NAMES = re.compile(r"[^\w.+-]+")
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A model's name, its parts where they can be told apart, and its card's `facts` by GGUF key."""
+    """A model's name, its parts where they can be told, and its card's `facts` by GGUF key."""
 
     name: str
     basename: str | None

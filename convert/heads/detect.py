@@ -46,7 +46,7 @@ def kind_of(checkpoint: Checkpoint) -> HeadKind:
 
 
 def detect_kind(folder: Path, *, allow_pickle: bool = False) -> HeadKind | None:
-    """Return the kind of head in a folder, None for a model or what cannot be opened; never raises."""
+    """Return the kind of head in a folder, None for a model or what cannot be opened."""
     try:
         found = _by_files_or_config(folder)
         return found or _by_tensors(open_head(folder, allow_pickle=allow_pickle))

@@ -215,7 +215,7 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
 def _ends(
     checkpoint: Checkpoint, names: TensorNames, hidden: int, vocab_size: int, ids: Array | None
 ) -> Iterator[TensorRule]:
-    """Yield embedding, last norm, output matrix and token map; for absent ones the target's serve."""
+    """Yield embedding, last norm, output matrix and token map; the target has the absent ones."""
     embedding = f"{names.prefix}embed_tokens.weight"
     if embedding in checkpoint.tensors:
         yield TensorRule("token_embd.weight", (embedding,), (vocab_size, hidden))

@@ -1,11 +1,11 @@
-"""What a kind of head must say so that its checkpoints can be converted.
+"""Kinds of heads: what each must say so that its checkpoints can be converted.
 
-The shape of a matrix of a checkpoint that other shapes follow from.
+A head is a small network that drafts from the target's hidden states (Medusa, Hydra, EAGLE).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from specrun.bindings.errors import MalformedFileError
@@ -70,3 +70,33 @@ def matrix_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
             f"{stored.path} has {name} of shape {stored.shape}, which is no matrix"
         )
     return stored.shape[0], stored.shape[1]
+
+
+def llama_layer(
+    checkpoint: Checkpoint,
+    ours: str,
+    theirs: str,
+    sizes: tuple[int, int, int],
+    *,
+    biased: bool = False,
+) -> Iterator[TensorRule]:
+    """Yield the tensors of a Llama's layer without its input norm, from `theirs` to `ours`.
+
+    `sizes` are those of hidden states, keys and the feed-forward network. Queries, keys and values
+    have a bias where the checkpoint has one or `biased` says so, as Qwen 2 does.
+    """
+    hidden, kv_size, wide = sizes
+    for name, source, shape in (
+        ("attn_q", "self_attn.q_proj", (hidden, hidden)),
+        ("attn_k", "self_attn.k_proj", (kv_size, hidden)),
+        ("attn_v", "self_attn.v_proj", (kv_size, hidden)),
+        ("attn_output", "self_attn.o_proj", (hidden, hidden)),
+        ("ffn_norm", "post_attention_layernorm", (hidden,)),
+        ("ffn_gate", "mlp.gate_proj", (wide, hidden)),
+        ("ffn_up", "mlp.up_proj", (wide, hidden)),
+        ("ffn_down", "mlp.down_proj", (hidden, wide)),
+    ):
+        yield TensorRule(f"{ours}{name}.weight", (f"{theirs}{source}.weight",), shape)
+        bias = f"{theirs}{source}.bias"
+        if name in ("attn_q", "attn_k", "attn_v") and (biased or bias in checkpoint.tensors):
+            yield TensorRule(f"{ours}{name}.bias", (bias,), shape[:1])

@@ -1,5 +1,4 @@
-"""Medusa's heads (Cai et al. 2024, arXiv 2401.10774): Medusa-1 folders of heads alone, Medusa-2
-models with heads.
+"""Medusa (Cai et al. 2024, arXiv 2401.10774): folders of heads (Medusa-1), models with heads (-2).
 
 Head i is residual blocks j = 0..L-1, x + SiLU(W x + b), and an output matrix. Tensors of a
 checkpoint: `{i}.{j}.linear.weight` [h, h], `{i}.{j}.linear.bias` [h], `{i}.{L}.weight` [vocab, h];
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families.family import TensorRule
+from specrun.convert.families.steps import with_bias
 from specrun.convert.gguf import Metadata
 from specrun.convert.heads.head_kind import HeadKind, HeadPlan, matrix_shape
 from specrun.convert.heads.target_facts import TargetFacts
@@ -54,32 +54,25 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     if heads[0].output is not None:
         vocab_size = matrix_shape(checkpoint, f"{prefix}0.{heads[0].output}.weight")[0]
     metadata = Metadata()
-    metadata.count("medusa.embedding_length", hidden)
-    metadata.count("medusa.vocab_size", vocab_size)
-    metadata.count("medusa.head_count", len(heads))
-    metadata.count("medusa.block_count", heads[0].n_blocks)
+    metadata.counts("medusa", embedding_length=hidden, vocab_size=vocab_size)
+    metadata.counts("medusa", head_count=len(heads), block_count=heads[0].n_blocks)
+    rules = list(_rules(heads, prefix, hidden, vocab_size))
     backbone = {name for name in checkpoint.tensors if prefix and not name.startswith(prefix)}
-    return HeadPlan(
-        metadata, list(_rules(heads, prefix, hidden, vocab_size)), hidden, vocab_size, backbone
-    )
+    return HeadPlan(metadata, rules, hidden, vocab_size, backbone)
 
 
 def _rules(heads: list[_Head], prefix: str, hidden: int, vocab_size: int) -> Iterator[TensorRule]:
     for i, head in enumerate(heads):
         for j in range(head.n_blocks):
-            source, name = f"{prefix}{i}.{head.source(j)}.linear", f"medusa.{i}.res.{j}"
-            yield TensorRule(f"{name}.weight", (f"{source}.weight",), (hidden, hidden))
-            yield TensorRule(f"{name}.bias", (f"{source}.bias",), (hidden,))
+            source, shape = f"{prefix}{i}.{head.source(j)}.linear", (hidden, hidden)
+            yield from with_bias(f"medusa.{i}.res.{j}", source, shape, bias=True)
         if head.output is not None:
-            yield TensorRule(
-                f"medusa.{i}.output.weight",
-                (f"{prefix}{i}.{head.output}.weight",),
-                (vocab_size, hidden),
-            )
+            source, shape = f"{prefix}{i}.{head.output}.weight", (vocab_size, hidden)
+            yield TensorRule(f"medusa.{i}.output.weight", (source,), shape)
 
 
 def _heads(checkpoint: Checkpoint, prefix: str) -> list[_Head]:
-    """Return the heads in order; raises for gaps in the names and for what the runtime cannot run."""
+    """Return the heads in order; raises for gaps and for what the runtime cannot run."""
     found: dict[int, list[tuple[int, str]]] = {}
     for name in checkpoint.tensors:
         match = _NAME.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None

@@ -219,7 +219,7 @@ class _Measurement:
 
 
 def _chunks(model: Model, text: str, options: ImportanceOptions) -> list[list[int]]:
-    """Cut the text into chunks of `n_ctx` tokens; the vocabulary's BOS replaces the first of each."""
+    """Cut the text into chunks of `n_ctx` tokens, with BOS as the first of each if it is used."""
     vocabulary = model.vocabulary
     if options.n_ctx > model.n_ctx_train:
         raise OptionError(

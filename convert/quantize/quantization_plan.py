@@ -1,7 +1,7 @@
-"""What a quantization will make of each tensor, read from llama.cpp's own log of it.
+"""Plan of a quantization: the type of every tensor, as llama.cpp's log of a dry run names it.
 
-Whether an importance matrix fits the model that is quantized with it, and is there where it must
-be.
+An importance matrix is checked against the plan: it must fit the model, and be there where a type
+of less than 3 bits cannot be made without.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def tensor_of_line(line: str, tensors: Mapping[str, TensorInfo]) -> TensorInfo |
     return tensors.get(match[1]) if match else None
 
 
-_PLAIN = {"F32", "F16", "BF16"}
+PLAIN = {"F32", "F16", "BF16"}
+"""Types that need no quantizer."""
 
 
 def check_importance(model: Path, plan: Sequence[PlannedType], options: QuantizeOptions) -> int:
@@ -76,7 +77,7 @@ def check_importance(model: Path, plan: Sequence[PlannedType], options: Quantize
     tensors = {planned.tensor.name: planned.tensor for planned in plan}
     for name, means in options.importance.items():
         _check_entry(model, name, tensors.get(name), means.size)
-    changed = [planned for planned in plan if planned.changes and planned.type_name not in _PLAIN]
+    changed = [planned for planned in plan if planned.changes and planned.type_name not in PLAIN]
     missing = [planned for planned in changed if planned.tensor.name not in options.importance]
     for planned in missing:
         if not needs_importance(planned.tensor.name, planned.type_name, options.file_type):
@@ -97,11 +98,8 @@ def check_importance(model: Path, plan: Sequence[PlannedType], options: Quantize
             f"the importance matrix has no entry for {planned.tensor.name}, which {model} needs to "
             f"become {planned.type_name}: was it made for another model, or from too short a text?"
         )
-    return (
-        sum(planned.tensor.name not in TOKEN_MATRICES for planned in missing)
-        if options.importance
-        else 0
-    )
+    counted = missing if options.importance else ()
+    return sum(planned.tensor.name not in TOKEN_MATRICES for planned in counted)
 
 
 def _check_entry(model: Path, name: str, tensor: TensorInfo | None, size: int) -> None:

@@ -103,7 +103,7 @@ def _finished(
 
 
 def _adds_space(tokenizer: JsonObject) -> bool:
-    """Return whether a space is put before texts; raises UnsupportedModelError for other changes."""
+    """Return whether a space is put before texts; refuses other changes of texts."""
     adds = False
     for stage in _stages(tokenizer.any("normalizer"), "normalizers"):
         kind = stage.get("type")
