@@ -1,11 +1,8 @@
-"""Compares what a converted file computes with what transformers computes from the checkpoint
-itself.
+"""Logits of a converted file, compared with those transformers computes from the checkpoint.
 
-A fixed text for comparing models: prose, talk, code, numbers and a list, as people give them to
-models.
-
-It never changes: figures taken with it at different times can be compared. Its perplexity says
-little about a model by itself, since it is short.
+The fixed text has prose, talk, code, numbers and a list, as people give them to models. It never
+changes: figures taken with it at different times can be compared. Its perplexity says little about
+a model by itself, since it is short.
 """
 
 from __future__ import annotations
@@ -86,8 +83,7 @@ By noon the ferry was back. The old man had written "23, wind from the west, one
 
 
 LARGEST_ERRORS = {"F32": 1e-4, "F16": 2e-2, "BF16": 1e-1}
-"""How far logits may be off, relative to the largest logit: float32 by its rounding, the others by
-their weights'."""
+"""The allowed error over the largest logit: float32's by its rounding, the others' by weights'."""
 
 _MOST_TOKENS = 64
 Logits = npt.NDArray[np.float32]
@@ -187,9 +183,8 @@ def _reference(folder: Path, tokens: list[int], *, allow_pickle: bool) -> Logits
     except MemoryError:
         raise
     except Exception as error:  # whatever its code for this one architecture may raise
-        reason = next(
-            (line for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
+        lines = (line for line in str(error).splitlines() if line.strip())
+        reason = next(lines, type(error).__name__)
         raise _CannotCompareError(
             f"transformers cannot open the checkpoint ({reason[:200]})"
         ) from error

@@ -1,5 +1,4 @@
-"""Which tensors of a checkpoint become which of the GGUF file: everything checked before a number
-is read."""
+"""Tensors of a checkpoint mapped to those of the GGUF file, and checked before any is read."""
 
 from __future__ import annotations
 
@@ -56,9 +55,8 @@ def map_tensors(checkpoint: Checkpoint, family: Family, type_name: str) -> list[
     # Where embeddings are tied, an output matrix that is there all the same is a copy of them.
     # Heads that draft for the model are files of their own.
     left_out = ("lm_head.weight", "medusa_head.")
-    return map_rules(
-        checkpoint, family.rules(checkpoint.config), lambda _: type_name, left_out=left_out
-    )
+    rules = family.rules(checkpoint.config)
+    return map_rules(checkpoint, rules, lambda _: type_name, left_out=left_out)
 
 
 def map_rules(
@@ -105,11 +103,10 @@ def usual_type(checkpoint: Checkpoint) -> str:
 
 
 def _check_left(checkpoint: Checkpoint, used: Collection[str], left_out: Collection[str]) -> None:
-    left = [
-        name for name in checkpoint.tensors if name not in used and not name.endswith(_COMPUTED)
-    ]
     beginnings = tuple(name for name in left_out if name.endswith("."))
-    left = [name for name in left if name not in left_out and not name.startswith(beginnings)]
+    known = {*used, *left_out}
+    left = [name for name in checkpoint.tensors if name not in known]
+    left = [name for name in left if not (name.endswith(_COMPUTED) or name.startswith(beginnings))]
     if left:
         raise UnsupportedModelError(
             f"{checkpoint.folder} has tensors its architecture does not know: {_listed(left)}"

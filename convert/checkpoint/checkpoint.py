@@ -89,10 +89,10 @@ def _find_tensors(
         return read_pickle(folder / own[0])
     if (folder / _PICKLED_INDEX).exists():
         return _read_shards(folder / _PICKLED_INDEX, PICKLE_ENDINGS, read_pickle)
-    if len(pickles) == 1 or _PICKLED_WEIGHTS in pickles:
-        return read_pickle(
-            folder / (_PICKLED_WEIGHTS if _PICKLED_WEIGHTS in pickles else pickles[0])
-        )
+    if _PICKLED_WEIGHTS in pickles:
+        return read_pickle(folder / _PICKLED_WEIGHTS)
+    if len(pickles) == 1:
+        return read_pickle(folder / pickles[0])
     if pickles:
         raise UnsupportedModelError(
             f"{folder} has several pickles ({', '.join(pickles[:4])}) and no {_PICKLED_INDEX}"
@@ -117,11 +117,8 @@ def _read_shards(
     for name in names.values:
         file_name = names.text(name)
         # A name from the index must not lead out of the folder.
-        if (
-            not file_name.endswith(endings)
-            or Path(file_name).name != file_name
-            or "\\" in file_name
-        ):
+        inside = Path(file_name).name == file_name and "\\" not in file_name
+        if not file_name.endswith(endings) or not inside:
             raise MalformedFileError(
                 f"{index.shown} puts {name} into {file_name!r}, not a file of the folder"
             )

@@ -1,10 +1,10 @@
-"""JSON files of a checkpoint, read with named errors: an object whose values are asked for by
-kind."""
+"""JSON files of a checkpoint as objects whose values are asked for by kind, with named errors."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,28 +33,18 @@ class JsonObject:
 
     def count(self, key: str, default: int | None = None) -> int:
         """Return a whole number of at least 1 that fits 32 bits."""
-        return int(
-            self._get(
-                key, default, lambda v: type(v) is int and 0 < v < 2**32, "a positive whole number"
-            )
-        )
+        value = self._get(key, default, lambda v: _is_id(v) and v > 0, "a positive whole number")
+        return int(value)
 
     def token(self, key: str) -> int | None:
         """Return a token id, or None where it is absent."""
         if key not in self:
             return None
-        return int(self._get(key, None, lambda v: type(v) is int and 0 <= v < 2**32, "a token id"))
+        return int(self._get(key, None, _is_id, "a token id"))
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0."""
-        return float(
-            self._get(
-                key,
-                default,
-                lambda v: type(v) in (int, float) and 0 < v < 1e30,
-                "a positive number",
-            )
-        )
+        return float(self._get(key, default, is_positive, "a positive number"))
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """Return true or false."""
@@ -86,18 +76,41 @@ class JsonObject:
         return value
 
 
+def is_positive(value: object) -> bool:
+    """Return whether a JSON value is a number above 0, and not infinity or close to it."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e30
+
+
+def _is_id(value: Any) -> bool:  # noqa: ANN401 - any JSON value
+    return type(value) is int and 0 <= value < 2**32
+
+
 def read_json_object(path: Path) -> JsonObject:
     """Read a JSON file whose outermost value is an object.
 
-    Raises FileMissingError if it is not there or cannot be read, MalformedFileError if it is
-    something else.
+    Raises FileMissingError if it is not there or cannot be read, MalformedFileError for others.
     """
-    try:
+    return parse_json_object(read_small_file(path, "such a file"), str(path))
+
+
+def read_small_file(path: Path, kind: str) -> bytes:
+    """Return the bytes of a file; raises MalformedFileError if it is too large for `kind`.
+
+    Raises FileMissingError if it is not there or cannot be read.
+    """
+    with named_errors(path):
         if path.stat().st_size > _LARGEST:
             raise MalformedFileError(
-                f"{path} has more than {_LARGEST >> 20} MB, too much for such a file"
+                f"{path} has more than {_LARGEST >> 20} MB, too much for {kind}"
             )
-        data = path.read_bytes()
+        return path.read_bytes()
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError of opening or reading `path` into a FileMissingError that says what to do."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise FileMissingError(
             f"there is no {path.name} in {path.parent}; is the checkpoint complete?"
@@ -106,7 +119,6 @@ def read_json_object(path: Path) -> JsonObject:
         raise FileMissingError(
             f"{path} cannot be read ({error.strerror}); check its permissions"
         ) from error
-    return parse_json_object(data, str(path))
 
 
 def parse_json_object(data: bytes, shown: str) -> JsonObject:

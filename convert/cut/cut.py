@@ -1,4 +1,4 @@
-"""Writes a model with fewer layers: a drafter made of its own target.
+"""Layer cuts: a model with fewer layers, to draft for its own target.
 
 Leaving out the last layers is early exit (LayerSkip, Elhoushi et al. 2024); leaving out some in
 between is what Draft & Verify (Zhang et al. 2023) drafts with. Both are files like any other here,
@@ -22,7 +22,14 @@ from specrun.convert.cut.layer_metadata import cut_metadata, lowered_facts, miss
 from specrun.convert.cut.layer_rules import RULES, LayerFacts
 from specrun.convert.cut.layer_selection import range_text, selected_layers
 from specrun.convert.cut.pad import PADDED_PARAMETERS
-from specrun.convert.gguf import GGUFSource, Metadata, PlannedTensor, Progress, write_gguf
+from specrun.convert.gguf import (
+    GGUFSource,
+    Metadata,
+    PlannedTensor,
+    Progress,
+    require_whole,
+    write_gguf,
+)
 
 CUT_LAYERS = "specrun.cut.layers"
 """The metadata key with the numbers, in the whole model, of the layers that a cut kept."""
@@ -115,13 +122,12 @@ class LayeredModel:
                 f"{self.path} cannot have {count} layers: llama.cpp takes a {name} of "
                 f"{self.n_layers} layers for another kind of model than one of {count}"
             )
-        kind = missing_kind(self._facts, rules, kept)
-        if kind:
+        if kind := missing_kind(self._facts, rules, kept):
             raise UnsupportedModelError(
                 f"{self.path} is a {name}: one of its layers with {kind} must stay, and "
                 f"{range_text(kept)} has none"
             )
-        moved = self._first_out_of_place(kept)
+        moved = next((index for index in range(count) if not self._in_place(kept, index)), None)
         if moved is not None:
             possible = self.nearest(kept)
             hint = f"; --layers {range_text(possible)} can be kept" if possible else ""
@@ -140,11 +146,8 @@ class LayeredModel:
                 if layer in wanted and self._in_place([*kept, layer], len(kept)):
                     kept.append(layer)
         same_kind = self._rules.kind_of(self.n_layers) == self._rules.kind_of(len(kept))
-        return (
-            tuple(kept)
-            if kept and same_kind and not missing_kind(self._facts, self._rules, kept)
-            else ()
-        )
+        possible = kept and same_kind and not missing_kind(self._facts, self._rules, kept)
+        return tuple(kept) if possible else ()
 
     def write(
         self,
@@ -163,23 +166,15 @@ class LayeredModel:
         cut_metadata(metadata, self._facts, self._rules, kept)
         self._sign(metadata, kept)
         tensors = list(self._plan(kept))
-        n_bytes = write_gguf(
-            target, self._facts.architecture, metadata, tensors, force=force, progress=progress
-        )
+        name = self._facts.architecture
+        n_bytes = write_gguf(target, name, metadata, tensors, force=force, progress=progress)
         n_parameters = sum(prod(tensor.shape) for tensor in tensors)
         return CutReport(target, tuple(kept), self.n_layers, n_parameters, n_bytes)
 
-    # -- what may be kept --------------------------------------------------------------------------
-
     def _check_model(self) -> None:
         metadata = self._source.header.metadata
-        parts = metadata.get("split.count")
-        if isinstance(parts, int) and parts > 1:
-            raise UnsupportedModelError(
-                f"{self.path} is one part of a split model: merge the parts first"
-            )
-        reason = self._rules.refuse(self._facts)
-        if reason:
+        require_whole(self.path, self._source.header)
+        if reason := self._rules.refuse(self._facts):
             raise UnsupportedModelError(
                 f"{self.path} is a {self._facts.architecture} and cannot be cut: {reason}"
             )
@@ -187,9 +182,8 @@ class LayeredModel:
             raise UnsupportedModelError(
                 f"{self.path} has settings for single tensors, which a cut would lose"
             )
-        found = {
-            int(match[1]) for name in self._source.tensors if (match := _BLOCK.fullmatch(name))
-        }
+        matches = map(_BLOCK.fullmatch, self._source.tensors)
+        found = {int(match[1]) for match in matches if match}
         missing = next((layer for layer in range(self.n_layers) if layer not in found), None)
         if self.n_layers < 1 or missing is not None:
             which = "no layers" if missing is None else f"no tensors of layer {missing}"
@@ -197,15 +191,10 @@ class LayeredModel:
                 f"{self.path} has {which}: get the file again, or convert the model again"
             )
 
-    def _first_out_of_place(self, kept: Sequence[int]) -> int | None:
-        return next((index for index in range(len(kept)) if not self._in_place(kept, index)), None)
-
     def _in_place(self, kept: Sequence[int], index: int) -> bool:
         """Return whether layer `kept[index]` plays the part of layer `index` of the cut model."""
         before = self._rules.roles_of(self._facts, kept[index])
         return before == self._rules.roles_of(lowered_facts(self._facts, kept), index)
-
-    # -- what is written ---------------------------------------------------------------------------
 
     def _plan(self, kept: Sequence[int]) -> Iterator[PlannedTensor]:
         numbers = {layer: index for index, layer in enumerate(kept)}
@@ -229,9 +218,8 @@ class LayeredModel:
         metadata.integers(CUT_LAYERS, layers)
         name = header.get("general.name")
         if isinstance(name, str) and name:
-            metadata.text(
-                "general.name", f"{name.split(', layers ')[0]}, layers {range_text(layers)}"
-            )
+            whole = name.split(", layers ")[0]
+            metadata.text("general.name", f"{whole}, layers {range_text(layers)}")
         metadata.remove("general.size_label")  # it would now be wrong
         padded = header.get(PADDED_PARAMETERS)
         if isinstance(padded, int):

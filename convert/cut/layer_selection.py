@@ -1,9 +1,9 @@
-"""Which layers a cut keeps: ranges as users write them, and what a model can do without."""
+"""Layers that a cut keeps, as users write them: numbers and ranges."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from specrun.bindings.errors import OptionError
 
@@ -25,12 +25,11 @@ def parse_layers(text: str, n_layers: int) -> tuple[int, ...]:
             )
         first = int(match[1])
         last = int(match[3]) if match[3] else (n_layers - 1 if match[2] else first)
-        for number in (first, last):
-            if number >= n_layers:
-                raise OptionError(
-                    f"there is no layer {number}: the model has {n_layers} layers, 0 to "
-                    f"{n_layers - 1}"
-                )
+        if max(first, last) >= n_layers:
+            missing = first if first >= n_layers else last
+            raise OptionError(
+                f"there is no layer {missing}: the model has {n_layers} layers, 0 to {n_layers - 1}"
+            )
         if last < first:
             raise OptionError(f"the range {part.strip()} runs backwards: write {last}-{first}")
         chosen += range(first, last + 1)
@@ -50,11 +49,7 @@ def selected_layers(
         raise OptionError("name the layers to keep or the layers to skip, one of the two")
     if layers is not None:
         return parse_layers(layers, n_layers)
-    return without(n_layers, parse_layers(skip or "", n_layers))
-
-
-def without(n_layers: int, skipped: Collection[int]) -> tuple[int, ...]:
-    """Return all layers but the skipped ones; raises OptionError if none is left."""
+    skipped = parse_layers(skip or "", n_layers)
     kept = tuple(layer for layer in range(n_layers) if layer not in skipped)
     if not kept:
         raise OptionError(f"skipping all {n_layers} layers leaves no model: keep at least one")

@@ -1,4 +1,4 @@
-"""Makes a model cost as much as a larger one without changing what it says.
+"""Padding: a model that costs as much as a larger one and says the same.
 
 The feed-forward layers get more inner units whose outputs are multiplied by zero: every evaluation
 reads and multiplies the added weights, and the result stays. Layers, attention, KV memory and
@@ -32,18 +32,10 @@ PADDED_FROM = "specrun.padded_from"
 """The metadata key with the file name of the model as it was before padding."""
 
 _STEP = 256  # widths stay multiples of this, so that the file can be quantized to any type
-# Of gate, up and down matrices alone, without norms or experts in between: zeros in the last are
+# Of gate, up and down matrices alone, with no norms or experts between them: zeros in the last are
 # zeros at the end.
 _ARCHITECTURES = (
-    "llama",
-    "qwen2",
-    "qwen3",
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "mistral3",
-    "olmo2",
-    "granite",
+    *("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral3", "olmo2", "granite"),
     "smollm3",
 )
 _SPREAD = 0.02  # of the added weights: ordinary numbers, neither denormal nor large
@@ -96,9 +88,8 @@ def pad_ffn(
     total = sum(prod(tensor.shape) for tensor in tensors)
     added = total - model.header.n_parameters
     metadata = _metadata(model, new, added)
-    n_bytes = write_gguf(
-        target, model.header.architecture, metadata, tensors, force=force, progress=progress
-    )
+    name = model.header.architecture
+    n_bytes = write_gguf(target, name, metadata, tensors, force=force, progress=progress)
     return PadReport(target, total, added, old, new, n_bytes)
 
 

@@ -12,7 +12,7 @@ from math import log, pi, sqrt
 import numpy as np
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
-from specrun.convert.checkpoint import JsonObject
+from specrun.convert.checkpoint import JsonObject, is_positive
 from specrun.convert.families.family import Array, TensorRule
 from specrun.convert.families.steps import head_width, require
 from specrun.convert.gguf import Metadata
@@ -154,8 +154,7 @@ def longrope_factors(config: JsonObject, dimensions: int) -> Iterator[TensorRule
         return
     for name in ("long", "short"):
         factors = rope.items(f"{name}_factor")
-        positive = all(type(n) in (int, float) and 0 < n < 1e30 for n in factors)
-        if len(factors) != dimensions // 2 or not positive:
+        if len(factors) != dimensions // 2 or not all(map(is_positive, factors)):
             raise MalformedFileError(
                 f"{rope.shown} has a {name}_factor that is not {dimensions // 2} positive numbers"
             )

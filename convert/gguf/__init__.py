@@ -1,6 +1,6 @@
 """GGUF files as they are written: metadata, tensors, names; and as the source of another."""
 
-from specrun.convert.gguf.gguf_source import GGUFSource
+from specrun.convert.gguf.gguf_source import GGUFSource, require_whole
 from specrun.convert.gguf.metadata import Metadata
 from specrun.convert.gguf.model_name import (
     ModelName,

@@ -1,4 +1,4 @@
-"""A GGUF file to make another from: its metadata with types, its tensors one at a time."""
+"""GGUF files to make others from: metadata with its types, tensors one at a time."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ class _MetadataReader(GGUFReader):
         self.tensors = []
 
 
+def require_whole(path: Path, header: GGUFHeader) -> None:
+    """Raise UnsupportedModelError if the file is one part of a split model."""
+    parts = header.metadata.get("split.count")
+    if isinstance(parts, int) and parts > 1:
+        raise UnsupportedModelError(f"{path} is one part of a split model: merge the parts first")
+
+
 class GGUFSource:
     """A checked GGUF file. Raises FileMissingError or MalformedFileError if it cannot be used."""
 
@@ -34,9 +41,7 @@ class GGUFSource:
         self.path = Path(path)
         # First the check that cannot be made to hang or to run out of memory.
         self.header: GGUFHeader = read_header(self.path)
-        self.tensors: dict[str, TensorInfo] = {
-            tensor.name: tensor for tensor in self.header.tensors
-        }
+        self.tensors = {tensor.name: tensor for tensor in self.header.tensors}
 
     def metadata(self) -> Metadata:
         """Return a copy to change and write, without the architecture and empty lists."""
@@ -45,12 +50,10 @@ class GGUFSource:
             for field in _MetadataReader(self.path).fields.values():
                 if field.name.startswith("GGUF.") or field.name == "general.architecture":
                     continue
-                is_array = field.types[0] is GGUFValueType.ARRAY
-                value = field.contents()
+                kind, value = field.types[0], field.contents()
+                is_array = kind is GGUFValueType.ARRAY
                 if not is_array or len(value):
-                    copied.raw(
-                        field.name, value, field.types[0], field.types[-1] if is_array else None
-                    )
+                    copied.raw(field.name, value, kind, field.types[-1] if is_array else None)
         except (ValueError, IndexError, KeyError) as error:
             raise MalformedFileError(
                 f"{self.path} has metadata that cannot be copied ({error})"
@@ -76,14 +79,12 @@ class GGUFSource:
     def loader(self, tensor: TensorInfo) -> tuple[str, Callable[[], npt.NDArray[Any]]]:
         """Return the type of a tensor once read, and the function that reads it, rows first.
 
-        Plain types stay; Q8_0 becomes F16. Raises UnsupportedModelError for
-        other quantized types.
+        Plain types stay; Q8_0 becomes F16. Raises UnsupportedModelError for other quantized types.
         """
         shape = tensor.shape[::-1]
         if tensor.type_name in STORED_TYPES:
-            return tensor.type_name, lambda: read_array(
-                self.path, STORED_TYPES[tensor.type_name], shape, tensor.offset
-            )
+            kind = STORED_TYPES[tensor.type_name]
+            return tensor.type_name, lambda: read_array(self.path, kind, shape, tensor.offset)
         if tensor.type_name == "Q8_0":
             rows = (*shape[:-1], shape[-1] // 32 * 34)
             return "F16", lambda: _from_q8_0(read_array(self.path, np.uint8, rows, tensor.offset))
@@ -97,9 +98,9 @@ class GGUFSource:
 
         Raises UnsupportedModelError for types that the gguf package cannot read.
         """
-        rows, shape = tensor.shape[::-1][:-1], tensor.shape[::-1]
-        width = tensor.n_bytes // max(1, tensor.n_elements // tensor.shape[0])
-        stored = read_array(self.path, np.uint8, (*rows, width), tensor.offset)
+        shape = tensor.shape[::-1]
+        width = tensor.n_bytes // max(1, tensor.n_elements // shape[-1])
+        stored = read_array(self.path, np.uint8, (*shape[:-1], width), tensor.offset)
         try:
             found = dequantize(stored, GGMLQuantizationType[tensor.type_name])
         except (KeyError, NotImplementedError) as error:

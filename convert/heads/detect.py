@@ -1,5 +1,4 @@
-"""Which kind of head a checkpoint folder holds, if any: by its files, its config, the names of its
-tensors."""
+"""Detection of the kind of head in a checkpoint folder: by files, config, names of tensors."""
 
 from __future__ import annotations
 
@@ -57,9 +56,8 @@ def detect_kind(folder: Path, *, allow_pickle: bool = False) -> HeadKind | None:
 def _by_files_or_config(folder: Path) -> HeadKind | None:
     endings = (".safetensors", *PICKLE_ENDINGS)
     for kind in HEAD_KINDS:
-        if any(
-            (folder / f"{name}{ending}").is_file() for name in kind.weights for ending in endings
-        ):
+        names = [f"{name}{ending}" for name in kind.weights for ending in endings]
+        if any((folder / name).is_file() for name in names):
             return kind
     config = read_json_object(folder / "config.json")
     return next((kind for kind in HEAD_KINDS if kind.in_config(config)), None)

@@ -1,25 +1,21 @@
-"""EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and 3.1, to llama.cpp's own layout: what is written
-loads there, too.
+"""EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and 3.1, in llama.cpp's own layout, which loads them.
 
 `fc.weight` [h, 3 * target's h] makes a state of three layers' inputs; `hidden_norm` and
 `input_layernorm` norm it and the token's embedding before attention, whose matrices read both;
 `norm.weight` and `lm_head.weight` [draft vocab, h] end the head. Token i of the draft vocabulary is
 token i + `d2t`[i] of the target; `t2d`, the inverse, is left out, `embed_tokens.weight` is
 optional. EAGLE-3.1 adds `input_norm.weight`, which llama.cpp has too, `fc_norm.{i}.weight` and
-`norm_output`, which it has not. References: SafeAILab/EAGLE, eagle/model/cnets.py at 148042c5;
-vllm-project/speculators, models/eagle3; llama.cpp, conversion/llama.py. Layouts: `eagle3_source`.
-
-What a checkpoint of an EAGLE-3 head says, in any of its layouts: names, layers, settings, draft
-vocabulary.
+`norm_output`, which it has not.
 
 SafeAILab's layout has `midlayer.*` and a flat config.json; SpecForge's, of the same names, an
 `eagle_config` inside; that of RedHat's speculators `layers.0.*`, and the sizes in
-`transformer_layer_config`. Some put `model.` before all names.
+`transformer_layer_config`. Some put `model.` before all names. References: SafeAILab/EAGLE,
+eagle/model/cnets.py at 148042c5; vllm-project/speculators, models/eagle3; llama.cpp,
+conversion/llama.py.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -27,21 +23,25 @@ import numpy as np
 
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
-from specrun.convert.families.family import Array, TensorRule, unchanged
+from specrun.convert.families import steps
+from specrun.convert.families.family import Array, TensorRule
 from specrun.convert.families.rope import describe_rope, llama3_factors
-from specrun.convert.families.steps import (
-    describe_decoder,
-    head_width,
-    interleave_halves,
-    kv_heads,
-    require,
-)
+from specrun.convert.families.steps import require
 from specrun.convert.gguf import Metadata
 from specrun.convert.heads.head_kind import HeadKind, HeadPlan, matrix_shape
 from specrun.convert.heads.target_facts import TargetFacts
 
-PREFIXES = ("", "model.")
-LAYERS = ("midlayer.", "layers.0.")
+_BEGINNINGS = [
+    (prefix, f"{prefix}{layer}")
+    for prefix in ("", "model.")
+    for layer in ("midlayer.", "layers.0.")
+]
+_ARCHITECTURES = (
+    *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"),
+    *("Eagle3Speculator", "Eagle3DraftModel"),
+)
+# The map from the target's tokens to the draft's, and what training compares with.
+_LEFT_OUT = ("t2d", "model.t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _NESTED = "eagle_config"
@@ -64,10 +64,9 @@ def flat_config(config: JsonObject) -> JsonObject:
 
 def tensor_names(checkpoint: Checkpoint) -> TensorNames:
     """Return the beginnings of the names; raises MalformedFileError for no EAGLE-3 head."""
-    for prefix in PREFIXES:
-        for layer in LAYERS:
-            if f"{prefix}{layer}hidden_norm.weight" in checkpoint.tensors:
-                return TensorNames(prefix, f"{prefix}{layer}")
+    for prefix, layer in _BEGINNINGS:
+        if f"{layer}hidden_norm.weight" in checkpoint.tensors:
+            return TensorNames(prefix, layer)
     raise MalformedFileError(
         f"{checkpoint.folder} has no tensor midlayer.hidden_norm.weight or "
         "layers.0.hidden_norm.weight: it is incomplete, or no EAGLE-3 head"
@@ -152,16 +151,6 @@ def absolute_ids(offsets: Array) -> Array:
     return offsets.astype(np.int64) + np.arange(len(offsets), dtype=np.int64)
 
 
-_ARCHITECTURES = (
-    "LlamaForCausalLMEagle3",
-    "Eagle3LlamaForCausalLM",
-    "Eagle3Speculator",
-    "Eagle3DraftModel",
-)
-# The map from the target's tokens to the draft's, and what training compares with.
-_LEFT_OUT = ("t2d", "model.t2d", "verifier_norm.weight", "verifier_lm_head.weight")
-
-
 def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     config = flat_config(checkpoint.config)
     _require_known(config)
@@ -181,30 +170,25 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
         )
     vocab_size, ids = config.count("vocab_size"), target_ids(checkpoint, target)
     metadata = Metadata()
-    describe_decoder(config, metadata, "eagle3", key_length=True)
+    steps.describe_decoder(config, metadata, "eagle3", key_length=True)
     describe_rope(config, metadata, "eagle3", scalings=("linear", "llama3"))
     metadata.integers("eagle3.target_layers", layers)
     metadata.count("eagle3.target_hidden_size", reads)
     metadata.flag("eagle3.norm_before_residual", has_setting(config, "norm_before_residual"))
-    all_normed = f"{names.prefix}input_norm.weight" in checkpoint.tensors or has_setting(
-        config, "norm_before_fc"
-    )
+    there = checkpoint.tensors
+    all_normed = f"{names.prefix}input_norm.weight" in there
+    all_normed = all_normed or has_setting(config, "norm_before_fc")
     metadata.flag("eagle3.norm_before_fc", all_normed)
-    each_normed = f"{names.prefix}fc_norm.0.weight" in checkpoint.tensors or has_setting(
-        config, "fc_norm"
-    )
+    each_normed = f"{names.prefix}fc_norm.0.weight" in there or has_setting(config, "fc_norm")
     if each_normed:
         metadata.flag("eagle3.fc_norm", True)
     if has_setting(config, "norm_output"):
         metadata.flag("eagle3.norm_output", True)
-    for entry in target.load_tokenizer():
-        metadata.raw(*entry)
+    metadata.add(target.load_tokenizer())
     rules = [
         *llama3_factors(config),
         *_ends(checkpoint, names, hidden, vocab_size, ids),
-        *_fusion(
-            names, hidden, joined, len(layers), all_normed=all_normed, each_normed=each_normed
-        ),
+        *_fusion(names, (hidden, joined), len(layers), all_normed, each_normed),
         *_layer(config, names),
     ]
     # A map to the same tokens says nothing.
@@ -231,43 +215,28 @@ def _ends(
 
 
 def _fusion(
-    names: TensorNames,
-    hidden: int,
-    joined: int,
-    n_layers: int,
-    *,
-    all_normed: bool,
-    each_normed: bool,
+    names: TensorNames, shape: tuple[int, int], n_layers: int, all_normed: bool, each_normed: bool
 ) -> Iterator[TensorRule]:
     """Yield what makes a state of the layers' inputs."""
-    yield TensorRule("fc.weight", (f"{names.prefix}fc.weight",), (hidden, joined))
+    joined, own = shape[1], names.prefix
+    yield TensorRule("fc.weight", (f"{own}fc.weight",), shape)
     if all_normed:
-        yield TensorRule("enc.output_norm.weight", (f"{names.prefix}input_norm.weight",), (joined,))
+        yield TensorRule("enc.output_norm.weight", (f"{own}input_norm.weight",), (joined,))
     for i in range(n_layers if each_normed else 0):
-        yield TensorRule(
-            f"fc_norm.{i}.weight", (f"{names.prefix}fc_norm.{i}.weight",), (joined // n_layers,)
-        )
+        source = f"{own}fc_norm.{i}.weight"
+        yield TensorRule(f"fc_norm.{i}.weight", (source,), (joined // n_layers,))
 
 
 def _layer(config: JsonObject, names: TensorNames) -> Iterator[TensorRule]:
     """Yield the one layer; rows of q and k move, because llama.cpp rotates neighbours."""
-    hidden, wide, width = (
-        config.count("hidden_size"),
-        config.count("intermediate_size"),
-        head_width(config),
-    )
-    heads, shared = config.count("num_attention_heads"), kv_heads(config)
+    hidden, wide = config.count("hidden_size"), config.count("intermediate_size")
+    heads, shared = config.count("num_attention_heads"), steps.kv_heads(config)
+    width = steps.head_width(config)
     for part, count, turns in (("q", heads, True), ("k", shared, True), ("v", shared, False)):
-        change = functools.partial(interleave_halves, heads=count) if turns else unchanged
-        source = f"{names.layer}self_attn.{part}_proj.weight"
-        yield TensorRule(
-            f"blk.0.attn_{part}.weight",
-            (source,),
-            (count * width, 2 * hidden),
-            change,
-            moves_only=True,
-        )
-    for name, theirs, shape in (
+        ours, theirs = f"blk.0.attn_{part}", f"{names.layer}self_attn.{part}_proj"
+        shape, rope_heads = (count * width, 2 * hidden), count if turns else 0
+        yield from steps.with_bias(ours, theirs, shape, bias=False, rope_heads=rope_heads)
+    for name, source, sizes in (
         ("attn_output", "self_attn.o_proj", (hidden, heads * width)),
         ("attn_norm", "input_layernorm", (hidden,)),
         ("attn_norm_2", "hidden_norm", (hidden,)),
@@ -276,7 +245,7 @@ def _layer(config: JsonObject, names: TensorNames) -> Iterator[TensorRule]:
         ("ffn_up", "mlp.up_proj", (wide, hidden)),
         ("ffn_down", "mlp.down_proj", (hidden, wide)),
     ):
-        yield TensorRule(f"blk.0.{name}.weight", (f"{names.layer}{theirs}.weight",), shape)
+        yield TensorRule(f"blk.0.{name}.weight", (f"{names.layer}{source}.weight",), sizes)
 
 
 def _require_known(config: JsonObject) -> None:
@@ -294,16 +263,13 @@ def _in_config(config: JsonObject) -> bool:
     if "speculators_model_type" in config:
         return config.text("speculators_model_type") == "eagle3"
     architectures = config.any("architectures")
-    named = isinstance(architectures, list) and any(
-        architecture in _ARCHITECTURES for architecture in architectures
-    )
+    listed = architectures if isinstance(architectures, list) else []
+    named = any(architecture in _ARCHITECTURES for architecture in listed)
     return named or ("draft_vocab_size" in config and config.any("num_hidden_layers") == 1)
 
 
 def _in_tensors(names: Collection[str]) -> bool:
-    return any(
-        f"{prefix}{layer}hidden_norm.weight" in names for prefix in PREFIXES for layer in LAYERS
-    )
+    return any(f"{layer}hidden_norm.weight" in names for _, layer in _BEGINNINGS)
 
 
 KIND = HeadKind("eagle3", _in_config, _in_tensors, _plan)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 from specrun.bindings.errors import OptionError, PairError, SpecrunError
@@ -102,12 +101,17 @@ def check_importance(model: Path, plan: Sequence[PlannedType], options: Quantize
     return sum(planned.tensor.name not in TOKEN_MATRICES for planned in counted)
 
 
+def n_inputs(tensor: TensorInfo) -> int:
+    """Return how many inputs a matrix has, all matrices of a stack of experts together."""
+    return tensor.n_elements // (tensor.shape[1] if len(tensor.shape) > 1 else 1)
+
+
 def _check_entry(model: Path, name: str, tensor: TensorInfo | None, size: int) -> None:
     if tensor is None:
         raise PairError(
             f"the importance matrix is of another model: it has {name}, which {model} lacks"
         )
-    wanted = prod(tensor.shape) // tensor.shape[1] if len(tensor.shape) > 1 else tensor.shape[0]
+    wanted = n_inputs(tensor)
     if size != wanted:
         raise PairError(
             f"the importance matrix is of another model: it has {size:,} inputs for {name}, "

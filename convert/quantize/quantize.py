@@ -15,7 +15,6 @@ from specrun.bindings.errors import (
     ModelError,
     OptionError,
     SpecrunError,
-    UnsupportedModelError,
 )
 from specrun.bindings.gguf import BLOCK_SIZES, GGUFHeader, TensorInfo, read_header
 from specrun.bindings.quantizer import (
@@ -26,7 +25,7 @@ from specrun.bindings.quantizer import (
     QuantizeOptions,
     QuantizerProcess,
 )
-from specrun.convert.gguf import Progress
+from specrun.convert.gguf import Progress, require_whole
 from specrun.convert.names import nearest
 from specrun.convert.quantize.imatrix_file import ImportanceMatrix, read_importance
 from specrun.convert.quantize.quantization_plan import (
@@ -169,9 +168,7 @@ def _share_types(header: GGUFHeader) -> tuple[TypeShare, ...]:
 
 
 def _check_source(path: Path, header: GGUFHeader, options: QuantizeOptions) -> None:
-    parts = header.metadata.get("split.count")
-    if isinstance(parts, int) and parts > 1:
-        raise UnsupportedModelError(f"{path} is one part of a split model: merge the parts first")
+    require_whole(path, header)
     if options.file_type == COPY:
         return
     quantized = sorted({tensor.type_name for tensor in header.tensors} - PLAIN - _KEPT)
