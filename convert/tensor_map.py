@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.bindings.gguf import stored_bytes
 from specrun.convert.checkpoint import Checkpoint, SourceTensor
 from specrun.convert.families.family import Family, TensorRule
@@ -84,9 +83,8 @@ def map_rules(
         used.update(rule.sources)
         mapped.append(MappedTensor(rule, sources, rule.fixed_type or type_of(rule)))
     if missing:
-        raise MalformedFileError(
-            f"{checkpoint.folder} has no tensor {_listed(missing)}: it is incomplete, or not "
-            "what config.json says"
+        raise checkpoint.malformed(
+            f"has no tensor {_listed(missing)}: it is incomplete, or not what config.json says"
         )
     _check_left(checkpoint, used, left_out)
     return mapped
@@ -108,9 +106,7 @@ def _check_left(checkpoint: Checkpoint, used: Collection[str], left_out: Collect
     left = [name for name in checkpoint.tensors if name not in known]
     left = [name for name in left if not (name.endswith(_COMPUTED) or name.startswith(beginnings))]
     if left:
-        raise UnsupportedModelError(
-            f"{checkpoint.folder} has tensors its architecture does not know: {_listed(left)}"
-        )
+        raise checkpoint.unsupported(f"has tensors its architecture does not know: {_listed(left)}")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError
+from specrun.convert.names import Named
 
 _LARGEST = 200 << 20  # the largest tokenizer.json in use has about 35 MB
 
 
-class JsonObject:
+class JsonObject(Named):
     """A JSON object and where it came from. A `null` counts as absent.
 
     Each method returns the value of a key, or `default` where it is absent, and raises
@@ -22,7 +23,12 @@ class JsonObject:
 
     def __init__(self, values: Mapping[str, Any], shown: str) -> None:
         self.values = values
-        self.shown = shown
+        self._shown = shown
+
+    @property
+    def shown(self) -> str:
+        """Where it came from."""
+        return self._shown
 
     def __contains__(self, key: str) -> bool:
         return self.values.get(key) is not None
@@ -68,11 +74,11 @@ class JsonObject:
         value = self.values.get(key)
         if value is None:
             if default is None:
-                raise MalformedFileError(f"{self.shown} does not say {key!r}, which must be {kind}")
+                raise self.malformed(f"does not say {key!r}, which must be {kind}")
             return default
         if not fits(value):
             shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:80] + "..."
-            raise MalformedFileError(f"{self.shown} has {key} = {shown}, which is not {kind}")
+            raise self.malformed(f"has {key} = {shown}, which is not {kind}")
         return value
 
 

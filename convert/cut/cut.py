@@ -16,11 +16,10 @@ from math import prod
 from pathlib import Path
 
 from specrun.bindings.atomic import check_target
-from specrun.bindings.errors import MalformedFileError, OptionError, UnsupportedModelError
+from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import ArrayValue
 from specrun.convert.cut.layer_metadata import cut_metadata, lowered_facts, missing_kind
 from specrun.convert.cut.layer_rules import RULES, LayerFacts
-from specrun.convert.cut.layer_selection import range_text, selected_layers
 from specrun.convert.cut.pad import PADDED_PARAMETERS
 from specrun.convert.gguf import (
     GGUFSource,
@@ -39,6 +38,7 @@ CUT_SOURCE_LAYERS = "specrun.cut.source_layers"
 """The metadata key with the whole model's number of layers."""
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
+_PART = re.compile(r"(\d{1,9})(?:(-)(\d{1,9})?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class LayeredModel:
         architecture = header.architecture
         rules = RULES.get(architecture)
         if rules is None:
-            raise UnsupportedModelError(
-                f"{self.path} is a {architecture}: whether its layers depend on their numbers is "
+            raise self._source.unsupported(
+                f"is a {architecture}: whether its layers depend on their numbers is "
                 "not known, so it cannot be cut"
             )
         self._rules = rules
@@ -113,26 +113,26 @@ class LayeredModel:
         name, rules, count = self._facts.architecture, self._rules, len(kept)
         if rules.exit_only and tuple(kept) != tuple(range(count)):
             early = range_text(range(count))
-            raise UnsupportedModelError(
-                f"{self.path} is a {name}, and {rules.exit_only}: only its last layers can go, "
+            raise self._source.unsupported(
+                f"is a {name}, and {rules.exit_only}: only its last layers can go, "
                 f"as in --layers {early}"
             )
         if rules.kind_of(self.n_layers) != rules.kind_of(count):
-            raise UnsupportedModelError(
-                f"{self.path} cannot have {count} layers: llama.cpp takes a {name} of "
+            raise self._source.unsupported(
+                f"cannot have {count} layers: llama.cpp takes a {name} of "
                 f"{self.n_layers} layers for another kind of model than one of {count}"
             )
         if kind := missing_kind(self._facts, rules, kept):
-            raise UnsupportedModelError(
-                f"{self.path} is a {name}: one of its layers with {kind} must stay, and "
+            raise self._source.unsupported(
+                f"is a {name}: one of its layers with {kind} must stay, and "
                 f"{range_text(kept)} has none"
             )
         moved = next((index for index in range(count) if not self._in_place(kept, index)), None)
         if moved is not None:
             possible = self.nearest(kept)
             hint = f"; --layers {range_text(possible)} can be kept" if possible else ""
-            raise UnsupportedModelError(
-                f"{self.path} is a {name}, where a layer's number decides about rope or experts: "
+            raise self._source.unsupported(
+                f"is a {name}, where a layer's number decides about rope or experts: "
                 f"layer {kept[moved]} cannot become layer {moved}{hint}"
             )
 
@@ -175,20 +175,20 @@ class LayeredModel:
         metadata = self._source.header.metadata
         require_whole(self.path, self._source.header)
         if reason := self._rules.refuse(self._facts):
-            raise UnsupportedModelError(
-                f"{self.path} is a {self._facts.architecture} and cannot be cut: {reason}"
+            raise self._source.unsupported(
+                f"is a {self._facts.architecture} and cannot be cut: {reason}"
             )
         if "general.tensor_extra.name" in metadata:
-            raise UnsupportedModelError(
-                f"{self.path} has settings for single tensors, which a cut would lose"
+            raise self._source.unsupported(
+                "has settings for single tensors, which a cut would lose"
             )
         matches = map(_BLOCK.fullmatch, self._source.tensors)
         found = {int(match[1]) for match in matches if match}
         missing = next((layer for layer in range(self.n_layers) if layer not in found), None)
         if self.n_layers < 1 or missing is not None:
             which = "no layers" if missing is None else f"no tensors of layer {missing}"
-            raise MalformedFileError(
-                f"{self.path} has {which}: get the file again, or convert the model again"
+            raise self._source.malformed(
+                f"has {which}: get the file again, or convert the model again"
             )
 
     def _in_place(self, kept: Sequence[int], index: int) -> bool:
@@ -224,3 +224,60 @@ class LayeredModel:
         padded = header.get(PADDED_PARAMETERS)
         if isinstance(padded, int):
             metadata.large_count(PADDED_PARAMETERS, padded * len(kept) // self.n_layers)
+
+
+def parse_layers(text: str, n_layers: int) -> tuple[int, ...]:
+    """Return the layers that "0-11", "0-3,8,10-" or "5" names, ascending; the first layer is 0.
+
+    "10-" ends with the last of the model's `n_layers`. Raises OptionError for a text of another
+    form, a layer twice, a range that runs backwards, and numbers that the model has not.
+    """
+    chosen: list[int] = []
+    for part in text.split(","):
+        match = _PART.fullmatch(part.strip())
+        if match is None:
+            raise OptionError(
+                f"{part.strip()!r} is no layer: write numbers and ranges, such as 0-11 or 0-3,8,10-"
+            )
+        first = int(match[1])
+        last = int(match[3]) if match[3] else (n_layers - 1 if match[2] else first)
+        if max(first, last) >= n_layers:
+            missing = first if first >= n_layers else last
+            raise OptionError(
+                f"there is no layer {missing}: the model has {n_layers} layers, 0 to {n_layers - 1}"
+            )
+        if last < first:
+            raise OptionError(f"the range {part.strip()} runs backwards: write {last}-{first}")
+        chosen += range(first, last + 1)
+    twice = next((layer for layer in chosen if chosen.count(layer) > 1), None)
+    if twice is not None:
+        raise OptionError(
+            f"layer {twice} is named twice in {text!r}: a cut keeps each layer once, in its order"
+        )
+    return tuple(sorted(chosen))
+
+
+def selected_layers(
+    n_layers: int, *, layers: str | None = None, skip: str | None = None
+) -> tuple[int, ...]:
+    """Return the layers that remain: `layers`, or all but `skip`; exactly one is given."""
+    if (layers is None) == (skip is None):
+        raise OptionError("name the layers to keep or the layers to skip, one of the two")
+    if layers is not None:
+        return parse_layers(layers, n_layers)
+    skipped = parse_layers(skip or "", n_layers)
+    kept = tuple(layer for layer in range(n_layers) if layer not in skipped)
+    if not kept:
+        raise OptionError(f"skipping all {n_layers} layers leaves no model: keep at least one")
+    return kept
+
+
+def range_text(layers: Sequence[int]) -> str:
+    """Return ascending layers as `parse_layers` reads them: "0-3,8,10-11"."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

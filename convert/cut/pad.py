@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.atomic import check_target
-from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.errors import OptionError
 from specrun.convert.checkpoint import stored_as
 from specrun.convert.gguf import GGUFSource, Metadata, PlannedTensor, Progress, write_gguf
 
@@ -96,14 +96,10 @@ def pad_ffn(
 def _check(model: GGUFSource) -> None:
     if model.header.architecture not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
-        raise UnsupportedModelError(
-            f"{model.path} is a {model.header.architecture}: only {known} can be padded"
-        )
+        raise model.unsupported(f"is a {model.header.architecture}: only {known} can be padded")
     for name in model.tensors:
         if _FFN_OTHER.match(name) and not _FFN.fullmatch(name):
-            raise UnsupportedModelError(
-                f"{model.path} has {name}: only plain feed-forward layers can be padded"
-            )
+            raise model.unsupported(f"has {name}: only plain feed-forward layers can be padded")
 
 
 def _new_width(model: GGUFSource, old: int, parameters: int) -> int:
@@ -146,18 +142,14 @@ def _plan(model: GGUFSource, old: int, new: int) -> Iterator[PlannedTensor]:
             found += 1
             down = match[1] == "down"
             if shape != ((width, old) if down else (old, width)):
-                raise UnsupportedModelError(
-                    f"{model.path} has {tensor.name} of the unexpected shape {shape}"
-                )
+                raise model.unsupported(f"has {tensor.name} of the unexpected shape {shape}")
             change = _with_zero_columns if down else _with_random_rows
             load = functools.partial(change, load, kind, tensor.name, new)
             shape = (width, new) if down else (new, width)
         yield PlannedTensor(tensor.name, shape, kind, load)
     expected = 3 * model.count(f"{model.header.architecture}.block_count")
     if found != expected:
-        raise UnsupportedModelError(
-            f"{model.path} has {found} feed-forward matrices instead of {expected}"
-        )
+        raise model.unsupported(f"has {found} feed-forward matrices instead of {expected}")
 
 
 def _with_zero_columns(load: Load, _kind: str, _name: str, new: int) -> npt.NDArray[Any]:

@@ -23,14 +23,12 @@ def family_of(config: JsonObject) -> Family:
     """
     names = config.items("architectures")
     if not names or not isinstance(names[0], str):
-        raise MalformedFileError(
-            f"{config.shown} does not name the model's class in 'architectures'"
-        )
+        raise config.malformed("does not name the model's class in 'architectures'")
     family = _BY_ARCHITECTURE.get(names[0])
     if family is None:
         known = ", ".join(known_architectures())
-        raise UnsupportedModelError(
-            f"{config.shown} is a {names[0][:80]!r}, and these can be converted: {known}; for "
+        raise config.unsupported(
+            f"is a {names[0][:80]!r}, and these can be converted: {known}; for "
             "another, make the GGUF file with llama.cpp's convert_hf_to_gguf.py"
         )
     return family

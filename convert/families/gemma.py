@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.convert.checkpoint import JsonObject
 from specrun.convert.families import steps
 from specrun.convert.families.family import Family, TensorRule
@@ -24,9 +23,7 @@ def _describe_gemma2(config: JsonObject, metadata: Metadata) -> None:
     _describe_common(config, metadata, "gemma2", 46)
     for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
         if cap not in config:
-            raise UnsupportedModelError(
-                f"{config.shown} has no {cap}, which llama.cpp always does for this family"
-            )
+            raise config.unsupported(f"has no {cap}, which llama.cpp always does for this family")
         metadata.number(f"gemma2.{cap}", config.number(cap))
     describe_rope(config, metadata, "gemma2", scalings=())
     _describe_window(config, metadata, "gemma2", 2, 2)
@@ -63,8 +60,8 @@ def _describe_common(
         scalar = config.count("hidden_size") // config.count("num_attention_heads")
     stated = config.number("query_pre_attn_scalar", 256)
     if stated != scalar:
-        raise UnsupportedModelError(
-            f"{config.shown} has query_pre_attn_scalar = {stated:g}: llama.cpp takes {scalar:g} "
+        raise config.unsupported(
+            f"has query_pre_attn_scalar = {stated:g}: llama.cpp takes {scalar:g} "
             "for a model of this shape"
         )
 
@@ -78,9 +75,7 @@ def _describe_window(
     if "layer_types" in config:
         slides = [kind == "sliding_attention" for kind in config.items("layer_types")]
         if len(slides) != count:
-            raise MalformedFileError(
-                f"{config.shown} has layer_types for {len(slides)} of {count} layers"
-            )
+            raise config.malformed(f"has layer_types for {len(slides)} of {count} layers")
     metadata.count(f"{prefix}.attention.sliding_window", config.count("sliding_window", 4096))
     if slides != [(layer + 1) % usual != 0 for layer in range(count)]:
         metadata.flags(f"{prefix}.attention.sliding_window_pattern", slides)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specrun.bindings.errors import UnsupportedModelError
 from specrun.convert.checkpoint import JsonObject
 from specrun.convert.families import steps
 from specrun.convert.families.family import Family, TensorRule
@@ -43,8 +42,8 @@ def _describe_smollm3(config: JsonObject, metadata: Metadata) -> None:
     # 1 for layers with a rotary embedding: llama.cpp leaves it out in every fourth.
     usual = [int(layer % 4 != 3) for layer in range(config.count("num_hidden_layers"))]
     if "no_rope_layers" in config and config.items("no_rope_layers") != usual:
-        raise UnsupportedModelError(
-            f"{config.shown} has no_rope_layers other than every fourth, which is what llama.cpp "
+        raise config.unsupported(
+            "has no_rope_layers other than every fourth, which is what llama.cpp "
             "has for this family"
         )
     steps.describe_decoder(config, metadata, "smollm3")

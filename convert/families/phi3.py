@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specrun.bindings.errors import UnsupportedModelError
 from specrun.convert.checkpoint import JsonObject
 from specrun.convert.families import steps
 from specrun.convert.families.family import Family, TensorRule
@@ -19,9 +18,7 @@ def _rotated(config: JsonObject) -> int:
     width = steps.head_width(config)
     rotated = int(width * part)
     if not 2 <= rotated <= width or rotated % 2:
-        raise UnsupportedModelError(
-            f"{config.shown} rotates {rotated} of {width} dimensions of a head"
-        )
+        raise config.unsupported(f"rotates {rotated} of {width} dimensions of a head")
     return rotated
 
 

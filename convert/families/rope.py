@@ -11,7 +11,6 @@ from math import log, pi, sqrt
 
 import numpy as np
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.convert.checkpoint import JsonObject, is_positive
 from specrun.convert.families.family import Array, TensorRule
 from specrun.convert.families.steps import head_width, require
@@ -67,8 +66,8 @@ def describe_rope(
 
 def _require_kind(rope: JsonObject, kind: str, known: Sequence[str], prefix: str) -> None:
     if kind not in known:
-        raise UnsupportedModelError(
-            f"{rope.shown} is {kind!r}: only {', '.join(known)} can be converted for {prefix}"
+        raise rope.unsupported(
+            f"is {kind!r}: only {', '.join(known)} can be converted for {prefix}"
         )
 
 
@@ -111,9 +110,7 @@ def llama3_factors(config: JsonObject) -> Iterator[TensorRule]:
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     trained = rope.count("original_max_position_embeddings")
     if high <= low:
-        raise MalformedFileError(
-            f"{rope.shown} has high_freq_factor {high:g}, not above low_freq_factor {low:g}"
-        )
+        raise rope.malformed(f"has high_freq_factor {high:g}, not above low_freq_factor {low:g}")
 
     def compute() -> Array:
         wavelength = 2 * pi * base ** (np.arange(0, width, 2, dtype=np.float64) / width)
@@ -155,8 +152,8 @@ def longrope_factors(config: JsonObject, dimensions: int) -> Iterator[TensorRule
     for name in ("long", "short"):
         factors = rope.items(f"{name}_factor")
         if len(factors) != dimensions // 2 or not all(map(is_positive, factors)):
-            raise MalformedFileError(
-                f"{rope.shown} has a {name}_factor that is not {dimensions // 2} positive numbers"
+            raise rope.malformed(
+                f"has a {name}_factor that is not {dimensions // 2} positive numbers"
             )
         numbers = np.array(factors, dtype=np.float32)
         yield TensorRule(f"rope_factors_{name}.weight", (), numbers.shape, numbers.copy)

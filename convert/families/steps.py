@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.convert.checkpoint import JsonObject
 from specrun.convert.families.family import Array, TensorRule, unchanged
 from specrun.convert.gguf import Metadata
@@ -29,25 +28,20 @@ def head_width(config: JsonObject) -> int:
     """Return the width of one attention head."""
     width, heads = config.count("hidden_size"), config.count("num_attention_heads")
     if "head_dim" not in config and width % heads:
-        raise MalformedFileError(
-            f"{config.shown} has hidden_size {width}, which is not divisible by {heads} heads"
-        )
+        raise config.malformed(f"has hidden_size {width}, which is not divisible by {heads} heads")
     if heads % kv_heads(config):
-        raise MalformedFileError(
-            f"{config.shown} has {heads} heads over {kv_heads(config)} key-value heads"
-        )
+        raise config.malformed(f"has {heads} heads over {kv_heads(config)} key-value heads")
     wide = config.count("head_dim", max(1, width // heads))
     if wide % 2:
-        raise MalformedFileError(f"{config.shown} has heads of width {wide}, which must be even")
+        raise config.malformed(f"has heads of width {wide}, which must be even")
     return wide
 
 
 def require(config: JsonObject, key: str, wanted: object) -> None:
     """Raise UnsupportedModelError unless `key` is absent or `wanted`, all that llama.cpp knows."""
     if key in config and config.any(key) != wanted:
-        raise UnsupportedModelError(
-            f"{config.shown} has {key} = {config.any(key)!r}: llama.cpp has only {wanted!r} for "
-            "this family"
+        raise config.unsupported(
+            f"has {key} = {config.any(key)!r}: llama.cpp has only {wanted!r} for this family"
         )
 
 
@@ -56,8 +50,8 @@ def require_square_attention(config: JsonObject) -> None:
     inner = config.count("num_attention_heads") * head_width(config)
     width = config.count("hidden_size")
     if inner != width:
-        raise UnsupportedModelError(
-            f"{config.shown} has heads of {inner} numbers together and hidden states of {width}: "
+        raise config.unsupported(
+            f"has heads of {inner} numbers together and hidden states of {width}: "
             "llama.cpp has only equal ones for this family"
         )
 

@@ -13,11 +13,12 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
 from gguf.quants import dequantize
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.gguf import GGUFHeader, TensorInfo, read_header
 from specrun.convert.checkpoint import read_array
 from specrun.convert.gguf.metadata import Metadata
 from specrun.convert.gguf.writer import STORED_TYPES, PlannedTensor
+from specrun.convert.names import Named
 
 
 class _MetadataReader(GGUFReader):
@@ -34,7 +35,7 @@ def require_whole(path: Path, header: GGUFHeader) -> None:
         raise UnsupportedModelError(f"{path} is one part of a split model: merge the parts first")
 
 
-class GGUFSource:
+class GGUFSource(Named):
     """A checked GGUF file. Raises FileMissingError or MalformedFileError if it cannot be used."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -42,6 +43,11 @@ class GGUFSource:
         # First the check that cannot be made to hang or to run out of memory.
         self.header: GGUFHeader = read_header(self.path)
         self.tensors = {tensor.name: tensor for tensor in self.header.tensors}
+
+    @property
+    def shown(self) -> str:
+        """The path."""
+        return str(self.path)
 
     def metadata(self) -> Metadata:
         """Return a copy to change and write, without the architecture and empty lists."""
@@ -55,16 +61,14 @@ class GGUFSource:
                 if not is_array or len(value):
                     copied.raw(field.name, value, kind, field.types[-1] if is_array else None)
         except (ValueError, IndexError, KeyError) as error:
-            raise MalformedFileError(
-                f"{self.path} has metadata that cannot be copied ({error})"
-            ) from error
+            raise self.malformed(f"has metadata that cannot be copied ({error})") from error
         return copied
 
     def count(self, key: str) -> int:
         """Return a positive whole number of the metadata; raises UnsupportedModelError."""
         value = self.header.metadata.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UnsupportedModelError(f"{self.path} has no single number as {key}")
+            raise self.unsupported(f"has no single number as {key}")
         return value
 
     def unchanged(self, tensor: TensorInfo, name: str) -> PlannedTensor:
@@ -88,9 +92,8 @@ class GGUFSource:
         if tensor.type_name == "Q8_0":
             rows = (*shape[:-1], shape[-1] // 32 * 34)
             return "F16", lambda: _from_q8_0(read_array(self.path, np.uint8, rows, tensor.offset))
-        raise UnsupportedModelError(
-            f"{self.path} stores {tensor.name} as {tensor.type_name}: only F32, F16, BF16 and "
-            "Q8_0 can be read"
+        raise self.unsupported(
+            f"stores {tensor.name} as {tensor.type_name}: only F32, F16, BF16 and Q8_0 can be read"
         )
 
     def numbers(self, tensor: TensorInfo) -> npt.NDArray[np.float32]:
@@ -104,8 +107,8 @@ class GGUFSource:
         try:
             found = dequantize(stored, GGMLQuantizationType[tensor.type_name])
         except (KeyError, NotImplementedError) as error:
-            raise UnsupportedModelError(
-                f"{self.path} stores {tensor.name} as {tensor.type_name}, which cannot be read"
+            raise self.unsupported(
+                f"stores {tensor.name} as {tensor.type_name}, which cannot be read"
             ) from error
         return np.ascontiguousarray(found.reshape(shape), np.float32)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specrun.bindings.errors import OptionError, SpecrunError, UnsupportedModelError
+from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.convert.checkpoint import PICKLE_ENDINGS, Checkpoint, open_checkpoint, read_json_object
 from specrun.convert.heads import eagle, eagle3, hydra, medusa
 from specrun.convert.heads.head_kind import HeadKind
@@ -37,9 +37,8 @@ def kind_of(checkpoint: Checkpoint) -> HeadKind:
     if found is None:
         known = ", ".join(kind.name for kind in HEAD_KINDS)
         first = ", ".join(list(checkpoint.tensors)[:3])
-        raise UnsupportedModelError(
-            f"{checkpoint.folder} is no head of a known layout ({known}): its tensors are called "
-            f"{first}, ..."
+        raise checkpoint.unsupported(
+            f"is no head of a known layout ({known}): its tensors are called {first}, ..."
         )
     return found
 

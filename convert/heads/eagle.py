@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families.family import TensorRule
 from specrun.convert.families.rope import rope_base, rope_settings
@@ -32,9 +31,8 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     hidden = _hidden_size(checkpoint)
     heads, shared = config.count("num_attention_heads"), kv_heads(config)
     if hidden % heads or heads % shared or hidden // heads % 2:
-        raise MalformedFileError(
-            f"{config.shown} has {heads} heads and {shared} key-value heads for hidden states of "
-            f"{hidden}"
+        raise config.malformed(
+            f"has {heads} heads and {shared} key-value heads for hidden states of {hidden}"
         )
     vocab_size = config.count("vocab_size", target.vocab_size)
     if _EMBEDDING in checkpoint.tensors:
@@ -63,33 +61,29 @@ def _has_bias(checkpoint: Checkpoint) -> bool:
     """Return whether fc has a bias: what is there counts, and the config must not say otherwise."""
     there = _BIAS in checkpoint.tensors
     if there and not checkpoint.config.flag("bias", True):
-        raise MalformedFileError(
-            f"{checkpoint.folder} has {_BIAS}, and {checkpoint.config.shown} says bias = false"
-        )
+        raise checkpoint.malformed(f"has {_BIAS}, and {checkpoint.config.shown} says bias = false")
     return there or checkpoint.config.flag("bias", False)
 
 
 def _require_known(config: JsonObject) -> None:
     if config.text("hidden_act", "silu") != "silu":
-        raise UnsupportedModelError(
-            f"{config.shown} has hidden_act {config.any('hidden_act')!r}: only silu can be run"
+        raise config.unsupported(
+            f"has hidden_act {config.any('hidden_act')!r}: only silu can be run"
         )
     if config.count("num_hidden_layers", 1) != 1:
-        raise UnsupportedModelError(
-            f"{config.shown} has {config.count('num_hidden_layers')} layers: an EAGLE head has one"
+        raise config.unsupported(
+            f"has {config.count('num_hidden_layers')} layers: an EAGLE head has one"
         )
     rope, kind = rope_settings(config)
     if kind != "default":
-        raise UnsupportedModelError(
-            f"{rope.shown} is {kind!r}: EAGLE heads are run with unscaled positions only"
-        )
+        raise rope.unsupported(f"is {kind!r}: EAGLE heads are run with unscaled positions only")
 
 
 def _hidden_size(checkpoint: Checkpoint) -> int:
     hidden, joined = matrix_shape(checkpoint, _JOINS)
     if joined != 2 * hidden:
-        raise UnsupportedModelError(
-            f"{checkpoint.folder} has {_JOINS} of shape {(hidden, joined)}: "
+        raise checkpoint.unsupported(
+            f"has {_JOINS} of shape {(hidden, joined)}: "
             "EAGLE-1 and 2 join one embedding and one hidden state"
         )
     return hidden

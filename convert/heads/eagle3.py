@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
+from specrun.bindings.errors import MalformedFileError, PairError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families import steps
 from specrun.convert.families.family import Array, TensorRule
@@ -67,8 +67,8 @@ def tensor_names(checkpoint: Checkpoint) -> TensorNames:
     for prefix, layer in _BEGINNINGS:
         if f"{layer}hidden_norm.weight" in checkpoint.tensors:
             return TensorNames(prefix, layer)
-    raise MalformedFileError(
-        f"{checkpoint.folder} has no tensor midlayer.hidden_norm.weight or "
+    raise checkpoint.malformed(
+        "has no tensor midlayer.hidden_norm.weight or "
         "layers.0.hidden_norm.weight: it is incomplete, or no EAGLE-3 head"
     )
 
@@ -93,7 +93,7 @@ def target_layers(config: JsonObject, target: TargetFacts) -> Sequence[int]:
     elif nested.items(_LAYER_IDS):
         layers = [output + 1 for output in _whole(nested, nested.items(_LAYER_IDS))]
     if not layers:
-        raise MalformedFileError(f"{config.shown} has an empty list as {_LAYER_IDS}")
+        raise config.malformed(f"has an empty list as {_LAYER_IDS}")
     outside = next((layer for layer in layers if not 0 <= layer < n), None)
     if outside is not None:
         raise PairError(
@@ -105,7 +105,7 @@ def target_layers(config: JsonObject, target: TargetFacts) -> Sequence[int]:
 
 def _whole(config: JsonObject, values: Sequence[object]) -> list[int]:
     if not all(type(value) is int for value in values):
-        raise MalformedFileError(f"{config.shown} has {_LAYER_IDS} that are no whole numbers")
+        raise config.malformed(f"has {_LAYER_IDS} that are no whole numbers")
     return [value for value in values if isinstance(value, int)]
 
 
@@ -157,16 +157,15 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     names = tensor_names(checkpoint)
     hidden, joined = matrix_shape(checkpoint, f"{names.prefix}fc.weight")
     if hidden != config.count("hidden_size"):
-        raise MalformedFileError(
-            f"{checkpoint.folder} has fc.weight for states of {hidden} numbers, and {config.shown} "
+        raise checkpoint.malformed(
+            f"has fc.weight for states of {hidden} numbers, and {config.shown} "
             f"says hidden_size {config.count('hidden_size')}"
         )
     layers = target_layers(checkpoint.config, target)
     reads = config.count("target_hidden_size", hidden)
     if joined != len(layers) * reads:
-        raise MalformedFileError(
-            f"{checkpoint.folder} has fc.weight for {joined} numbers, and {len(layers)} layers "
-            f"of {reads} are read"
+        raise checkpoint.malformed(
+            f"has fc.weight for {joined} numbers, and {len(layers)} layers of {reads} are read"
         )
     vocab_size, ids = config.count("vocab_size"), target_ids(checkpoint, target)
     metadata = Metadata()
@@ -253,9 +252,8 @@ def _require_known(config: JsonObject) -> None:
     require(config, "attention_bias", False)
     require(config, "mlp_bias", False)
     if config.count("num_hidden_layers", 1) != 1:
-        raise UnsupportedModelError(
-            f"{config.shown} has {config.count('num_hidden_layers')} layers: an EAGLE-3 head has "
-            "one"
+        raise config.unsupported(
+            f"has {config.count('num_hidden_layers')} layers: an EAGLE-3 head has one"
         )
 
 

@@ -62,8 +62,8 @@ def matrix_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
     """Return rows and columns; raises MalformedFileError for no tensor or no matrix."""
     stored = checkpoint.tensors.get(name)
     if stored is None:
-        raise MalformedFileError(
-            f"{checkpoint.folder} has no tensor {name}: it is incomplete, or another kind of head"
+        raise checkpoint.malformed(
+            f"has no tensor {name}: it is incomplete, or another kind of head"
         )
     if len(stored.shape) != 2:
         raise MalformedFileError(

@@ -19,7 +19,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.bindings.errors import UnsupportedModelError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families.family import TensorRule
 from specrun.convert.families.steps import with_bias
@@ -75,19 +75,16 @@ def _require_known(checkpoint: Checkpoint) -> None:
     config = checkpoint.config
     kind = config.text("hydra_head_arch", _PREFIXED if _has_prefix(checkpoint) else _PLAIN)
     if kind not in (_PLAIN, _PREFIXED):
-        raise UnsupportedModelError(
-            f"{config.shown} has hydra_head_arch {kind!r}: only {_PLAIN} and {_PREFIXED} "
-            "(Hydra++) can be run"
+        raise config.unsupported(
+            f"has hydra_head_arch {kind!r}: only {_PLAIN} and {_PREFIXED} (Hydra++) can be run"
         )
     if (kind == _PREFIXED) != _has_prefix(checkpoint):
         word = "no" if kind == _PREFIXED else "a"
-        raise MalformedFileError(
-            f"{checkpoint.folder} has {word} prefix layer, and hydra_head_arch is {kind!r}"
-        )
+        raise checkpoint.malformed(f"has {word} prefix layer, and hydra_head_arch is {kind!r}")
     offset = config.any("hidden_state_offset") or 0
     if offset != 0:
-        raise UnsupportedModelError(
-            f"{config.shown} has hidden_state_offset {offset!r}: only the target's last hidden "
+        raise config.unsupported(
+            f"has hidden_state_offset {offset!r}: only the target's last hidden "
             "state (0) can be read"
         )
 
@@ -104,14 +101,14 @@ def _heads(checkpoint: Checkpoint) -> _Heads:
     config = checkpoint.config
     if config.flag("grounded_heads", grounded) != grounded:
         have, said = ("", "false") if grounded else ("no ", "true")
-        raise MalformedFileError(
-            f"{checkpoint.folder} has {have}res_connection tensors, and grounded_heads is {said}"
+        raise checkpoint.malformed(
+            f"has {have}res_connection tensors, and grounded_heads is {said}"
         )
     n_heads = config.count("hydra_num_heads", max(found, default=0) + 1)
     n_blocks = config.count("hydra_num_layers", max(map(len, found.values()), default=1))
     if n_heads > _MOST_HEADS or n_blocks > _MOST_BLOCKS:
-        raise UnsupportedModelError(
-            f"{checkpoint.folder} has {n_heads} heads of {n_blocks} residual blocks: "
+        raise checkpoint.unsupported(
+            f"has {n_heads} heads of {n_blocks} residual blocks: "
             f"up to {_MOST_HEADS} heads of 1 to {_MOST_BLOCKS} blocks can be run"
         )
     places = tuple(
@@ -127,14 +124,13 @@ def _places(
 ) -> tuple[int, ...]:
     """Return where a head's blocks have their weights; the last place serves for shared ones."""
     if not there:
-        raise MalformedFileError(
-            f"{checkpoint.folder} has no tensor hydra_mlp.{head}.0.linear.weight: it is incomplete"
+        raise checkpoint.malformed(
+            f"has no tensor hydra_mlp.{head}.0.linear.weight: it is incomplete"
         )
     own = 2 if grounded else 1  # how many blocks differ in the reference
     if len(there) != n_blocks and (len(there) != own or n_blocks < own):
-        raise MalformedFileError(
-            f"{checkpoint.folder} has {len(there)} residual blocks of head {head}, and "
-            f"hydra_num_layers is {n_blocks}"
+        raise checkpoint.malformed(
+            f"has {len(there)} residual blocks of head {head}, and hydra_num_layers is {n_blocks}"
         )
     return tuple(there[min(block, len(there) - 1)] for block in range(n_blocks))
 
@@ -172,16 +168,16 @@ def _prefix_rules(
 ) -> Iterator[TensorRule]:
     """Yield the prefix layer's tensors; write what the target says of heads and rotation."""
     if target.architecture != "llama":
-        raise UnsupportedModelError(
-            f"{checkpoint.folder} has a prefix layer made from a Llama's config, and {target.path} "
+        raise checkpoint.unsupported(
+            f"has a prefix layer made from a Llama's config, and {target.path} "
             f"is a {target.architecture}: is it the model these heads were made for?"
         )
     heads = target.count("attention.head_count")
     shared = target.count("attention.head_count_kv", heads)
     kv_size = matrix_shape(checkpoint, f"{_LAYER}self_attn.k_proj.weight")[0]
     if hidden % heads or hidden // heads % 2 or hidden // heads * shared != kv_size:
-        raise MalformedFileError(
-            f"{checkpoint.folder} has a prefix layer with keys of {kv_size} numbers, and the "
+        raise checkpoint.malformed(
+            f"has a prefix layer with keys of {kv_size} numbers, and the "
             f"target's config asks for {shared} of {heads} heads of hidden states of {hidden}"
         )
     scaling = target.settings.get("rope.scaling.type", "none")

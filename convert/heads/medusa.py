@@ -16,7 +16,6 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families.family import TensorRule
 from specrun.convert.families.steps import with_bias
@@ -81,24 +80,21 @@ def _heads(checkpoint: Checkpoint, prefix: str) -> list[_Head]:
     missing = next((i for i in range(max(found, default=0) + 1) if i not in found), None)
     if missing is not None:
         name = f"{prefix}{missing}.0.linear.weight"
-        raise MalformedFileError(f"{checkpoint.folder} has no tensor {name}: it is incomplete")
+        raise checkpoint.malformed(f"has no tensor {name}: it is incomplete")
     heads = [_head(checkpoint, f"{prefix}{i}", found[i]) for i in range(len(found))]
     without = next((i for i, head in enumerate(heads) if head.output is None), None)
     if without is not None and any(head.output is not None for head in heads):
         name = f"{prefix}{without}.{heads[without].n_blocks}.weight"
-        raise MalformedFileError(
-            f"{checkpoint.folder} has no tensor {name}, and other heads have theirs"
-        )
+        raise checkpoint.malformed(f"has no tensor {name}, and other heads have theirs")
     depths = {head.n_blocks for head in heads}
     if len(depths) > 1:
-        raise UnsupportedModelError(
-            f"{checkpoint.folder} has heads of {min(depths)} and of {max(depths)} blocks: they "
-            "must be equally deep"
+        raise checkpoint.unsupported(
+            f"has heads of {min(depths)} and of {max(depths)} blocks: they must be equally deep"
         )
     depth = depths.pop()
     if not 1 <= depth <= _MOST_BLOCKS or len(heads) > _MOST_HEADS:
-        raise UnsupportedModelError(
-            f"{checkpoint.folder} has {len(heads)} heads of {depth} residual blocks: "
+        raise checkpoint.unsupported(
+            f"has {len(heads)} heads of {depth} residual blocks: "
             f"up to {_MOST_HEADS} heads of 1 to {_MOST_BLOCKS} blocks can be run"
         )
     return heads
@@ -108,9 +104,7 @@ def _head(checkpoint: Checkpoint, name: str, parts: list[tuple[int, str]]) -> _H
     outputs = [j for j, part in parts if part == "weight"]
     if len(outputs) > 1:
         both = f"{name}.{outputs[0]}.weight and {name}.{outputs[1]}.weight"
-        raise UnsupportedModelError(
-            f"{checkpoint.folder} has two output matrices of one head, {both}"
-        )
+        raise checkpoint.unsupported(f"has two output matrices of one head, {both}")
     blocks = tuple(sorted({j for j, part in parts if part != "weight"}))
     return _Head(blocks, outputs[0] if outputs else None)
 

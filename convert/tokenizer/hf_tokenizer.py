@@ -55,14 +55,10 @@ def read_vocabulary(checkpoint: Checkpoint, *, pre: str | None = None) -> Vocabu
     tokenizer = read_json_object(folder / "tokenizer.json")
     model = tokenizer.object("model")
     if model.text("type", "BPE") != "BPE" or "vocab" not in model:
-        raise UnsupportedModelError(
-            f"{tokenizer.shown} is a {model.any('type')} tokenizer: only BPE is known"
-        )
+        raise tokenizer.unsupported(f"is a {model.any('type')} tokenizer: only BPE is known")
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.any(key):
-            raise UnsupportedModelError(
-                f"{tokenizer.shown} has {key} = {model.any(key)!r}, which is not known here"
-            )
+            raise tokenizer.unsupported(f"has {key} = {model.any(key)!r}, which is not known here")
     if not model.flag("byte_fallback", False):
         return _byte_level(checkpoint, settings, tokenizer, pre)
     _refuse_pre(pre, folder / "tokenizer.json")
@@ -192,9 +188,7 @@ def _adds_space(tokenizer: JsonObject) -> bool:
             {"String": " "},
             SPACE,
         ):
-            raise UnsupportedModelError(
-                f"{tokenizer.shown} has the unknown normalizer {json.dumps(stage)[:300]}"
-            )
+            raise tokenizer.unsupported(f"has the unknown normalizer {json.dumps(stage)[:300]}")
     for stage in _stages(tokenizer.any("pre_tokenizer"), "pretokenizers"):
         kind = stage.get("type")
         if kind == "Metaspace" and stage.get("replacement") == SPACE:
@@ -202,9 +196,7 @@ def _adds_space(tokenizer: JsonObject) -> bool:
             scheme = stage.get("prepend_scheme", usual)
             adds = adds or scheme != "never"
         elif kind != "Split" or stage.get("pattern") != {"String": " "}:
-            raise UnsupportedModelError(
-                f"{tokenizer.shown} has the unknown pre_tokenizer {json.dumps(stage)[:300]}"
-            )
+            raise tokenizer.unsupported(f"has the unknown pre_tokenizer {json.dumps(stage)[:300]}")
     return adds
 
 

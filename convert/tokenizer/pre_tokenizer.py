@@ -226,9 +226,7 @@ def _check_normalizer(tokenizer: JsonObject, known: tuple[str, ...]) -> None:
     # llama.cpp composes no characters (NFC); text is almost always composed already.
     normalizer = tokenizer.any("normalizer")
     if normalizer and not (isinstance(normalizer, dict) and normalizer.get("type") in known):
-        raise UnsupportedModelError(
-            f"{tokenizer.shown} has the unknown normalizer {_short(tokenizer, 'normalizer')}"
-        )
+        raise tokenizer.unsupported(f"has the unknown normalizer {_short(tokenizer, 'normalizer')}")
 
 
 def _stages(pre: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - any JSON value

@@ -65,8 +65,8 @@ def _named_token(settings: JsonObject, key: str, tokens: Sequence[str]) -> int |
     if value is None:
         return None
     if not isinstance(value, str) or value not in tokens:
-        raise MalformedFileError(
-            f"{settings.shown} has {key} = {str(value)[:40]!r}, which the tokenizer does not have"
+        raise settings.malformed(
+            f"has {key} = {str(value)[:40]!r}, which the tokenizer does not have"
         )
     return tokens.index(value)
 
@@ -109,5 +109,5 @@ def chat_template(checkpoint: Checkpoint, settings: JsonObject) -> str | None:
         default = (entry.get("template") for entry in named if entry.get("name") == "default")
         value = next(default, None)
     if value is not None and not isinstance(value, str):
-        raise MalformedFileError(f"{settings.shown} has a chat_template that is not a string")
+        raise settings.malformed("has a chat_template that is not a string")
     return value

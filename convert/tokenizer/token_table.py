@@ -123,9 +123,9 @@ def read_merges(tokenizer: JsonObject) -> list[tuple[str, str]]:
             case [str(left), str(right)] if left and right:
                 merges.append((left, right))
             case _:
-                raise MalformedFileError(
-                    f"{tokenizer.shown} has a merge {str(entry)[:60]!r}, which is not two tokens"
+                raise tokenizer.malformed(
+                    f"has a merge {str(entry)[:60]!r}, which is not two tokens"
                 )
     if not merges:
-        raise MalformedFileError(f"{tokenizer.shown} has no merges, which a BPE tokenizer needs")
+        raise tokenizer.malformed("has no merges, which a BPE tokenizer needs")
     return merges
