@@ -73,6 +73,7 @@ def map_rules(
     mapped: list[MappedTensor] = []
     used: set[str] = set()
     missing: list[str] = []
+    # All that is missing is named at once; nothing more is mapped after the first of them.
     for rule in rules:
         missing += [name for name in rule.sources if name not in checkpoint.tensors]
         if len(missing) > _MOST_NAMED:

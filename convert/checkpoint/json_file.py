@@ -70,7 +70,7 @@ class JsonObject(Named):
         value = self._get(key, {}, lambda v: isinstance(v, dict), "an object")
         return JsonObject(value, f"{key} in {self.shown}")
 
-    def _get(self, key: str, default: Any, fits: Any, kind: str) -> Any:  # noqa: ANN401 - any JSON value
+    def _get(self, key: str, default: Any, fits: Any, kind: str) -> Any:  # noqa: ANN401 - any JSON
         value = self.values.get(key)
         if value is None:
             if default is None:

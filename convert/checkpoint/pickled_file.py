@@ -98,7 +98,7 @@ def _load(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
         ) from error
 
 
-def _pickled(path: Path, name: str, tensor: Any) -> PickledTensor:  # noqa: ANN401 - whatever the file holds
+def _pickled(path: Path, name: str, tensor: Any) -> PickledTensor:  # noqa: ANN401 - anything
     kind = str(getattr(tensor, "dtype", type(tensor).__name__)).removeprefix("torch.")
     if kind not in _TYPES or str(tensor.layout) != "torch.strided":
         known = ", ".join(_TYPES)

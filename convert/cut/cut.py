@@ -142,6 +142,7 @@ class LayeredModel:
             kept = list(range(len(wanted)))
         else:
             kept = []
+            # Greedy: a wanted layer is left out where it would come to a number of another part.
             for layer in range(self.n_layers):
                 if layer in wanted and self._in_place([*kept, layer], len(kept)):
                     kept.append(layer)

@@ -48,6 +48,7 @@ def missing_kind(facts: LayerFacts, rules: LayerRules, kept: Sequence[int]) -> s
     It ends the process where a model with sliding windows has no layer with one, or a hybrid only
     one kind.
     """
+    # Derived from layer numbers, or stated by the file as an array.
     values = {pattern.key: pattern.values(facts) for pattern in rules.patterns}
 
     def lost(key: str, kind: bool) -> bool:

@@ -93,8 +93,6 @@ class LayerRules:
         return tuple(role(facts, layer) for role in self.roles)
 
 
-# -- patterns and roles ----------------------------------------------------------------------------
-
 _WINDOW, _RECURRENT = "attention.sliding_window_pattern", "attention.recurrent_layers"
 
 
@@ -129,9 +127,6 @@ def _first(_facts: LayerFacts, layer: int) -> Hashable:
     return layer == 0
 
 
-# -- refusals --------------------------------------------------------------------------------------
-
-
 def _always(reason: str) -> LayerRules:
     return LayerRules(refuse=lambda _facts: reason)
 
@@ -155,8 +150,6 @@ def _sees_pictures(facts: LayerFacts) -> str:
 _SPEECH = _always("it makes sounds, not text")
 _HEAD = _always("it is a drafter made for one target")
 _EARLIER_INDEX = "some of its layers use the selection of the layer before them"
-
-# -- the table -------------------------------------------------------------------------------------
 
 _ALIKE = """
     " llama llama-embed deci falcon grok gpt2 gptneox mpt starcoder refact bloom stablelm qwen qwen2

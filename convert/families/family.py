@@ -1,4 +1,4 @@
-"""What a model family must say so that its checkpoints can be converted."""
+"""Model families: what each must say so that its checkpoints can be converted."""
 
 from __future__ import annotations
 

@@ -75,7 +75,9 @@ class Metadata:
         """Set an array of truth values."""
         self._array(key, values, GGUFValueType.BOOL)
 
-    def raw(self, key: str, value: Any, kind: GGUFValueType, element: GGUFValueType | None) -> None:  # noqa: ANN401 - any GGUF value
+    def raw(
+        self, key: str, value: object, kind: GGUFValueType, element: GGUFValueType | None
+    ) -> None:
         """Set a value of any GGUF type, `element` being the type of an array's elements."""
         self._entries[key] = value, kind, element
 

@@ -87,7 +87,7 @@ def target_layers(config: JsonObject, target: TargetFacts) -> Sequence[int]:
     """
     nested = config.object(_NESTED)
     n = target.n_layers
-    layers = [2, n // 2, n - 3]
+    layers = [2, n // 2, n - 3]  # low, middle and high features
     if _LAYER_IDS in config:
         layers = _whole(config, config.items(_LAYER_IDS))
     elif nested.items(_LAYER_IDS):

@@ -79,8 +79,8 @@ def _require_known(checkpoint: Checkpoint) -> None:
             f"has hydra_head_arch {kind!r}: only {_PLAIN} and {_PREFIXED} (Hydra++) can be run"
         )
     if (kind == _PREFIXED) != _has_prefix(checkpoint):
-        word = "no" if kind == _PREFIXED else "a"
-        raise checkpoint.malformed(f"has {word} prefix layer, and hydra_head_arch is {kind!r}")
+        article = "no" if kind == _PREFIXED else "a"
+        raise checkpoint.malformed(f"has {article} prefix layer, and hydra_head_arch is {kind!r}")
     offset = config.any("hidden_state_offset") or 0
     if offset != 0:
         raise config.unsupported(

@@ -201,6 +201,7 @@ class _Measurement:
 
     def _sums_of(self, chunk: Sequence[int]) -> dict[str, InputSums]:
         self.context.memory.clear()
+        # Of a chunk longer than a batch, later tokens see the earlier ones through the KV memory.
         for start in range(0, len(chunk), self.batch.capacity):
             tokens = chunk[start : start + self.batch.capacity]
             self.batch.fill_chain(tokens, start, [0], len(tokens))
@@ -277,7 +278,6 @@ def _check_fits(model: Model, matrix: ImportanceMatrix) -> None:
     tensors = {tensor.name: tensor for tensor in model.header.tensors}
     for name, entry in matrix.entries.items():
         tensor = tensors.get(name)
-        # One input a column, for each matrix of a stack of experts.
         if tensor is None or entry.sums.size != n_inputs(tensor):
             raise PairError(
                 f"the importance matrix to go on from is of another model: {name} does not fit "

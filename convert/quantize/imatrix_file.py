@@ -133,9 +133,6 @@ def read_importance(path: str | os.PathLike[str]) -> ImportanceMatrix:
     return matrix
 
 
-# -- GGUF ------------------------------------------------------------------------------------------
-
-
 def _read_gguf(path: Path) -> ImportanceMatrix:
     header = read_any_header(path)
     kind = header.metadata.get("general.type", "imatrix")
@@ -182,9 +179,6 @@ def _read_entry(path: Path, name: str, tensors: Mapping[str, TensorInfo]) -> Imp
     return ImportanceEntry(
         read_array(path, np.float32, shape, sums.offset), np.rint(read).astype(np.int64)
     )
-
-
-# -- the legacy format -----------------------------------------------------------------------------
 
 
 def _read_legacy(path: Path) -> ImportanceMatrix:
