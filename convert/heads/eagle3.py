@@ -31,11 +31,8 @@ from specrun.convert.gguf import Metadata
 from specrun.convert.heads.head_kind import HeadKind, HeadPlan, matrix_shape
 from specrun.convert.heads.target_facts import TargetFacts
 
-_BEGINNINGS = [
-    (prefix, f"{prefix}{layer}")
-    for prefix in ("", "model.")
-    for layer in ("midlayer.", "layers.0.")
-]
+_LAYERS = ("midlayer.", "layers.0.")
+_BEGINNINGS = [(prefix, prefix + layer) for prefix in ("", "model.") for layer in _LAYERS]
 _ARCHITECTURES = (
     *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"),
     *("Eagle3Speculator", "Eagle3DraftModel"),
@@ -49,36 +46,80 @@ _VOCABULARY_MAP = "d2t"
 
 
 @dataclass(frozen=True, slots=True)
-class TensorNames:
+class _TensorNames:
     """The beginnings of names: `prefix` of all but the output matrix, `layer` of the one layer."""
 
     prefix: str
     layer: str
 
 
-def flat_config(config: JsonObject) -> JsonObject:
+def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
+    config = _flat_config(checkpoint.config)
+    _require_known(config)
+    names = _tensor_names(checkpoint)
+    hidden, joined = matrix_shape(checkpoint, f"{names.prefix}fc.weight")
+    if hidden != config.count("hidden_size"):
+        raise checkpoint.malformed(
+            f"has fc.weight for states of {hidden} numbers, and {config.shown} "
+            f"says hidden_size {config.count('hidden_size')}"
+        )
+    layers = _target_layers(checkpoint.config, target)
+    reads = config.count("target_hidden_size", hidden)
+    if joined != len(layers) * reads:
+        raise checkpoint.malformed(
+            f"has fc.weight for {joined} numbers, and {len(layers)} layers of {reads} are read"
+        )
+    vocab_size, ids = config.count("vocab_size"), _target_ids(checkpoint, target)
+    metadata = Metadata()
+    steps.describe_decoder(config, metadata, "eagle3", key_length=True)
+    describe_rope(config, metadata, "eagle3", scalings=("linear", "llama3"))
+    metadata.integers("eagle3.target_layers", layers)
+    metadata.count("eagle3.target_hidden_size", reads)
+    metadata.flag("eagle3.norm_before_residual", _has_setting(config, "norm_before_residual"))
+    there = checkpoint.tensors
+    all_normed = f"{names.prefix}input_norm.weight" in there
+    all_normed = all_normed or _has_setting(config, "norm_before_fc")
+    metadata.flag("eagle3.norm_before_fc", all_normed)
+    each_normed = f"{names.prefix}fc_norm.0.weight" in there or _has_setting(config, "fc_norm")
+    if each_normed:
+        metadata.flag("eagle3.fc_norm", True)
+    if _has_setting(config, "norm_output"):
+        metadata.flag("eagle3.norm_output", True)
+    metadata.add(target.load_tokenizer())
+    rules = [
+        *llama3_factors(config),
+        *_ends(checkpoint, names, hidden, vocab_size, ids),
+        *_fusion(names, (hidden, joined), len(layers), all_normed, each_normed),
+        *_layer(config, names),
+    ]
+    # A map to the same tokens says nothing.
+    left_out = _LEFT_OUT if ids is not None else (*_LEFT_OUT, _vocabulary_map(checkpoint))
+    return HeadPlan(metadata, rules, reads, vocab_size, left_out)
+
+
+def _flat_config(config: JsonObject) -> JsonObject:
     """Return the config with what speculators wrap brought to the top."""
     wrapped = config.object("transformer_layer_config")
     return JsonObject({**config.values, **wrapped.values}, config.shown)
 
 
-def tensor_names(checkpoint: Checkpoint) -> TensorNames:
+def _tensor_names(checkpoint: Checkpoint) -> _TensorNames:
     """Return the beginnings of the names; raises MalformedFileError for no EAGLE-3 head."""
     for prefix, layer in _BEGINNINGS:
         if f"{layer}hidden_norm.weight" in checkpoint.tensors:
-            return TensorNames(prefix, layer)
+            return _TensorNames(prefix, layer)
     raise checkpoint.malformed(
         "has no tensor midlayer.hidden_norm.weight or "
         "layers.0.hidden_norm.weight: it is incomplete, or no EAGLE-3 head"
     )
 
 
-def has_setting(config: JsonObject, name: str) -> bool:
+def _has_setting(config: JsonObject, name: str) -> bool:
     """Return a setting that may stand inside `eagle_config`; false where it is nowhere."""
     return config.flag(name, config.object(_NESTED).flag(name, False))
 
 
-def target_layers(config: JsonObject, target: TargetFacts) -> Sequence[int]:
+def _target_layers(config: JsonObject, target: TargetFacts) -> Sequence[int]:
     """Return the layers whose inputs the head reads; raises PairError for those out of range.
 
     At the top of a config (speculators, vLLM, llama.cpp) layers are named by their inputs, inside
@@ -109,18 +150,18 @@ def _whole(config: JsonObject, values: Sequence[object]) -> list[int]:
     return [value for value in values if isinstance(value, int)]
 
 
-def vocabulary_map(checkpoint: Checkpoint) -> str:
+def _vocabulary_map(checkpoint: Checkpoint) -> str:
     """Return the name of the tensor that maps the draft vocabulary."""
     return _VOCABULARY_MAP if _VOCABULARY_MAP in checkpoint.tensors else f"model.{_VOCABULARY_MAP}"
 
 
-def target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
+def _target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
     """Return the target's token of each draft token, None where the vocabularies are the same.
 
     Raises PairError for a token that the target lacks, MalformedFileError for one that is there
     twice.
     """
-    name = vocabulary_map(checkpoint)
+    name = _vocabulary_map(checkpoint)
     stored = checkpoint.tensors.get(name)
     if stored is None:
         return None
@@ -129,7 +170,7 @@ def target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
             f"{stored.path} has {name} of {stored.type_name} {stored.shape}, no list of offsets"
         )
     offsets = stored.read()
-    ids = absolute_ids(offsets)
+    ids = _absolute_ids(offsets)
     if len(ids) == target.vocab_size and not offsets.any():
         return None
     outside = ids[(ids < 0) | (ids >= target.vocab_size)]
@@ -146,57 +187,13 @@ def target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
     return ids
 
 
-def absolute_ids(offsets: Array) -> Array:
+def _absolute_ids(offsets: Array) -> Array:
     """Return target tokens: token i of the draft vocabulary is token i + offset of the target."""
     return offsets.astype(np.int64) + np.arange(len(offsets), dtype=np.int64)
 
 
-def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
-    config = flat_config(checkpoint.config)
-    _require_known(config)
-    names = tensor_names(checkpoint)
-    hidden, joined = matrix_shape(checkpoint, f"{names.prefix}fc.weight")
-    if hidden != config.count("hidden_size"):
-        raise checkpoint.malformed(
-            f"has fc.weight for states of {hidden} numbers, and {config.shown} "
-            f"says hidden_size {config.count('hidden_size')}"
-        )
-    layers = target_layers(checkpoint.config, target)
-    reads = config.count("target_hidden_size", hidden)
-    if joined != len(layers) * reads:
-        raise checkpoint.malformed(
-            f"has fc.weight for {joined} numbers, and {len(layers)} layers of {reads} are read"
-        )
-    vocab_size, ids = config.count("vocab_size"), target_ids(checkpoint, target)
-    metadata = Metadata()
-    steps.describe_decoder(config, metadata, "eagle3", key_length=True)
-    describe_rope(config, metadata, "eagle3", scalings=("linear", "llama3"))
-    metadata.integers("eagle3.target_layers", layers)
-    metadata.count("eagle3.target_hidden_size", reads)
-    metadata.flag("eagle3.norm_before_residual", has_setting(config, "norm_before_residual"))
-    there = checkpoint.tensors
-    all_normed = f"{names.prefix}input_norm.weight" in there
-    all_normed = all_normed or has_setting(config, "norm_before_fc")
-    metadata.flag("eagle3.norm_before_fc", all_normed)
-    each_normed = f"{names.prefix}fc_norm.0.weight" in there or has_setting(config, "fc_norm")
-    if each_normed:
-        metadata.flag("eagle3.fc_norm", True)
-    if has_setting(config, "norm_output"):
-        metadata.flag("eagle3.norm_output", True)
-    metadata.add(target.load_tokenizer())
-    rules = [
-        *llama3_factors(config),
-        *_ends(checkpoint, names, hidden, vocab_size, ids),
-        *_fusion(names, (hidden, joined), len(layers), all_normed, each_normed),
-        *_layer(config, names),
-    ]
-    # A map to the same tokens says nothing.
-    left_out = _LEFT_OUT if ids is not None else (*_LEFT_OUT, vocabulary_map(checkpoint))
-    return HeadPlan(metadata, rules, reads, vocab_size, left_out)
-
-
 def _ends(
-    checkpoint: Checkpoint, names: TensorNames, hidden: int, vocab_size: int, ids: Array | None
+    checkpoint: Checkpoint, names: _TensorNames, hidden: int, vocab_size: int, ids: Array | None
 ) -> Iterator[TensorRule]:
     """Yield embedding, last norm, output matrix and token map; the target has the absent ones."""
     embedding = f"{names.prefix}embed_tokens.weight"
@@ -204,17 +201,15 @@ def _ends(
         yield TensorRule("token_embd.weight", (embedding,), (vocab_size, hidden))
     yield TensorRule("output_norm.weight", (f"{names.prefix}norm.weight",), (hidden,))
     if ids is not None or "lm_head.weight" in checkpoint.tensors:
-        yield TensorRule(
-            "output.weight", ("lm_head.weight",), (vocab_size if ids is None else len(ids), hidden)
-        )
+        rows = vocab_size if ids is None else len(ids)
+        yield TensorRule("output.weight", ("lm_head.weight",), (rows, hidden))
     if ids is not None:
-        yield TensorRule(
-            "d2t", (vocabulary_map(checkpoint),), ids.shape, absolute_ids, token_ids=True
-        )
+        source = _vocabulary_map(checkpoint)
+        yield TensorRule("d2t", (source,), ids.shape, _absolute_ids, token_ids=True)
 
 
 def _fusion(
-    names: TensorNames, shape: tuple[int, int], n_layers: int, all_normed: bool, each_normed: bool
+    names: _TensorNames, shape: tuple[int, int], n_layers: int, all_normed: bool, each_normed: bool
 ) -> Iterator[TensorRule]:
     """Yield what makes a state of the layers' inputs."""
     joined, own = shape[1], names.prefix
@@ -226,7 +221,7 @@ def _fusion(
         yield TensorRule(f"fc_norm.{i}.weight", (source,), (joined // n_layers,))
 
 
-def _layer(config: JsonObject, names: TensorNames) -> Iterator[TensorRule]:
+def _layer(config: JsonObject, names: _TensorNames) -> Iterator[TensorRule]:
     """Yield the one layer; rows of q and k move, because llama.cpp rotates neighbours."""
     hidden, wide = config.count("hidden_size"), config.count("intermediate_size")
     heads, shared = config.count("num_attention_heads"), steps.kv_heads(config)
