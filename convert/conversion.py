@@ -1,12 +1,11 @@
-"""Converts a Hugging Face checkpoint folder to one GGUF file: planned and checked first, then
-written."""
+"""Converts a Hugging Face checkpoint folder to one GGUF file: planned and checked, then written."""
 
 from __future__ import annotations
 
 import functools
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,10 @@ from specrun.bindings.gguf import read_header
 from specrun.bindings.quantizer import FILE_TYPES
 from specrun.convert.checkpoint import SOURCE_KEY, Checkpoint, SourceDigest, open_checkpoint
 from specrun.convert.families import family_of
+from specrun.convert.families.family import Array
 from specrun.convert.gguf import (
     Metadata,
+    ModelName,
     PlannedTensor,
     Progress,
     file_name,
@@ -34,13 +35,8 @@ from specrun.convert.tensor_map import MappedTensor, map_tensors, usual_type
 from specrun.convert.tensor_stream import TensorStream, check_written
 from specrun.convert.tokenizer import read_vocabulary
 
-OUTPUT_TYPES: dict[str, tuple[str, int]] = {
-    "f32": ("F32", 0),
-    "f16": ("F16", 1),
-    "bf16": ("BF16", 32),
-}
-"""The values of `outtype` that need no quantizer, with the type of matrices and llama.cpp's number
-of the file type."""
+OUTPUT_TYPES = ("f32", "f16", "bf16")
+"""The values of `outtype` that need no quantizer."""
 
 SMALL_MODEL = 300_000_000
 """The most parameters of a model whose logits are compared where nothing else is said."""
@@ -80,11 +76,8 @@ class ConversionPlan:
     @property
     def source_bytes(self) -> int:
         """The bytes of all tensors in the checkpoint."""
-        return sum(
-            {
-                source.name: source.n_bytes for info in self.tensors for source in info.sources
-            }.values()
-        )
+        sizes = {source.name: source.n_bytes for info in self.tensors for source in info.sources}
+        return sum(sizes.values())
 
     @property
     def source_types(self) -> Mapping[str, int]:
@@ -98,8 +91,7 @@ class ConversionPlan:
         return sum(tensor.n_bytes for tensor in self.tensors)
 
     def output_in(self, place: Path | None) -> Path:
-        """Return the file to write: `place`, or the conventional name in that folder, or in the
-        current one."""
+        """Return the file to write: `place`, or the usual name in that folder or in this one."""
         if place is None:
             return Path(self.file_name)
         return place / self.file_name if place.is_dir() else place
@@ -107,8 +99,7 @@ class ConversionPlan:
 
 @dataclass(frozen=True, slots=True)
 class ConversionReport:
-    """What a conversion wrote: `type_name` is the file type (F16, Q4_K_M, ...), `n_bytes` the size
-    of the file.
+    """What was written: `type_name` is the file type (F16, Q4_K_M, ...), `n_bytes` the file's size.
 
     `source_bytes` is the size of the tensors in the checkpoint; `logits` is None unless they were
     to be compared.
@@ -155,15 +146,9 @@ def plan_conversion(
     vocabulary.describe(described)
     tensors = map_tensors(checkpoint, family, type_name)
     name = name_of(checkpoint.folder, sum(tensor.n_parameters for tensor in tensors))
-    metadata = Metadata()
-    metadata.text("general.type", "model")
-    name.describe(metadata)
+    metadata = general_metadata(name, type_name)
     metadata.text("general.name", loadable_name(name.name, checkpoint, vocabulary.tokens))
-    metadata.count("general.file_type", OUTPUT_TYPES[type_name.lower()][1])
-    metadata.count("general.quantization_version", 2)
-    metadata.text(SOURCE_KEY, SourceDigest.placeholder)
-    for entry in described:
-        metadata.raw(*entry)
+    metadata.add(described)
     return ConversionPlan(
         checkpoint=checkpoint,
         architecture=family.gguf_architecture,
@@ -174,6 +159,17 @@ def plan_conversion(
         file_type=file_type,
         file_name=file_name(name, file_type),
     )
+
+
+def general_metadata(name: ModelName, file_type: str) -> Metadata:
+    """Return the keys of a model's or a head's file that say what it is called, is and is from."""
+    metadata = Metadata()
+    metadata.text("general.type", "model")
+    name.describe(metadata)
+    metadata.count("general.file_type", FILE_TYPES[file_type].number)
+    metadata.count("general.quantization_version", 2)
+    metadata.text(SOURCE_KEY, SourceDigest.placeholder)
+    return metadata
 
 
 def convert_checkpoint(
@@ -188,8 +184,7 @@ def convert_checkpoint(
     n_threads: int = 0,
     progress: Progress | None = None,
 ) -> ConversionReport:
-    """Convert the checkpoint folder `source` (config.json, weights, tokenizer.json) to the file
-    `output`.
+    """Convert the folder `source` (config.json, weights, tokenizer.json) to the GGUF file `output`.
 
     `outtype` and `pre` are as in `plan_conversion`; vectors stay float32. `output` may be a folder,
     None means the current one: the file is then named by the GGUF convention. `allow_pickle` opens
@@ -213,58 +208,59 @@ def convert_checkpoint(
     digest = SourceDigest(plan.checkpoint.folder)
     logits: LogitCheck | None = None
 
-    def finish(aside: Path) -> None:
+    def check(aside: Path) -> None:
         nonlocal logits
-        replace_text(aside, SOURCE_KEY, digest.placeholder, digest.value)
-        check_written(aside, plan.tensors)
         if verify:
+            folder, kind = plan.checkpoint.folder, plan.type_name
             logits = check_logits(
-                aside,
-                plan.checkpoint.folder,
-                plan.type_name,
-                allow_pickle=allow_pickle,
-                n_threads=n_threads,
+                aside, folder, kind, allow_pickle=allow_pickle, n_threads=n_threads
             )
 
     with TensorStream(digest) as stream:
-        planned = [
-            PlannedTensor(
-                tensor.name,
-                tensor.shape,
-                tensor.type_name,
-                functools.partial(stream.pieces, tensor),
-            )
-            for tensor in plan.tensors
-        ]
         if plan.is_quantized:
             # The quantizer reads a file: both have to fit.
             require_free_space(target.parent, plan.n_bytes + plan.n_bytes // 2)
             with _intermediate(target) as whole:
-                write_gguf(
-                    whole,
-                    plan.architecture,
-                    plan.metadata,
-                    planned,
-                    progress=progress,
-                    finish=finish,
-                )
+                write_plan(plan, whole, stream.pieces, digest, progress=progress, check=check)
                 quantize_model(whole, target, plan.file_type, force=force, n_threads=n_threads)
         else:
-            write_gguf(
-                target,
-                plan.architecture,
-                plan.metadata,
-                planned,
-                force=force,
-                progress=progress,
-                finish=finish,
+            write_plan(
+                plan, target, stream.pieces, digest, force=force, progress=progress, check=check
             )
     return conversion_report(plan, target, digest.value, logits)
 
 
+def write_plan(
+    plan: ConversionPlan,
+    target: Path,
+    pieces: Callable[[MappedTensor], Iterable[Array]],
+    digest: SourceDigest,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    check: Callable[[Path], None] | None = None,
+) -> None:
+    """Write the numbers that `pieces` yields; the file is compared with the plan before it appears.
+
+    `digest` is complete once all pieces have been read, and `check` then looks at the file.
+    """
+
+    def finish(aside: Path) -> None:
+        replace_text(aside, SOURCE_KEY, digest.placeholder, digest.value)
+        check_written(aside, plan.tensors)
+        if check is not None:
+            check(aside)
+
+    tensors = [
+        PlannedTensor(info.name, info.shape, info.type_name, functools.partial(pieces, info))
+        for info in plan.tensors
+    ]
+    name, metadata = plan.architecture, plan.metadata
+    write_gguf(target, name, metadata, tensors, force=force, progress=progress, finish=finish)
+
+
 def known_type(outtype: str) -> str:
-    """Return the file type that was typed, or AUTOMATIC_TYPE; raises OptionError for what cannot be
-    made here."""
+    """Return the typed file type or AUTOMATIC_TYPE; raises OptionError for another."""
     if outtype.lower() == AUTOMATIC_TYPE:
         return AUTOMATIC_TYPE
     name = outtype.upper()
@@ -293,8 +289,7 @@ def _intermediate(target: Path) -> Iterator[Path]:
 def conversion_report(
     plan: ConversionPlan, target: Path, sha256: str, logits: LogitCheck | None
 ) -> ConversionReport:
-    """Return the report of a conversion whose file `target` was written from tensors with the
-    digest `sha256`."""
+    """Return the report of a file `target` written from tensors with the digest `sha256`."""
     header = read_header(target)
     return ConversionReport(
         output=target,

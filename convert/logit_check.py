@@ -1,11 +1,8 @@
-"""Compares what a converted file computes with what transformers computes from the checkpoint
-itself.
+"""Logits of a converted file, compared with those transformers computes from the checkpoint.
 
-A fixed text for comparing models: prose, talk, code, numbers and a list, as people give them to
-models.
-
-It never changes: figures taken with it at different times can be compared. Its perplexity says
-little about a model by itself, since it is short.
+The fixed text has prose, talk, code, numbers and a list, as people give them to models. It never
+changes: figures taken with it at different times can be compared. Its perplexity says little about
+a model by itself, since it is short.
 """
 
 from __future__ import annotations
@@ -24,70 +21,9 @@ from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import ModelError, SpecrunError
 from specrun.bindings.model import Model
 
-FIXED_TEXT = """\
-The ferry left the harbour a little after six, when the lamps along the quay were still lit and the first vans
-of the fish market had begun to reverse into their places. On the upper deck an old man in a blue coat was
-counting the gulls. He had counted them every morning for eleven years, he said, and the number had never been
-the same twice; there had been forty on Monday, and only seven on the day of the great storm.
-
-"And what do you do with the numbers?" asked the girl beside him.
-
-"I write them down. Someone may want to know one day. Most of what we know about the sea was written down by
-people who had no idea what it would be good for."
-
-She thought about this while the engine changed its tone and the lighthouse slid past. Water is strange, her
-teacher had told the class: it is heaviest at four degrees, so a lake freezes from the top, and the fish spend
-the winter below the ice. If ice sank, lakes would freeze from the bottom up, and there would be few fish left to
-count gulls over. A cubic metre of water has a mass of 1,000 kilograms; the same volume of ice has about 917.
-
-The history of measuring is a history of agreements. For centuries every town had its own foot and its own
-pound, and a merchant who bought cloth in one and sold it in another had to know both. In 1791 the French academy
-proposed a unit that belonged to nobody: one ten-millionth of the distance from the pole to the equator. Two
-astronomers spent seven years measuring an arc between Dunkirk and Barcelona. Their result was short by about
-0.2 millimetres, which is less than the thickness of a thumbnail, and the metre has kept that error ever since.
-
-To compute a running mean without storing all values, keep the count and the mean so far:
-
-    def running_mean(values):
-        mean = 0.0
-        for count, value in enumerate(values, start=1):
-            mean += (value - mean) / count
-            yield mean
-
-    for one in running_mean([2, 4, 9]):
-        print(f"{one:.2f}")
-
-This prints 2.00, 3.00 and 5.00. The same idea works for the variance, if the sum of squared differences from the
-current mean is updated with the old and the new mean at once. Subtracting two large sums at the end, as one might
-be tempted to do, loses most of the digits when the mean is large compared with the spread.
-
-Before you leave the house in winter, check the following:
-
-1. The windows are closed and the heating is turned down, but not off, so that no pipe can freeze.
-2. The kettle, the iron and the lamp on the desk are unplugged.
-3. Somebody has a key. If nobody does, leave one with the neighbours on the second floor.
-4. You have your ticket, your passport and something to read.
-
-Question: A train travels 180 kilometres in two and a half hours, stops for thirty minutes, and then covers another
-60 kilometres in an hour. What is its average speed over the whole journey?
-Answer: It covers 180 + 60 = 240 kilometres in 2.5 + 0.5 + 1 = 4 hours, so its average speed is 60 kilometres per
-hour. Without the stop it would have been 240 / 3.5, or roughly 68.6 kilometres per hour.
-
-Bees tell each other where flowers are by dancing. The angle of the dance to the vertical is the angle of the
-flight to the sun, and the length of each run is the distance, about one second for every kilometre. When the sun
-moves, the dancer turns with it, although it is dark in the hive and she cannot see the sky. The ones that follow
-her need not understand geometry any more than we have to understand muscles in order to walk. A swarm that looks
-for a new home does something stranger still: several hundred scouts dance for different places, and those for a
-poor place stop sooner, until nearly all of them agree. Nobody has counted the votes; the decision is simply what is
-left when the doubtful ones have fallen silent.
-
-By noon the ferry was back. The old man had written "23, wind from the west, one child" into his book, and closed it.
-"""  # noqa: E501 - as it is shown
-
-
+FIXED_TEXT = Path(__file__).with_name("fixed_text.txt").read_text(encoding="utf-8")
 LARGEST_ERRORS = {"F32": 1e-4, "F16": 2e-2, "BF16": 1e-1}
-"""How far logits may be off, relative to the largest logit: float32 by its rounding, the others by
-their weights'."""
+"""The allowed error over the largest logit: float32's by its rounding, the others' by weights'."""
 
 _MOST_TOKENS = 64
 Logits = npt.NDArray[np.float32]
@@ -112,8 +48,7 @@ class LogitCheck:
 def check_logits(
     path: Path, folder: Path, type_name: str, *, allow_pickle: bool = False, n_threads: int = 0
 ) -> LogitCheck:
-    """Compare the file's logits with those of the checkpoint in `folder`, both in float32
-    arithmetic.
+    """Compare the file's logits with those of the checkpoint in `folder`, both in float32.
 
     Raises SpecrunError if they are further apart than LARGEST_ERRORS allows for `type_name`. Where
     transformers is not installed, or cannot open the checkpoint, the result says so.
@@ -138,9 +73,8 @@ def check_logits(
     if not error_found <= allowed:  # not a number is no match either
         raise SpecrunError(
             f"the logits of the file are not the checkpoint's: off by {error_found:.1e} of the "
-            "largest, and "
-            f"{allowed:g} is allowed for {type_name}; nothing was kept (--no-verify keeps it all "
-            "the same)"
+            f"largest, and {allowed:g} is allowed for {type_name}; nothing was kept (--no-verify "
+            "keeps it all the same)"
         )
     same = float(np.mean(found.argmax(axis=1) == wanted.argmax(axis=1)))
     return LogitCheck(error_found, allowed, same, len(tokens))
@@ -189,9 +123,8 @@ def _reference(folder: Path, tokens: list[int], *, allow_pickle: bool) -> Logits
     except MemoryError:
         raise
     except Exception as error:  # whatever its code for this one architecture may raise
-        reason = next(
-            (line for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
+        lines = (line for line in str(error).splitlines() if line.strip())
+        reason = next(lines, type(error).__name__)
         raise _CannotCompareError(
             f"transformers cannot open the checkpoint ({reason[:200]})"
         ) from error

@@ -1,7 +1,6 @@
-"""Llama models with random weights: real files for tests, and for measuring what a model's size
-costs.
+"""Llama models with random weights, for tests and for measuring what a model's size costs.
 
-Tensors of random numbers for files that nobody trained: drawn, and quantized, a piece at a time.
+Tensors are drawn, and quantized, a piece at a time.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ _PIECE = 1 << 22  # numbers drawn at a time
 def random_matrix(
     name: str, shape: tuple[int, int], type_name: str, *, seed: int, spread: float
 ) -> PlannedTensor:
-    """Return a matrix of normal numbers around 0 whose standard deviation is `spread`, of F32, F16
-    or a quantized type.
+    """Return a matrix of N(0, `spread`²) numbers, of F32, F16 or a quantized type.
 
     Same name, shape, seed and spread, same numbers, whatever else a file holds. Quantized types
     need rows that their blocks divide; writing raises OptionError for others.
@@ -38,10 +36,8 @@ def random_matrix(
         source = _source(seed, name)
         rows = max(1, _PIECE // shape[1])
         for start in range(0, shape[0], rows):
-            numbers = source.standard_normal(
-                (min(rows, shape[0] - start), shape[1]), dtype=np.float32
-            )
-            numbers *= np.float32(spread)
+            piece = (min(rows, shape[0] - start), shape[1])
+            numbers = source.standard_normal(piece, dtype=np.float32) * np.float32(spread)
             if type_name in STORED_TYPES:
                 yield numbers.astype(STORED_TYPES[type_name])
             else:
@@ -53,8 +49,7 @@ def random_matrix(
 def random_vector(
     name: str, size: int, *, seed: int, mean: float, spread: float, part: str = "weight"
 ) -> PlannedTensor:
-    """Return a float32 vector of normal numbers around `mean`: the weights of a norm, or with
-    `part` "bias" a bias."""
+    """Return a float32 vector of N(`mean`, `spread`²) numbers; `part` is "weight" or "bias"."""
 
     def load() -> npt.NDArray[Any]:
         numbers = _source(seed, name).standard_normal((size,), dtype=np.float32)
@@ -149,11 +144,10 @@ def write_random_llama(
     vocabulary = spec.vocabulary or synthetic_vocabulary(
         spec.vocab_size, controls=spec.controls, eos=spec.eos, chat_template=spec.chat_template
     )
-    metadata = _describe(spec, len(vocabulary.tokens))
+    size = len(vocabulary.tokens)
+    metadata = _describe(spec, size)
     vocabulary.describe(metadata)
-    write_gguf(
-        path, spec.architecture, metadata, list(_tensors(spec, len(vocabulary.tokens))), force=force
-    )
+    write_gguf(path, spec.architecture, metadata, list(_tensors(spec, size)), force=force)
 
 
 def _describe(spec: RandomLlama, vocab_size: int) -> Metadata:
@@ -161,13 +155,10 @@ def _describe(spec: RandomLlama, vocab_size: int) -> Metadata:
     metadata.text("general.name", f"random {spec.architecture} {spec.seed}")
     metadata.count("general.file_type", _FILE_TYPES[spec.file_type])
     prefix = spec.architecture
-    metadata.count(f"{prefix}.vocab_size", vocab_size)
-    metadata.count(f"{prefix}.context_length", spec.context)
-    metadata.count(f"{prefix}.embedding_length", spec.width)
+    metadata.counts(prefix, vocab_size=vocab_size, context_length=spec.context)
+    metadata.counts(prefix, embedding_length=spec.width, feed_forward_length=spec.ffn)
     metadata.count(f"{prefix}.block_count", spec.layers)
-    metadata.count(f"{prefix}.feed_forward_length", spec.ffn)
-    metadata.count(f"{prefix}.attention.head_count", spec.heads)
-    metadata.count(f"{prefix}.attention.head_count_kv", spec.kv_heads)
+    metadata.counts(f"{prefix}.attention", head_count=spec.heads, head_count_kv=spec.kv_heads)
     metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon", 1e-5)
     metadata.count(f"{prefix}.rope.dimension_count", spec.head_width)
     metadata.number(f"{prefix}.rope.freq_base", 10000.0)
@@ -176,8 +167,7 @@ def _describe(spec: RandomLlama, vocab_size: int) -> Metadata:
 
 def _tensors(spec: RandomLlama, vocab_size: int) -> Iterator[PlannedTensor]:
     width, ffn, kv_width = spec.width, spec.ffn, spec.kv_heads * spec.head_width
-    # Every hidden state is normed to 1 before the output matrix: its rows alone decide the logits'
-    # spread.
+    # Every hidden state is normed to 1 before the output: its rows alone decide the logits' spread.
     spread = spec.scale / width**0.5
     yield _matrix(spec, "token_embd", (vocab_size, width), spread if spec.tied else 1.0)
     yield _norm(spec, "output_norm", 0.0)

@@ -1,5 +1,4 @@
-"""Which tensors of a checkpoint become which of the GGUF file: everything checked before a number
-is read."""
+"""Tensors of a checkpoint mapped to those of the GGUF file, and checked before any is read."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.bindings.gguf import stored_bytes
 from specrun.convert.checkpoint import Checkpoint, SourceTensor
 from specrun.convert.families.family import Family, TensorRule
@@ -48,8 +46,7 @@ class MappedTensor:
 
 
 def map_tensors(checkpoint: Checkpoint, family: Family, type_name: str) -> list[MappedTensor]:
-    """Return the file's tensors in order; `type_name` is what those get that are not always
-    float32.
+    """Return the file's tensors in order; `type_name` is the type of those not always float32.
 
     Raises MalformedFileError naming all tensors that are missing, or one of another shape than the
     config says, UnsupportedModelError naming all that the family does not know.
@@ -57,9 +54,8 @@ def map_tensors(checkpoint: Checkpoint, family: Family, type_name: str) -> list[
     # Where embeddings are tied, an output matrix that is there all the same is a copy of them.
     # Heads that draft for the model are files of their own.
     left_out = ("lm_head.weight", "medusa_head.")
-    return map_rules(
-        checkpoint, family.rules(checkpoint.config), lambda _: type_name, left_out=left_out
-    )
+    rules = family.rules(checkpoint.config)
+    return map_rules(checkpoint, rules, lambda _: type_name, left_out=left_out)
 
 
 def map_rules(
@@ -69,8 +65,7 @@ def map_rules(
     *,
     left_out: Collection[str] = (),
 ) -> list[MappedTensor]:
-    """Return the tensors of `rules` in order; `type_of` says the type of those that are not of one
-    type in every file.
+    """Return the tensors of `rules` in order; `type_of` says the type where it is not fixed.
 
     `left_out` are names of the checkpoint's tensors that are known and not wanted; one that ends in
     a dot stands for all that begin so. Raises as `map_tensors`.
@@ -78,6 +73,7 @@ def map_rules(
     mapped: list[MappedTensor] = []
     used: set[str] = set()
     missing: list[str] = []
+    # All that is missing is named at once; nothing more is mapped after the first of them.
     for rule in rules:
         missing += [name for name in rule.sources if name not in checkpoint.tensors]
         if len(missing) > _MOST_NAMED:
@@ -88,9 +84,8 @@ def map_rules(
         used.update(rule.sources)
         mapped.append(MappedTensor(rule, sources, rule.fixed_type or type_of(rule)))
     if missing:
-        raise MalformedFileError(
-            f"{checkpoint.folder} has no tensor {_listed(missing)}: it is incomplete, or not "
-            "what config.json says"
+        raise checkpoint.malformed(
+            f"has no tensor {_listed(missing)}: it is incomplete, or not what config.json says"
         )
     _check_left(checkpoint, used, left_out)
     return mapped
@@ -107,15 +102,12 @@ def usual_type(checkpoint: Checkpoint) -> str:
 
 
 def _check_left(checkpoint: Checkpoint, used: Collection[str], left_out: Collection[str]) -> None:
-    left = [
-        name for name in checkpoint.tensors if name not in used and not name.endswith(_COMPUTED)
-    ]
     beginnings = tuple(name for name in left_out if name.endswith("."))
-    left = [name for name in left if name not in left_out and not name.startswith(beginnings)]
+    known = {*used, *left_out}
+    left = [name for name in checkpoint.tensors if name not in known]
+    left = [name for name in left if not (name.endswith(_COMPUTED) or name.startswith(beginnings))]
     if left:
-        raise UnsupportedModelError(
-            f"{checkpoint.folder} has tensors its architecture does not know: {_listed(left)}"
-        )
+        raise checkpoint.unsupported(f"has tensors its architecture does not know: {_listed(left)}")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,12 +1,9 @@
-"""The numbers of a checkpoint's tensors on their way into the file: read, hashed and converted in
-pieces.
+"""Tensors of a checkpoint on their way into the file: read, hashed and converted in pieces.
 
 Worker threads read, hash and convert pieces beside each other (all of that runs without Python's
 lock) while the caller writes, in order. Files are read in pieces rather than mapped: a mapped file
 that shrinks, or a disk that fails, would end the process and leave a half-written file behind, and
 what was mapped counts as its memory.
-
-Reopens a file that was just written, and compares it with what was meant.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -57,12 +53,7 @@ class TensorStream:
     def __enter__(self) -> TensorStream:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
     def pieces(self, tensor: MappedTensor) -> Iterator[Array]:
@@ -79,23 +70,17 @@ class TensorStream:
         kinds = {source.type_name for source in tensor.sources}
         as_bits = rule.moves_only and len(kinds) == 1
         raws = [self._whole(source) for source in tensor.sources]
+        both = zip(tensor.sources, raws, strict=True)
         if as_bits:
             kind = kinds.pop()
-            numbers = rule.change(
-                *(
-                    raw.reshape(source.shape)
-                    for source, raw in zip(tensor.sources, raws, strict=True)
-                )
-            )
+            numbers = rule.change(*(raw.reshape(source.shape) for source, raw in both))
         else:
-            numbers = rule.change(
-                *(source.as_numbers(raw) for source, raw in zip(tensor.sources, raws, strict=True))
-            )
-        del raws
+            numbers = rule.change(*(source.as_numbers(raw) for source, raw in both))
+        del raws, both
         if numbers.shape != tensor.shape:
-            problem = f"{numbers.shape}, not {tensor.shape}"
             raise SpecrunError(
-                f"the tensor {tensor.name} came out as {problem}: this is a mistake in specrun"
+                f"the tensor {tensor.name} came out as {numbers.shape}, not {tensor.shape}: this "
+                "is a mistake in specrun"
             )
         flat = np.ascontiguousarray(numbers).reshape(-1)
         del numbers
@@ -157,8 +142,7 @@ def _places(n: int, item_bytes: int) -> Iterator[slice]:
 
 
 def check_written(path: Path, tensors: Sequence[MappedTensor]) -> None:
-    """Raise SpecrunError unless the file has these tensors, by name, shape and type, and all their
-    bytes."""
+    """Raise SpecrunError unless the file has exactly these names, shapes, types and sizes."""
     written = {tensor.name: tensor for tensor in read_header(path).tensors}
     wanted = {tensor.name: tensor for tensor in tensors}
     if written.keys() != wanted.keys():

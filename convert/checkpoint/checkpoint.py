@@ -11,6 +11,7 @@ from specrun.convert.checkpoint.json_file import JsonObject, read_json_object
 from specrun.convert.checkpoint.pickled_file import PICKLE_ENDINGS, read_pickle
 from specrun.convert.checkpoint.safetensors_file import read_safetensors
 from specrun.convert.checkpoint.source_tensor import SourceTensor
+from specrun.convert.names import Named
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -21,12 +22,17 @@ _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Named):
     """An opened folder: nothing of the weights is in memory until a tensor is read."""
 
     folder: Path
     config: JsonObject
     tensors: Mapping[str, SourceTensor]
+
+    @property
+    def shown(self) -> str:
+        """The folder."""
+        return str(self.folder)
 
     def optional(self, name: str) -> JsonObject:
         """Return the JSON file `name` of the folder, an empty object where it is absent."""
@@ -37,9 +43,7 @@ class Checkpoint:
         """Return a tensor; raises MalformedFileError if it is missing or has another shape."""
         stored = self.tensors.get(name)
         if stored is None:
-            raise MalformedFileError(
-                f"{self.folder} has no tensor {name}: the checkpoint is incomplete"
-            )
+            raise self.malformed(f"has no tensor {name}: the checkpoint is incomplete")
         if stored.shape != shape:
             raise MalformedFileError(
                 f"{stored.path} has {name} of shape {stored.shape}, where {shape} is needed"
@@ -81,19 +85,18 @@ def _find_tensors(
         return read_safetensors(folder / _WEIGHTS)
     if pickles and not allow_pickle:
         raise UnsupportedModelError(
-            f"{folder} has its weights in {(own or pickles)[0]}, a pickle, which can run code "
-            "when it is opened: "
-            "get the checkpoint as safetensors, or open it with --allow-pickle, which lets it "
-            "build tensors only"
+            f"{folder} has its weights in {(own or pickles)[0]}, a pickle, which can run code when "
+            "it is opened: get the checkpoint as safetensors, or open it with --allow-pickle, "
+            "which lets it build tensors only"
         )
     if own:
         return read_pickle(folder / own[0])
     if (folder / _PICKLED_INDEX).exists():
         return _read_shards(folder / _PICKLED_INDEX, PICKLE_ENDINGS, read_pickle)
-    if len(pickles) == 1 or _PICKLED_WEIGHTS in pickles:
-        return read_pickle(
-            folder / (_PICKLED_WEIGHTS if _PICKLED_WEIGHTS in pickles else pickles[0])
-        )
+    if _PICKLED_WEIGHTS in pickles:
+        return read_pickle(folder / _PICKLED_WEIGHTS)
+    if len(pickles) == 1:
+        return read_pickle(folder / pickles[0])
     if pickles:
         raise UnsupportedModelError(
             f"{folder} has several pickles ({', '.join(pickles[:4])}) and no {_PICKLED_INDEX}"
@@ -118,14 +121,9 @@ def _read_shards(
     for name in names.values:
         file_name = names.text(name)
         # A name from the index must not lead out of the folder.
-        if (
-            not file_name.endswith(endings)
-            or Path(file_name).name != file_name
-            or "\\" in file_name
-        ):
-            raise MalformedFileError(
-                f"{index.shown} puts {name} into {file_name!r}, not a file of the folder"
-            )
+        inside = Path(file_name).name == file_name and "\\" not in file_name
+        if not file_name.endswith(endings) or not inside:
+            raise index.malformed(f"puts {name} into {file_name!r}, not a file of the folder")
         if file_name not in shards:
             shards[file_name] = read(folder / file_name)
         if name not in shards[file_name]:
@@ -134,5 +132,5 @@ def _read_shards(
             )
         tensors[name] = shards[file_name][name]
     if not tensors:
-        raise MalformedFileError(f"{index.shown} names no tensors")
+        raise index.malformed("names no tensors")
     return tensors

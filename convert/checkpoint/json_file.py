@@ -1,19 +1,20 @@
-"""JSON files of a checkpoint, read with named errors: an object whose values are asked for by
-kind."""
+"""JSON files of a checkpoint as objects whose values are asked for by kind, with named errors."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError
+from specrun.convert.names import Named
 
 _LARGEST = 200 << 20  # the largest tokenizer.json in use has about 35 MB
 
 
-class JsonObject:
+class JsonObject(Named):
     """A JSON object and where it came from. A `null` counts as absent.
 
     Each method returns the value of a key, or `default` where it is absent, and raises
@@ -22,7 +23,12 @@ class JsonObject:
 
     def __init__(self, values: Mapping[str, Any], shown: str) -> None:
         self.values = values
-        self.shown = shown
+        self._shown = shown
+
+    @property
+    def shown(self) -> str:
+        """Where it came from."""
+        return self._shown
 
     def __contains__(self, key: str) -> bool:
         return self.values.get(key) is not None
@@ -33,28 +39,18 @@ class JsonObject:
 
     def count(self, key: str, default: int | None = None) -> int:
         """Return a whole number of at least 1 that fits 32 bits."""
-        return int(
-            self._get(
-                key, default, lambda v: type(v) is int and 0 < v < 2**32, "a positive whole number"
-            )
-        )
+        value = self._get(key, default, lambda v: _is_id(v) and v > 0, "a positive whole number")
+        return int(value)
 
     def token(self, key: str) -> int | None:
         """Return a token id, or None where it is absent."""
         if key not in self:
             return None
-        return int(self._get(key, None, lambda v: type(v) is int and 0 <= v < 2**32, "a token id"))
+        return int(self._get(key, None, _is_id, "a token id"))
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0."""
-        return float(
-            self._get(
-                key,
-                default,
-                lambda v: type(v) in (int, float) and 0 < v < 1e30,
-                "a positive number",
-            )
-        )
+        return float(self._get(key, default, is_positive, "a positive number"))
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """Return true or false."""
@@ -74,30 +70,53 @@ class JsonObject:
         value = self._get(key, {}, lambda v: isinstance(v, dict), "an object")
         return JsonObject(value, f"{key} in {self.shown}")
 
-    def _get(self, key: str, default: Any, fits: Any, kind: str) -> Any:  # noqa: ANN401 - any JSON value
+    def _get(self, key: str, default: Any, fits: Any, kind: str) -> Any:  # noqa: ANN401 - any JSON
         value = self.values.get(key)
         if value is None:
             if default is None:
-                raise MalformedFileError(f"{self.shown} does not say {key!r}, which must be {kind}")
+                raise self.malformed(f"does not say {key!r}, which must be {kind}")
             return default
         if not fits(value):
             shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:80] + "..."
-            raise MalformedFileError(f"{self.shown} has {key} = {shown}, which is not {kind}")
+            raise self.malformed(f"has {key} = {shown}, which is not {kind}")
         return value
+
+
+def is_positive(value: object) -> bool:
+    """Return whether a JSON value is a number above 0, and not infinity or close to it."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e30
+
+
+def _is_id(value: Any) -> bool:  # noqa: ANN401 - any JSON value
+    return type(value) is int and 0 <= value < 2**32
 
 
 def read_json_object(path: Path) -> JsonObject:
     """Read a JSON file whose outermost value is an object.
 
-    Raises FileMissingError if it is not there or cannot be read, MalformedFileError if it is
-    something else.
+    Raises FileMissingError if it is not there or cannot be read, MalformedFileError for others.
     """
-    try:
+    return parse_json_object(read_small_file(path, "such a file"), str(path))
+
+
+def read_small_file(path: Path, kind: str) -> bytes:
+    """Return the bytes of a file; raises MalformedFileError if it is too large for `kind`.
+
+    Raises FileMissingError if it is not there or cannot be read.
+    """
+    with named_errors(path):
         if path.stat().st_size > _LARGEST:
             raise MalformedFileError(
-                f"{path} has more than {_LARGEST >> 20} MB, too much for such a file"
+                f"{path} has more than {_LARGEST >> 20} MB, too much for {kind}"
             )
-        data = path.read_bytes()
+        return path.read_bytes()
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError of opening or reading `path` into a FileMissingError that says what to do."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise FileMissingError(
             f"there is no {path.name} in {path.parent}; is the checkpoint complete?"
@@ -106,12 +125,10 @@ def read_json_object(path: Path) -> JsonObject:
         raise FileMissingError(
             f"{path} cannot be read ({error.strerror}); check its permissions"
         ) from error
-    return parse_json_object(data, str(path))
 
 
 def parse_json_object(data: bytes, shown: str) -> JsonObject:
-    """Return the JSON object in `data`; raises MalformedFileError, naming it `shown`, if it is not
-    one."""
+    """Return the JSON object in `data`, `shown` in messages; raises MalformedFileError."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

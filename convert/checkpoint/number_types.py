@@ -1,6 +1,6 @@
-"""From one number type of weights to another, refusing what would be lost.
+"""Number types of weights: conversions that refuse what would be lost.
 
-Bfloat16, which numpy lacks: the upper 16 bits of a float32, kept here as uint16.
+Bfloat16, which numpy lacks, is the upper 16 bits of a float32, kept here as uint16.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.bindings.quantizer import half_from_bfloat16
 
 Bits = npt.NDArray[np.uint16]
+
+# The largest number that does not become infinite when it is rounded to the type.
+_LARGEST = {"F16": 65504.0, "BF16": 3.3895e38, "F32": float(np.finfo(np.float32).max)}
+_MAGNITUDE = np.uint16(0x7FFF)
+_BLOCK = 1 << 16  # numbers at a time, so that what lies between the steps stays in the cache
 
 
 def widened(bits: Bits) -> npt.NDArray[np.float32]:
@@ -29,29 +34,20 @@ def bfloat16_bits(array: npt.NDArray[np.float32]) -> Bits:
     return ((bits + np.uint32(0x7FFF) + last) >> np.uint32(16)).astype(np.uint16)
 
 
-# The largest number that does not become infinite when it is rounded to the type.
-_LARGEST = {"F16": 65504.0, "BF16": 3.3895e38, "F32": float(np.finfo(np.float32).max)}
-_MAGNITUDE = np.uint16(0x7FFF)
-_BLOCK = 1 << 16  # numbers at a time, so that what lies between the steps stays in the cache
-
-
 def stored_as(array: npt.NDArray[Any], type_name: str, shown: str) -> npt.NDArray[Any]:
-    """Return floating-point numbers as F32, F16 or BF16 (its 16 bits as uint16), rounded to
-    nearest; whole ones as I64.
+    """Return numbers as F32, F16 or BF16 (as uint16), rounded to nearest; whole numbers as I64.
 
     Raises MalformedFileError if a number is not finite, UnsupportedModelError if one is too large
     for the type; `shown` names the tensor.
     """
-    if type_name == "I64":
-        if not np.issubdtype(array.dtype, np.signedinteger):
-            raise UnsupportedModelError(
-                f"{shown} holds {array.dtype} numbers, where whole ones are needed"
-            )
-        return array.astype(np.int64, copy=False)
-    if not np.issubdtype(array.dtype, np.floating):
+    wanted = np.signedinteger if type_name == "I64" else np.floating
+    if not np.issubdtype(array.dtype, wanted):
+        needed = "whole" if type_name == "I64" else "floating-point"
         raise UnsupportedModelError(
-            f"{shown} holds {array.dtype} numbers, where floating-point ones are needed"
+            f"{shown} holds {array.dtype} numbers, where {needed} ones are needed"
         )
+    if type_name == "I64":
+        return array.astype(np.int64, copy=False)
     largest = max(float(np.max(array)), -float(np.min(array))) if array.size else 0.0
     _check_largest(largest, type_name, shown)
     if type_name == "F16":
@@ -65,8 +61,7 @@ def raw_stored_as(
 ) -> npt.NDArray[Any]:
     """Return the numbers of a checkpoint, in the numpy type of `source_type`, as `stored_as` would.
 
-    Bfloat16 comes as its 16 bits and is never widened where it need not be. Raises as `stored_as`
-    does.
+    Bfloat16 comes as its 16 bits, widened only where it must be. Raises as `stored_as` does.
     """
     if source_type != "BF16" or type_name == "F32":
         return stored_as(widened(raw) if source_type == "BF16" else raw, type_name, shown)
@@ -82,9 +77,8 @@ def _largest_magnitude(bits: npt.NDArray[np.uint16]) -> int:
     largest = 0
     for start in range(0, bits.size, _BLOCK):
         block = bits[start : start + _BLOCK]
-        largest = max(
-            largest, int(np.bitwise_and(block, _MAGNITUDE, out=magnitudes[: block.size]).max())
-        )
+        np.bitwise_and(block, _MAGNITUDE, out=magnitudes[: block.size])
+        largest = max(largest, int(magnitudes[: block.size].max()))
     return largest
 
 

@@ -1,5 +1,4 @@
-"""Pickled checkpoints (.bin, .pt, .pth), opened by torch with `weights_only=True` and in no other
-way.
+"""Pickled checkpoints (.bin, .pt, .pth), opened by torch with `weights_only=True` only.
 
 A pickle is a program. `weights_only` lets it build tensors and plain containers and nothing else;
 where it refuses a file, the file is refused: there is no second try.
@@ -18,26 +17,21 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import (
-    FileMissingError,
     MalformedFileError,
     MissingPackageError,
     SpecrunError,
     UnsupportedModelError,
 )
+from specrun.convert.checkpoint.json_file import named_errors
 from specrun.convert.checkpoint.source_tensor import NUMBER_TYPES, SourceTensor
 
 PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
 # Before 2.6 a file could get around weights_only (CVE-2025-32434).
 _SAFE_TORCH = (2, 6)
-_TYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-}
-_TYPES["bool"] = "BOOL"
+_TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_TYPES |= {"int64": "I64", "int32": "I32", "bool": "BOOL"}
+# What torch raises for damaged files, beside OSError.
+_DAMAGED = (RuntimeError, ValueError, EOFError, OSError, LookupError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,39 +77,30 @@ def _load(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
         raise SpecrunError(
             f"torch {torch.__version__} cannot open {path} safely: install torch 2.6 or later"
         )
+    with named_errors(path):
+        size = path.stat().st_size
+    if size and not zipfile.is_zipfile(path):
+        raise UnsupportedModelError(
+            f"{path} is not a file that torch 1.6 or later saved, or is truncated: "
+            "get the checkpoint as safetensors, or download it again"
+        )
     try:
-        if path.stat().st_size and not zipfile.is_zipfile(path):
-            raise UnsupportedModelError(
-                f"{path} is not a file that torch 1.6 or later saved, or is truncated: "
-                "get the checkpoint as safetensors, or download it again"
-            )
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise UnsupportedModelError(
             f"{path} asks for more than tensors, which could run code: nothing of it was run; "
             "get the checkpoint as safetensors"
         ) from error
-    except FileNotFoundError as error:
-        raise FileMissingError(f"there is no file {path}; is the checkpoint complete?") from error
-    except (
-        RuntimeError,
-        ValueError,
-        EOFError,
-        OSError,
-        KeyError,
-        IndexError,
-        TypeError,
-        AttributeError,
-    ) as error:
+    except _DAMAGED as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise MalformedFileError(
             f"{path} is damaged, torch cannot open it ({reason}); download it again"
         ) from error
 
 
-def _pickled(path: Path, name: str, tensor: Any) -> PickledTensor:  # noqa: ANN401 - whatever the file holds
+def _pickled(path: Path, name: str, tensor: Any) -> PickledTensor:  # noqa: ANN401 - anything
     kind = str(getattr(tensor, "dtype", type(tensor).__name__)).removeprefix("torch.")
-    if kind not in _TYPES or tensor.layout != _strided():
+    if kind not in _TYPES or str(tensor.layout) != "torch.strided":
         known = ", ".join(_TYPES)
         raise UnsupportedModelError(
             f"{path} stores {name} as {kind}: only dense tensors of {known} can be read"
@@ -123,9 +108,3 @@ def _pickled(path: Path, name: str, tensor: Any) -> PickledTensor:  # noqa: ANN4
     if tensor.numel() == 0:
         raise MalformedFileError(f"{path} is damaged: {name} is empty; download it again")
     return PickledTensor(path, name, _TYPES[kind], tuple(tensor.shape), tensor.detach())
-
-
-def _strided() -> Any:  # noqa: ANN401 - a torch layout
-    import torch
-
-    return torch.strided

@@ -1,11 +1,8 @@
-"""Safetensors files: the header checked, the numbers read one tensor at a time.
+"""Safetensors files: the header is checked, numbers are read one tensor or piece at a time.
 
 The format: a length of 8 bytes (little-endian), a JSON object of that length with type, shape and
 extent of each tensor, and the data. Read here because numpy has no bfloat16, which the safetensors
-package needs.
-
-Reads an array out of a file, at once: not mapped, because a mapped file that shrinks ends the
-process.
+package needs. Nothing is mapped: a mapped file that shrinks ends the process.
 """
 
 from __future__ import annotations
@@ -19,8 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, UnsupportedModelError
-from specrun.convert.checkpoint.json_file import JsonObject, parse_json_object
+from specrun.convert.checkpoint.json_file import JsonObject, named_errors, parse_json_object
 from specrun.convert.checkpoint.source_tensor import NUMBER_TYPES, SourceTensor
+
+_LARGEST_HEADER = 100_000_000  # the format's own limit
+_AGAIN = "download it again"
 
 
 def read_array(
@@ -37,10 +37,6 @@ def read_array(
     if array.size != prod(shape):
         raise MalformedFileError(f"{path} became shorter while it was read")
     return array.reshape(shape)
-
-
-_LARGEST_HEADER = 100_000_000  # the format's own limit
-_AGAIN = "download it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,32 +57,20 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     Raises FileMissingError if it cannot be read, MalformedFileError if it is truncated or
     contradicts itself, UnsupportedModelError if it has numbers of an unknown type.
     """
-    try:
+    with named_errors(path), path.open("rb") as file:
         size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or not 2 <= length <= min(_LARGEST_HEADER, size - 8):
-                raise MalformedFileError(
-                    f"{path} is truncated, or not a safetensors file; {_AGAIN}"
-                )
-            header = parse_json_object(file.read(length), f"the header of {path}")
-    except FileNotFoundError as error:
-        raise FileMissingError(f"there is no file {path}; is the checkpoint complete?") from error
-    except OSError as error:
-        raise FileMissingError(
-            f"{path} cannot be read ({error.strerror}); check its permissions"
-        ) from error
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or not 2 <= length <= min(_LARGEST_HEADER, size - 8):
+            raise MalformedFileError(f"{path} is truncated, or not a safetensors file; {_AGAIN}")
+        header = parse_json_object(file.read(length), f"the header of {path}")
     names = [name for name in header.values if name != "__metadata__"]
     return {name: _stored(path, header, name, 8 + length, size) for name in names}
 
 
 def _stored(path: Path, header: JsonObject, name: str, start: int, size: int) -> StoredTensor:
     entry = header.object(name)
-    type_name, shape, extent = (
-        entry.text("dtype"),
-        entry.items("shape"),
-        entry.items("data_offsets"),
-    )
+    type_name = entry.text("dtype")
+    shape, extent = entry.items("shape"), entry.items("data_offsets")
     if type_name not in NUMBER_TYPES:
         raise UnsupportedModelError(
             f"{path} stores {name} as {type_name}: only {', '.join(NUMBER_TYPES)} can be read"
@@ -98,10 +82,10 @@ def _stored(path: Path, header: JsonObject, name: str, start: int, size: int) ->
     begin, end = extent
     n_bytes = prod(shape) * np.dtype(NUMBER_TYPES[type_name]).itemsize
     if end - begin != n_bytes or n_bytes == 0:
-        problem = (
-            f"{name} of shape {tuple(shape)} takes {end - begin:,} bytes instead of {n_bytes:,}"
+        takes = f"takes {end - begin:,} bytes instead of {n_bytes:,}"
+        raise MalformedFileError(
+            f"{path} is damaged: {name} of shape {tuple(shape)} {takes}; {_AGAIN}"
         )
-        raise MalformedFileError(f"{path} is damaged: {problem}; {_AGAIN}")
     if start + end > size:
         raise MalformedFileError(
             f"{path} is truncated: {name} ends {start + end - size:,} bytes behind it; {_AGAIN}"

@@ -1,11 +1,9 @@
-"""A tensor of a checkpoint that stays in its file until it is read, whole or in pieces.
+"""Tensors of a checkpoint, left in their file until they are read, and the digest of a checkpoint.
 
-What a file was converted from, as one number: the SHA-256 that a converted file carries.
-
-It covers the files that say how to read the checkpoint and the tensors that were converted, each by
-name, type, shape and numbers, and nothing of how they are spread over shards. Numbers are hashed in
-pieces of `PIECE_BYTES`, so that pieces can be hashed beside each other, and then the hashes of the
-pieces.
+The digest is the SHA-256 that a converted file carries. It covers the files that say how to read
+the checkpoint and the tensors that were converted, each by name, type, shape and numbers, and
+nothing of how they are spread over shards. Numbers are hashed in pieces of `PIECE_BYTES`, so that
+pieces can be hashed beside each other, and then the hashes of the pieces.
 """
 
 from __future__ import annotations
@@ -24,22 +22,25 @@ import numpy.typing as npt
 from specrun.convert.checkpoint.number_types import widened
 
 NUMBER_TYPES: dict[str, npt.DTypeLike] = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": "<u2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "BOOL": "|b1",
+    **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"},
+    **{"I64": "<i8", "I32": "<i4", "BOOL": "|b1"},
 }
-"""The number types of checkpoints that can be read, with the numpy type that holds them; BF16 as
-its 16 bits."""
+"""The readable number types, with the numpy type that holds them; BF16 as its 16 bits."""
+
+PIECE_BYTES = 4 << 20
+SOURCE_KEY = "specrun.source.sha256"
+"""The key of the metadata with the digest."""
+
+_FILES = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer.model"),
+    *("tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt"),
+    *("added_tokens.json", "chat_template.jinja"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor(ABC):
-    """What is known of a tensor before it is read: `type_name` is one of NUMBER_TYPES, `shape` rows
-    first."""
+    """A tensor before it is read: `type_name` is one of NUMBER_TYPES, `shape` has rows first."""
 
     path: Path
     name: str
@@ -71,24 +72,6 @@ class SourceTensor(ABC):
     def as_numbers(self, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return what `read` would, from all of the raw numbers."""
         return (widened(raw) if self.type_name == "BF16" else raw).reshape(self.shape)
-
-
-PIECE_BYTES = 4 << 20
-SOURCE_KEY = "specrun.source.sha256"
-"""The key of the metadata."""
-
-_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "chat_template.jinja",
-)
 
 
 class SourceDigest:

@@ -7,23 +7,8 @@ from specrun.convert.cut.cut import (
     CutReport,
     LayeredModel,
     cut_layers,
+    parse_layers,
+    range_text,
 )
 from specrun.convert.cut.layer_rules import RULES
-from specrun.convert.cut.layer_selection import parse_layers, range_text
 from specrun.convert.cut.pad import PADDED_FROM, PADDED_PARAMETERS, PadReport, pad_ffn
-
-__all__ = [
-    "CUT_LAYERS",
-    "CUT_SOURCE",
-    "CUT_SOURCE_LAYERS",
-    "PADDED_FROM",
-    "PADDED_PARAMETERS",
-    "RULES",
-    "CutReport",
-    "LayeredModel",
-    "PadReport",
-    "cut_layers",
-    "pad_ffn",
-    "parse_layers",
-    "range_text",
-]

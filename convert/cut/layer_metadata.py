@@ -23,18 +23,13 @@ _PER_LAYER_ANYWHERE = ("xielu.alpha_n", "xielu.alpha_p", "xielu.beta", "xielu.ep
 # Arrays of anything else.
 _NOT_PER_LAYER = (
     *("rope.dimension_sections", "adapters.token_ids_activate", "adapters.token_ids_substitute"),
-    *(
-        "classifier.output_labels",
-        "ple.layer_multipliers",
-        "ple.head_offsets",
-        "ple.head_vocab_sizes",
-    ),
+    *("classifier.output_labels", "ple.layer_multipliers", "ple.head_offsets"),
+    "ple.head_vocab_sizes",
 )
+# Arrays of layer numbers: only models that can do nothing but exit early have them, so they stay.
 _LAYER_NUMBERS = ("ple.layers",)
-"""Arrays of layer numbers; only models that can do nothing but exit early have them, so the numbers
-stay."""
+# Keys that say how many of the first layers are of another kind.
 _LEADING = ("leading_dense_block_count", "hash_layer_count")
-"""How many of the first layers are of another kind."""
 
 
 def lowered_facts(facts: LayerFacts, kept: Sequence[int]) -> LayerFacts:
@@ -48,12 +43,12 @@ def lowered_facts(facts: LayerFacts, kept: Sequence[int]) -> LayerFacts:
 
 
 def missing_kind(facts: LayerFacts, rules: LayerRules, kept: Sequence[int]) -> str:
-    """Return which kind of layer is needed and not kept, "" for none: llama.cpp makes a cache for
-    each kind.
+    """Return the kind of layer that the cut lacks and llama.cpp needs for a cache, "" for none.
 
     It ends the process where a model with sliding windows has no layer with one, or a hybrid only
     one kind.
     """
+    # Derived from layer numbers, or stated by the file as an array.
     values = {pattern.key: pattern.values(facts) for pattern in rules.patterns}
 
     def lost(key: str, kind: bool) -> bool:
@@ -64,11 +59,9 @@ def missing_kind(facts: LayerFacts, rules: LayerRules, kept: Sequence[int]) -> s
         return "a sliding window"
     if lost("attention.recurrent_layers", True) or lost("attention.head_count_kv", False):
         return "a recurrent state"
-    return (
-        "attention"
-        if lost("attention.recurrent_layers", False) or lost("attention.head_count_kv", True)
-        else ""
-    )
+    if lost("attention.recurrent_layers", False) or lost("attention.head_count_kv", True):
+        return "attention"
+    return ""
 
 
 def cut_metadata(
@@ -140,8 +133,7 @@ def _state_head_width(metadata: Metadata, facts: LayerFacts, kept: Sequence[int]
 def _write_patterns(
     metadata: Metadata, facts: LayerFacts, rules: LayerRules, kept: Sequence[int]
 ) -> None:
-    """Write out the patterns by layer number that the cut breaks; arrays that the file has are cut
-    already."""
+    """Write the patterns by layer number that the cut breaks; stored arrays are cut already."""
     lowered = lowered_facts(facts, kept)
     for pattern in rules.patterns:
         before = pattern.values(facts)
@@ -149,9 +141,4 @@ def _write_patterns(
             continue
         wanted = [before[layer] for layer in kept]
         if wanted != pattern.values(lowered):
-            metadata.raw(
-                f"{facts.architecture}.{pattern.key}",
-                wanted,
-                GGUFValueType.ARRAY,
-                GGUFValueType.BOOL,
-            )
+            metadata.flags(f"{facts.architecture}.{pattern.key}", wanted)

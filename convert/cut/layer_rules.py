@@ -1,4 +1,4 @@
-"""What llama.cpp derives from the numbers of layers, architecture by architecture.
+"""Layer rules: the parts that llama.cpp gives to layers by their numbers, per architecture.
 
 Most architectures treat all layers alike, and state what differs one by one in the file: those can
 be cut anywhere. Some derive it from a layer's number (every fourth layer without rope), or from how
@@ -21,16 +21,14 @@ from specrun.bindings.gguf import ArrayValue, MetadataValue
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """The metadata of a model as rules read it; `n_layers` without those that predict further
-    tokens (NextN)."""
+    """A model's metadata as rules read it; `n_layers` without the NextN layers at the end."""
 
     architecture: str
     metadata: Mapping[str, MetadataValue]
     n_layers: int
 
     def number(self, key: str, default: int = 0) -> int:
-        """Return a whole number of the architecture's own keys, `default` where the file has
-        none."""
+        """Return a whole number of the architecture's own keys, or `default`."""
         value = self.metadata.get(f"{self.architecture}.{key}")
         return value if isinstance(value, int) else default
 
@@ -56,8 +54,7 @@ class Period:
     needs: str = ""
 
     def values(self, facts: LayerFacts) -> list[bool] | None:
-        """Return the pattern without the exceptions' layers, [n_layers]; None where the model has
-        none."""
+        """Return [n_layers] flags, False at the exceptions; None where the model has no pattern."""
         if self.needs and not facts.number(self.needs):
             return None
         stated = facts.array(self.key)
@@ -96,8 +93,6 @@ class LayerRules:
         return tuple(role(facts, layer) for role in self.roles)
 
 
-# -- patterns and roles ----------------------------------------------------------------------------
-
 _WINDOW, _RECURRENT = "attention.sliding_window_pattern", "attention.recurrent_layers"
 
 
@@ -124,30 +119,27 @@ def _windowed_without_rope(facts: LayerFacts, layer: int) -> Hashable:
 
 def _experts_in_steps(facts: LayerFacts, layer: int) -> Hashable:
     step = facts.number("interleave_moe_layer_step")
-    return (
-        step > 0 and layer >= facts.number("leading_dense_block_count") and (layer + 1) % step == 0
-    )
+    dense = facts.number("leading_dense_block_count")
+    return step > 0 and layer >= dense and (layer + 1) % step == 0
 
 
 def _first(_facts: LayerFacts, layer: int) -> Hashable:
     return layer == 0
 
 
-# -- refusals --------------------------------------------------------------------------------------
-
-
 def _always(reason: str) -> LayerRules:
     return LayerRules(refuse=lambda _facts: reason)
+
+
+def _exit_only(reason: str) -> LayerRules:
+    return LayerRules(exit_only=reason)
 
 
 def _shares_between_layers(facts: LayerFacts) -> str:
     if facts.number("embedding_length_per_layer_input"):
         return "one table holds the embeddings of all its layers together"
-    return (
-        "its last layers read the keys of earlier ones"
-        if facts.number("attention.shared_kv_layers")
-        else ""
-    )
+    shares = facts.number("attention.shared_kv_layers")
+    return "its last layers read the keys of earlier ones" if shares else ""
 
 
 def _sees_pictures(facts: LayerFacts) -> str:
@@ -155,39 +147,35 @@ def _sees_pictures(facts: LayerFacts) -> str:
     return "pictures enter at some of its layers" if any(index >= 0 for index in mapped) else ""
 
 
-_ENCODER = _always("it is an encoder, which writes no text")
 _SPEECH = _always("it makes sounds, not text")
 _HEAD = _always("it is a drafter made for one target")
-_SHARED_INDEX = LayerRules(
-    exit_only="some of its layers use the selection of the layer before them"
-)
-
-# -- the table -------------------------------------------------------------------------------------
+_EARLIER_INDEX = "some of its layers use the selection of the layer before them"
 
 _ALIKE = """
-    llama llama-embed deci falcon grok gpt2 gptneox mpt starcoder refact bloom stablelm qwen qwen2 qwen2moe qwen2vl
-    qwen3 qwen3moe qwen3vl qwen3vlmoe phi2 phi3 phimoe plamo plamo2 codeshell orion internlm2 minicpm minicpm3 gemma
-    starcoder2 mamba mamba2 maple jamba falcon-h1 xverse dbrx olmo olmoe openelm arctic deepseek deepseek2-ocr
-    deepseek32 chatglm glm4 glm4moe bitnet jais jais2 nemotron nemotron_h nemotron_h_moe exaone granitemoe
-    granitehybrid chameleon plm bailingmoe bailingmoe2 bailingmoe3 dots1 arcee ernie4_5 paddleocr hunyuan-moe
-    hunyuan-dense hunyuan_vl hy_v3 lfm2 lfm2moe dream llada llada-moe seed_oss grovemoe apertus minimax-m2 minimax-m3
-    cogvlm rnd1 pangu-embedded mistral3 mimo2 step35 spark2_5 maincoder kimi-linear talkie nanbeige
-"""  # noqa: E501 - as it is shown
+    " llama llama-embed deci falcon grok gpt2 gptneox mpt starcoder refact bloom stablelm qwen qwen2
+    qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe phi2 phi3 phimoe plamo plamo2 codeshell orion
+    internlm2 minicpm minicpm3 gemma starcoder2 mamba mamba2 maple jamba falcon-h1 xverse dbrx olmo
+    olmoe openelm arctic deepseek deepseek2-ocr deepseek32 chatglm glm4 glm4moe bitnet jais jais2
+    nemotron nemotron_h nemotron_h_moe exaone granitemoe granitehybrid chameleon plm bailingmoe
+    bailingmoe2 bailingmoe3 dots1 arcee ernie4_5 paddleocr hunyuan-moe hunyuan-dense hunyuan_vl
+    hy_v3 lfm2 lfm2moe dream llada llada-moe seed_oss grovemoe apertus minimax-m2 minimax-m3 cogvlm
+    rnd1 pangu-embedded mistral3 mimo2 step35 spark2_5 maincoder kimi-linear talkie nanbeige
+"""
+_ENCODERS = """
+    bert modern-bert nomic-bert nomic-bert-moe neo-bert eurobert jina-bert-v2 jina-bert-v3 t5encoder
+    gemma-embedding clip
+"""
 
 RULES: Mapping[str, LayerRules] = {
     **dict.fromkeys(_ALIKE.split(), LayerRules()),
     # Sliding windows by layer number.
     "gemma2": LayerRules(_windows(2, always=True).patterns, counts=(frozenset({46}),)),
     "gemma3": LayerRules(_windows(6).patterns, counts=(frozenset({62}),)),
-    "cohere2": _windows(4),
-    "cohere2moe": _windows(4, full_first=True),
+    **dict.fromkeys(("cohere2", "mellum", "muse-glimmer", "olmo2"), _windows(4)),
+    **dict.fromkeys(("cohere2moe", "laguna"), _windows(4, full_first=True)),
     "exaone4": LayerRules(_windows(4).patterns, counts=(frozenset({64}),)),
     "exaone-moe": _windows(4, always=True),
     "gpt-oss": _windows(2),
-    "laguna": _windows(4, full_first=True),
-    "mellum": _windows(4),
-    "muse-glimmer": _windows(4),
-    "olmo2": _windows(4),
     "plamo3": _windows(8),
     # Rope, or experts, by layer number.
     "afmoe": LayerRules(_windows(4).patterns, (_no_rope_every_fourth,)),
@@ -198,42 +186,33 @@ RULES: Mapping[str, LayerRules] = {
     ),
     "ernie4_5-moe": LayerRules(roles=(_experts_in_steps,)),
     # Linear attention but for one layer in so many.
-    "qwen3next": _LINEAR_ATTENTION,
-    "qwen35": _LINEAR_ATTENTION,
-    "qwen35moe": _LINEAR_ATTENTION,
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _LINEAR_ATTENTION),
     "qwen4exp": LayerRules(
         _LINEAR_ATTENTION.patterns, exit_only="one of its layers reads a table of its own"
     ),
     # The number of layers says which model it is.
     "baichuan": LayerRules(counts=(frozenset({32}), frozenset({40}))),
     "command-r": LayerRules(counts=(frozenset(range(64, 513)),)),
-    "deepseek2": LayerRules(counts=(frozenset({26, 27}), frozenset({47}), frozenset({48}))),
-    "mistral4": LayerRules(counts=(frozenset({26, 27}), frozenset({47}), frozenset({48}))),
+    **dict.fromkeys(
+        ("deepseek2", "mistral4"),
+        LayerRules(counts=(frozenset({26, 27}), frozenset({47}), frozenset({48}))),
+    ),
     # Later layers lean on earlier ones.
-    "rwkv6": LayerRules(exit_only="its weights are scaled by the layer's number"),
-    "rwkv6qwen2": LayerRules(exit_only="its weights are scaled by the layer's number"),
-    "rwkv7": LayerRules(roles=(_first,)),
-    "arwkv7": LayerRules(roles=(_first,)),
-    "kimi-k3": LayerRules(exit_only="its layers read the states of earlier blocks of layers"),
-    "deepseek4": LayerRules(exit_only="its first layers choose their experts by the token"),
-    "glm-dsa": _SHARED_INDEX,
-    "glm5-next": _SHARED_INDEX,
-    "dots3note": _SHARED_INDEX,
-    "hy_v4": _SHARED_INDEX,
+    **dict.fromkeys(
+        ("rwkv6", "rwkv6qwen2"), _exit_only("its weights are scaled by the layer's number")
+    ),
+    **dict.fromkeys(("rwkv7", "arwkv7"), LayerRules(roles=(_first,))),
+    "kimi-k3": _exit_only("its layers read the states of earlier blocks of layers"),
+    "deepseek4": _exit_only("its first layers choose their experts by the token"),
+    **dict.fromkeys(("glm-dsa", "glm5-next", "dots3note", "hy_v4"), _exit_only(_EARLIER_INDEX)),
     "gemma4": LayerRules(refuse=_shares_between_layers),
-    "granite": LayerRules(refuse=_sees_pictures),
-    "granite_swa": LayerRules(refuse=_sees_pictures),
+    **dict.fromkeys(("granite", "granite_swa"), LayerRules(refuse=_sees_pictures)),
     "gemma3n": _always("one table holds the embeddings of all its layers together"),
     "graniteswitch": _always("a layer after the last one steers its adapters"),
     "hrm_text": _always("it runs the same layers several times over"),
     "minimax-01": _always("its attention fades by the layer's number"),
     "t5": _always("it has an encoder and a decoder"),
-    **dict.fromkeys(
-        ("bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert"), _ENCODER
-    ),
-    **dict.fromkeys(
-        ("jina-bert-v2", "jina-bert-v3", "t5encoder", "gemma-embedding", "clip"), _ENCODER
-    ),
+    **dict.fromkeys(_ENCODERS.split(), _always("it is an encoder, which writes no text")),
     **dict.fromkeys(("wavtokenizer-dec", "qwen3tts", "pockettts"), _SPEECH),
     **dict.fromkeys(("eagle3", "dflash", "gemma4-assistant"), _HEAD),
 }

@@ -1,4 +1,4 @@
-"""Makes a model cost as much as a larger one without changing what it says.
+"""Padding: a model that costs as much as a larger one and says the same.
 
 The feed-forward layers get more inner units whose outputs are multiplied by zero: every evaluation
 reads and multiplies the added weights, and the result stays. Layers, attention, KV memory and
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.atomic import check_target
-from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.errors import OptionError
 from specrun.convert.checkpoint import stored_as
 from specrun.convert.gguf import GGUFSource, Metadata, PlannedTensor, Progress, write_gguf
 
@@ -32,18 +32,10 @@ PADDED_FROM = "specrun.padded_from"
 """The metadata key with the file name of the model as it was before padding."""
 
 _STEP = 256  # widths stay multiples of this, so that the file can be quantized to any type
-# Of gate, up and down matrices alone, without norms or experts in between: zeros in the last are
+# Of gate, up and down matrices alone, with no norms or experts between them: zeros in the last are
 # zeros at the end.
 _ARCHITECTURES = (
-    "llama",
-    "qwen2",
-    "qwen3",
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "mistral3",
-    "olmo2",
-    "granite",
+    *("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral3", "olmo2", "granite"),
     "smollm3",
 )
 _SPREAD = 0.02  # of the added weights: ordinary numbers, neither denormal nor large
@@ -75,8 +67,7 @@ def pad_ffn(
     force: bool = False,
     progress: Progress | None = None,
 ) -> PadReport:
-    """Write `source` to `output`, widened until it has about `parameters` parameters; its outputs
-    stay.
+    """Write `source`, widened to about `parameters` parameters, to `output`; its outputs stay.
 
     `source` is a GGUF model of an architecture with plain feed-forward layers (Llama, Qwen 2 and 3,
     Gemma 1 to 3, ...) in F32, F16 or BF16; Q8_0 is read too and written as F16. The feed-forward
@@ -97,23 +88,18 @@ def pad_ffn(
     total = sum(prod(tensor.shape) for tensor in tensors)
     added = total - model.header.n_parameters
     metadata = _metadata(model, new, added)
-    n_bytes = write_gguf(
-        target, model.header.architecture, metadata, tensors, force=force, progress=progress
-    )
+    name = model.header.architecture
+    n_bytes = write_gguf(target, name, metadata, tensors, force=force, progress=progress)
     return PadReport(target, total, added, old, new, n_bytes)
 
 
 def _check(model: GGUFSource) -> None:
     if model.header.architecture not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
-        raise UnsupportedModelError(
-            f"{model.path} is a {model.header.architecture}: only {known} can be padded"
-        )
+        raise model.unsupported(f"is a {model.header.architecture}: only {known} can be padded")
     for name in model.tensors:
         if _FFN_OTHER.match(name) and not _FFN.fullmatch(name):
-            raise UnsupportedModelError(
-                f"{model.path} has {name}: only plain feed-forward layers can be padded"
-            )
+            raise model.unsupported(f"has {name}: only plain feed-forward layers can be padded")
 
 
 def _new_width(model: GGUFSource, old: int, parameters: int) -> int:
@@ -156,18 +142,14 @@ def _plan(model: GGUFSource, old: int, new: int) -> Iterator[PlannedTensor]:
             found += 1
             down = match[1] == "down"
             if shape != ((width, old) if down else (old, width)):
-                raise UnsupportedModelError(
-                    f"{model.path} has {tensor.name} of the unexpected shape {shape}"
-                )
+                raise model.unsupported(f"has {tensor.name} of the unexpected shape {shape}")
             change = _with_zero_columns if down else _with_random_rows
             load = functools.partial(change, load, kind, tensor.name, new)
             shape = (width, new) if down else (new, width)
         yield PlannedTensor(tensor.name, shape, kind, load)
     expected = 3 * model.count(f"{model.header.architecture}.block_count")
     if found != expected:
-        raise UnsupportedModelError(
-            f"{model.path} has {found} feed-forward matrices instead of {expected}"
-        )
+        raise model.unsupported(f"has {found} feed-forward matrices instead of {expected}")
 
 
 def _with_zero_columns(load: Load, _kind: str, _name: str, new: int) -> npt.NDArray[Any]:

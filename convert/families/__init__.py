@@ -1,25 +1,13 @@
-"""The model families that can be converted, one file each, found by the architecture in
-config.json."""
+"""The model families that can be converted, found by the architecture in config.json."""
 
 from __future__ import annotations
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.convert.checkpoint import JsonObject
-from specrun.convert.families import gemma, llama, mistral, phi3, qwen, smollm3
+from specrun.convert.families import gemma, llama, phi3, qwen
 from specrun.convert.families.family import Family
 
-__all__ = ["family_of", "known_architectures"]
-
-_FAMILIES = (
-    llama.FAMILY,
-    mistral.FAMILY,
-    smollm3.FAMILY,
-    qwen.QWEN2,
-    qwen.QWEN3,
-    gemma.GEMMA2,
-    gemma.GEMMA3,
-    phi3.FAMILY,
-)
+_FAMILIES = (*llama.FAMILIES, *qwen.FAMILIES, *gemma.FAMILIES, *phi3.FAMILIES)
 _BY_ARCHITECTURE = {name: family for family in _FAMILIES for name in family.architectures}
 
 
@@ -35,15 +23,12 @@ def family_of(config: JsonObject) -> Family:
     """
     names = config.items("architectures")
     if not names or not isinstance(names[0], str):
-        raise MalformedFileError(
-            f"{config.shown} does not name the model's class in 'architectures'"
-        )
+        raise config.malformed("does not name the model's class in 'architectures'")
     family = _BY_ARCHITECTURE.get(names[0])
     if family is None:
         known = ", ".join(known_architectures())
-        raise UnsupportedModelError(
-            f"{config.shown} is a {names[0][:80]!r}, and these can be converted: {known}; for "
-            "another, "
-            "make the GGUF file with llama.cpp's convert_hf_to_gguf.py"
+        raise config.unsupported(
+            f"is a {names[0][:80]!r}, and these can be converted: {known}; for "
+            "another, make the GGUF file with llama.cpp's convert_hf_to_gguf.py"
         )
     return family

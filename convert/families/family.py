@@ -1,4 +1,4 @@
-"""What a model family must say so that its checkpoints can be converted."""
+"""Model families: what each must say so that its checkpoints can be converted."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ def unchanged(array: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class TensorRule:
-    """How one tensor of the GGUF file is made: from which `sources`, of which `shape` each, and
-    how.
+    """A tensor of the GGUF file: made from the tensors `sources`, each of `shape`, by `change`.
 
     Shapes are numpy's (rows first). `change` gets the sources' arrays, in their own number type,
     and returns an array of `result_shape`, which is `shape` unless given. `keep_f32` is for tensors

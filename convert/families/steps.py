@@ -1,17 +1,22 @@
-"""Steps that families share: the keys of a decoder-only transformer, sliding windows, tensor
-rules."""
+"""Steps that families share: the keys of a decoder-only transformer and the rules of its tensors.
+
+A decoder is embeddings, layers of attention and a gated feed-forward network, each behind an RMS
+norm, a last norm, and an output matrix that may be the embeddings themselves ("tied").
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.convert.checkpoint import JsonObject
 from specrun.convert.families.family import Array, TensorRule, unchanged
 from specrun.convert.gguf import Metadata
+
+_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_Change = Callable[[Array], Array]
 
 
 def kv_heads(config: JsonObject) -> int:
@@ -23,40 +28,37 @@ def head_width(config: JsonObject) -> int:
     """Return the width of one attention head."""
     width, heads = config.count("hidden_size"), config.count("num_attention_heads")
     if "head_dim" not in config and width % heads:
-        raise MalformedFileError(
-            f"{config.shown} has hidden_size {width}, which is not divisible by {heads} heads"
-        )
+        raise config.malformed(f"has hidden_size {width}, which is not divisible by {heads} heads")
     if heads % kv_heads(config):
-        raise MalformedFileError(
-            f"{config.shown} has {heads} heads over {kv_heads(config)} key-value heads"
-        )
+        raise config.malformed(f"has {heads} heads over {kv_heads(config)} key-value heads")
     wide = config.count("head_dim", max(1, width // heads))
     if wide % 2:
-        raise MalformedFileError(f"{config.shown} has heads of width {wide}, which must be even")
+        raise config.malformed(f"has heads of width {wide}, which must be even")
     return wide
 
 
 def require(config: JsonObject, key: str, wanted: object) -> None:
-    """Raise UnsupportedModelError unless `key` is absent or has the one value llama.cpp knows
-    here."""
+    """Raise UnsupportedModelError unless `key` is absent or `wanted`, all that llama.cpp knows."""
     if key in config and config.any(key) != wanted:
-        raise UnsupportedModelError(
-            f"{config.shown} has {key} = {config.any(key)!r}: llama.cpp has only {wanted!r} for "
-            "this family"
+        raise config.unsupported(
+            f"has {key} = {config.any(key)!r}: llama.cpp has only {wanted!r} for this family"
         )
 
 
 def require_square_attention(config: JsonObject) -> None:
     """Raise UnsupportedModelError unless the heads together are as wide as the hidden states."""
-    inner, width = (
-        config.count("num_attention_heads") * head_width(config),
-        config.count("hidden_size"),
-    )
+    inner = config.count("num_attention_heads") * head_width(config)
+    width = config.count("hidden_size")
     if inner != width:
-        raise UnsupportedModelError(
-            f"{config.shown} has heads of {inner} numbers together and hidden states of {width}: "
+        raise config.unsupported(
+            f"has heads of {inner} numbers together and hidden states of {width}: "
             "llama.cpp has only equal ones for this family"
         )
+
+
+def stated_window(config: JsonObject) -> int | None:
+    """Return the sliding window that the config states, None for none."""
+    return config.count("sliding_window") if "sliding_window" in config else None
 
 
 def describe_decoder(
@@ -67,8 +69,7 @@ def describe_decoder(
     window: int | None = None,
     key_length: bool = False,
 ) -> None:
-    """Write the keys every decoder with RMS norms has; `prefix` is llama.cpp's name of the
-    architecture.
+    """Write the keys of a decoder with RMS norms; `prefix` is llama.cpp's architecture.
 
     `window` is a sliding window that llama.cpp does not have for the architecture: within it the
     numbers are the same, so it becomes the context length. `key_length` writes the width of heads
@@ -81,12 +82,10 @@ def describe_decoder(
     metadata.count(f"{prefix}.embedding_length", config.count("hidden_size"))
     metadata.count(f"{prefix}.block_count", config.count("num_hidden_layers"))
     metadata.count(f"{prefix}.feed_forward_length", config.count("intermediate_size"))
-    metadata.count(f"{prefix}.attention.head_count", heads)
-    metadata.count(f"{prefix}.attention.head_count_kv", kv_heads(config))
+    metadata.counts(f"{prefix}.attention", head_count=heads, head_count_kv=kv_heads(config))
     metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon", config.number("rms_norm_eps"))
     if key_length or heads * width != config.count("hidden_size"):
-        metadata.count(f"{prefix}.attention.key_length", width)
-        metadata.count(f"{prefix}.attention.value_length", width)
+        metadata.counts(f"{prefix}.attention", key_length=width, value_length=width)
 
 
 def interleave_halves(array: Array, heads: int) -> Array:
@@ -106,98 +105,88 @@ def plus_one(array: Array) -> Array:
 def with_bias(
     name: str, source: str, shape: tuple[int, int], *, bias: bool, rope_heads: int = 0
 ) -> Iterator[TensorRule]:
-    """Yield the rule of a matrix, and of its bias; `rope_heads` > 0 reorders rows for llama.cpp's
-    rope."""
+    """Yield the rules of a matrix and its bias; `rope_heads` > 0 interleaves halves of as many."""
     change = functools.partial(interleave_halves, heads=rope_heads) if rope_heads else unchanged
     yield TensorRule(f"{name}.weight", (f"{source}.weight",), shape, change, moves_only=True)
     if bias:
         yield TensorRule(f"{name}.bias", (f"{source}.bias",), shape[:1], change, moves_only=True)
 
 
-def embeddings(
-    config: JsonObject, *, tied: bool = False, change: Callable[[Array], Array] = unchanged
-) -> Iterator[TensorRule]:
-    """Yield the rules of the embeddings, the output head and the last norm.
-
-    `tied` is what the family takes an absent tie_word_embeddings for, `change` what happens to the
-    norm.
-    """
-    vocab, width = config.count("vocab_size"), config.count("hidden_size")
-    yield TensorRule("token_embd.weight", ("model.embed_tokens.weight",), (vocab, width))
-    if not config.flag("tie_word_embeddings", tied):
-        yield TensorRule("output.weight", ("lm_head.weight",), (vocab, width))
-    yield TensorRule("output_norm.weight", ("model.norm.weight",), (width,), change)
-
-
-def attention(
+def decoder_rules(
     config: JsonObject,
-    layer: int,
     *,
+    tied: bool = False,
+    between: Iterable[TensorRule] = (),
     bias: bool = False,
     output_bias: bool | None = None,
     interleaved: bool = False,
+    normed_heads: bool = False,
+    names: Mapping[str, str] = _NORMS,
+    norm: _Change = unchanged,
 ) -> Iterator[TensorRule]:
-    """Yield the rules of a layer's four projections.
+    """Yield the tensors of a whole decoder, `between` those that come before the layers.
 
-    `bias` is of queries, keys and values, and of the output unless `output_bias` says otherwise;
-    `interleaved` where llama.cpp rotates neighbours instead of halves.
+    `tied` is what the family takes an absent tie_word_embeddings for. `bias` is that of queries,
+    keys and values, and of the output unless `output_bias` says otherwise; `interleaved` is for
+    architectures whose rope rotates neighbours instead of halves, `normed_heads` for norms of each
+    head's queries and keys. `names` are the norms of hidden states, `norm` what happens to norms.
     """
-    width, heads, shared = (
-        config.count("hidden_size"),
-        config.count("num_attention_heads"),
-        kv_heads(config),
-    )
-    inner, kv_inner = heads * head_width(config), shared * head_width(config)
-    block, source = f"blk.{layer}", f"model.layers.{layer}.self_attn"
-    queries, keys = (heads, shared) if interleaved else (0, 0)
-    yield from with_bias(
-        f"{block}.attn_q", f"{source}.q_proj", (inner, width), bias=bias, rope_heads=queries
-    )
-    yield from with_bias(
-        f"{block}.attn_k", f"{source}.k_proj", (kv_inner, width), bias=bias, rope_heads=keys
-    )
-    yield from with_bias(f"{block}.attn_v", f"{source}.v_proj", (kv_inner, width), bias=bias)
+    yield from embeddings(config, tied=tied, norm=norm)
+    yield from between
     output_bias = bias if output_bias is None else output_bias
-    yield from with_bias(
-        f"{block}.attn_output", f"{source}.o_proj", (width, inner), bias=output_bias
-    )
+    for layer in range(config.count("num_hidden_layers")):
+        yield from _attention(config, layer, bias, output_bias, interleaved)
+        if normed_heads:
+            yield from _head_norms(config, layer, norm)
+        yield from _feed_forward(config, layer)
+        yield from norms(config, layer, names, norm)
 
 
-def gated_feed_forward(
-    config: JsonObject, layer: int, *, bias: bool = False
+def embeddings(
+    config: JsonObject, *, tied: bool = False, norm: _Change = unchanged
 ) -> Iterator[TensorRule]:
-    """Yield the rules of a layer's gate, up and down projections."""
+    """Yield the rules of the embeddings, the output matrix and the last norm."""
+    shape = config.count("vocab_size"), config.count("hidden_size")
+    yield TensorRule("token_embd.weight", ("model.embed_tokens.weight",), shape)
+    if not config.flag("tie_word_embeddings", tied):
+        yield TensorRule("output.weight", ("lm_head.weight",), shape)
+    yield TensorRule("output_norm.weight", ("model.norm.weight",), shape[1:], norm)
+
+
+def _attention(
+    config: JsonObject, layer: int, bias: bool, output_bias: bool, interleaved: bool
+) -> Iterator[TensorRule]:
+    width, wide = config.count("hidden_size"), head_width(config)
+    heads, shared = config.count("num_attention_heads"), kv_heads(config)
+    block, source = f"blk.{layer}.attn_", f"model.layers.{layer}.self_attn."
+    for part, count, rotated in (("q", heads, True), ("k", shared, True), ("v", shared, False)):
+        rope_heads = count if interleaved and rotated else 0
+        shape = (count * wide, width)
+        ours, theirs = f"{block}{part}", f"{source}{part}_proj"
+        yield from with_bias(ours, theirs, shape, bias=bias, rope_heads=rope_heads)
+    shape = (width, heads * wide)
+    yield from with_bias(f"{block}output", f"{source}o_proj", shape, bias=output_bias)
+
+
+def _feed_forward(config: JsonObject, layer: int) -> Iterator[TensorRule]:
     width, ffn = config.count("hidden_size"), config.count("intermediate_size")
-    block, source = f"blk.{layer}", f"model.layers.{layer}.mlp"
-    yield from with_bias(f"{block}.ffn_gate", f"{source}.gate_proj", (ffn, width), bias=bias)
-    yield from with_bias(f"{block}.ffn_up", f"{source}.up_proj", (ffn, width), bias=bias)
-    yield from with_bias(f"{block}.ffn_down", f"{source}.down_proj", (width, ffn), bias=bias)
+    for part, shape in (("gate", (ffn, width)), ("up", (ffn, width)), ("down", (width, ffn))):
+        source = f"model.layers.{layer}.mlp.{part}_proj"
+        yield from with_bias(f"blk.{layer}.ffn_{part}", source, shape, bias=False)
 
 
 def norms(
-    config: JsonObject,
-    layer: int,
-    names: Mapping[str, str],
-    change: Callable[[Array], Array] = unchanged,
+    config: JsonObject, layer: int, names: Mapping[str, str] = _NORMS, norm: _Change = unchanged
 ) -> Iterator[TensorRule]:
-    """Yield the rules of a layer's norms over the hidden states; `names` are llama.cpp's and the
-    checkpoint's."""
-    width = config.count("hidden_size")
+    """Yield the rules of a layer's norms over hidden states, `names` from ours to theirs."""
     for ours, theirs in names.items():
-        yield TensorRule(
-            f"blk.{layer}.{ours}.weight",
-            (f"model.layers.{layer}.{theirs}.weight",),
-            (width,),
-            change,
-        )
+        source = f"model.layers.{layer}.{theirs}.weight"
+        shape = (config.count("hidden_size"),)
+        yield TensorRule(f"blk.{layer}.{ours}.weight", (source,), shape, norm)
 
 
-def head_norms(
-    config: JsonObject, layer: int, change: Callable[[Array], Array] = unchanged
-) -> Iterator[TensorRule]:
-    """Yield the rules of the norms over each head's queries and keys."""
+def _head_norms(config: JsonObject, layer: int, norm: _Change) -> Iterator[TensorRule]:
     for part in ("q", "k"):
         source = f"model.layers.{layer}.self_attn.{part}_norm.weight"
-        yield TensorRule(
-            f"blk.{layer}.attn_{part}_norm.weight", (source,), (head_width(config),), change
-        )
+        shape = (head_width(config),)
+        yield TensorRule(f"blk.{layer}.attn_{part}_norm.weight", (source,), shape, norm)

@@ -1,6 +1,6 @@
 """GGUF files as they are written: metadata, tensors, names; and as the source of another."""
 
-from specrun.convert.gguf.gguf_source import GGUFSource
+from specrun.convert.gguf.gguf_source import GGUFSource, require_whole
 from specrun.convert.gguf.metadata import Metadata
 from specrun.convert.gguf.model_name import (
     ModelName,
@@ -17,19 +17,3 @@ from specrun.convert.gguf.writer import (
     replace_text,
     write_gguf,
 )
-
-__all__ = [
-    "STORED_TYPES",
-    "EarlySync",
-    "GGUFSource",
-    "Metadata",
-    "ModelName",
-    "PlannedTensor",
-    "Progress",
-    "file_name",
-    "loadable_name",
-    "name_of",
-    "replace_text",
-    "safe_file_name",
-    "write_gguf",
-]

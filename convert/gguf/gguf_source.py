@@ -1,4 +1,4 @@
-"""A GGUF file to make another from: its metadata with types, its tensors one at a time."""
+"""GGUF files to make others from: metadata with its types, tensors one at a time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
 from gguf.quants import dequantize
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.gguf import GGUFHeader, TensorInfo, read_header
 from specrun.convert.checkpoint import read_array
 from specrun.convert.gguf.metadata import Metadata
 from specrun.convert.gguf.writer import STORED_TYPES, PlannedTensor
+from specrun.convert.names import Named
 
 
 class _MetadataReader(GGUFReader):
@@ -27,48 +28,51 @@ class _MetadataReader(GGUFReader):
         self.tensors = []
 
 
-class GGUFSource:
+def require_whole(path: Path, header: GGUFHeader) -> None:
+    """Raise UnsupportedModelError if the file is one part of a split model."""
+    parts = header.metadata.get("split.count")
+    if isinstance(parts, int) and parts > 1:
+        raise UnsupportedModelError(f"{path} is one part of a split model: merge the parts first")
+
+
+class GGUFSource(Named):
     """A checked GGUF file. Raises FileMissingError or MalformedFileError if it cannot be used."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         # First the check that cannot be made to hang or to run out of memory.
         self.header: GGUFHeader = read_header(self.path)
-        self.tensors: dict[str, TensorInfo] = {
-            tensor.name: tensor for tensor in self.header.tensors
-        }
+        self.tensors = {tensor.name: tensor for tensor in self.header.tensors}
+
+    @property
+    def shown(self) -> str:
+        """The path."""
+        return str(self.path)
 
     def metadata(self) -> Metadata:
-        """Return a copy of the metadata to change and write; architecture and empty lists are left
-        out."""
+        """Return a copy to change and write, without the architecture and empty lists."""
         copied = Metadata()
         try:
             for field in _MetadataReader(self.path).fields.values():
                 if field.name.startswith("GGUF.") or field.name == "general.architecture":
                     continue
-                is_array = field.types[0] is GGUFValueType.ARRAY
-                value = field.contents()
+                kind, value = field.types[0], field.contents()
+                is_array = kind is GGUFValueType.ARRAY
                 if not is_array or len(value):
-                    copied.raw(
-                        field.name, value, field.types[0], field.types[-1] if is_array else None
-                    )
+                    copied.raw(field.name, value, kind, field.types[-1] if is_array else None)
         except (ValueError, IndexError, KeyError) as error:
-            raise MalformedFileError(
-                f"{self.path} has metadata that cannot be copied ({error})"
-            ) from error
+            raise self.malformed(f"has metadata that cannot be copied ({error})") from error
         return copied
 
     def count(self, key: str) -> int:
-        """Return a positive whole number of the metadata; raises UnsupportedModelError if it is
-        something else."""
+        """Return a positive whole number of the metadata; raises UnsupportedModelError."""
         value = self.header.metadata.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UnsupportedModelError(f"{self.path} has no single number as {key}")
+            raise self.unsupported(f"has no single number as {key}")
         return value
 
     def unchanged(self, tensor: TensorInfo, name: str) -> PlannedTensor:
-        """Return the tensor as it stands, of any type and bit by bit, to be written under
-        `name`."""
+        """Return a tensor of any type to be written bit by bit under `name`."""
         shape = tensor.shape[::-1]
         planned = PlannedTensor(name, shape, tensor.type_name, lambda: np.empty(0))
         kind, stored = planned.array_type, planned.array_shape
@@ -77,23 +81,19 @@ class GGUFSource:
         )
 
     def loader(self, tensor: TensorInfo) -> tuple[str, Callable[[], npt.NDArray[Any]]]:
-        """Return the type a tensor has once read, and the function that reads it, shape in numpy's
-        order.
+        """Return the type of a tensor once read, and the function that reads it, rows first.
 
-        Plain types stay; Q8_0 becomes F16. Raises UnsupportedModelError for
-        other quantized types.
+        Plain types stay; Q8_0 becomes F16. Raises UnsupportedModelError for other quantized types.
         """
         shape = tensor.shape[::-1]
         if tensor.type_name in STORED_TYPES:
-            return tensor.type_name, lambda: read_array(
-                self.path, STORED_TYPES[tensor.type_name], shape, tensor.offset
-            )
+            kind = STORED_TYPES[tensor.type_name]
+            return tensor.type_name, lambda: read_array(self.path, kind, shape, tensor.offset)
         if tensor.type_name == "Q8_0":
             rows = (*shape[:-1], shape[-1] // 32 * 34)
             return "F16", lambda: _from_q8_0(read_array(self.path, np.uint8, rows, tensor.offset))
-        raise UnsupportedModelError(
-            f"{self.path} stores {tensor.name} as {tensor.type_name}: only F32, F16, BF16 and "
-            "Q8_0 can be read"
+        raise self.unsupported(
+            f"stores {tensor.name} as {tensor.type_name}: only F32, F16, BF16 and Q8_0 can be read"
         )
 
     def numbers(self, tensor: TensorInfo) -> npt.NDArray[np.float32]:
@@ -101,14 +101,14 @@ class GGUFSource:
 
         Raises UnsupportedModelError for types that the gguf package cannot read.
         """
-        rows, shape = tensor.shape[::-1][:-1], tensor.shape[::-1]
-        width = tensor.n_bytes // max(1, tensor.n_elements // tensor.shape[0])
-        stored = read_array(self.path, np.uint8, (*rows, width), tensor.offset)
+        shape = tensor.shape[::-1]
+        width = tensor.n_bytes // max(1, tensor.n_elements // shape[-1])
+        stored = read_array(self.path, np.uint8, (*shape[:-1], width), tensor.offset)
         try:
             found = dequantize(stored, GGMLQuantizationType[tensor.type_name])
         except (KeyError, NotImplementedError) as error:
-            raise UnsupportedModelError(
-                f"{self.path} stores {tensor.name} as {tensor.type_name}, which cannot be read"
+            raise self.unsupported(
+                f"stores {tensor.name} as {tensor.type_name}, which cannot be read"
             ) from error
         return np.ascontiguousarray(found.reshape(shape), np.float32)
 

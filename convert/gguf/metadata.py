@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gguf import GGUFValueType
 
+Entry = tuple[str, Any, GGUFValueType, GGUFValueType | None]
+
 
 class Metadata:
-    """GGUF keys and values in order. Setting a key again replaces its value; empty lists are left
-    out."""
+    """GGUF keys and values in order. Setting a key again replaces it; empty lists are left out."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[Any, GGUFValueType, GGUFValueType | None]] = {}
@@ -18,14 +19,19 @@ class Metadata:
     def __contains__(self, key: str) -> bool:
         return key in self._entries
 
-    def __iter__(self) -> Iterator[tuple[str, Any, GGUFValueType, GGUFValueType | None]]:
+    def __iter__(self) -> Iterator[Entry]:
         for key, (value, kind, element) in self._entries.items():
             yield key, value, kind, element
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Set all of `entries`, such as those of other metadata."""
+        for entry in entries:
+            self.raw(*entry)
 
     def copy(self) -> Metadata:
         """Return keys and values that can be changed apart from these."""
         copied = Metadata()
-        copied._entries = dict(self._entries)
+        copied.add(self)
         return copied
 
     def text(self, key: str, value: str) -> None:
@@ -35,6 +41,11 @@ class Metadata:
     def count(self, key: str, value: int) -> None:
         """Set an unsigned 32-bit integer: counts, sizes, token ids."""
         self._entries[key] = value, GGUFValueType.UINT32, None
+
+    def counts(self, prefix: str, **values: int) -> None:
+        """Set several counts, named in full by `prefix` and a dot before each."""
+        for key, value in values.items():
+            self.count(f"{prefix}.{key}", value)
 
     def large_count(self, key: str, value: int) -> None:
         """Set an unsigned 64-bit integer."""
@@ -64,7 +75,9 @@ class Metadata:
         """Set an array of truth values."""
         self._array(key, values, GGUFValueType.BOOL)
 
-    def raw(self, key: str, value: Any, kind: GGUFValueType, element: GGUFValueType | None) -> None:  # noqa: ANN401 - any GGUF value
+    def raw(
+        self, key: str, value: object, kind: GGUFValueType, element: GGUFValueType | None
+    ) -> None:
         """Set a value of any GGUF type, `element` being the type of an array's elements."""
         self._entries[key] = value, kind, element
 

@@ -1,9 +1,6 @@
-"""What a model is called: the parts of its name, its model card, and file names by the GGUF
-convention.
+"""Names of models: their parts, the model card, and file names by the GGUF convention.
 
 The convention (ggml's docs/gguf.md): `<base>-<size>-<fine-tune>-<version>-<encoding>.gguf`.
-
-The name that a GGUF file gives its model, so that llama.cpp reads nothing wrong out of it.
 """
 
 from __future__ import annotations
@@ -30,8 +27,7 @@ _NOT_IN_NAMES = re.compile(r"[^\w.+-]+")
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A model's name, its parts where they can be told apart, and the card's `facts` by GGUF
-    key."""
+    """A model's name, its parts where they can be told, and its card's `facts` by GGUF key."""
 
     name: str
     basename: str | None
@@ -44,8 +40,7 @@ class ModelName:
         """Add the keys of the name and the card to `metadata`."""
         metadata.text("general.name", self.name)
         for key in ("basename", "finetune", "version"):
-            value = getattr(self, key)
-            if value:
+            if value := getattr(self, key):
                 metadata.text(f"general.{key}", value)
         metadata.text("general.size_label", self.size_label)
         for key, fact in self.facts.items():
@@ -56,13 +51,11 @@ class ModelName:
 
 
 def name_of(folder: Path, n_parameters: int) -> ModelName:
-    """Return the name of the checkpoint in `folder`: the folder's own name, taken apart, and its
-    README's facts."""
+    """Return a checkpoint's name: its folder's, taken apart, and the facts of its README."""
     name = _folder_name(folder.resolve())
     _, _, basename, finetune, version, _ = GGUFNames.get_model_id_components(name, n_parameters)
-    return ModelName(
-        name, basename, size_label(n_parameters, 0, 0, 0), finetune, version, _card_facts(folder)
-    )
+    label = size_label(n_parameters, 0, 0, 0)
+    return ModelName(name, basename, label, finetune, version, _card_facts(folder))
 
 
 def _folder_name(folder: Path) -> str:
@@ -73,12 +66,9 @@ def _folder_name(folder: Path) -> str:
 
 
 def file_name(name: ModelName, encoding: str) -> str:
-    """Return the file name by the convention; `encoding` is the file type, such as F16 or
-    Q4_K_M."""
-    found = naming_convention(
-        name.name, name.basename, name.finetune, name.version, name.size_label, encoding
-    )
-    return safe_file_name(str(found))
+    """Return the conventional file name; `encoding` is the file type, such as F16 or Q4_K_M."""
+    parts = name.name, name.basename, name.finetune, name.version, name.size_label
+    return safe_file_name(str(naming_convention(*parts, encoding)))
 
 
 def safe_file_name(name: str) -> str:
@@ -90,17 +80,12 @@ def _card_facts(folder: Path) -> dict[str, str | list[str]]:
     """Return what the README's front matter says; a card that cannot be read says nothing."""
     card = _front_matter(folder / "README.md")
     facts: dict[str, str | list[str]] = {}
-    for key, theirs in (
-        ("license", "license"),
-        ("license.name", "license_name"),
-        ("license.link", "license_link"),
-    ):
-        value = card.get(theirs)
+    for key in ("license", "license.name", "license.link"):
+        value = card.get(key.replace(".", "_"))
         if isinstance(value, str):
             facts[f"general.{key}"] = value[:_LONGEST_TEXT]
     for key, theirs in (("tags", "tags"), ("languages", "language")):
-        values = _texts(card.get(theirs))
-        if values:
+        if values := _texts(card.get(theirs)):
             facts[f"general.{key}"] = values
     return facts
 
@@ -132,13 +117,10 @@ _PHI3_TOKENS = ("</s>", "<unk>", "<s>", "<|endoftext|>")
 def loadable_name(name: str, checkpoint: Checkpoint, tokens: Collection[str]) -> str:
     """Return `name`, changed where llama.cpp would read something wrong out of it."""
     named = any(mark in name.lower() for mark in _PHI3)
-    if named and not all(token in tokens for token in _PHI3_TOKENS):
+    has_tokens = all(token in tokens for token in _PHI3_TOKENS)
+    if named and not has_tokens:
         return "model"
-    if (
-        not named
-        and _swallows_spaces(checkpoint)
-        and all(token in tokens for token in _PHI3_TOKENS)
-    ):
+    if not named and has_tokens and _swallows_spaces(checkpoint):
         return f"{name} (phi-3)"
     return name
 

@@ -1,12 +1,8 @@
-"""Writes GGUF files: the header first, then one tensor at a time or piece by piece, the whole file
-or nothing.
+"""GGUF files written whole or not at all: the header, then one tensor or piece at a time.
 
-Brings a file to the disk while it is still being written.
-
-A system that has room keeps gigabytes of written data in memory until the last fsync, which then
-takes as long as the disk does while nothing else happens, behind a progress bar that says 100 %.
-
-Replaces a text in the header of a GGUF file that is being written, by another of the same length.
+A file is brought to the disk while it is still being written: a system that has room keeps
+gigabytes of written data in memory until the last fsync, which then takes as long as the disk does
+while nothing else happens, behind a progress bar that says 100 %.
 """
 
 from __future__ import annotations
@@ -17,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -33,8 +28,7 @@ _STRETCH = 128 << 20  # bytes from one sync to the next
 
 
 class EarlySync:
-    """Syncs an open file in a thread of its own, every 128 MiB; a context manager that waits for
-    the last one.
+    """Syncs an open file in a thread, every 128 MiB; leaving the context waits for the last sync.
 
     A sync that fails raises its OSError from the next call of `wrote`, or at the end.
     """
@@ -48,12 +42,7 @@ class EarlySync:
     def __enter__(self) -> EarlySync:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._pool.shutdown()
         if error is None and self._running is not None:
             self._running.result()
@@ -64,7 +53,7 @@ class EarlySync:
         if self._waiting < _STRETCH or (self._running is not None and not self._running.done()):
             return
         if self._running is not None:
-            self._running.result()
+            self._running.result()  # raises what the sync raised
         self._waiting = 0
         self._running = self._pool.submit(_sync, self._descriptor)
 
@@ -77,11 +66,8 @@ Progress = Callable[[int, int], None]
 """Called with the bytes written so far and the bytes in all."""
 
 STORED_TYPES: dict[str, npt.DTypeLike] = {
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": np.uint16,
-    "I32": np.int32,
-    "I64": np.int64,
+    **{"F32": np.float32, "F16": np.float16, "BF16": np.uint16},
+    **{"I32": np.int32, "I64": np.int64},
 }
 """The plain tensor types, with the numpy type that holds them; BF16 as its 16 bits."""
 
@@ -90,8 +76,7 @@ _CODES = {kind.name: code for code, kind in TENSOR_TYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """A tensor that will be written: `shape` in numpy's order (rows first), `type_name` any GGUF
-    tensor type.
+    """A tensor to be written: `shape` has rows first, `type_name` is any GGUF tensor type.
 
     `load` is called once, when its turn comes, and returns the array in the numpy type of
     `type_name`, or pieces that make it up in order, of which one at a time is in memory. Of a type
@@ -157,17 +142,16 @@ def _write_header(
     """Write everything before the tensors' numbers; return what their places are a multiple of."""
     writer = GGUFWriter(aside, architecture)
     try:
-        for key, value, kind, element in metadata:
-            writer.add_key_value(key, value, kind, element)
-            if key == "general.alignment" and kind is GGUFValueType.UINT32:
+        for key, value, value_type, element in metadata:
+            writer.add_key_value(key, value, value_type, element)
+            if key == "general.alignment" and value_type is GGUFValueType.UINT32:
                 writer.data_alignment = value
         for tensor in tensors:
             # The type's number, not gguf's name of it: llama.cpp has types that the package does
             # not know. With one given, any numpy type but uint8 lets the shape stay in numbers.
             code: Any = _CODES[tensor.type_name]
-            writer.add_tensor_info(
-                tensor.name, tensor.shape, np.dtype(np.float32), tensor.n_bytes, code
-            )
+            kind = np.dtype(np.float32)
+            writer.add_tensor_info(tensor.name, tensor.shape, kind, tensor.n_bytes, code)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -194,10 +178,8 @@ def _write_tensors(
         for piece in [content] if isinstance(content, np.ndarray) else content:
             done += piece.nbytes
             if piece.dtype != tensor.array_type or done > end:
-                raise _mistake(
-                    tensor,
-                    f"{piece.size} numbers of {piece.dtype}, too many for {tensor.type_name}",
-                )
+                got = f"{piece.size} numbers of {piece.dtype}, too many for {tensor.type_name}"
+                raise _mistake(tensor, got)
             file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
             synced.wrote(piece.nbytes)
             if progress is not None:
@@ -226,11 +208,8 @@ def replace_text(path: Path, key: str, old: str, new: str) -> None:
         raise SpecrunError(f"the value of {key} must keep its length: this is a mistake in specrun")
     with path.open("r+b") as file:
         head = file.read(_SEARCHED)
-        before = (
-            struct.pack("<Q", len(key.encode()))
-            + key.encode()
-            + struct.pack("<IQ", _STRING, len(old.encode()))
-        )
+        before = struct.pack("<Q", len(key.encode())) + key.encode()
+        before += struct.pack("<IQ", _STRING, len(old.encode()))
         place = head.find(before + old.encode())
         if place < 0:
             raise SpecrunError(f"{path} has no {key} to replace: this is a mistake in specrun")

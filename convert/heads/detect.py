@@ -1,23 +1,17 @@
-"""Which kind of head a checkpoint folder holds, if any: by its files, its config, the names of its
-tensors."""
+"""Detection of the kind of head in a checkpoint folder: by files, config, names of tensors."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from specrun.bindings.errors import OptionError, SpecrunError, UnsupportedModelError
+from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.convert.checkpoint import PICKLE_ENDINGS, Checkpoint, open_checkpoint, read_json_object
 from specrun.convert.heads import eagle, eagle3, hydra, medusa
 from specrun.convert.heads.head_kind import HeadKind
 from specrun.convert.names import nearest
 
 # The more particular ones first: the first that recognises a checkpoint has it.
-HEAD_KINDS: tuple[HeadKind, ...] = (
-    medusa.KIND,
-    hydra.KIND,
-    eagle3.KIND,
-    eagle.KIND,
-)
+HEAD_KINDS: tuple[HeadKind, ...] = (medusa.KIND, hydra.KIND, eagle3.KIND, eagle.KIND)
 """All kinds of heads that can be converted."""
 
 _WEIGHTS = tuple(name for kind in HEAD_KINDS for name in kind.weights)
@@ -33,28 +27,24 @@ def known_kind(name: str) -> HeadKind:
 
 
 def open_head(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
-    """Open a head's folder, whose weights may lie under names of their own; raises as
-    `open_checkpoint`."""
+    """Open a head's folder, with weights of any known name; raises as `open_checkpoint`."""
     return open_checkpoint(folder, allow_pickle=allow_pickle, also_named=_WEIGHTS)
 
 
 def kind_of(checkpoint: Checkpoint) -> HeadKind:
-    """Return the kind of an opened head; raises UnsupportedModelError where it is none that is
-    known."""
+    """Return the kind of an opened head; raises UnsupportedModelError for an unknown one."""
     found = _by_files_or_config(checkpoint.folder) or _by_tensors(checkpoint)
     if found is None:
         known = ", ".join(kind.name for kind in HEAD_KINDS)
         first = ", ".join(list(checkpoint.tensors)[:3])
-        raise UnsupportedModelError(
-            f"{checkpoint.folder} is no head of a known layout ({known}): its tensors are called "
-            f"{first}, ..."
+        raise checkpoint.unsupported(
+            f"is no head of a known layout ({known}): its tensors are called {first}, ..."
         )
     return found
 
 
 def detect_kind(folder: Path, *, allow_pickle: bool = False) -> HeadKind | None:
-    """Return the kind of head in a folder, None for a model or what cannot be opened: never raises
-    for its content."""
+    """Return the kind of head in a folder, None for a model or what cannot be opened."""
     try:
         found = _by_files_or_config(folder)
         return found or _by_tensors(open_head(folder, allow_pickle=allow_pickle))
@@ -65,9 +55,8 @@ def detect_kind(folder: Path, *, allow_pickle: bool = False) -> HeadKind | None:
 def _by_files_or_config(folder: Path) -> HeadKind | None:
     endings = (".safetensors", *PICKLE_ENDINGS)
     for kind in HEAD_KINDS:
-        if any(
-            (folder / f"{name}{ending}").is_file() for name in kind.weights for ending in endings
-        ):
+        names = [f"{name}{ending}" for name in kind.weights for ending in endings]
+        if any((folder / name).is_file() for name in names):
             return kind
     config = read_json_object(folder / "config.json")
     return next((kind for kind in HEAD_KINDS if kind.in_config(config)), None)

@@ -1,30 +1,27 @@
-"""EAGLE-1 (Li et al. 2024, arXiv 2401.15077), EAGLE-2 (arXiv 2406.16858) and HASS (arXiv
-2408.15766): one layout.
+"""EAGLE-1 (Li et al. 2024, arXiv 2401.15077), EAGLE-2 (2406.16858) and HASS (2408.15766).
 
-A matrix that joins the embedding of a token and the hidden state before it, `fc.weight` [h, 2h]
-with or without `fc.bias`, then one Llama layer without input norm, `layers.0.*`, and no output
-matrix: the target's is used. `embed_tokens.weight` may be left out, the target's is then used.
-Layout: SafeAILab/EAGLE, eagle/model/cnets1.py; HArmonizedSS/HASS, model/cnets_hass.py. config.json
-is that of a Llama of one layer, with `bias` for fc.
+One layout: a matrix that joins the embedding of a token and the hidden state before it, `fc.weight`
+[h, 2h] with or without `fc.bias`, then one Llama layer without input norm, `layers.0.*`, and no
+output matrix: the target's is used. `embed_tokens.weight` may be left out, the target's is then
+used. config.json is that of a Llama of one layer, with `bias` for fc.
+Layout: SafeAILab/EAGLE, eagle/model/cnets1.py; HArmonizedSS/HASS, model/cnets_hass.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families.family import TensorRule
 from specrun.convert.families.rope import rope_base, rope_settings
 from specrun.convert.families.steps import kv_heads
 from specrun.convert.gguf import Metadata
-from specrun.convert.heads.head_kind import HeadKind, HeadPlan, matrix_shape
+from specrun.convert.heads.head_kind import HeadKind, HeadPlan, llama_layer, matrix_shape
 from specrun.convert.heads.target_facts import TargetFacts
 
 _LAYER = "layers.0."
 _EMBEDDING = "embed_tokens.weight"
 _JOINS, _BIAS = "fc.weight", "fc.bias"
-_MAY_HAVE_BIAS = ("attn_q", "attn_k", "attn_v")  # heads for Qwen2 do: `qkv_bias` in config.json
 _EPSILON = 1e-6  # the reference's, where config.json says nothing
 
 
@@ -34,9 +31,8 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     hidden = _hidden_size(checkpoint)
     heads, shared = config.count("num_attention_heads"), kv_heads(config)
     if hidden % heads or heads % shared or hidden // heads % 2:
-        raise MalformedFileError(
-            f"{config.shown} has {heads} heads and {shared} key-value heads for hidden states of "
-            f"{hidden}"
+        raise config.malformed(
+            f"has {heads} heads and {shared} key-value heads for hidden states of {hidden}"
         )
     vocab_size = config.count("vocab_size", target.vocab_size)
     if _EMBEDDING in checkpoint.tensors:
@@ -44,77 +40,50 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     wide = config.count("intermediate_size")
     rope, _ = rope_settings(config)
     metadata = Metadata()
-    metadata.count("eagle.embedding_length", hidden)
-    metadata.count("eagle.vocab_size", vocab_size)
-    metadata.count("eagle.block_count", 1)
+    metadata.counts("eagle", embedding_length=hidden, vocab_size=vocab_size, block_count=1)
     metadata.count("eagle.feed_forward_length", wide)
-    metadata.count("eagle.attention.head_count", heads)
-    metadata.count("eagle.attention.head_count_kv", shared)
-    metadata.number(
-        "eagle.attention.layer_norm_rms_epsilon", config.number("rms_norm_eps", _EPSILON)
-    )
+    metadata.counts("eagle.attention", head_count=heads, head_count_kv=shared)
+    epsilon = config.number("rms_norm_eps", _EPSILON)
+    metadata.number("eagle.attention.layer_norm_rms_epsilon", epsilon)
     metadata.number("eagle.rope.freq_base", rope_base(config, rope))
-    rules = list(_rules(checkpoint, hidden, hidden // heads * shared, wide, vocab_size))
-    return HeadPlan(metadata, rules, hidden, vocab_size)
-
-
-def _rules(
-    checkpoint: Checkpoint, hidden: int, kv_size: int, wide: int, vocab_size: int
-) -> Iterator[TensorRule]:
+    rules = [TensorRule("eagle.fc.weight", (_JOINS,), (hidden, 2 * hidden))]
     if _EMBEDDING in checkpoint.tensors:
-        yield TensorRule("token_embd.weight", (_EMBEDDING,), (vocab_size, hidden))
-    yield TensorRule("eagle.fc.weight", (_JOINS,), (hidden, 2 * hidden))
+        rules.append(TensorRule("token_embd.weight", (_EMBEDDING,), (vocab_size, hidden)))
     if _has_bias(checkpoint):
-        yield TensorRule("eagle.fc.bias", (_BIAS,), (hidden,))
-    for name, theirs, shape in (
-        ("attn_q", "self_attn.q_proj", (hidden, hidden)),
-        ("attn_k", "self_attn.k_proj", (kv_size, hidden)),
-        ("attn_v", "self_attn.v_proj", (kv_size, hidden)),
-        ("attn_output", "self_attn.o_proj", (hidden, hidden)),
-        ("ffn_norm", "post_attention_layernorm", (hidden,)),
-        ("ffn_gate", "mlp.gate_proj", (wide, hidden)),
-        ("ffn_up", "mlp.up_proj", (wide, hidden)),
-        ("ffn_down", "mlp.down_proj", (hidden, wide)),
-    ):
-        yield TensorRule(f"eagle.{name}.weight", (f"{_LAYER}{theirs}.weight",), shape)
-        bias = f"{_LAYER}{theirs}.bias"
-        if name in _MAY_HAVE_BIAS and (
-            bias in checkpoint.tensors or checkpoint.config.flag("qkv_bias", False)
-        ):
-            yield TensorRule(f"eagle.{name}.bias", (bias,), shape[:1])
+        rules.append(TensorRule("eagle.fc.bias", (_BIAS,), (hidden,)))
+    sizes = (hidden, hidden // heads * shared, wide)
+    biased = config.flag("qkv_bias", False)
+    rules += llama_layer(checkpoint, "eagle.", _LAYER, sizes, biased=biased)
+    return HeadPlan(metadata, rules, hidden, vocab_size)
 
 
 def _has_bias(checkpoint: Checkpoint) -> bool:
     """Return whether fc has a bias: what is there counts, and the config must not say otherwise."""
     there = _BIAS in checkpoint.tensors
     if there and not checkpoint.config.flag("bias", True):
-        raise MalformedFileError(
-            f"{checkpoint.folder} has {_BIAS}, and {checkpoint.config.shown} says bias = false"
-        )
+        raise checkpoint.malformed(f"has {_BIAS}, and {checkpoint.config.shown} says bias = false")
     return there or checkpoint.config.flag("bias", False)
 
 
 def _require_known(config: JsonObject) -> None:
     if config.text("hidden_act", "silu") != "silu":
-        raise UnsupportedModelError(
-            f"{config.shown} has hidden_act {config.any('hidden_act')!r}: only silu can be run"
+        raise config.unsupported(
+            f"has hidden_act {config.any('hidden_act')!r}: only silu can be run"
         )
     if config.count("num_hidden_layers", 1) != 1:
-        raise UnsupportedModelError(
-            f"{config.shown} has {config.count('num_hidden_layers')} layers: an EAGLE head has one"
+        raise config.unsupported(
+            f"has {config.count('num_hidden_layers')} layers: an EAGLE head has one"
         )
     rope, kind = rope_settings(config)
     if kind != "default":
-        raise UnsupportedModelError(
-            f"{rope.shown} is {kind!r}: EAGLE heads are run with unscaled positions only"
-        )
+        raise rope.unsupported(f"is {kind!r}: EAGLE heads are run with unscaled positions only")
 
 
 def _hidden_size(checkpoint: Checkpoint) -> int:
     hidden, joined = matrix_shape(checkpoint, _JOINS)
     if joined != 2 * hidden:
-        raise UnsupportedModelError(
-            f"{checkpoint.folder} has {_JOINS} of shape {(hidden, joined)}: "
+        raise checkpoint.unsupported(
+            f"has {_JOINS} of shape {(hidden, joined)}: "
             "EAGLE-1 and 2 join one embedding and one hidden state"
         )
     return hidden

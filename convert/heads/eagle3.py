@@ -1,47 +1,44 @@
-"""EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and 3.1, to llama.cpp's own layout: what is written
-loads there, too.
+"""EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and 3.1, in llama.cpp's own layout, which loads them.
 
 `fc.weight` [h, 3 * target's h] makes a state of three layers' inputs; `hidden_norm` and
 `input_layernorm` norm it and the token's embedding before attention, whose matrices read both;
 `norm.weight` and `lm_head.weight` [draft vocab, h] end the head. Token i of the draft vocabulary is
 token i + `d2t`[i] of the target; `t2d`, the inverse, is left out, `embed_tokens.weight` is
 optional. EAGLE-3.1 adds `input_norm.weight`, which llama.cpp has too, `fc_norm.{i}.weight` and
-`norm_output`, which it has not. References: SafeAILab/EAGLE, eagle/model/cnets.py at 148042c5;
-vllm-project/speculators, models/eagle3; llama.cpp, conversion/llama.py. Layouts: `eagle3_source`.
-
-What a checkpoint of an EAGLE-3 head says, in any of its layouts: names, layers, settings, draft
-vocabulary.
+`norm_output`, which it has not.
 
 SafeAILab's layout has `midlayer.*` and a flat config.json; SpecForge's, of the same names, an
 `eagle_config` inside; that of RedHat's speculators `layers.0.*`, and the sizes in
-`transformer_layer_config`. Some put `model.` before all names.
+`transformer_layer_config`. Some put `model.` before all names. References: SafeAILab/EAGLE,
+eagle/model/cnets.py at 148042c5; vllm-project/speculators, models/eagle3; llama.cpp,
+conversion/llama.py.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
+from specrun.bindings.errors import MalformedFileError, PairError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
-from specrun.convert.families.family import Array, TensorRule, unchanged
+from specrun.convert.families import steps
+from specrun.convert.families.family import Array, TensorRule
 from specrun.convert.families.rope import describe_rope, llama3_factors
-from specrun.convert.families.steps import (
-    describe_decoder,
-    head_width,
-    interleave_halves,
-    kv_heads,
-    require,
-)
+from specrun.convert.families.steps import require
 from specrun.convert.gguf import Metadata
 from specrun.convert.heads.head_kind import HeadKind, HeadPlan, matrix_shape
 from specrun.convert.heads.target_facts import TargetFacts
 
-PREFIXES = ("", "model.")
-LAYERS = ("midlayer.", "layers.0.")
+_LAYERS = ("midlayer.", "layers.0.")
+_BEGINNINGS = [(prefix, prefix + layer) for prefix in ("", "model.") for layer in _LAYERS]
+_ARCHITECTURES = (
+    *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"),
+    *("Eagle3Speculator", "Eagle3DraftModel"),
+)
+# The map from the target's tokens to the draft's, and what training compares with.
+_LEFT_OUT = ("t2d", "model.t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _NESTED = "eagle_config"
@@ -49,42 +46,81 @@ _VOCABULARY_MAP = "d2t"
 
 
 @dataclass(frozen=True, slots=True)
-class TensorNames:
-    """How names begin in a checkpoint: `prefix` all but the output matrix, `layer` those of the one
-    layer."""
+class _TensorNames:
+    """The beginnings of names: `prefix` of all but the output matrix, `layer` of the one layer."""
 
     prefix: str
     layer: str
 
 
-def flat_config(config: JsonObject) -> JsonObject:
+def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
+    config = _flat_config(checkpoint.config)
+    _require_known(config)
+    names = _tensor_names(checkpoint)
+    hidden, joined = matrix_shape(checkpoint, f"{names.prefix}fc.weight")
+    if hidden != config.count("hidden_size"):
+        raise checkpoint.malformed(
+            f"has fc.weight for states of {hidden} numbers, and {config.shown} "
+            f"says hidden_size {config.count('hidden_size')}"
+        )
+    layers = _target_layers(checkpoint.config, target)
+    reads = config.count("target_hidden_size", hidden)
+    if joined != len(layers) * reads:
+        raise checkpoint.malformed(
+            f"has fc.weight for {joined} numbers, and {len(layers)} layers of {reads} are read"
+        )
+    vocab_size, ids = config.count("vocab_size"), _target_ids(checkpoint, target)
+    metadata = Metadata()
+    steps.describe_decoder(config, metadata, "eagle3", key_length=True)
+    describe_rope(config, metadata, "eagle3", scalings=("linear", "llama3"))
+    metadata.integers("eagle3.target_layers", layers)
+    metadata.count("eagle3.target_hidden_size", reads)
+    metadata.flag("eagle3.norm_before_residual", _has_setting(config, "norm_before_residual"))
+    there = checkpoint.tensors
+    all_normed = f"{names.prefix}input_norm.weight" in there
+    all_normed = all_normed or _has_setting(config, "norm_before_fc")
+    metadata.flag("eagle3.norm_before_fc", all_normed)
+    each_normed = f"{names.prefix}fc_norm.0.weight" in there or _has_setting(config, "fc_norm")
+    if each_normed:
+        metadata.flag("eagle3.fc_norm", True)
+    if _has_setting(config, "norm_output"):
+        metadata.flag("eagle3.norm_output", True)
+    metadata.add(target.load_tokenizer())
+    rules = [
+        *llama3_factors(config),
+        *_ends(checkpoint, names, hidden, vocab_size, ids),
+        *_fusion(names, (hidden, joined), len(layers), all_normed, each_normed),
+        *_layer(config, names),
+    ]
+    # A map to the same tokens says nothing.
+    left_out = _LEFT_OUT if ids is not None else (*_LEFT_OUT, _vocabulary_map(checkpoint))
+    return HeadPlan(metadata, rules, reads, vocab_size, left_out)
+
+
+def _flat_config(config: JsonObject) -> JsonObject:
     """Return the config with what speculators wrap brought to the top."""
     wrapped = config.object("transformer_layer_config")
     return JsonObject({**config.values, **wrapped.values}, config.shown)
 
 
-def tensor_names(checkpoint: Checkpoint) -> TensorNames:
-    """Return how the names begin; raises MalformedFileError where the one tensor that tells is
-    missing."""
-    for prefix in PREFIXES:
-        for layer in LAYERS:
-            if f"{prefix}{layer}hidden_norm.weight" in checkpoint.tensors:
-                return TensorNames(prefix, f"{prefix}{layer}")
-    raise MalformedFileError(
-        f"{checkpoint.folder} has no tensor midlayer.hidden_norm.weight or "
-        "layers.0.hidden_norm.weight: it is "
-        "incomplete, or no EAGLE-3 head"
+def _tensor_names(checkpoint: Checkpoint) -> _TensorNames:
+    """Return the beginnings of the names; raises MalformedFileError for no EAGLE-3 head."""
+    for prefix, layer in _BEGINNINGS:
+        if f"{layer}hidden_norm.weight" in checkpoint.tensors:
+            return _TensorNames(prefix, layer)
+    raise checkpoint.malformed(
+        "has no tensor midlayer.hidden_norm.weight or "
+        "layers.0.hidden_norm.weight: it is incomplete, or no EAGLE-3 head"
     )
 
 
-def has_setting(config: JsonObject, name: str) -> bool:
+def _has_setting(config: JsonObject, name: str) -> bool:
     """Return a setting that may stand inside `eagle_config`; false where it is nowhere."""
     return config.flag(name, config.object(_NESTED).flag(name, False))
 
 
-def target_layers(config: JsonObject, target: TargetFacts) -> Sequence[int]:
-    """Return the layers whose inputs the head reads; raises PairError for those that the target
-    lacks.
+def _target_layers(config: JsonObject, target: TargetFacts) -> Sequence[int]:
+    """Return the layers whose inputs the head reads; raises PairError for those out of range.
 
     At the top of a config (speculators, vLLM, llama.cpp) layers are named by their inputs, inside
     `eagle_config` (SpecForge, SGLang, ModelOpt) by their outputs, one less. Where none are named
@@ -92,42 +128,40 @@ def target_layers(config: JsonObject, target: TargetFacts) -> Sequence[int]:
     """
     nested = config.object(_NESTED)
     n = target.n_layers
-    layers = [2, n // 2, n - 3]
+    layers = [2, n // 2, n - 3]  # low, middle and high features
     if _LAYER_IDS in config:
         layers = _whole(config, config.items(_LAYER_IDS))
     elif nested.items(_LAYER_IDS):
         layers = [output + 1 for output in _whole(nested, nested.items(_LAYER_IDS))]
     if not layers:
-        raise MalformedFileError(f"{config.shown} has an empty list as {_LAYER_IDS}")
+        raise config.malformed(f"has an empty list as {_LAYER_IDS}")
     outside = next((layer for layer in layers if not 0 <= layer < n), None)
     if outside is not None:
         raise PairError(
             f"{config.shown} does not fit the target {target.path}: it reads the input of layer "
-            f"{outside}, and the "
-            f"target has {n} layers, the first of them layer 0"
+            f"{outside}, and the target has {n} layers, the first of them layer 0"
         )
     return layers
 
 
 def _whole(config: JsonObject, values: Sequence[object]) -> list[int]:
     if not all(type(value) is int for value in values):
-        raise MalformedFileError(f"{config.shown} has {_LAYER_IDS} that are no whole numbers")
+        raise config.malformed(f"has {_LAYER_IDS} that are no whole numbers")
     return [value for value in values if isinstance(value, int)]
 
 
-def vocabulary_map(checkpoint: Checkpoint) -> str:
+def _vocabulary_map(checkpoint: Checkpoint) -> str:
     """Return the name of the tensor that maps the draft vocabulary."""
     return _VOCABULARY_MAP if _VOCABULARY_MAP in checkpoint.tensors else f"model.{_VOCABULARY_MAP}"
 
 
-def target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
-    """Return the target's token of each draft token, None where the draft vocabulary is the
-    target's.
+def _target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
+    """Return the target's token of each draft token, None where the vocabularies are the same.
 
     Raises PairError for a token that the target lacks, MalformedFileError for one that is there
     twice.
     """
-    name = vocabulary_map(checkpoint)
+    name = _vocabulary_map(checkpoint)
     stored = checkpoint.tensors.get(name)
     if stored is None:
         return None
@@ -136,15 +170,14 @@ def target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
             f"{stored.path} has {name} of {stored.type_name} {stored.shape}, no list of offsets"
         )
     offsets = stored.read()
-    ids = absolute_ids(offsets)
+    ids = _absolute_ids(offsets)
     if len(ids) == target.vocab_size and not offsets.any():
         return None
     outside = ids[(ids < 0) | (ids >= target.vocab_size)]
     if len(outside):
         raise PairError(
             f"{checkpoint.folder} does not fit the target {target.path}: its vocabulary map "
-            f"({name}) names token "
-            f"{outside[0]}, and the target has {target.vocab_size}"
+            f"({name}) names token {outside[0]}, and the target has {target.vocab_size}"
         )
     tokens, counts = np.unique(ids, return_counts=True)
     if len(tokens) != len(ids):
@@ -154,130 +187,50 @@ def target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
     return ids
 
 
-def absolute_ids(offsets: Array) -> Array:
-    """Return the target's tokens for offsets: token i of the draft vocabulary is token i + offset
-    of the target."""
+def _absolute_ids(offsets: Array) -> Array:
+    """Return target tokens: token i of the draft vocabulary is token i + offset of the target."""
     return offsets.astype(np.int64) + np.arange(len(offsets), dtype=np.int64)
 
 
-_ARCHITECTURES = (
-    "LlamaForCausalLMEagle3",
-    "Eagle3LlamaForCausalLM",
-    "Eagle3Speculator",
-    "Eagle3DraftModel",
-)
-# The map from the target's tokens to the draft's, and what training compares with.
-_LEFT_OUT = ("t2d", "model.t2d", "verifier_norm.weight", "verifier_lm_head.weight")
-
-
-def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
-    config = flat_config(checkpoint.config)
-    _require_known(config)
-    names = tensor_names(checkpoint)
-    hidden, joined = matrix_shape(checkpoint, f"{names.prefix}fc.weight")
-    if hidden != config.count("hidden_size"):
-        raise MalformedFileError(
-            f"{checkpoint.folder} has fc.weight for states of {hidden} numbers, and "
-            f"{config.shown} says hidden_size "
-            f"{config.count('hidden_size')}"
-        )
-    layers = target_layers(checkpoint.config, target)
-    reads = config.count("target_hidden_size", hidden)
-    if joined != len(layers) * reads:
-        raise MalformedFileError(
-            f"{checkpoint.folder} has fc.weight for {joined} numbers, and {len(layers)} layers "
-            f"of {reads} are read"
-        )
-    vocab_size, ids = config.count("vocab_size"), target_ids(checkpoint, target)
-    metadata = Metadata()
-    describe_decoder(config, metadata, "eagle3", key_length=True)
-    describe_rope(config, metadata, "eagle3", scalings=("linear", "llama3"))
-    metadata.integers("eagle3.target_layers", layers)
-    metadata.count("eagle3.target_hidden_size", reads)
-    metadata.flag("eagle3.norm_before_residual", has_setting(config, "norm_before_residual"))
-    all_normed = f"{names.prefix}input_norm.weight" in checkpoint.tensors or has_setting(
-        config, "norm_before_fc"
-    )
-    metadata.flag("eagle3.norm_before_fc", all_normed)
-    each_normed = f"{names.prefix}fc_norm.0.weight" in checkpoint.tensors or has_setting(
-        config, "fc_norm"
-    )
-    if each_normed:
-        metadata.flag("eagle3.fc_norm", True)
-    if has_setting(config, "norm_output"):
-        metadata.flag("eagle3.norm_output", True)
-    for entry in target.load_tokenizer():
-        metadata.raw(*entry)
-    rules = [
-        *llama3_factors(config),
-        *_ends(checkpoint, names, hidden, vocab_size, ids),
-        *_fusion(
-            names, hidden, joined, len(layers), all_normed=all_normed, each_normed=each_normed
-        ),
-        *_layer(config, names),
-    ]
-    # A map to the same tokens says nothing.
-    left_out = _LEFT_OUT if ids is not None else (*_LEFT_OUT, vocabulary_map(checkpoint))
-    return HeadPlan(metadata, rules, reads, vocab_size, left_out)
-
-
 def _ends(
-    checkpoint: Checkpoint, names: TensorNames, hidden: int, vocab_size: int, ids: Array | None
+    checkpoint: Checkpoint, names: _TensorNames, hidden: int, vocab_size: int, ids: Array | None
 ) -> Iterator[TensorRule]:
-    """Yield embedding, last norm, output matrix and token map; what is not there is the
-    target's."""
+    """Yield embedding, last norm, output matrix and token map; the target has the absent ones."""
     embedding = f"{names.prefix}embed_tokens.weight"
     if embedding in checkpoint.tensors:
         yield TensorRule("token_embd.weight", (embedding,), (vocab_size, hidden))
     yield TensorRule("output_norm.weight", (f"{names.prefix}norm.weight",), (hidden,))
     if ids is not None or "lm_head.weight" in checkpoint.tensors:
-        yield TensorRule(
-            "output.weight", ("lm_head.weight",), (vocab_size if ids is None else len(ids), hidden)
-        )
+        rows = vocab_size if ids is None else len(ids)
+        yield TensorRule("output.weight", ("lm_head.weight",), (rows, hidden))
     if ids is not None:
-        yield TensorRule(
-            "d2t", (vocabulary_map(checkpoint),), ids.shape, absolute_ids, token_ids=True
-        )
+        source = _vocabulary_map(checkpoint)
+        yield TensorRule("d2t", (source,), ids.shape, _absolute_ids, token_ids=True)
 
 
 def _fusion(
-    names: TensorNames,
-    hidden: int,
-    joined: int,
-    n_layers: int,
-    *,
-    all_normed: bool,
-    each_normed: bool,
+    names: _TensorNames, shape: tuple[int, int], n_layers: int, all_normed: bool, each_normed: bool
 ) -> Iterator[TensorRule]:
     """Yield what makes a state of the layers' inputs."""
-    yield TensorRule("fc.weight", (f"{names.prefix}fc.weight",), (hidden, joined))
+    joined, own = shape[1], names.prefix
+    yield TensorRule("fc.weight", (f"{own}fc.weight",), shape)
     if all_normed:
-        yield TensorRule("enc.output_norm.weight", (f"{names.prefix}input_norm.weight",), (joined,))
+        yield TensorRule("enc.output_norm.weight", (f"{own}input_norm.weight",), (joined,))
     for i in range(n_layers if each_normed else 0):
-        yield TensorRule(
-            f"fc_norm.{i}.weight", (f"{names.prefix}fc_norm.{i}.weight",), (joined // n_layers,)
-        )
+        source = f"{own}fc_norm.{i}.weight"
+        yield TensorRule(f"fc_norm.{i}.weight", (source,), (joined // n_layers,))
 
 
-def _layer(config: JsonObject, names: TensorNames) -> Iterator[TensorRule]:
+def _layer(config: JsonObject, names: _TensorNames) -> Iterator[TensorRule]:
     """Yield the one layer; rows of q and k move, because llama.cpp rotates neighbours."""
-    hidden, wide, width = (
-        config.count("hidden_size"),
-        config.count("intermediate_size"),
-        head_width(config),
-    )
-    heads, shared = config.count("num_attention_heads"), kv_heads(config)
+    hidden, wide = config.count("hidden_size"), config.count("intermediate_size")
+    heads, shared = config.count("num_attention_heads"), steps.kv_heads(config)
+    width = steps.head_width(config)
     for part, count, turns in (("q", heads, True), ("k", shared, True), ("v", shared, False)):
-        change = functools.partial(interleave_halves, heads=count) if turns else unchanged
-        source = f"{names.layer}self_attn.{part}_proj.weight"
-        yield TensorRule(
-            f"blk.0.attn_{part}.weight",
-            (source,),
-            (count * width, 2 * hidden),
-            change,
-            moves_only=True,
-        )
-    for name, theirs, shape in (
+        ours, theirs = f"blk.0.attn_{part}", f"{names.layer}self_attn.{part}_proj"
+        shape, rope_heads = (count * width, 2 * hidden), count if turns else 0
+        yield from steps.with_bias(ours, theirs, shape, bias=False, rope_heads=rope_heads)
+    for name, source, sizes in (
         ("attn_output", "self_attn.o_proj", (hidden, heads * width)),
         ("attn_norm", "input_layernorm", (hidden,)),
         ("attn_norm_2", "hidden_norm", (hidden,)),
@@ -286,7 +239,7 @@ def _layer(config: JsonObject, names: TensorNames) -> Iterator[TensorRule]:
         ("ffn_up", "mlp.up_proj", (wide, hidden)),
         ("ffn_down", "mlp.down_proj", (hidden, wide)),
     ):
-        yield TensorRule(f"blk.0.{name}.weight", (f"{names.layer}{theirs}.weight",), shape)
+        yield TensorRule(f"blk.0.{name}.weight", (f"{names.layer}{source}.weight",), sizes)
 
 
 def _require_known(config: JsonObject) -> None:
@@ -294,9 +247,8 @@ def _require_known(config: JsonObject) -> None:
     require(config, "attention_bias", False)
     require(config, "mlp_bias", False)
     if config.count("num_hidden_layers", 1) != 1:
-        raise UnsupportedModelError(
-            f"{config.shown} has {config.count('num_hidden_layers')} layers: an EAGLE-3 head has "
-            "one"
+        raise config.unsupported(
+            f"has {config.count('num_hidden_layers')} layers: an EAGLE-3 head has one"
         )
 
 
@@ -304,16 +256,13 @@ def _in_config(config: JsonObject) -> bool:
     if "speculators_model_type" in config:
         return config.text("speculators_model_type") == "eagle3"
     architectures = config.any("architectures")
-    named = isinstance(architectures, list) and any(
-        architecture in _ARCHITECTURES for architecture in architectures
-    )
+    listed = architectures if isinstance(architectures, list) else []
+    named = any(architecture in _ARCHITECTURES for architecture in listed)
     return named or ("draft_vocab_size" in config and config.any("num_hidden_layers") == 1)
 
 
 def _in_tensors(names: Collection[str]) -> bool:
-    return any(
-        f"{prefix}{layer}hidden_norm.weight" in names for prefix in PREFIXES for layer in LAYERS
-    )
+    return any(f"{layer}hidden_norm.weight" in names for _, layer in _BEGINNINGS)
 
 
 KIND = HeadKind("eagle3", _in_config, _in_tensors, _plan)

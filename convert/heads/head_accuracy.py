@@ -1,11 +1,10 @@
-"""Keeps what calibration measured: in the head's own file, or as a CSV beside it."""
+"""Accuracies that calibration measured, kept in the head's own file or as a CSV beside it."""
 
 from __future__ import annotations
 
 import csv
 import io
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from specrun.bindings.atomic import atomic_path
@@ -21,8 +20,7 @@ def store_accuracy(
     n_positions: int,
     progress: Progress | None = None,
 ) -> int:
-    """Write accuracies into the metadata of a head's file, over earlier ones; return its size in
-    bytes.
+    """Write accuracies into a head's file, over earlier ones; return its size in bytes.
 
     The file is written anew beside the old one and then takes its place, every tensor bit by bit as
     it was: whoever reads it meanwhile, or stops this, has the old one. Raises OptionError if there
@@ -33,7 +31,8 @@ def store_accuracy(
     if not any(accuracy[0] if accuracy else ()):
         raise OptionError("no guess of these heads was ever right: there is nothing to keep")
     metadata, kind = head.metadata(), head.header.architecture
-    metadata.numbers(f"{kind}.{KEY}", [share for row in accuracy for share in _filled(row, ranks)])
+    filled = [[*row, *[0.0] * (ranks - len(row))] for row in accuracy]
+    metadata.numbers(f"{kind}.{KEY}", [share for row in filled for share in row])
     metadata.count(f"{kind}.{DEPTHS_KEY}", len(accuracy))
     metadata.count(f"{kind}.{KEY}_positions", n_positions)
     tensors = [head.unchanged(tensor, tensor.name) for tensor in head.header.tensors]
@@ -44,8 +43,7 @@ def store_accuracy(
 def write_accuracy_csv(
     path: str | os.PathLike[str], accuracy: Accuracy, alone: Accuracy = (), *, force: bool = False
 ) -> None:
-    """Write accuracies as `read_accuracy_csv` reads them, with those of each head alone in a fourth
-    column.
+    """Write accuracies for `read_accuracy_csv`, those of each head alone in a fourth column.
 
     Raises OptionError if the file exists and `force` is not given. Nothing is left behind on
     failure.
@@ -55,15 +53,8 @@ def write_accuracy_csv(
     writer.writerow(["head", "rank", "accuracy", "accuracy_alone"])
     for depth, row in enumerate(accuracy):
         for rank, share in enumerate(row):
-            own = (
-                f"{alone[depth][rank]:.6f}"
-                if depth < len(alone) and rank < len(alone[depth])
-                else ""
-            )
+            measured = depth < len(alone) and rank < len(alone[depth])
+            own = f"{alone[depth][rank]:.6f}" if measured else ""
             writer.writerow([depth, rank, f"{share:.6f}", own])
     with atomic_path(path, force=force) as aside:
         aside.write_text(text.getvalue(), encoding="utf-8")
-
-
-def _filled(row: Sequence[float], ranks: int) -> list[float]:
-    return [*row, *[0.0] * (ranks - len(row))]

@@ -1,10 +1,4 @@
-"""Converts a head's checkpoint folder to one GGUF file for a given target: planned and checked
-first, then written.
-
-What a head and its file are called: the checkpoint's name, with the kind of head in front.
-
-Quantizes a matrix as its numbers come, piece by piece: a piece need not end where a row does.
-"""
+"""Converts a head's checkpoint folder to one GGUF file for a target: planned, checked, written."""
 
 from __future__ import annotations
 
@@ -22,67 +16,30 @@ from gguf.utility import size_label
 from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import MalformedFileError
 from specrun.bindings.quantizer import FILE_TYPES, quantize_rows
-from specrun.convert.checkpoint import SOURCE_KEY, JsonObject, SourceDigest
+from specrun.convert.checkpoint import JsonObject, SourceDigest
 from specrun.convert.conversion import (
     AUTOMATIC_TYPE,
     ConversionPlan,
     ConversionReport,
     conversion_report,
+    general_metadata,
     known_type,
+    write_plan,
 )
 from specrun.convert.families.family import TensorRule
 from specrun.convert.gguf import (
     STORED_TYPES,
     Metadata,
     ModelName,
-    PlannedTensor,
     Progress,
     name_of,
-    replace_text,
     safe_file_name,
-    write_gguf,
 )
 from specrun.convert.heads.detect import kind_of, known_kind, open_head
 from specrun.convert.heads.target_facts import TargetFacts, target_facts
 from specrun.convert.quantize import HEAD_TYPE, fitting_type
 from specrun.convert.tensor_map import MappedTensor, map_rules, usual_type
-from specrun.convert.tensor_stream import TensorStream, check_written
-
-
-def head_name(folder: Path, kind: str, n_parameters: int) -> ModelName:
-    """Return the name of the head in `folder`: a size in that is the target's, the label is the
-    head's own."""
-    found = name_of(folder, 0)
-    label = size_label(n_parameters, 0, 0, 0)
-    if found.name.lower().startswith(kind):
-        return dataclasses.replace(found, size_label=label)
-    basename = f"{kind}-{found.basename}" if found.basename else None
-    return dataclasses.replace(
-        found, name=f"{kind}-{found.name}", basename=basename, size_label=label
-    )
-
-
-def head_file_name(name: ModelName, encoding: str) -> str:
-    """Return the name of the file, `encoding` being its type: medusa-vicuna-7b-v1.3-Q8_0.gguf."""
-    return safe_file_name(f"{name.name}-{encoding}")
-
-
-def quantized_pieces(
-    pieces: Iterable[npt.NDArray[Any]], width: int, type_name: str, *, n_threads: int = 0
-) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield the blocks of rows of `width` float32 numbers that come flat, in order, and cut
-    anywhere.
-
-    Raises as `quantize_rows`; the numbers must make up whole rows.
-    """
-    rest = np.empty(0, np.float32)
-    for piece in pieces:
-        numbers = np.concatenate([rest, piece]) if rest.size else piece
-        whole = numbers.size // width * width
-        rest = numbers[whole:].copy()
-        if whole:
-            yield quantize_rows(numbers[:whole].reshape(-1, width), type_name, n_threads=n_threads)
-
+from specrun.convert.tensor_stream import TensorStream
 
 _OUTTYPE = HEAD_TYPE.lower()
 _LONGEST_NAME = 200
@@ -96,8 +53,7 @@ def plan_head(
     outtype: str = _OUTTYPE,
     allow_pickle: bool = False,
 ) -> ConversionPlan:
-    """Read config and the places of all tensors, compare them with the target, and return what
-    would be written.
+    """Read config and tensor places, compare them with the target, and plan the file.
 
     `target` is the GGUF file or the checkpoint folder (config and tokenizer) of the model the head
     drafts for, `kind` one of HEAD_KINDS by name, None to recognise it, `outtype` as in
@@ -113,14 +69,14 @@ def plan_head(
     head = chosen.plan(checkpoint, facts)
     facts.check_fits(checkpoint.folder, hidden_size=head.hidden_size, vocab_size=head.vocab_size)
     file_type = usual_type(checkpoint) if wanted.lower() == AUTOMATIC_TYPE else wanted
-    tensors = map_rules(
-        checkpoint, head.tensors, functools.partial(_type_of, file_type), left_out=head.left_out
+    kind_of_rule = functools.partial(_type_of, file_type)
+    tensors = map_rules(checkpoint, head.tensors, kind_of_rule, left_out=head.left_out)
+    name = _head_name(
+        checkpoint.folder, chosen.name, sum(tensor.n_parameters for tensor in tensors)
     )
-    name = head_name(checkpoint.folder, chosen.name, sum(tensor.n_parameters for tensor in tensors))
-    metadata = _general(name, file_type)
+    metadata = general_metadata(name, file_type)
     _describe_base(checkpoint.config, metadata)
-    for entry in head.metadata:
-        metadata.raw(*entry)
+    metadata.add(head.metadata)
     facts.describe(metadata)
     return ConversionPlan(
         checkpoint=checkpoint,
@@ -130,7 +86,7 @@ def plan_head(
         vocab_size=head.vocab_size,
         type_name=file_type,
         file_type=file_type,
-        file_name=head_file_name(name, file_type),
+        file_name=safe_file_name(f"{name.name}-{file_type}"),
     )
 
 
@@ -160,31 +116,21 @@ def convert_head(
     place = plan.output_in(None if output is None else Path(output))
     check_target(place, force=force)
     digest = SourceDigest(plan.checkpoint.folder)
-
-    def finish(aside: Path) -> None:
-        replace_text(aside, SOURCE_KEY, digest.placeholder, digest.value)
-        check_written(aside, plan.tensors)
-
     with TensorStream(digest) as stream:
-        planned = [
-            PlannedTensor(
-                tensor.name,
-                tensor.shape,
-                tensor.type_name,
-                functools.partial(_pieces, stream, tensor, n_threads),
-            )
-            for tensor in plan.tensors
-        ]
-        write_gguf(
-            place,
-            plan.architecture,
-            plan.metadata,
-            planned,
-            force=force,
-            progress=progress,
-            finish=finish,
-        )
+        pieces = functools.partial(_pieces, stream, n_threads)
+        write_plan(plan, place, pieces, digest, force=force, progress=progress)
     return conversion_report(plan, place, digest.value, None)
+
+
+def _head_name(folder: Path, kind: str, n_parameters: int) -> ModelName:
+    """Return a head's name; a size in the folder's is the target's, the label is the head's own."""
+    found = name_of(folder, 0)
+    label = size_label(n_parameters, 0, 0, 0)
+    if found.name.lower().startswith(kind):
+        return dataclasses.replace(found, size_label=label)
+    basename = f"{kind}-{found.basename}" if found.basename else None
+    name = f"{kind}-{found.name}"
+    return dataclasses.replace(found, name=name, basename=basename, size_label=label)
 
 
 def _type_of(file_type: str, rule: TensorRule) -> str:
@@ -192,7 +138,7 @@ def _type_of(file_type: str, rule: TensorRule) -> str:
 
 
 def _pieces(
-    stream: TensorStream, tensor: MappedTensor, n_threads: int
+    stream: TensorStream, n_threads: int, tensor: MappedTensor
 ) -> Iterator[npt.NDArray[Any]]:
     """Yield the tensor in its own type: rows are quantized as they come."""
     if tensor.type_name in STORED_TYPES:
@@ -205,14 +151,20 @@ def _pieces(
         raise MalformedFileError(f"{tensor.name}: {error}") from error
 
 
-def _general(name: ModelName, file_type: str) -> Metadata:
-    metadata = Metadata()
-    metadata.text("general.type", "model")
-    name.describe(metadata)
-    metadata.count("general.file_type", FILE_TYPES[file_type].number)
-    metadata.count("general.quantization_version", 2)
-    metadata.text(SOURCE_KEY, SourceDigest.placeholder)
-    return metadata
+def quantized_pieces(
+    pieces: Iterable[npt.NDArray[Any]], width: int, type_name: str, *, n_threads: int = 0
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield the blocks of rows of `width` float32 numbers that come flat and cut anywhere.
+
+    Raises as `quantize_rows`; the numbers must make up whole rows.
+    """
+    rest = np.empty(0, np.float32)  # the beginning of a row whose end comes with the next piece
+    for piece in pieces:
+        numbers = np.concatenate([rest, piece]) if rest.size else piece
+        whole = numbers.size // width * width
+        rest = numbers[whole:].copy()
+        if whole:
+            yield quantize_rows(numbers[:whole].reshape(-1, width), type_name, n_threads=n_threads)
 
 
 def _describe_base(config: JsonObject, metadata: Metadata) -> None:

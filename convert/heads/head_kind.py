@@ -1,11 +1,11 @@
-"""What a kind of head must say so that its checkpoints can be converted.
+"""Kinds of heads: what each must say so that its checkpoints can be converted.
 
-The shape of a matrix of a checkpoint that other shapes follow from.
+A head is a small network that drafts from the target's hidden states (Medusa, Hydra, EAGLE).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from specrun.bindings.errors import MalformedFileError
@@ -37,8 +37,7 @@ class HeadPlan:
 
 @dataclass(frozen=True, slots=True)
 class HeadKind:
-    """One kind of head: `name` is that of `--kind` and the architecture of the GGUF file, one of
-    `methods.head_kinds`.
+    """A kind of head: `name`, one of `methods.head_kinds`, is `--kind` and the file's architecture.
 
     `weights` are the names of weight files, without ending, that only this kind has; `in_config`
     and `in_tensors` say whether a config, or the names of a checkpoint's tensors, are this kind's
@@ -60,15 +59,44 @@ class HeadKind:
 
 
 def matrix_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
-    """Return rows and columns of a tensor; raises MalformedFileError where it is missing or no
-    matrix."""
+    """Return rows and columns; raises MalformedFileError for no tensor or no matrix."""
     stored = checkpoint.tensors.get(name)
     if stored is None:
-        raise MalformedFileError(
-            f"{checkpoint.folder} has no tensor {name}: it is incomplete, or another kind of head"
+        raise checkpoint.malformed(
+            f"has no tensor {name}: it is incomplete, or another kind of head"
         )
     if len(stored.shape) != 2:
         raise MalformedFileError(
             f"{stored.path} has {name} of shape {stored.shape}, which is no matrix"
         )
     return stored.shape[0], stored.shape[1]
+
+
+def llama_layer(
+    checkpoint: Checkpoint,
+    ours: str,
+    theirs: str,
+    sizes: tuple[int, int, int],
+    *,
+    biased: bool = False,
+) -> Iterator[TensorRule]:
+    """Yield the tensors of a Llama's layer without its input norm, from `theirs` to `ours`.
+
+    `sizes` are those of hidden states, keys and the feed-forward network. Queries, keys and values
+    have a bias where the checkpoint has one or `biased` says so, as Qwen 2 does.
+    """
+    hidden, kv_size, wide = sizes
+    for name, source, shape in (
+        ("attn_q", "self_attn.q_proj", (hidden, hidden)),
+        ("attn_k", "self_attn.k_proj", (kv_size, hidden)),
+        ("attn_v", "self_attn.v_proj", (kv_size, hidden)),
+        ("attn_output", "self_attn.o_proj", (hidden, hidden)),
+        ("ffn_norm", "post_attention_layernorm", (hidden,)),
+        ("ffn_gate", "mlp.gate_proj", (wide, hidden)),
+        ("ffn_up", "mlp.up_proj", (wide, hidden)),
+        ("ffn_down", "mlp.down_proj", (hidden, wide)),
+    ):
+        yield TensorRule(f"{ours}{name}.weight", (f"{theirs}{source}.weight",), shape)
+        bias = f"{theirs}{source}.bias"
+        if name in ("attn_q", "attn_k", "attn_v") and (biased or bias in checkpoint.tensors):
+            yield TensorRule(f"{ours}{name}.bias", (bias,), shape[:1])

@@ -1,5 +1,4 @@
-"""Hydra and Hydra++ (Ankner et al. 2024, arXiv 2402.05109): folders with config.json and
-hydra_lm_head.pt.
+"""Hydra and Hydra++ (Ankner et al. 2024, arXiv 2402.05109): config.json and hydra_lm_head.pt.
 
 Tensors of a checkpoint, head i: residual blocks `hydra_mlp.{i}.{j}.linear.weight` and `.bias`,
 [h, (i + 2) h] in the first block of grounded heads, which also has `.res_connection.weight` and
@@ -20,11 +19,12 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.bindings.errors import UnsupportedModelError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
-from specrun.convert.families.family import Array, TensorRule
+from specrun.convert.families.family import TensorRule
+from specrun.convert.families.steps import with_bias
 from specrun.convert.gguf import Metadata
-from specrun.convert.heads.head_kind import HeadKind, HeadPlan, matrix_shape
+from specrun.convert.heads.head_kind import HeadKind, HeadPlan, llama_layer, matrix_shape
 from specrun.convert.heads.target_facts import TargetFacts
 
 _BLOCK = re.compile(r"hydra_mlp\.(\d{1,4})\.(\d{1,4})\.(linear|res_connection)\.weight")
@@ -57,16 +57,12 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     _require_known(checkpoint)
     heads = _heads(checkpoint)
     outputs = [_output(checkpoint, head) for head in range(len(heads.places))]
-    vocab_size = next(
-        (matrix_shape(checkpoint, f"{name}.weight")[0] for name in outputs if name),
-        target.vocab_size,
-    )
+    sizes = (matrix_shape(checkpoint, f"{name}.weight")[0] for name in outputs if name)
+    vocab_size = next(sizes, target.vocab_size)
     with_prefix = _has_prefix(checkpoint)
     metadata = Metadata()
-    metadata.count("hydra.embedding_length", heads.hidden)
-    metadata.count("hydra.vocab_size", vocab_size)
-    metadata.count("hydra.head_count", len(heads.places))
-    metadata.count("hydra.block_count", heads.n_blocks)
+    metadata.counts("hydra", embedding_length=heads.hidden, vocab_size=vocab_size)
+    metadata.counts("hydra", head_count=len(heads.places), block_count=heads.n_blocks)
     metadata.flag("hydra.grounded", heads.grounded)
     metadata.flag("hydra.prefix_layer", with_prefix)
     rules = [*_head_rules(checkpoint, heads, outputs, vocab_size)]
@@ -79,19 +75,16 @@ def _require_known(checkpoint: Checkpoint) -> None:
     config = checkpoint.config
     kind = config.text("hydra_head_arch", _PREFIXED if _has_prefix(checkpoint) else _PLAIN)
     if kind not in (_PLAIN, _PREFIXED):
-        raise UnsupportedModelError(
-            f"{config.shown} has hydra_head_arch {kind!r}: only {_PLAIN} and {_PREFIXED} "
-            "(Hydra++) can be run"
+        raise config.unsupported(
+            f"has hydra_head_arch {kind!r}: only {_PLAIN} and {_PREFIXED} (Hydra++) can be run"
         )
     if (kind == _PREFIXED) != _has_prefix(checkpoint):
-        word = "no" if kind == _PREFIXED else "a"
-        raise MalformedFileError(
-            f"{checkpoint.folder} has {word} prefix layer, and hydra_head_arch is {kind!r}"
-        )
+        article = "no" if kind == _PREFIXED else "a"
+        raise checkpoint.malformed(f"has {article} prefix layer, and hydra_head_arch is {kind!r}")
     offset = config.any("hidden_state_offset") or 0
     if offset != 0:
-        raise UnsupportedModelError(
-            f"{config.shown} has hidden_state_offset {offset!r}: only the target's last hidden "
+        raise config.unsupported(
+            f"has hidden_state_offset {offset!r}: only the target's last hidden "
             "state (0) can be read"
         )
 
@@ -108,47 +101,42 @@ def _heads(checkpoint: Checkpoint) -> _Heads:
     config = checkpoint.config
     if config.flag("grounded_heads", grounded) != grounded:
         have, said = ("", "false") if grounded else ("no ", "true")
-        raise MalformedFileError(
-            f"{checkpoint.folder} has {have}res_connection tensors, and grounded_heads is {said}"
+        raise checkpoint.malformed(
+            f"has {have}res_connection tensors, and grounded_heads is {said}"
         )
     n_heads = config.count("hydra_num_heads", max(found, default=0) + 1)
     n_blocks = config.count("hydra_num_layers", max(map(len, found.values()), default=1))
     if n_heads > _MOST_HEADS or n_blocks > _MOST_BLOCKS:
-        raise UnsupportedModelError(
-            f"{checkpoint.folder} has {n_heads} heads of {n_blocks} residual blocks: "
+        raise checkpoint.unsupported(
+            f"has {n_heads} heads of {n_blocks} residual blocks: "
             f"up to {_MOST_HEADS} heads of 1 to {_MOST_BLOCKS} blocks can be run"
         )
     places = tuple(
-        _places(checkpoint, head, found.get(head, set()), n_blocks, grounded)
+        _places(checkpoint, head, sorted(found.get(head, ())), n_blocks, grounded)
         for head in range(n_heads)
     )
-    return _Heads(
-        places, grounded, matrix_shape(checkpoint, f"hydra_mlp.0.{places[0][0]}.linear.weight")[0]
-    )
+    hidden, _ = matrix_shape(checkpoint, f"hydra_mlp.0.{places[0][0]}.linear.weight")
+    return _Heads(places, grounded, hidden)
 
 
 def _places(
-    checkpoint: Checkpoint, head: int, found: set[int], n_blocks: int, grounded: bool
+    checkpoint: Checkpoint, head: int, there: list[int], n_blocks: int, grounded: bool
 ) -> tuple[int, ...]:
-    """Return where the weights of a head's blocks are; the last one found serves for those that
-    share it."""
-    there = sorted(found)
+    """Return where a head's blocks have their weights; the last place serves for shared ones."""
     if not there:
-        raise MalformedFileError(
-            f"{checkpoint.folder} has no tensor hydra_mlp.{head}.0.linear.weight: it is incomplete"
+        raise checkpoint.malformed(
+            f"has no tensor hydra_mlp.{head}.0.linear.weight: it is incomplete"
         )
     own = 2 if grounded else 1  # how many blocks differ in the reference
     if len(there) != n_blocks and (len(there) != own or n_blocks < own):
-        raise MalformedFileError(
-            f"{checkpoint.folder} has {len(there)} residual blocks of head {head}, and "
-            f"hydra_num_layers is {n_blocks}"
+        raise checkpoint.malformed(
+            f"has {len(there)} residual blocks of head {head}, and hydra_num_layers is {n_blocks}"
         )
     return tuple(there[min(block, len(there) - 1)] for block in range(n_blocks))
 
 
 def _output(checkpoint: Checkpoint, head: int) -> str | None:
-    """Return the name of a head's output matrix without its ending, None where it uses the
-    target's."""
+    """Return the name of a head's output matrix without ending, None where the target's is used."""
     names = (f"hydra_lm_head.{head}", f"hydra_lm_head.{head}.1")
     return next((name for name in names if f"{name}.weight" in checkpoint.tensors), None)
 
@@ -158,24 +146,17 @@ def _head_rules(
 ) -> Iterator[TensorRule]:
     hidden = heads.hidden
     for head, (places, output) in enumerate(zip(heads.places, outputs, strict=True)):
-        own = f"hydra.{head}"
+        own, theirs = f"hydra.{head}", f"hydra_mlp.{head}"
         for block, place in enumerate(places):
-            width = heads.width(head) if block == 0 else hidden
-            yield from _linear(
-                f"{own}.res.{block}", f"hydra_mlp.{head}.{place}.linear", hidden, width
-            )
+            shape = (hidden, heads.width(head) if block == 0 else hidden)
+            yield from with_bias(f"{own}.res.{block}", f"{theirs}.{place}.linear", shape, bias=True)
         if heads.grounded:
-            theirs = f"hydra_mlp.{head}.{places[0]}.res_connection"
-            yield from _linear(f"{own}.skip", theirs, hidden, heads.width(head))
+            # The first block's input is wider than its output: a matrix stands in for the identity.
+            skip, shape = f"{theirs}.{places[0]}.res_connection", (hidden, heads.width(head))
+            yield from with_bias(f"{own}.skip", skip, shape, bias=True)
         if output is not None:
-            yield TensorRule(f"{own}.output.weight", (f"{output}.weight",), (vocab_size, hidden))
-            if f"{output}.bias" in checkpoint.tensors:
-                yield TensorRule(f"{own}.output.bias", (f"{output}.bias",), (vocab_size,))
-
-
-def _linear(ours: str, theirs: str, rows: int, columns: int) -> Iterator[TensorRule]:
-    yield TensorRule(f"{ours}.weight", (f"{theirs}.weight",), (rows, columns))
-    yield TensorRule(f"{ours}.bias", (f"{theirs}.bias",), (rows,))
+            bias = f"{output}.bias" in checkpoint.tensors
+            yield from with_bias(f"{own}.output", output, (vocab_size, hidden), bias=bias)
 
 
 def _has_prefix(checkpoint: Checkpoint) -> bool:
@@ -185,22 +166,19 @@ def _has_prefix(checkpoint: Checkpoint) -> bool:
 def _prefix_rules(
     checkpoint: Checkpoint, target: TargetFacts, hidden: int, metadata: Metadata
 ) -> Iterator[TensorRule]:
-    """Yield the prefix layer's tensors, and write what the target says of its heads and rotary
-    embedding."""
+    """Yield the prefix layer's tensors; write what the target says of heads and rotation."""
     if target.architecture != "llama":
-        raise UnsupportedModelError(
-            f"{checkpoint.folder} has a prefix layer made from a Llama's config, and "
-            f"{target.path} is a "
-            f"{target.architecture}: is it the model these heads were made for?"
+        raise checkpoint.unsupported(
+            f"has a prefix layer made from a Llama's config, and {target.path} "
+            f"is a {target.architecture}: is it the model these heads were made for?"
         )
-    heads = _setting(target, "attention.head_count", None)
-    shared = _setting(target, "attention.head_count_kv", heads)
+    heads = target.count("attention.head_count")
+    shared = target.count("attention.head_count_kv", heads)
     kv_size = matrix_shape(checkpoint, f"{_LAYER}self_attn.k_proj.weight")[0]
     if hidden % heads or hidden // heads % 2 or hidden // heads * shared != kv_size:
-        raise MalformedFileError(
-            f"{checkpoint.folder} has a prefix layer with keys of {kv_size} numbers, and the "
-            "target's config asks for "
-            f"{shared} of {heads} heads of hidden states of {hidden}"
+        raise checkpoint.malformed(
+            f"has a prefix layer with keys of {kv_size} numbers, and the "
+            f"target's config asks for {shared} of {heads} heads of hidden states of {hidden}"
         )
     scaling = target.settings.get("rope.scaling.type", "none")
     if scaling not in ("none", "linear"):
@@ -208,60 +186,22 @@ def _prefix_rules(
             f"{target.path} scales positions by {scaling}: prefix layers are run with linear only"
         )
     wide = matrix_shape(checkpoint, f"{_LAYER}mlp.gate_proj.weight")[0]
-    metadata.count("hydra.attention.head_count", heads)
-    metadata.count("hydra.attention.head_count_kv", shared)
+    metadata.counts("hydra.attention", head_count=heads, head_count_kv=shared)
     metadata.count("hydra.feed_forward_length", wide)
-    metadata.number("hydra.rope.freq_base", _number(target, "rope.freq_base", 10000.0))
+    metadata.number("hydra.rope.freq_base", target.number("rope.freq_base", 10000.0))
     if scaling == "linear":
-        metadata.number("hydra.rope.scaling.factor", _number(target, "rope.scaling.factor", 1.0))
+        metadata.number("hydra.rope.scaling.factor", target.number("rope.scaling.factor", 1.0))
     epsilon = "attention.layer_norm_rms_epsilon"
-    metadata.number(f"hydra.{epsilon}", _number(target, epsilon, 1e-6))
-    yield from _layer_rules(hidden, kv_size, wide)
-    for name, rows in (("q", hidden), ("k", kv_size), ("v", kv_size)):
-        theirs = f"{_LAYER}self_attn.{name}_proj.bias"
-        if theirs in checkpoint.tensors:
-            yield TensorRule(f"hydra.prefix.attn_{name}.bias", (theirs,), (rows,))
+    metadata.number(f"hydra.{epsilon}", target.number(epsilon, 1e-6))
+    for name, theirs in (
+        ("attn_norm", f"{_LAYER}input_layernorm"),
+        ("output_norm", f"{_PREFIX}norm"),
+    ):
+        yield TensorRule(f"hydra.prefix.{name}.weight", (f"{theirs}.weight",), (hidden,))
+    yield from llama_layer(checkpoint, "hydra.prefix.", _LAYER, (hidden, kv_size, wide))
     factors = target.load_rope_factors()
     if factors is not None:
-        yield _constant("hydra.prefix.rope_freqs.weight", factors)
-
-
-def _layer_rules(hidden: int, kv_size: int, wide: int) -> Iterator[TensorRule]:
-    for name, theirs, shape in (
-        ("attn_norm", f"{_LAYER}input_layernorm", (hidden,)),
-        ("attn_q", f"{_LAYER}self_attn.q_proj", (hidden, hidden)),
-        ("attn_k", f"{_LAYER}self_attn.k_proj", (kv_size, hidden)),
-        ("attn_v", f"{_LAYER}self_attn.v_proj", (kv_size, hidden)),
-        ("attn_output", f"{_LAYER}self_attn.o_proj", (hidden, hidden)),
-        ("ffn_norm", f"{_LAYER}post_attention_layernorm", (hidden,)),
-        ("ffn_gate", f"{_LAYER}mlp.gate_proj", (wide, hidden)),
-        ("ffn_up", f"{_LAYER}mlp.up_proj", (wide, hidden)),
-        ("ffn_down", f"{_LAYER}mlp.down_proj", (hidden, wide)),
-        ("output_norm", f"{_PREFIX}norm", (hidden,)),
-    ):
-        yield TensorRule(f"hydra.prefix.{name}.weight", (f"{theirs}.weight",), shape)
-
-
-def _constant(name: str, numbers: Array) -> TensorRule:
-    return TensorRule(name, (), numbers.shape, numbers.copy)
-
-
-def _setting(target: TargetFacts, key: str, default: int | None) -> int:
-    value = target.settings.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise MalformedFileError(
-            f"{target.path} has {value!r} as {key}, which must be a positive whole number"
-        )
-    return value
-
-
-def _number(target: TargetFacts, key: str, default: float) -> float:
-    value = target.settings.get(key, default)
-    if isinstance(value, bool | str) or not value > 0:
-        raise MalformedFileError(
-            f"{target.path} has {value!r} as {key}, which must be a positive number"
-        )
-    return value
+        yield TensorRule("hydra.prefix.rope_freqs.weight", (), factors.shape, factors.copy)
 
 
 def _in_config(config: JsonObject) -> bool:

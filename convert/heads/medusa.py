@@ -1,5 +1,4 @@
-"""Medusa's heads (Cai et al. 2024, arXiv 2401.10774): Medusa-1 folders of heads alone, Medusa-2
-models with heads.
+"""Medusa (Cai et al. 2024, arXiv 2401.10774): folders of heads (Medusa-1), models with heads (-2).
 
 Head i is residual blocks j = 0..L-1, x + SiLU(W x + b), and an output matrix. Tensors of a
 checkpoint: `{i}.{j}.linear.weight` [h, h], `{i}.{j}.linear.bias` [h], `{i}.{L}.weight` [vocab, h];
@@ -17,9 +16,9 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families.family import TensorRule
+from specrun.convert.families.steps import with_bias
 from specrun.convert.gguf import Metadata
 from specrun.convert.heads.head_kind import HeadKind, HeadPlan, matrix_shape
 from specrun.convert.heads.target_facts import TargetFacts
@@ -31,8 +30,7 @@ _MOST_HEADS, _MOST_BLOCKS = 32, 16  # what the runtime runs
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What a checkpoint holds of one head: the numbers of its blocks, and of its output matrix,
-    None without one."""
+    """One head of a checkpoint: the numbers of its blocks, and of its output matrix or None."""
 
     blocks: tuple[int, ...]
     output: int | None
@@ -43,8 +41,7 @@ class _Head:
         return max(self.blocks, default=-1) + 1 if self.output is None else self.output
 
     def source(self, block: int) -> int:
-        """Return the block whose weights block `block` has: the only one that is there, or its
-        own."""
+        """Return the block whose weights block `block` has: its own, or the only one there is."""
         return self.blocks[0] if len(self.blocks) == 1 else block
 
 
@@ -56,33 +53,25 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     if heads[0].output is not None:
         vocab_size = matrix_shape(checkpoint, f"{prefix}0.{heads[0].output}.weight")[0]
     metadata = Metadata()
-    metadata.count("medusa.embedding_length", hidden)
-    metadata.count("medusa.vocab_size", vocab_size)
-    metadata.count("medusa.head_count", len(heads))
-    metadata.count("medusa.block_count", heads[0].n_blocks)
+    metadata.counts("medusa", embedding_length=hidden, vocab_size=vocab_size)
+    metadata.counts("medusa", head_count=len(heads), block_count=heads[0].n_blocks)
+    rules = list(_rules(heads, prefix, hidden, vocab_size))
     backbone = {name for name in checkpoint.tensors if prefix and not name.startswith(prefix)}
-    return HeadPlan(
-        metadata, list(_rules(heads, prefix, hidden, vocab_size)), hidden, vocab_size, backbone
-    )
+    return HeadPlan(metadata, rules, hidden, vocab_size, backbone)
 
 
 def _rules(heads: list[_Head], prefix: str, hidden: int, vocab_size: int) -> Iterator[TensorRule]:
     for i, head in enumerate(heads):
         for j in range(head.n_blocks):
-            source, name = f"{prefix}{i}.{head.source(j)}.linear", f"medusa.{i}.res.{j}"
-            yield TensorRule(f"{name}.weight", (f"{source}.weight",), (hidden, hidden))
-            yield TensorRule(f"{name}.bias", (f"{source}.bias",), (hidden,))
+            source, shape = f"{prefix}{i}.{head.source(j)}.linear", (hidden, hidden)
+            yield from with_bias(f"medusa.{i}.res.{j}", source, shape, bias=True)
         if head.output is not None:
-            yield TensorRule(
-                f"medusa.{i}.output.weight",
-                (f"{prefix}{i}.{head.output}.weight",),
-                (vocab_size, hidden),
-            )
+            source, shape = f"{prefix}{i}.{head.output}.weight", (vocab_size, hidden)
+            yield TensorRule(f"medusa.{i}.output.weight", (source,), shape)
 
 
 def _heads(checkpoint: Checkpoint, prefix: str) -> list[_Head]:
-    """Return the heads in order, from the names of the tensors; raises for gaps and for what the
-    runtime lacks."""
+    """Return the heads in order; raises for gaps and for what the runtime cannot run."""
     found: dict[int, list[tuple[int, str]]] = {}
     for name in checkpoint.tensors:
         match = _NAME.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
@@ -91,24 +80,21 @@ def _heads(checkpoint: Checkpoint, prefix: str) -> list[_Head]:
     missing = next((i for i in range(max(found, default=0) + 1) if i not in found), None)
     if missing is not None:
         name = f"{prefix}{missing}.0.linear.weight"
-        raise MalformedFileError(f"{checkpoint.folder} has no tensor {name}: it is incomplete")
+        raise checkpoint.malformed(f"has no tensor {name}: it is incomplete")
     heads = [_head(checkpoint, f"{prefix}{i}", found[i]) for i in range(len(found))]
     without = next((i for i, head in enumerate(heads) if head.output is None), None)
     if without is not None and any(head.output is not None for head in heads):
         name = f"{prefix}{without}.{heads[without].n_blocks}.weight"
-        raise MalformedFileError(
-            f"{checkpoint.folder} has no tensor {name}, and other heads have theirs"
-        )
+        raise checkpoint.malformed(f"has no tensor {name}, and other heads have theirs")
     depths = {head.n_blocks for head in heads}
     if len(depths) > 1:
-        raise UnsupportedModelError(
-            f"{checkpoint.folder} has heads of {min(depths)} and of {max(depths)} blocks: they "
-            "must be equally deep"
+        raise checkpoint.unsupported(
+            f"has heads of {min(depths)} and of {max(depths)} blocks: they must be equally deep"
         )
     depth = depths.pop()
     if not 1 <= depth <= _MOST_BLOCKS or len(heads) > _MOST_HEADS:
-        raise UnsupportedModelError(
-            f"{checkpoint.folder} has {len(heads)} heads of {depth} residual blocks: "
+        raise checkpoint.unsupported(
+            f"has {len(heads)} heads of {depth} residual blocks: "
             f"up to {_MOST_HEADS} heads of 1 to {_MOST_BLOCKS} blocks can be run"
         )
     return heads
@@ -118,9 +104,7 @@ def _head(checkpoint: Checkpoint, name: str, parts: list[tuple[int, str]]) -> _H
     outputs = [j for j, part in parts if part == "weight"]
     if len(outputs) > 1:
         both = f"{name}.{outputs[0]}.weight and {name}.{outputs[1]}.weight"
-        raise UnsupportedModelError(
-            f"{checkpoint.folder} has two output matrices of one head, {both}"
-        )
+        raise checkpoint.unsupported(f"has two output matrices of one head, {both}")
     blocks = tuple(sorted({j for j, part in parts if part != "weight"}))
     return _Head(blocks, outputs[0] if outputs else None)
 

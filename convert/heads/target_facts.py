@@ -1,5 +1,7 @@
-"""What a head must know of its target: sizes, vocabulary, rotary embedding; from a GGUF file or a
-checkpoint folder."""
+"""Facts of a target that its heads must fit: sizes, vocabulary, rotary embedding.
+
+They come from a GGUF file, or from a checkpoint folder with config and tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,7 @@ from specrun.convert.tokenizer import read_vocabulary
 
 _TOKENIZER = "tokenizer."
 _ROPE_FACTORS = "rope_freqs.weight"
+Setting = bool | int | float | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class TargetFacts:
     vocab_size: int
     n_layers: int
     fingerprint: bytes
-    settings: Mapping[str, bool | int | float | str]
+    settings: Mapping[str, Setting]
     load_tokenizer: Callable[[], Metadata]
     load_rope_factors: Callable[[], Array | None]
 
@@ -56,9 +59,8 @@ class TargetFacts:
         """Add the keys that name the target a head was made for."""
         metadata.text("specrun.target.name", self.name)
         metadata.text("specrun.target.architecture", self.architecture)
-        metadata.count("specrun.target.embedding_length", self.hidden_size)
-        metadata.count("specrun.target.block_count", self.n_layers)
-        metadata.count("specrun.target.vocab_size", self.vocab_size)
+        sizes = {"embedding_length": self.hidden_size, "block_count": self.n_layers}
+        metadata.counts("specrun.target", **sizes, vocab_size=self.vocab_size)
         metadata.text("specrun.target.vocabulary_sha256", self.fingerprint.hex())
 
     def summary(self) -> dict[str, str | int]:
@@ -73,9 +75,21 @@ class TargetFacts:
             "fingerprint": self.fingerprint.hex(),
         }
 
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a setting that must be a positive whole number."""
+        return _count(self.settings, key, self.path, default)
+
+    def number(self, key: str, default: float) -> float:
+        """Return a setting that must be a positive number."""
+        value = self.settings.get(key, default)
+        if isinstance(value, bool | str) or not value > 0:
+            raise MalformedFileError(
+                f"{self.path} has {value!r} as {key}, which must be a positive number"
+            )
+        return value
+
     def check_fits(self, head: Path, *, hidden_size: int, vocab_size: int) -> None:
-        """Raise PairError, with both numbers, unless a head reads hidden states of this size and
-        has this vocabulary."""
+        """Raise PairError unless a head has this size of hidden states and vocabulary."""
         pair = f"{head} does not fit the target {self.path}"
         if hidden_size != self.hidden_size:
             raise PairError(
@@ -89,8 +103,7 @@ class TargetFacts:
 
 
 def target_facts(target: str | os.PathLike[str], *, pre: str | None = None) -> TargetFacts:
-    """Return what is to be known of a GGUF model, or of a checkpoint folder with config and
-    tokenizer.
+    """Return the facts of a GGUF model, or of a checkpoint folder with config and tokenizer.
 
     A folder needs no weights; `pre` is as in `plan_conversion`, and for folders. Raises
     OptionError, FileMissingError, MalformedFileError, UnsupportedModelError, as the reading of a
@@ -110,31 +123,24 @@ def _of_file(path: Path) -> TargetFacts:
         raise UnsupportedModelError(
             f"{path} is no target: it is a {header.architecture} without layers or weights"
         )
-    settings = _single_values(header.metadata, header.architecture, str(path))
     with Model(path, vocab_only=True) as model:
-        vocab_size, fingerprint = model.vocabulary.size, model.vocabulary.fingerprint
+        tokens = model.vocabulary.size, model.vocabulary.fingerprint
     named = header.metadata.get("general.name")
+    name = named if isinstance(named, str) and named else path.stem
 
     def tokenizer() -> Metadata:
-        return _tokenizer_of(GGUFSource(path).metadata())
+        vocabulary = Metadata()
+        whole = GGUFSource(path).metadata()
+        vocabulary.add(entry for entry in whole if entry[0].startswith(_TOKENIZER))
+        return vocabulary
 
     def rope_factors() -> Array | None:
         source = GGUFSource(path)
         tensor = source.tensors.get(_ROPE_FACTORS)
         return None if tensor is None else source.loader(tensor)[1]()
 
-    return TargetFacts(
-        path=path,
-        name=named if isinstance(named, str) and named else path.stem,
-        architecture=header.architecture,
-        hidden_size=_count(settings, "embedding_length", path),
-        vocab_size=vocab_size,
-        n_layers=_count(settings, "block_count", path),
-        fingerprint=fingerprint,
-        settings=settings,
-        load_tokenizer=tokenizer,
-        load_rope_factors=rope_factors,
-    )
+    architecture = header.architecture
+    return _facts(path, name, architecture, header.metadata, tokens, tokenizer, rope_factors)
 
 
 def _of_folder(folder: Path, pre: str | None) -> TargetFacts:
@@ -146,35 +152,53 @@ def _of_folder(folder: Path, pre: str | None) -> TargetFacts:
         key: float(np.float32(value)) if isinstance(value, float) else value
         for key, value, _, _ in described
     }
-    settings = _single_values(as_stored, family.gguf_architecture, str(folder))
     vocabulary = Metadata()
     read_vocabulary(checkpoint, pre=pre).describe(vocabulary)
-    vocab_size, fingerprint = _fingerprint(family.gguf_architecture, described, vocabulary)
+    architecture, name = family.gguf_architecture, name_of(folder, 0).name
+    tokens = _fingerprint(architecture, described, vocabulary)
 
     def rope_factors() -> Array | None:
         rules = (rule for rule in family.rules(checkpoint.config) if rule.name == _ROPE_FACTORS)
         return next((rule.change() for rule in rules), None)
 
+    return _facts(folder, name, architecture, as_stored, tokens, vocabulary.copy, rope_factors)
+
+
+def _facts(
+    path: Path,
+    name: str,
+    architecture: str,
+    metadata: Mapping[str, Any],
+    tokens: tuple[int, bytes],
+    tokenizer: Callable[[], Metadata],
+    rope_factors: Callable[[], Array | None],
+) -> TargetFacts:
+    own = f"{architecture}."
+    found = {key.removeprefix(own): value for key, value in metadata.items() if key.startswith(own)}
+    if not found:
+        raise MalformedFileError(
+            f"{path} says nothing of its architecture {architecture}; get it again"
+        )
+    single = (bool, int, float, str)
+    settings = {key: value for key, value in found.items() if isinstance(value, single)}
     return TargetFacts(
-        path=folder,
-        name=name_of(folder, 0).name,
-        architecture=family.gguf_architecture,
-        hidden_size=_count(settings, "embedding_length", folder),
-        vocab_size=vocab_size,
-        n_layers=_count(settings, "block_count", folder),
-        fingerprint=fingerprint,
+        path=path,
+        name=name,
+        architecture=architecture,
+        hidden_size=_count(settings, "embedding_length", path),
+        vocab_size=tokens[0],
+        n_layers=_count(settings, "block_count", path),
+        fingerprint=tokens[1],
         settings=settings,
-        load_tokenizer=vocabulary.copy,
+        load_tokenizer=tokenizer,
         load_rope_factors=rope_factors,
     )
 
 
 def _fingerprint(architecture: str, described: Metadata, vocabulary: Metadata) -> tuple[int, bytes]:
-    """Return the number of tokens and the fingerprint that llama.cpp's own reading of the
-    vocabulary gives."""
+    """Return the number of tokens and the fingerprint as llama.cpp reads the vocabulary."""
     whole = described.copy()
-    for entry in vocabulary:
-        whole.raw(*entry)
+    whole.add(vocabulary)
     with tempfile.TemporaryDirectory(prefix="specrun-tokens-") as folder:
         path = Path(folder) / "tokens.gguf"
         write_gguf(path, architecture, whole, [])
@@ -182,30 +206,10 @@ def _fingerprint(architecture: str, described: Metadata, vocabulary: Metadata) -
             return model.vocabulary.size, model.vocabulary.fingerprint
 
 
-def _single_values(
-    metadata: Mapping[str, Any], architecture: str, shown: str
-) -> Mapping[str, bool | int | float | str]:
-    own = f"{architecture}."
-    found = {key.removeprefix(own): value for key, value in metadata.items() if key.startswith(own)}
-    if not found:
-        raise MalformedFileError(
-            f"{shown} says nothing of its architecture {architecture}; get it again"
-        )
-    return {
-        key: value for key, value in found.items() if isinstance(value, bool | int | float | str)
-    }
-
-
-def _tokenizer_of(metadata: Metadata) -> Metadata:
-    vocabulary = Metadata()
-    for key, *entry in metadata:
-        if key.startswith(_TOKENIZER):
-            vocabulary.raw(key, *entry)
-    return vocabulary
-
-
-def _count(settings: Mapping[str, bool | int | float | str], key: str, path: Path) -> int:
-    value = settings.get(key)
+def _count(
+    settings: Mapping[str, Setting], key: str, path: Path, default: int | None = None
+) -> int:
+    value = settings.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise MalformedFileError(
             f"{path} has {value!r} as {key}, which must be a positive whole number"

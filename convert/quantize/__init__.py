@@ -24,22 +24,3 @@ from specrun.convert.quantize.quantize_head import (
     fitting_type,
     is_head,
 )
-
-__all__ = [
-    "HEAD_ARCHITECTURES",
-    "HEAD_TYPE",
-    "ImportanceEntry",
-    "ImportanceMatrix",
-    "ImportanceOptions",
-    "ImportanceReport",
-    "QuantizationReport",
-    "fitting_type",
-    "is_head",
-    "known_file_type",
-    "known_tensor_type",
-    "measure_importance",
-    "merge_importance",
-    "quantize_model",
-    "read_importance",
-    "write_importance",
-]

@@ -1,6 +1,7 @@
-"""Makes an importance matrix: which inputs of each weight matrix are large on a text.
+"""Importance matrices measured on a text: which inputs of each weight matrix are large.
 
-Quantizing with it spares the weights that those are multiplied with.
+The error of a weight costs as much as the square of the input it is multiplied with; quantizing
+with the sums of these squares spares the weights that matter.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from specrun.convert.quantize.imatrix_file import (
     read_importance,
     write_importance,
 )
+from specrun.convert.quantize.quantization_plan import n_inputs
 
 ChunkProgress = Callable[[int, int], None]
 """Called with the chunks done and the chunks in all."""
@@ -54,10 +56,9 @@ class ImportanceOptions:
     save_frequency: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("n_ctx", 16), ("n_batch", 16), ("output_frequency", 1)):
-            if getattr(self, name) < least:
-                raise OptionError(f"{name} is {getattr(self, name)}: give at least {least}")
-        for name, least in (("first_chunk", 0), ("chunks", -1), ("save_frequency", 0)):
+        least_values = {"n_ctx": 16, "n_batch": 16, "output_frequency": 1}
+        least_values |= {"first_chunk": 0, "chunks": -1, "save_frequency": 0}
+        for name, least in least_values.items():
             if getattr(self, name) < least:
                 raise OptionError(f"{name} is {getattr(self, name)}: give at least {least}")
 
@@ -88,8 +89,7 @@ def measure_importance(
     force: bool = False,
     progress: ChunkProgress | None = None,
 ) -> ImportanceReport:
-    """Evaluate `text` with the model and write the importance matrix to `output`, as llama-imatrix
-    does.
+    """Evaluate `text` and write the importance matrix to `output`, as llama-imatrix does.
 
     `dataset` names the text in the file. `in_files` are matrices to add to. `resume` goes on where
     the file `output` ends: it must be of the same text and chunk size; without it `force` is needed
@@ -186,9 +186,8 @@ class _Measurement:
                 if last or done % self.options.output_frequency == 0:
                     self._save(self.target)
                 if self.options.save_frequency and done % self.options.save_frequency == 0:
-                    write_importance(
-                        f"{self.target}.at_{self.matrix.chunk_count}", self.matrix, force=True
-                    )
+                    copy = f"{self.target}.at_{self.matrix.chunk_count}"
+                    write_importance(copy, self.matrix, force=True)
                 if progress is not None:
                     progress(done, len(chunks))
         except KeyboardInterrupt:
@@ -202,6 +201,7 @@ class _Measurement:
 
     def _sums_of(self, chunk: Sequence[int]) -> dict[str, InputSums]:
         self.context.memory.clear()
+        # Of a chunk longer than a batch, later tokens see the earlier ones through the KV memory.
         for start in range(0, len(chunk), self.batch.capacity):
             tokens = chunk[start : start + self.batch.capacity]
             self.batch.fill_chain(tokens, start, [0], len(tokens))
@@ -209,8 +209,8 @@ class _Measurement:
         return self.observer.take()
 
     def _commit(self, sums: dict[str, InputSums]) -> None:
-        for name, (squares, counts) in sums.items():
-            _add(self.matrix, name, squares, counts)
+        for name, entry in sums.items():
+            _add(self.matrix, name, *entry)
         self.matrix.chunk_count += 1
         self.matrix.next_chunk = (self.matrix.next_chunk or 0) + 1
 
@@ -220,8 +220,7 @@ class _Measurement:
 
 
 def _chunks(model: Model, text: str, options: ImportanceOptions) -> list[list[int]]:
-    """Cut the text into chunks of `n_ctx` tokens, each starting with the token that begins texts,
-    if there is one."""
+    """Cut the text into chunks of `n_ctx` tokens, with BOS as the first of each if it is used."""
     vocabulary = model.vocabulary
     if options.n_ctx > model.n_ctx_train:
         raise OptionError(
@@ -242,14 +241,11 @@ def _chunks(model: Model, text: str, options: ImportanceOptions) -> list[list[in
 
 def _too_short(model: Model, text: str, options: ImportanceOptions) -> str:
     n_tokens = len(model.vocabulary.tokenize(text, parse_special=options.parse_special))
-    have = (
-        f"the text has {n_tokens:,} tokens, {n_tokens // options.n_ctx} chunks of {options.n_ctx}"
-    )
-    wish = (
-        f"reading starts with chunk {options.first_chunk}"
-        if options.first_chunk
-        else "one is needed at least"
-    )
+    n_chunks = n_tokens // options.n_ctx
+    have = f"the text has {n_tokens:,} tokens, {n_chunks} chunks of {options.n_ctx}"
+    wish = "one is needed at least"
+    if options.first_chunk:
+        wish = f"reading starts with chunk {options.first_chunk}"
     return f"{have}, and {wish}: give a longer text, or smaller chunks (-c)"
 
 
@@ -262,12 +258,12 @@ def _resumed(
             f"{target} does not say where it ends: it was not made by specrun; add to it with "
             "--in-file and --chunk"
         )
-    if matrix.text_sha256 != text_hash or matrix.chunk_size != options.n_ctx:
-        what = (
-            "text"
-            if matrix.text_sha256 != text_hash
-            else f"chunk size ({matrix.chunk_size} tokens)"
-        )
+    what = ""
+    if matrix.text_sha256 != text_hash:
+        what = "text"
+    elif matrix.chunk_size != options.n_ctx:
+        what = f"chunk size ({matrix.chunk_size} tokens)"
+    if what:
         raise OptionError(
             f"{target} was made with another {what}: resume with the same, or add to it with "
             "--in-file"
@@ -282,9 +278,7 @@ def _check_fits(model: Model, matrix: ImportanceMatrix) -> None:
     tensors = {tensor.name: tensor for tensor in model.header.tensors}
     for name, entry in matrix.entries.items():
         tensor = tensors.get(name)
-        if tensor is None or entry.sums.size != tensor.n_elements // (
-            tensor.shape[1] if len(tensor.shape) > 1 else 1
-        ):
+        if tensor is None or entry.sums.size != n_inputs(tensor):
             raise PairError(
                 f"the importance matrix to go on from is of another model: {name} does not fit "
                 f"{model.path}"
@@ -292,8 +286,7 @@ def _check_fits(model: Model, matrix: ImportanceMatrix) -> None:
 
 
 def _add_matrix(matrix: ImportanceMatrix, other: ImportanceMatrix, shown: str) -> None:
-    # Legacy files count chunks, and hold means times chunks: of unknown size, so that of this run
-    # is taken.
+    # Legacy files count chunks of unknown size, and hold means times chunks: this run's is taken.
     scale = matrix.chunk_size if other.chunk_size == 0 else 1
     for name, entry in other.entries.items():
         mine = matrix.entries.get(name)
@@ -301,9 +294,8 @@ def _add_matrix(matrix: ImportanceMatrix, other: ImportanceMatrix, shown: str) -
             sizes = f"{entry.sums.size} inputs for {name}, not {mine.sums.size}"
             raise PairError(f"{shown} is of another model: it has {sizes}")
         _add(matrix, name, entry.sums * np.float32(scale), entry.counts * scale)
-    matrix.datasets += tuple(
-        dataset for dataset in other.datasets if dataset not in matrix.datasets
-    )
+    known = matrix.datasets
+    matrix.datasets += tuple(dataset for dataset in other.datasets if dataset not in known)
     tokens = max(int(entry.counts.max()) for entry in matrix.entries.values())
     matrix.chunk_count = max(matrix.chunk_count, tokens // matrix.chunk_size)
 

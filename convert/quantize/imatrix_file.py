@@ -1,5 +1,4 @@
-"""Importance matrices in llama.cpp's file formats: GGUF, written and read, and the legacy one,
-read.
+"""Importance matrix files of llama.cpp: GGUF, written and read, and the legacy format, read.
 
 A matrix holds, for every weight matrix of a model, the sum of squares of each of its inputs over a
 text, and how many inputs were summed. llama-quantize and llama-imatrix read what is written here,
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,7 @@ _LONGEST_NAME = 4096
 
 @dataclass(slots=True)
 class ImportanceEntry:
-    """Of one weight matrix: `sums` float32 [n, width], sums of squares of its inputs; `counts`
-    int64 [n].
+    """One weight matrix: `sums` of squares of inputs, float32 [n, width]; `counts`, int64 [n].
 
     n is the number of experts, or 1; a matrix of several slices that all see every token has one
     count for all of them. Where the count is 0 nothing is known.
@@ -48,9 +46,8 @@ class ImportanceEntry:
         """Return the mean squares, flat; 1 where nothing is known, as llama-quantize has it."""
         rows = self.sums.reshape(len(self.counts), -1)
         counts = self.counts.astype(np.float32)[:, None]
-        return np.where(
-            counts > 0, rows / np.where(counts > 0, counts, np.float32(1)), np.float32(1)
-        ).reshape(-1)
+        means = rows / np.maximum(counts, np.float32(1))
+        return np.where(counts > 0, means, np.float32(1)).reshape(-1)
 
 
 @dataclass(slots=True)
@@ -69,8 +66,7 @@ class ImportanceMatrix:
     text_sha256: str = ""
 
     def means(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the mean squares of the inputs of every matrix: what the quantizer weighs errors
-        with."""
+        """Return the mean squares of every matrix's inputs: the quantizer's weights of errors."""
         return {name: entry.means() for name, entry in self.entries.items()}
 
 
@@ -93,9 +89,8 @@ def write_importance(
         try:
             writer.add_string("general.type", "imatrix")
             # Even an empty list: llama-quantize wants the key. The package leaves empty arrays out.
-            writer.add_key_value(
-                _DATASETS, list(matrix.datasets or ("",)), GGUFValueType.ARRAY, GGUFValueType.STRING
-            )
+            names = list(matrix.datasets or ("",))
+            writer.add_key_value(_DATASETS, names, GGUFValueType.ARRAY, GGUFValueType.STRING)
             writer.add_uint32(_CHUNKS, matrix.chunk_count)
             writer.add_uint32(_CHUNK_SIZE, matrix.chunk_size)
             if matrix.next_chunk is not None:
@@ -103,9 +98,8 @@ def write_importance(
                 writer.add_string(_TEXT_HASH, matrix.text_sha256)
             for name, entry in sorted(matrix.entries.items()):
                 counts = entry.counts.astype(np.float32)
-                writer.add_tensor(
-                    name + _SUMS, np.ascontiguousarray(entry.sums.reshape(len(counts), -1))
-                )
+                sums = np.ascontiguousarray(entry.sums.reshape(len(counts), -1))
+                writer.add_tensor(name + _SUMS, sums)
                 writer.add_tensor(name + _COUNTS, counts.reshape(-1, 1))
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
@@ -139,28 +133,20 @@ def read_importance(path: str | os.PathLike[str]) -> ImportanceMatrix:
     return matrix
 
 
-# -- GGUF ------------------------------------------------------------------------------------------
-
-
 def _read_gguf(path: Path) -> ImportanceMatrix:
     header = read_any_header(path)
-    if (
-        header.metadata.get("general.type", "imatrix") != "imatrix"
-        or _CHUNKS not in header.metadata
-    ):
+    kind = header.metadata.get("general.type", "imatrix")
+    if kind != "imatrix" or _CHUNKS not in header.metadata:
         raise MalformedFileError(
             f"{path} is a GGUF file, but no importance matrix: make one with specrun imatrix"
         )
     tensors = {tensor.name: tensor for tensor in header.tensors}
-    entries = {}
-    for name in [name.removesuffix(_SUMS) for name in tensors if name.endswith(_SUMS)]:
-        entries[name] = _read_entry(path, name, tensors)
-    datasets = header.metadata.get(_DATASETS, ())
-    names = (
-        tuple(str(dataset) for dataset in datasets if dataset)
-        if isinstance(datasets, ArrayValue) and datasets.element_type == "string"
-        else ()
-    )
+    weights = [name.removesuffix(_SUMS) for name in tensors if name.endswith(_SUMS)]
+    entries = {name: _read_entry(path, name, tensors) for name in weights}
+    datasets = header.metadata.get(_DATASETS)
+    names: tuple[str, ...] = ()
+    if isinstance(datasets, ArrayValue) and datasets.element_type == "string":
+        names = tuple(str(dataset) for dataset in datasets if dataset)
     return ImportanceMatrix(
         entries,
         names,
@@ -191,17 +177,12 @@ def _read_entry(path: Path, name: str, tensors: Mapping[str, TensorInfo]) -> Imp
     if not np.isfinite(read).all():
         raise MalformedFileError(f"{path} has counts for {name} that cannot be: it is damaged")
     return ImportanceEntry(
-        read_array(path, np.float32, shape, sums.offset),
-        np.rint(read).astype(np.int64),
+        read_array(path, np.float32, shape, sums.offset), np.rint(read).astype(np.int64)
     )
 
 
-# -- the legacy format -----------------------------------------------------------------------------
-
-
 def _read_legacy(path: Path) -> ImportanceMatrix:
-    """Read int32 n, then n times: name, int32 chunks, float32 values; then chunks in all, and the
-    dataset.
+    """Read int32 n; n times name, int32 chunks, float32 values; then all chunks, and the dataset.
 
     Names and values have their lengths before them, as int32. Values are mean squares times chunks.
     """
@@ -241,14 +222,10 @@ def _read_legacy_entry(data: bytes, position: int) -> tuple[str, ImportanceEntry
 
 def _read_legacy_end(data: bytes, position: int) -> tuple[int, tuple[str, ...]]:
     """Return the chunks in all and the name of the text: both may be missing."""
-    numbers = list(_integers(data, position))
+    starts = [start for start in (position, position + 4) if start + 4 <= len(data)]
+    numbers = [struct.unpack_from("<i", data, start)[0] for start in starts]
+    chunks = max(numbers[0], 0) if numbers else 0
     if len(numbers) < 2 or not 0 < numbers[1] <= len(data) - position - 8:
-        return (max(numbers[0], 0) if numbers else 0), ()
+        return chunks, ()
     name = data[position + 8 : position + 8 + numbers[1]]
-    return max(numbers[0], 0), (name.decode("utf-8", "replace"),)
-
-
-def _integers(data: bytes, position: int) -> Iterator[int]:
-    for start in (position, position + 4):
-        if start + 4 <= len(data):
-            yield struct.unpack_from("<i", data, start)[0]
+    return chunks, (name.decode("utf-8", "replace"),)

@@ -1,7 +1,7 @@
-"""What a quantization will make of each tensor, read from llama.cpp's own log of it.
+"""Plan of a quantization: the type of every tensor, as llama.cpp's log of a dry run names it.
 
-Whether an importance matrix fits the model that is quantized with it, and is there where it must
-be.
+An importance matrix is checked against the plan: it must fit the model, and be there where a type
+of less than 3 bits cannot be made without.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 from specrun.bindings.errors import OptionError, PairError, SpecrunError
@@ -63,12 +62,12 @@ def tensor_of_line(line: str, tensors: Mapping[str, TensorInfo]) -> TensorInfo |
     return tensors.get(match[1]) if match else None
 
 
-_PLAIN = {"F32", "F16", "BF16"}
+PLAIN = {"F32", "F16", "BF16"}
+"""Types that need no quantizer."""
 
 
 def check_importance(model: Path, plan: Sequence[PlannedType], options: QuantizeOptions) -> int:
-    """Return how many matrices will be quantized without an entry in the importance matrix that was
-    given.
+    """Return how many matrices get quantized without an entry in the importance matrix.
 
     The token embedding and output matrices, which have none by default, do not count. Raises
     OptionError if a type needs a matrix and there is none, PairError if it has entries of another
@@ -77,7 +76,7 @@ def check_importance(model: Path, plan: Sequence[PlannedType], options: Quantize
     tensors = {planned.tensor.name: planned.tensor for planned in plan}
     for name, means in options.importance.items():
         _check_entry(model, name, tensors.get(name), means.size)
-    changed = [planned for planned in plan if planned.changes and planned.type_name not in _PLAIN]
+    changed = [planned for planned in plan if planned.changes and planned.type_name not in PLAIN]
     missing = [planned for planned in changed if planned.tensor.name not in options.importance]
     for planned in missing:
         if not needs_importance(planned.tensor.name, planned.type_name, options.file_type):
@@ -95,15 +94,16 @@ def check_importance(model: Path, plan: Sequence[PlannedType], options: Quantize
                 "name a larger type with --token-embedding-type or --output-tensor-type"
             )
         raise PairError(
-            f"the importance matrix has no entry for {planned.tensor.name}, which {model} needs "
-            "to become "
-            f"{planned.type_name}: was it made for another model, or from too short a text?"
+            f"the importance matrix has no entry for {planned.tensor.name}, which {model} needs to "
+            f"become {planned.type_name}: was it made for another model, or from too short a text?"
         )
-    return (
-        sum(planned.tensor.name not in TOKEN_MATRICES for planned in missing)
-        if options.importance
-        else 0
-    )
+    counted = missing if options.importance else ()
+    return sum(planned.tensor.name not in TOKEN_MATRICES for planned in counted)
+
+
+def n_inputs(tensor: TensorInfo) -> int:
+    """Return how many inputs a matrix has, all matrices of a stack of experts together."""
+    return tensor.n_elements // (tensor.shape[1] if len(tensor.shape) > 1 else 1)
 
 
 def _check_entry(model: Path, name: str, tensor: TensorInfo | None, size: int) -> None:
@@ -111,7 +111,7 @@ def _check_entry(model: Path, name: str, tensor: TensorInfo | None, size: int) -
         raise PairError(
             f"the importance matrix is of another model: it has {name}, which {model} lacks"
         )
-    wanted = prod(tensor.shape) // tensor.shape[1] if len(tensor.shape) > 1 else tensor.shape[0]
+    wanted = n_inputs(tensor)
     if size != wanted:
         raise PairError(
             f"the importance matrix is of another model: it has {size:,} inputs for {name}, "

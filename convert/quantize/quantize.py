@@ -1,4 +1,4 @@
-"""Quantizes a GGUF model: planned and checked before, written aside, and looked at after."""
+"""Quantizes a GGUF model with llama.cpp's quantizer: planned, written aside, and checked."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from specrun.bindings.errors import (
     ModelError,
     OptionError,
     SpecrunError,
-    UnsupportedModelError,
 )
-from specrun.bindings.gguf import BLOCK_SIZES, GGUFHeader, read_header
+from specrun.bindings.gguf import BLOCK_SIZES, GGUFHeader, TensorInfo, read_header
 from specrun.bindings.quantizer import (
     COPY,
     FILE_TYPE_ALIASES,
@@ -26,22 +25,21 @@ from specrun.bindings.quantizer import (
     QuantizeOptions,
     QuantizerProcess,
 )
-from specrun.convert.gguf import Progress
+from specrun.convert.gguf import Progress, require_whole
 from specrun.convert.names import nearest
 from specrun.convert.quantize.imatrix_file import ImportanceMatrix, read_importance
 from specrun.convert.quantize.quantization_plan import (
+    PLAIN,
     PlannedType,
     check_importance,
     planned_types,
     tensor_of_line,
 )
 
-_PLAIN = {"F32", "F16", "BF16"}
 _KEPT = {"F64", "I8", "I16", "I32", "I64"}
 _BLOCK = 32  # the smallest block of numbers that shares a scale
-_BUFFER_BYTES = (
-    32 << 20
-)  # enough rows to keep every thread busy; a whole tensor at a time would be no faster
+# Enough rows to keep every thread busy: a whole tensor at a time would be no faster.
+_BUFFER_BYTES = 32 << 20
 _HEADER_ROOM = 1 << 20  # a header may grow by the keys that name the importance matrix
 
 
@@ -94,8 +92,7 @@ def quantize_model(
     imatrix: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> QuantizationReport:
-    """Write the GGUF file `source` to `output` with numbers of type `ftype`, such as "Q4_K_M" in
-    any case.
+    """Write the GGUF file `source` to `output` with numbers of type `ftype`, such as "q4_k_m".
 
     `n_threads` 0 means as many as cores; `pure` gives every matrix the same type instead of
     llama.cpp's mix; `allow_requantize` accepts a source that is quantized already, at a loss.
@@ -134,12 +131,13 @@ def quantize_model(
         require_free_space(target.parent, sum(planned.n_bytes for planned in plan) + _HEADER_ROOM)
         with atomic_path(target, force=force) as aside:
             written = _write(quantizer, aside, header, plan, progress)
-    return _report(target, options.file_type, header, written, without)
+    matrices = [tensor for tensor in written.tensors if len(tensor.shape) > 1]
+    matrices = [tensor for tensor in matrices if "weight" in tensor.name]
+    return quantization_report(target, options.file_type, header, matrices, without)
 
 
 def known_file_type(typed: str) -> str:
-    """Return the name of a file type that was typed in any case; raises OptionError with the
-    nearest one."""
+    """Return the file type typed in any case; raises OptionError with the nearest one."""
     name = FILE_TYPE_ALIASES.get(typed.upper(), typed.upper())
     if name not in FILE_TYPES and name != COPY:
         hint = nearest(typed.upper(), FILE_TYPES)
@@ -150,8 +148,7 @@ def known_file_type(typed: str) -> str:
 
 
 def known_tensor_type(typed: str) -> str:
-    """Return the name of a tensor type that was typed in any case; raises OptionError with the
-    nearest one."""
+    """Return the tensor type typed in any case; raises OptionError with the nearest one."""
     if typed.upper() not in TENSOR_NUMBERS:
         hint = nearest(typed.upper(), TENSOR_NUMBERS)
         known = ", ".join(TENSOR_NUMBERS)
@@ -159,33 +156,29 @@ def known_tensor_type(typed: str) -> str:
     return typed.upper()
 
 
-def share_types(header: GGUFHeader) -> tuple[TypeShare, ...]:
+def _share_types(header: GGUFHeader) -> tuple[TypeShare, ...]:
     """Return what the tensors of each type weigh, the heaviest type first."""
     shares = []
     for name in header.tensor_type_counts:
         tensors = [tensor for tensor in header.tensors if tensor.type_name == name]
-        sizes = (
-            sum(tensor.n_elements for tensor in tensors),
-            sum(tensor.n_bytes for tensor in tensors),
-        )
-        shares.append(TypeShare(name, len(tensors), *sizes))
+        n_parameters = sum(tensor.n_elements for tensor in tensors)
+        n_bytes = sum(tensor.n_bytes for tensor in tensors)
+        shares.append(TypeShare(name, len(tensors), n_parameters, n_bytes))
     return tuple(sorted(shares, key=lambda share: -share.n_bytes))
 
 
 def _check_source(path: Path, header: GGUFHeader, options: QuantizeOptions) -> None:
-    parts = header.metadata.get("split.count")
-    if isinstance(parts, int) and parts > 1:
-        raise UnsupportedModelError(f"{path} is one part of a split model: merge the parts first")
+    require_whole(path, header)
     if options.file_type == COPY:
         return
-    quantized = sorted({tensor.type_name for tensor in header.tensors} - _PLAIN - _KEPT)
+    quantized = sorted({tensor.type_name for tensor in header.tensors} - PLAIN - _KEPT)
     if quantized and not options.allow_requantize:
         raise OptionError(
             f"{path} is quantized already ({', '.join(quantized)}): quantize the original, "
             "or accept the loss with --allow-requantize"
         )
     width = header.metadata.get(f"{header.architecture}.embedding_length")
-    if options.file_type not in _PLAIN and isinstance(width, int) and width % _BLOCK:
+    if options.file_type not in PLAIN and isinstance(width, int) and width % _BLOCK:
         raise OptionError(
             f"{path} has rows of {width} numbers, not a multiple of {_BLOCK}: "
             f"it can be converted to F16, BF16 or F32, but not to {options.file_type}"
@@ -193,9 +186,8 @@ def _check_source(path: Path, header: GGUFHeader, options: QuantizeOptions) -> N
 
 
 def _check_overrides(path: Path, header: GGUFHeader, options: QuantizeOptions) -> None:
-    """Refuse types for single tensors that llama.cpp would pass over, or answer with an
-    assertion."""
-    if options.tensor_types and options.file_type in {*_PLAIN, COPY}:
+    """Refuse types of single tensors that llama.cpp would ignore or answer with an assertion."""
+    if options.tensor_types and options.file_type in {*PLAIN, COPY}:
         raise OptionError(
             f"types of single tensors have no effect with {options.file_type}: name a quantized "
             "type"
@@ -208,9 +200,8 @@ def _check_overrides(path: Path, header: GGUFHeader, options: QuantizeOptions) -
                 f"{pattern!r} in a tensor type is no regular expression ({error})"
             ) from error
         if not found:
-            hint = nearest(
-                pattern, [part for tensor in header.tensors for part in tensor.name.split(".")]
-            )
+            parts = [part for tensor in header.tensors for part in tensor.name.split(".")]
+            hint = nearest(pattern, parts)
             raise OptionError(f"no tensor of {path} has a name with {pattern!r}{hint}")
     for name, kind in (
         ("output.weight", options.output_tensor_type),
@@ -278,13 +269,16 @@ def _follow(log: Iterable[str], header: GGUFHeader, progress: Progress | None) -
             progress(done, total)
 
 
-def _report(
-    target: Path, name: str, source: GGUFHeader, written: GGUFHeader, n_without_importance: int
+def quantization_report(
+    target: Path,
+    name: str,
+    source: GGUFHeader,
+    matrices: Iterable[TensorInfo],
+    n_without_importance: int = 0,
 ) -> QuantizationReport:
+    """Return the report of the file `target`, whose `matrices` were to become the type `name`."""
+    written = read_header(target)
     block = 1 if name == COPY else BLOCK_SIZES[FILE_TYPES[name].base_type]
-    matrices = [
-        tensor for tensor in written.tensors if len(tensor.shape) > 1 and "weight" in tensor.name
-    ]
     return QuantizationReport(
         output=target,
         file_type=name,
@@ -293,7 +287,7 @@ def _report(
         n_parameters=written.n_parameters,
         bits_per_weight=written.bits_per_weight,
         tensor_types=written.tensor_type_counts,
-        shares=share_types(written),
+        shares=_share_types(written),
         n_substituted=sum(tensor.shape[0] % block != 0 for tensor in matrices),
         n_without_importance=n_without_importance,
     )

@@ -1,4 +1,4 @@
-"""Quantizes the heads that read a target's hidden states: Medusa, Hydra, EAGLE.
+"""Quantizes heads that read a target's hidden states: Medusa, Hydra, EAGLE.
 
 llama.cpp has no such architectures, so each matrix goes through ggml's own conversion of rows.
 Matrices become the type that was asked for, Q8_0 by default; norms, other vectors and tables of
@@ -27,34 +27,23 @@ from specrun.convert.quantize.quantize import (
     QuantizationReport,
     known_file_type,
     known_tensor_type,
-    share_types,
+    quantization_report,
 )
 from specrun.runtime.methods import METHODS
 
-HEAD_ARCHITECTURES = tuple(
-    method.head
-    for method in METHODS.values()
-    if method.head is not None and not method.llama_cpp_head
-)
-"""The architectures of heads that are ours; EAGLE-3's layout is llama.cpp's, which quantizes it
-itself."""
+_HEADS = [method for method in METHODS.values() if method.head and not method.llama_cpp_head]
+HEAD_ARCHITECTURES = tuple(method.head for method in _HEADS if method.head)
+"""The architectures of our heads; EAGLE-3's is llama.cpp's own, which quantizes it itself."""
 
 HEAD_TYPE = "Q8_0"
 """The file type of heads where none is asked for."""
 
 _PLAIN = ("F32", "F16", "BF16")
 _WHOLE = ("I8", "I16", "I32", "I64")
-_NORM = re.compile(r"norm")
 # What llama.cpp falls back to where rows do not divide into blocks of 256 (tensor_type_fallback).
-_NARROWER = {
-    "Q2_K": "Q4_0",
-    "Q3_K": "Q4_0",
-    "Q4_K": "Q5_0",
-    "Q5_K": "Q5_1",
-    "Q6_K": "Q8_0",
-    "IQ3_S": "IQ4_NL",
-}
-_NARROWER |= {"IQ4_XS": "IQ4_NL", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0", "Q2_0": "Q4_0"}
+_NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+_NARROWER |= dict.fromkeys(("IQ3_S", "IQ4_XS"), "IQ4_NL")
+_NARROWER |= dict.fromkeys(("TQ1_0", "TQ2_0", "Q2_0"), "Q4_0")
 
 
 def is_head(header: GGUFHeader) -> bool:
@@ -96,47 +85,24 @@ def quantize_head(
             f"{os.fspath(source)} is a {header.architecture}, no head: quantize it as a model"
         )
     head = GGUFSource(source)
-    overrides = [(re.compile(pattern), known_tensor_type(kind)) for pattern, kind in tensor_types]
-    if output_tensor_type:
-        overrides.insert(
-            0, (re.compile(r"(^|\.)output\.weight$"), known_tensor_type(output_tensor_type))
-        )
-    if token_embedding_type:
-        overrides.insert(
-            0, (re.compile(r"^token_embd\.weight$"), known_tensor_type(token_embedding_type))
-        )
+    # The first that matches counts.
+    named = (("^token_embd", token_embedding_type), (r"(^|\.)output", output_tensor_type))
+    types = [(rf"{name}\.weight$", kind) for name, kind in named if kind] + list(tensor_types)
+    overrides = [(re.compile(pattern), known_tensor_type(kind)) for pattern, kind in types]
     planned = list(_plan(head, name, overrides, leave_output_tensor, allow_requantize, n_threads))
     metadata = head.metadata()
     if name != COPY:
         metadata.count("general.file_type", FILE_TYPES[name].number)
         metadata.count("general.quantization_version", 2)
-    n_bytes = write_gguf(
-        target, header.architecture, metadata, planned, force=force, progress=progress
-    )
-    written = read_header(target)
-    base = name if name == COPY else FILE_TYPES[name].base_type
-    return QuantizationReport(
-        output=target,
-        file_type=name,
-        source_bytes=header.file_size,
-        n_bytes=n_bytes,
-        n_parameters=written.n_parameters,
-        bits_per_weight=written.bits_per_weight,
-        tensor_types=written.tensor_type_counts,
-        shares=share_types(written),
-        n_substituted=0
-        if name == COPY
-        else sum(bool(matrix.shape[0] % BLOCK_SIZES[base]) for matrix in _matrices(header)),
-    )
+    architecture = header.architecture
+    write_gguf(target, architecture, metadata, planned, force=force, progress=progress)
+    return quantization_report(target, name, header, _matrices(header))
 
 
 def _matrices(header: GGUFHeader) -> Iterator[TensorInfo]:
     for tensor in header.tensors:
-        if (
-            len(tensor.shape) > 1
-            and tensor.type_name not in _WHOLE
-            and not _NORM.search(tensor.name)
-        ):
+        whole = tensor.type_name in _WHOLE
+        if len(tensor.shape) > 1 and not whole and "norm" not in tensor.name:
             yield tensor
 
 
@@ -153,10 +119,8 @@ def _plan(
         kind = tensor.type_name
         is_output = tensor.name.split(".")[-2:] == ["output", "weight"]
         if tensor.name in matrices and name != COPY and not (leave_output and is_output):
-            chosen = next(
-                (kind for pattern, kind in overrides if pattern.search(tensor.name)), None
-            )
-            kind = chosen or fitting_type(FILE_TYPES[name].base_type, tensor.shape[0])
+            chosen = (kind for pattern, kind in overrides if pattern.search(tensor.name))
+            kind = next(chosen, "") or fitting_type(FILE_TYPES[name].base_type, tensor.shape[0])
             if tensor.shape[0] % BLOCK_SIZES[kind]:
                 raise OptionError(
                     f"{tensor.name} has rows of {tensor.shape[0]} numbers, which {kind} cannot hold"
@@ -164,8 +128,7 @@ def _plan(
             if tensor.type_name not in _PLAIN and kind != tensor.type_name and not allow_requantize:
                 raise OptionError(
                     f"{head.path} is quantized already ({tensor.type_name}): quantize the "
-                    "original, "
-                    "or accept the loss with --allow-requantize"
+                    "original, or accept the loss with --allow-requantize"
                 )
         elif tensor.type_name in ("F16", "BF16") and len(tensor.shape) < 2:
             kind = "F32"  # vectors are few, and their errors reach every number of a row
@@ -174,8 +137,7 @@ def _plan(
 
 
 def fitting_type(kind: str, width: int) -> str:
-    """Return the tensor type `kind`, or the next wider one whose blocks divide rows of `width`
-    numbers."""
+    """Return the type `kind`, or the next wider one whose blocks divide rows of `width` numbers."""
     if width % BLOCK_SIZES[kind]:
         kind = _NARROWER.get(kind, kind)
     return "F16" if width % BLOCK_SIZES[kind] else kind
@@ -194,9 +156,8 @@ def _load(head: GGUFSource, tensor: TensorInfo, kind: str, n_threads: int) -> np
     elif plain:
         wide = array.astype(np.float32)
     else:
-        wide = dequantize_rows(array.reshape(-1, row[0]), tensor.type_name, shape[-1]).reshape(
-            shape
-        )
+        rows = array.reshape(-1, row[0])
+        wide = dequantize_rows(rows, tensor.type_name, shape[-1]).reshape(shape)
     if kind in _PLAIN:
         return stored_as(wide, kind, tensor.name)
     blocks = quantize_rows(wide.reshape(-1, shape[-1]), kind, n_threads=n_threads)

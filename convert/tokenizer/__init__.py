@@ -12,17 +12,3 @@ from specrun.convert.tokenizer.vocabulary import (
     BytePairVocabulary,
     ScoredVocabulary,
 )
-
-__all__ = [
-    "BYTE",
-    "CONTROL",
-    "NAMES",
-    "NAME_BY_HASH",
-    "NORMAL",
-    "UNUSED",
-    "USER_DEFINED",
-    "BytePairVocabulary",
-    "ScoredVocabulary",
-    "parse_sentencepiece",
-    "read_vocabulary",
-]

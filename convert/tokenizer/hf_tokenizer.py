@@ -1,16 +1,36 @@
-"""Reads a checkpoint's tokenizer into a vocabulary for GGUF: which kind it is, and its tokens."""
+"""A checkpoint's tokenizer as a vocabulary for GGUF: byte-level BPE, or SentencePiece's kind.
+
+tokenizer.json has byte-level BPE (GPT-2, Llama 3, Qwen: merges of bytes written as characters), or
+BPE with byte tokens `<0x0A>` made from a SentencePiece model (Llama 2, Gemma). tokenizer.model is
+such a model itself: pieces with scores, of which the highest merges first.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 from specrun.bindings.errors import MalformedFileError, OptionError, UnsupportedModelError
 from specrun.convert.checkpoint import Checkpoint, JsonObject, read_json_object
 from specrun.convert.tokenizer.pre_tokenizer import pre_tokenizer_name
-from specrun.convert.tokenizer.scored_tokenizer import read_merged_scores, read_scores
+from specrun.convert.tokenizer.sentencepiece_model import read_sentencepiece
 from specrun.convert.tokenizer.special_tokens import adds_token, chat_template, special_ids
-from specrun.convert.tokenizer.token_table import TokenTable, added_tokens, read_merges
-from specrun.convert.tokenizer.vocabulary import BytePairVocabulary, Vocabulary
+from specrun.convert.tokenizer.token_table import SPACE, TokenTable, added_tokens, read_merges
+from specrun.convert.tokenizer.vocabulary import (
+    BYTE,
+    NORMAL,
+    UNKNOWN,
+    BytePairVocabulary,
+    ScoredVocabulary,
+    Vocabulary,
+)
+
+_BPE = 2
+_ALGORITHMS = {1: "unigram", 3: "word", 4: "char"}
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+_MOST_PADDING = 1 << 20  # tokens that a config may state beyond those of the tokenizer
 
 
 def read_vocabulary(checkpoint: Checkpoint, *, pre: str | None = None) -> Vocabulary:
@@ -30,26 +50,21 @@ def read_vocabulary(checkpoint: Checkpoint, *, pre: str | None = None) -> Vocabu
     model_file = folder / "tokenizer.model"
     if model_file.exists() and not (folder / "tokenizer.json").exists():
         _refuse_pre(pre, model_file)
-        return read_scores(
-            checkpoint, settings, JsonObject({}, str(folder / "tokenizer.json")), model_file
-        )
+        absent = JsonObject({}, str(folder / "tokenizer.json"))
+        return _read_scores(checkpoint, settings, absent, model_file)
     tokenizer = read_json_object(folder / "tokenizer.json")
     model = tokenizer.object("model")
     if model.text("type", "BPE") != "BPE" or "vocab" not in model:
-        raise UnsupportedModelError(
-            f"{tokenizer.shown} is a {model.any('type')} tokenizer: only BPE is known"
-        )
+        raise tokenizer.unsupported(f"is a {model.any('type')} tokenizer: only BPE is known")
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.any(key):
-            raise UnsupportedModelError(
-                f"{tokenizer.shown} has {key} = {model.any(key)!r}, which is not known here"
-            )
+            raise tokenizer.unsupported(f"has {key} = {model.any(key)!r}, which is not known here")
     if not model.flag("byte_fallback", False):
         return _byte_level(checkpoint, settings, tokenizer, pre)
     _refuse_pre(pre, folder / "tokenizer.json")
     if model_file.exists():
-        return read_scores(checkpoint, settings, tokenizer, model_file)
-    return read_merged_scores(checkpoint, settings, tokenizer)
+        return _read_scores(checkpoint, settings, tokenizer, model_file)
+    return _read_merged_scores(checkpoint, settings, tokenizer)
 
 
 def _refuse_pre(pre: str | None, path: Path) -> None:
@@ -61,14 +76,9 @@ def _byte_level(
     checkpoint: Checkpoint, settings: JsonObject, tokenizer: JsonObject, pre: str | None
 ) -> BytePairVocabulary:
     name = pre_tokenizer_name(tokenizer, checkpoint.folder / "tokenizer.json", pre)
-    size = checkpoint.config.count("vocab_size")
     known = tokenizer.object("model").object("vocab").values
     added = list(added_tokens(checkpoint, tokenizer, settings))
-    if size > len(known) + len(added) + (1 << 20):
-        raise MalformedFileError(
-            f"the config states {size} tokens, and {tokenizer.shown} has {len(known) + len(added)}"
-        )
-    table = TokenTable(size, tokenizer.shown)
+    table = _table(checkpoint, len(known) + len(added), tokenizer.shown)
     for text, token in known.items():
         table.place(text, token)
     table.add(added)
@@ -83,3 +93,116 @@ def _byte_level(
         add_eos=settings.flag("add_eos_token") if "add_eos_token" in settings else None,
         chat_template=chat_template(checkpoint, settings),
     )
+
+
+def _table(checkpoint: Checkpoint, known: int, shown: str) -> TokenTable:
+    size = checkpoint.config.count("vocab_size")
+    if size > known + _MOST_PADDING:
+        raise MalformedFileError(f"the config states {size} tokens, and {shown} has {known}")
+    return TokenTable(size, shown)
+
+
+def _read_scores(
+    checkpoint: Checkpoint, settings: JsonObject, tokenizer: JsonObject, path: Path
+) -> ScoredVocabulary:
+    """Return the vocabulary of the tokenizer.model at `path`; `tokenizer` may be an empty object.
+
+    Raises UnsupportedModelError for a model that is not BPE, or rewrites text in ways llama.cpp
+    does not.
+    """
+    model = read_sentencepiece(path)
+    if model.algorithm != _BPE:
+        kind = _ALGORITHMS.get(model.algorithm, str(model.algorithm))
+        raise UnsupportedModelError(
+            f"{path} is a {kind} model: llama.cpp would split text otherwise, only BPE is known"
+        )
+    if model.has_character_map and not tokenizer.values:
+        raise UnsupportedModelError(
+            f"{path} rewrites characters before splitting (NFKC), which llama.cpp does not"
+        )
+    table = _table(checkpoint, len(model.pieces), str(path))
+    for token, piece in enumerate(model.pieces[: len(table.tokens)]):
+        table.place(piece.text, token, piece.kind, piece.score)
+    adds_space = settings.flag("add_prefix_space", model.adds_space)
+    return _finished(checkpoint, settings, tokenizer, table, adds_space, model.special_ids)
+
+
+def _read_merged_scores(
+    checkpoint: Checkpoint, settings: JsonObject, tokenizer: JsonObject
+) -> ScoredVocabulary:
+    """Return the vocabulary of a tokenizer.json that is BPE with byte tokens.
+
+    llama.cpp merges by the score of the token that results; a token's score is the rank of its
+    first merge, negated, so that the order is the same.
+    """
+    model = tokenizer.object("model")
+    known = model.object("vocab").values
+    ranks: dict[str, int] = {}
+    for rank, (left, right) in enumerate(read_merges(tokenizer)):
+        ranks.setdefault(left + right, rank)
+    table = _table(checkpoint, len(known), tokenizer.shown)
+    unknown = model.any("unk_token")
+    for text, token in known.items():
+        kind = UNKNOWN if text == unknown else BYTE if _BYTE_TOKEN.fullmatch(text) else NORMAL
+        table.place(text, token, kind, -float(ranks[text]) if text in ranks else 0.0)
+    return _finished(checkpoint, settings, tokenizer, table, True, {})
+
+
+def _finished(
+    checkpoint: Checkpoint,
+    settings: JsonObject,
+    tokenizer: JsonObject,
+    table: TokenTable,
+    adds_space: bool,
+    usual: dict[str, int],
+) -> ScoredVocabulary:
+    table.add(added_tokens(checkpoint, tokenizer, settings), spaced=True)
+    tokens = table.filled()
+    missing = {f"<0x{byte:02X}>" for byte in range(256)}.difference(tokens)
+    if missing:
+        raise UnsupportedModelError(
+            f"{table.shown} has no byte token {min(missing)}: llama.cpp cannot read text outside "
+            "such a vocabulary"
+        )
+    return ScoredVocabulary(
+        tokens=tokens,
+        types=tuple(table.types),
+        scores=tuple(table.scores),
+        special_ids=special_ids(checkpoint, settings, tokens, usual),
+        add_space=_adds_space(tokenizer) if tokenizer.values else adds_space,
+        add_bos=adds_token(tokenizer, settings, "bos", usual=True),
+        add_eos=adds_token(tokenizer, settings, "eos"),
+        chat_template=chat_template(checkpoint, settings),
+    )
+
+
+def _adds_space(tokenizer: JsonObject) -> bool:
+    """Return whether a space is put before texts; refuses other changes of texts."""
+    adds = False
+    for stage in _stages(tokenizer.any("normalizer"), "normalizers"):
+        kind = stage.get("type")
+        if kind == "Prepend" and stage.get("prepend") == SPACE:
+            adds = True
+        elif (kind, stage.get("pattern"), stage.get("content")) != (
+            "Replace",
+            {"String": " "},
+            SPACE,
+        ):
+            raise tokenizer.unsupported(f"has the unknown normalizer {json.dumps(stage)[:300]}")
+    for stage in _stages(tokenizer.any("pre_tokenizer"), "pretokenizers"):
+        kind = stage.get("type")
+        if kind == "Metaspace" and stage.get("replacement") == SPACE:
+            usual = "always" if stage.get("add_prefix_space", True) else "never"
+            scheme = stage.get("prepend_scheme", usual)
+            adds = adds or scheme != "never"
+        elif kind != "Split" or stage.get("pattern") != {"String": " "}:
+            raise tokenizer.unsupported(f"has the unknown pre_tokenizer {json.dumps(stage)[:300]}")
+    return adds
+
+
+def _stages(value: Any, inner: str) -> list[dict[str, Any]]:  # noqa: ANN401 - any JSON value
+    if not isinstance(value, dict):
+        return []
+    stages = value.get(inner) if value.get("type") == "Sequence" else [value]
+    found = stages if isinstance(stages, list) else []
+    return [stage for stage in found if isinstance(stage, dict)]

@@ -1,9 +1,8 @@
-"""Finds llama.cpp's name for the way a byte-level BPE tokenizer splits text before merging.
+"""llama.cpp's name for the way a byte-level BPE tokenizer splits text before merging.
 
-Which pre-tokenizer a known vocabulary has: llama.cpp's own list, as of the pinned version.
-
-llama.cpp splits text before merging in one of a few built-in ways. Its converter knows which by the
-vocabulary: the SHA-256 of the token ids of a probe text, written as Python writes a list.
+llama.cpp splits in one of a few built-in ways. Its converter knows which by the vocabulary: the
+SHA-256 of the token ids of a probe text, written as Python writes a list. The table of hashes is
+llama.cpp's own, as of the pinned version.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ PROBE = (
     "\U0001f680 (normal) \U0001f636\u200d\U0001f32b\ufe0f (multiple emojis concatenated) \u2705 "
     "\U0001f999\U0001f999 "
     "3 33 333 3333 33333 333333 3333333 33333333 3.3 3..3 3...3 "
-    "\u1780\u17b6\u1793\u17cb\u178f\u17c2\u1796\u17b7\u179f\u17c1\u179f\u17a2\u17b6\u1785\U0001f601 "
+    "\u1780\u17b6\u1793\u17cb\u178f\u17c2\u1796\u17b7\u179f\u17c1\u179f\u17a2\u17b6\u1785"
+    "\U0001f601 "
     "?\u6211\u60f3\u5728apple\u5de5\u4f5c1314151\u5929\uff5e ------======= "
     "\u043d\u0435\u0449\u043e \u043d\u0430 \u0411\u044a\u043b\u0433\u0430\u0440\u0441\u043a\u0438 "
     "''''''```````\"\"\"\"......!!!!!!?????? I've been 'told he's there, 'RE you sure? "
@@ -148,8 +148,8 @@ NAME_BY_HASH = {
 }
 """The name for each known hash."""
 
-
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
 _AFTER_NUMBERS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CASED = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s"
@@ -161,14 +161,8 @@ _BYTES = ("ByteLevel", "plain")
 _SHAPES: dict[tuple[tuple[str, str], ...], str] = {
     (("ByteLevel", "regex"),): "gpt-2",
     (("Digits", "each"), ("ByteLevel", "regex")): "smollm",
-    (
-        ("Split", _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _AFTER_NUMBERS),
-        _BYTES,
-    ): "llama-bpe",
-    (
-        ("Split", _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _AFTER_NUMBERS),
-        _BYTES,
-    ): "qwen2",
+    (("Split", _CONTRACTIONS + _WORDS + r"{1,3}" + _AFTER_NUMBERS), _BYTES): "llama-bpe",
+    (("Split", _CONTRACTIONS + _WORDS + _AFTER_NUMBERS), _BYTES): "qwen2",
     (("Split", _CASED % ("", "", "")), _BYTES): "tekken",
     (("Split", _CASED % (_CONTRACTIONS + "?", _CONTRACTIONS + "?", "{1,3}")), _BYTES): "gpt-4o",
 }
@@ -194,8 +188,7 @@ def probe_hash(path: Path) -> str:
 
 
 def pre_tokenizer_name(tokenizer: JsonObject, path: Path, chosen: str | None = None) -> str:
-    """Return llama.cpp's name for the splitting of the tokenizer.json at `path`, which holds
-    `tokenizer`.
+    """Return llama.cpp's name for the splitting of `tokenizer`, the tokenizer.json at `path`.
 
     Known vocabularies are recognised by their hash, as llama.cpp does. Beyond that, GPT-2's own
     splitting is taken where the file states exactly that. `chosen` is taken without a look at
@@ -220,11 +213,9 @@ def pre_tokenizer_name(tokenizer: JsonObject, path: Path, chosen: str | None = N
     found = probe_hash(path)
     if found in NAME_BY_HASH:
         return NAME_BY_HASH[found]
-    hint = (
-        f"its splitting is that of {shape}: if that is right, choose --pre {shape}"
-        if shape
-        else "choose with --pre"
-    )
+    hint = "choose with --pre"
+    if shape:
+        hint = f"its splitting is that of {shape}: if that is right, choose --pre {shape}"
     raise UnsupportedModelError(
         f"{path} has an unknown pre_tokenizer {_short(tokenizer, 'pre_tokenizer')} "
         f"(hash of the probe text {found}); {hint}"
@@ -235,9 +226,7 @@ def _check_normalizer(tokenizer: JsonObject, known: tuple[str, ...]) -> None:
     # llama.cpp composes no characters (NFC); text is almost always composed already.
     normalizer = tokenizer.any("normalizer")
     if normalizer and not (isinstance(normalizer, dict) and normalizer.get("type") in known):
-        raise UnsupportedModelError(
-            f"{tokenizer.shown} has the unknown normalizer {_short(tokenizer, 'normalizer')}"
-        )
+        raise tokenizer.unsupported(f"has the unknown normalizer {_short(tokenizer, 'normalizer')}")
 
 
 def _stages(pre: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - any JSON value

@@ -1,5 +1,4 @@
-"""Reads SentencePiece models (tokenizer.model): the tokens, their scores and kinds, and how text is
-prepared.
+"""SentencePiece models (tokenizer.model): the pieces, their scores and kinds, the normalization.
 
 The file is a protocol-buffers message (sentencepiece_model.proto): pieces in field 1, how it was
 trained in field 2, how text is normalized in field 3. Read here because it is little, and a damaged
@@ -13,17 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bindings.errors import FileMissingError, MalformedFileError
+from specrun.bindings.errors import MalformedFileError
+from specrun.convert.checkpoint import read_small_file
 
-_LARGEST = 200 << 20
 # Of a field's tag: how its value is stored.
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A token; `kind` is 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte, as in
-    llama.cpp."""
+    """A token; `kind` is 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused or 6 byte."""
 
     text: str
     score: float
@@ -46,18 +44,8 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
-    """Read the model at `path`; raises FileMissingError, or MalformedFileError if it is something
-    else."""
-    try:
-        if path.stat().st_size > _LARGEST:
-            raise MalformedFileError(
-                f"{path} has more than {_LARGEST >> 20} MB, too much for a SentencePiece model"
-            )
-        data = path.read_bytes()
-    except OSError as error:
-        raise FileMissingError(
-            f"{path} cannot be read ({error.strerror}); check its permissions"
-        ) from error
+    """Read the model at `path`; raises FileMissingError, MalformedFileError for something else."""
+    data = read_small_file(path, "a SentencePiece model")
     return parse_sentencepiece(data, str(path))
 
 
@@ -76,27 +64,22 @@ def _model(data: memoryview) -> SentencePieceModel:
     trainer: dict[int, int | memoryview] = {}
     normalizer: dict[int, int | memoryview] = {}
     for field, value in _fields(data):
-        if field in (1, 2, 3) and not isinstance(value, memoryview):
+        if field not in (1, 2, 3):
+            continue
+        if not isinstance(value, memoryview):
             raise ValueError(f"field {field} is not a message")
-        if isinstance(value, memoryview):
-            if field == 1:
-                pieces.append(_piece(value))
-            elif field == 2:
-                trainer = dict(_fields(value))
-            elif field == 3:
-                normalizer = dict(_fields(value))
+        if field == 1:
+            pieces.append(_piece(value))
+        elif field == 2:
+            trainer = dict(_fields(value))
+        else:
+            normalizer = dict(_fields(value))
     if not pieces:
         raise ValueError("it has no pieces")
-    special = {}
-    for name, field, usual in (
-        ("unknown", 40, 0),
-        ("bos", 41, 1),
-        ("eos", 42, 2),
-        ("padding", 43, -1),
-    ):
-        token = _signed(trainer.get(field, usual))
-        if 0 <= token < len(pieces):
-            special[name] = token
+    # Fields 40 to 43 of the trainer's settings; where they are absent, the format's usual ids.
+    usual = {"unknown": 0, "bos": 1, "eos": 2, "padding": -1}
+    ids = {name: _signed(trainer.get(40 + i, usual[name])) for i, name in enumerate(usual)}
+    special = {name: token for name, token in ids.items() if 0 <= token < len(pieces)}
     return SentencePieceModel(
         pieces=tuple(pieces),
         algorithm=_signed(trainer.get(3, 1)),

@@ -1,5 +1,4 @@
-"""What a checkpoint says of its special tokens: which they are, which are added to a text, the chat
-template."""
+"""Special tokens of a checkpoint: which they are, which are added to a text; the chat template."""
 
 from __future__ import annotations
 
@@ -13,17 +12,15 @@ from specrun.convert.checkpoint import Checkpoint, JsonObject
 _NAMES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 # llama.cpp ends an answer at these by their text.
 _KNOWN_ENDS = {
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>",
-    "<EOT>",
-    "<|end_of_text|>", "<eos>",
-}  # fmt: skip
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>"),
+    *("<|eom_id|>", "<EOT>", "<|end_of_text|>", "<eos>"),
+}
 
 
 def special_ids(
     checkpoint: Checkpoint, settings: JsonObject, tokens: Sequence[str], usual: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the ids of bos, eos, unknown, padding, and of further tokens that end an answer (eot,
-    eom).
+    """Return the ids of bos, eos, unknown, padding, and of further ends of an answer (eot, eom).
 
     The tokenizer's settings count first, then the config, then `usual`. Raises MalformedFileError
     for a token that the tokenizer does not have.
@@ -33,17 +30,14 @@ def special_ids(
     found: dict[str, int] = {}
     for ours, theirs in _NAMES.items():
         token = _named_token(settings, f"{theirs}_token", tokens)
-        if token is None:
-            token = _named_token(named, f"{theirs}_token", tokens)
+        token = _named_token(named, f"{theirs}_token", tokens) if token is None else token
         for source in (checkpoint.config, generation):
             if token is None:
                 token = next(iter(_ids(source, f"{theirs}_token_id")), None)
-        if token is None:
-            token = usual.get(ours)
+        token = usual.get(ours) if token is None else token
         if token is not None and token < len(tokens):
             found[ours] = token
-    # Where a file names no bos, llama.cpp would take token 11; as in GPT-2, one token serves as
-    # both.
+    # Where a file names no bos, llama.cpp would take token 11; as in GPT-2, eos serves as both.
     if "bos" not in found and "eos" in found:
         found["bos"] = found["eos"]
     ends = _ids(generation, "eos_token_id") or _ids(checkpoint.config, "eos_token_id")
@@ -71,8 +65,8 @@ def _named_token(settings: JsonObject, key: str, tokens: Sequence[str]) -> int |
     if value is None:
         return None
     if not isinstance(value, str) or value not in tokens:
-        raise MalformedFileError(
-            f"{settings.shown} has {key} = {str(value)[:40]!r}, which the tokenizer does not have"
+        raise settings.malformed(
+            f"has {key} = {str(value)[:40]!r}, which the tokenizer does not have"
         )
     return tokens.index(value)
 
@@ -82,8 +76,7 @@ def adds_token(
 ) -> bool:
     """Return whether encoding adds the token `name`: "bos" at the start, "eos" at the end.
 
-    The settings count first, then what tokenizer.json does after encoding; `usual` where there is
-    none.
+    The settings count first, then what tokenizer.json does after encoding, then `usual`.
     """
     if f"add_{name}_token" in settings:
         return settings.flag(f"add_{name}_token")
@@ -92,11 +85,8 @@ def adds_token(
     post: Any = tokenizer.any("post_processor")
     stages = post.get("processors", [post]) if isinstance(post, dict) else []
     for stage in stages if isinstance(stages, list) else []:
-        pieces = (
-            stage.get("single")
-            if isinstance(stage, dict) and stage.get("type") == "TemplateProcessing"
-            else None
-        )
+        is_template = isinstance(stage, dict) and stage.get("type") == "TemplateProcessing"
+        pieces = stage.get("single") if is_template else None
         edge = 0 if name == "bos" else -1
         if isinstance(pieces, list) and pieces and isinstance(pieces[edge], dict):
             return "SpecialToken" in pieces[edge]
@@ -104,8 +94,7 @@ def adds_token(
 
 
 def chat_template(checkpoint: Checkpoint, settings: JsonObject) -> str | None:
-    """Return the chat template: chat_template.jinja or .json, or the settings' own (of several the
-    default)."""
+    """Return the template of chat_template.jinja or .json, or the settings' own or default one."""
     beside = checkpoint.folder / "chat_template.jinja"
     if beside.exists():
         try:
@@ -116,10 +105,9 @@ def chat_template(checkpoint: Checkpoint, settings: JsonObject) -> str | None:
     if value is None:
         value = checkpoint.optional("chat_template.json").any("chat_template")
     if isinstance(value, list):  # several named ones
-        named = [
-            entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"
-        ]
-        value = named[0].get("template") if named else None
+        named = (entry for entry in value if isinstance(entry, dict))
+        default = (entry.get("template") for entry in named if entry.get("name") == "default")
+        value = next(default, None)
     if value is not None and not isinstance(value, str):
-        raise MalformedFileError(f"{settings.shown} has a chat_template that is not a string")
+        raise settings.malformed("has a chat_template that is not a string")
     return value

@@ -44,8 +44,7 @@ def synthetic_vocabulary(
         tokens=(*tokens, *controls),
         types=(NORMAL,) * room + (CONTROL,) * len(controls),
         merges=tuple(merges),
-        # Where a file names no bos, llama.cpp would take token 11; like GPT-2, one token serves as
-        # both.
+        # Where a file names no bos, llama.cpp would take token 11; as in GPT-2, eos serves as both.
         special_ids={"bos": end, "eos": end},
         chat_template=chat_template,
     )
@@ -64,9 +63,8 @@ def _with_all_bytes(room: int) -> tuple[list[str], list[str]]:
         raise OptionError(
             f"a synthetic vocabulary has at most {len(pairs) + 256} tokens, not {room}"
         )
-    return [*byte_tokens(), *(left + right for left, right in pairs)], [
-        f"{a} {b}" for a, b in pairs
-    ]
+    tokens = [*byte_tokens(), *(left + right for left, right in pairs)]
+    return tokens, [f"{left} {right}" for left, right in pairs]
 
 
 def _merges(space: str) -> Iterator[tuple[str, str]]:

@@ -1,8 +1,4 @@
-"""The tokens of a checkpoint's vocabulary by id: the tokenizer's own, those added to it, and
-padding.
-
-The merges of a BPE tokenizer.json.
-"""
+"""Tokens of a checkpoint by id: the tokenizer's own, those added to it, padding; BPE merges."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from specrun.convert.tokenizer.vocabulary import CONTROL, NORMAL, UNKNOWN, UNUSE
 # control tokens too.
 _MARKS = {"<pad>", "<mask>", "<2mass>", "[@BOS@]"}
 _MARK_ENDS = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
-_SPACE = "▁"  # SentencePiece's sign for a space
+SPACE = "▁"  # SentencePiece's sign for a space
 _ADDED_SCORE = -1000.0
 
 
@@ -40,8 +36,7 @@ class TokenTable:
         self.scores = [-10000.0] * size
 
     def place(self, text: str, token: object, kind: int = NORMAL, score: float = 0.0) -> None:
-        """Put a token of the tokenizer itself at its id; raises MalformedFileError if that is taken
-        or outside."""
+        """Put a tokenizer's own token at its id; raises MalformedFileError if taken or outside."""
         if type(token) is not int or not 0 <= token < len(self.tokens):
             raise MalformedFileError(
                 f"{self.shown} gives {text[:40]!r} the id {token!r}, outside the model's "
@@ -55,35 +50,31 @@ class TokenTable:
         self.tokens[token], self.types[token], self.scores[token] = text, kind, score
 
     def add(self, added: Iterable[AddedToken], *, spaced: bool = False) -> None:
-        """Put added tokens at their ids, in place of what is there; `spaced` where a sign stands
-        for spaces.
+        """Put added tokens over what is at their ids; `spaced` where a sign stands for spaces.
 
         A token that the model has no row for cannot be read or written by it, and is left out.
         """
         for extra in added:
             if extra.token >= len(self.tokens):
                 continue
-            known = self.types[extra.token]
+            was_unknown = self.types[extra.token] == UNKNOWN
             control = extra.special or extra.text in _MARKS or _is_mark(extra.text)
-            text = extra.text if control or not spaced else extra.text.replace(_SPACE, " ")
+            text = extra.text if control or not spaced else extra.text.replace(SPACE, " ")
             self.tokens[extra.token] = text
-            self.types[extra.token] = (
-                UNKNOWN if known == UNKNOWN else CONTROL if control else USER_DEFINED
-            )
+            kind = CONTROL if control else USER_DEFINED
+            self.types[extra.token] = UNKNOWN if was_unknown else kind
             self.scores[extra.token] = _ADDED_SCORE
 
     def filled(self) -> tuple[str, ...]:
         """Return the tokens; ids without one, as embeddings rounded up have, are called [PADn]."""
-        return tuple(
-            f"[PAD{token}]" if text is None else text for token, text in enumerate(self.tokens)
-        )
+        named = enumerate(self.tokens)
+        return tuple(f"[PAD{token}]" if text is None else text for token, text in named)
 
 
 def added_tokens(
     checkpoint: Checkpoint, tokenizer: JsonObject, settings: JsonObject
 ) -> Iterator[AddedToken]:
-    """Yield the tokens that tokenizer.json, tokenizer_config.json and added_tokens.json add, each
-    id once."""
+    """Yield the tokens that the checkpoint's three files add to the tokenizer, each id once."""
     seen: set[int] = set()
     for extra in _all_added(checkpoint, tokenizer, settings):
         if extra.token not in seen:
@@ -95,21 +86,19 @@ def _all_added(
     checkpoint: Checkpoint, tokenizer: JsonObject, settings: JsonObject
 ) -> Iterator[AddedToken]:
     for value in tokenizer.items("added_tokens"):
-        entry = JsonObject(
-            value if isinstance(value, dict) else {}, f"an added token in {tokenizer.shown}"
-        )
-        yield AddedToken(
-            entry.text("content"), _id(entry.any("id"), entry.shown), entry.flag("special", False)
-        )
+        named = f"an added token in {tokenizer.shown}"
+        entry = JsonObject(value if isinstance(value, dict) else {}, named)
+        yield _added(entry, entry.any("id"), entry.shown)
     decoder = settings.object("added_tokens_decoder")
     for key in decoder.values:
-        entry = decoder.object(key)
-        yield AddedToken(
-            entry.text("content"), _id(key, decoder.shown), entry.flag("special", False)
-        )
+        yield _added(decoder.object(key), key, decoder.shown)
     names = checkpoint.optional("added_tokens.json")
     for text, token in names.values.items():
         yield AddedToken(text, _id(token, names.shown), False)
+
+
+def _added(entry: JsonObject, token: object, shown: str) -> AddedToken:
+    return AddedToken(entry.text("content"), _id(token, shown), entry.flag("special", False))
 
 
 def _id(value: object, shown: str) -> int:
@@ -125,21 +114,18 @@ def _is_mark(text: str) -> bool:
 
 
 def read_merges(tokenizer: JsonObject) -> list[tuple[str, str]]:
-    """Return the pairs that merge, the first first; raises MalformedFileError if there are none, or
-    no pairs."""
+    """Return the pairs to merge, in order; raises MalformedFileError for none, or no pairs."""
     merges: list[tuple[str, str]] = []
     for entry in tokenizer.object("model").items("merges"):
         # Before transformers 4.45 a merge was one string.
         parts = entry.split(" ") if isinstance(entry, str) else entry
-        if (
-            not isinstance(parts, list)
-            or len(parts) != 2
-            or not all(isinstance(p, str) and p for p in parts)
-        ):
-            raise MalformedFileError(
-                f"{tokenizer.shown} has a merge {str(entry)[:60]!r}, which is not two words"
-            )
-        merges.append((parts[0], parts[1]))
+        match parts:
+            case [str(left), str(right)] if left and right:
+                merges.append((left, right))
+            case _:
+                raise tokenizer.malformed(
+                    f"has a merge {str(entry)[:60]!r}, which is not two tokens"
+                )
     if not merges:
-        raise MalformedFileError(f"{tokenizer.shown} has no merges, which a BPE tokenizer needs")
+        raise tokenizer.malformed("has no merges, which a BPE tokenizer needs")
     return merges

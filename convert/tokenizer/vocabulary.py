@@ -1,33 +1,16 @@
-"""Vocabularies as a GGUF file states them: byte-level BPE, and SentencePiece's tokens with
-scores."""
+"""Vocabularies as a GGUF file states them: byte-level BPE, and SentencePiece with scores."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from specrun.bindings.errors import OptionError
 from specrun.convert.gguf import Metadata
 
 # llama.cpp's token types
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-
-
-class Vocabulary(Protocol):
-    """The tokens of a tokenizer, in the order of their ids, ready to be written."""
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """The tokens."""
-
-    @property
-    def types(self) -> tuple[int, ...]:
-        """What each token is: NORMAL, CONTROL, UNUSED, ..."""
-
-    def describe(self, metadata: Metadata) -> None:
-        """Add the tokenizer's keys to `metadata`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +40,9 @@ class BytePairVocabulary:
         metadata.text("tokenizer.ggml.pre", self.pre)
         metadata.texts("tokenizer.ggml.tokens", self.tokens)
         metadata.integers("tokenizer.ggml.token_type", self.types)
-        # llama.cpp refuses a file without merges: one of two zero bytes, which no text has, does no
-        # harm.
-        metadata.texts(
-            "tokenizer.ggml.merges", self.merges or (f"{byte_tokens()[0]} {byte_tokens()[0]}",)
-        )
+        # llama.cpp refuses a file without merges: that of two zero bytes, in no text, is safe.
+        zero = byte_tokens()[0]
+        metadata.texts("tokenizer.ggml.merges", self.merges or (f"{zero} {zero}",))
         _describe_special(self, metadata)
 
 
@@ -107,6 +88,10 @@ class ScoredVocabulary:
         _describe_special(self, metadata)
 
 
+Vocabulary = BytePairVocabulary | ScoredVocabulary
+"""The tokens of a tokenizer, in the order of their ids, ready to be written."""
+
+
 def _check(tokens: tuple[str, ...], types: tuple[int, ...], special_ids: Mapping[str, int]) -> None:
     if len(types) != len(tokens):
         raise OptionError(f"a vocabulary of {len(tokens)} tokens has {len(types)} token types")
@@ -117,9 +102,7 @@ def _check(tokens: tuple[str, ...], types: tuple[int, ...], special_ids: Mapping
             )
 
 
-def _describe_special(
-    vocabulary: BytePairVocabulary | ScoredVocabulary, metadata: Metadata
-) -> None:
+def _describe_special(vocabulary: Vocabulary, metadata: Metadata) -> None:
     for name, token in vocabulary.special_ids.items():
         metadata.count(f"tokenizer.ggml.{name}_token_id", token)
     for name, added in (("bos", vocabulary.add_bos), ("eos", vocabulary.add_eos)):

@@ -188,7 +188,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "use_bidirectional_attention = True",
     ),
     "layer types": ("gemma3", {"layer_types": ["full_attention"]}, "layer_types for 1 of 7 layers"),
-    "yarn in Phi-3": ("phi3", {"rope_parameters": _YARN}, "'yarn': only default and longrope"),
+    "yarn in Phi-3": ("phi3", {"rope_parameters": _YARN}, "'yarn': only default, longrope"),
     "factors": (
         "phi3 longrope",
         {"rope_parameters": {"rope_type": "longrope"}},

@@ -12,9 +12,8 @@ import pytest
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.quantizer import dequantize_rows, quantize_rows
-from specrun.convert import RandomLlama, write_random_llama
+from specrun.convert import RandomLlama, quantize_head, write_random_llama
 from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
-from specrun.convert.quantize.quantize_head import quantize_head
 
 Arrays = dict[str, tuple[str, np.ndarray]]
 
