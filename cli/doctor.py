@@ -20,8 +20,8 @@ from typing import Any, Literal
 import click
 
 from specrun.bindings.errors import extra_command
-from specrun.cli.options.group import SectionedCommand, option
-from specrun.cli.options.output import terminal_options
+from specrun.cli.options.group import SectionedCommand
+from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.terminal.table import bytes_text, print_facts, print_table
 from specrun.cli.terminal.terminal import Terminal, one_line
 from specrun.runtime.demo import demo_target
@@ -195,7 +195,7 @@ Exit code 1 if something is broken.
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @terminal_options
-@option("--json", "as_json", section="Output", is_flag=True, help="Print one JSON object.")
+@json_option()
 def doctor(terminal: Terminal, as_json: bool) -> None:
     """Check this installation and this machine.
 

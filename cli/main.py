@@ -11,39 +11,25 @@ import click
 from specrun.cli.lazy_group import LazyCommand, LazyGroup
 from specrun.cli.options.group import ENVIRONMENT_PREFIX
 
-_COMMANDS = {
-    "chat": LazyCommand("specrun.cli.chat.command", "chat", "Talk to a model."),
-    "generate": LazyCommand("specrun.cli.generate", "generate", "Continue or answer one prompt."),
-    "inspect": LazyCommand(
-        "specrun.cli.inspect", "inspect", "Show what a GGUF file holds, and what fits it."
-    ),
-    "cut": LazyCommand("specrun.cli.cut", "cut", "Make a drafter of a model's own layers."),
-    "datastore": LazyCommand(
-        "specrun.cli.datastore", "datastore", "Texts to draft from: REST's datastores."
-    ),
-    "convert": LazyCommand(
+_COMMANDS = (
+    LazyCommand("specrun.cli.chat.command", "chat", "Talk to a model."),
+    LazyCommand("specrun.cli.generate", "generate", "Continue or answer one prompt."),
+    LazyCommand("specrun.cli.inspect", "inspect", "Show what a GGUF file holds, and what fits it."),
+    LazyCommand("specrun.cli.cut", "cut", "Make a drafter of a model's own layers."),
+    LazyCommand("specrun.cli.datastore", "datastore", "Texts to draft from: REST's datastores."),
+    LazyCommand(
         "specrun.cli.convert.command", "convert", "Turn a Hugging Face checkpoint into GGUF."
     ),
-    "quantize": LazyCommand(
-        "specrun.cli.quantize", "quantize", "Write a GGUF file with smaller numbers."
-    ),
-    "imatrix": LazyCommand(
-        "specrun.cli.imatrix", "imatrix", "Measure an importance matrix for quantizing."
-    ),
-    "train": LazyCommand("specrun.cli.train.command", "train", "Train what drafts for a model."),
-    "tune": LazyCommand(
+    LazyCommand("specrun.cli.quantize", "quantize", "Write a GGUF file with smaller numbers."),
+    LazyCommand("specrun.cli.imatrix", "imatrix", "Measure an importance matrix for quantizing."),
+    LazyCommand("specrun.cli.train.command", "train", "Train what drafts for a model."),
+    LazyCommand(
         "specrun.cli.tune.command", "tune", "Measure a pair of models and plan what to draft."
     ),
-    "calibrate": LazyCommand(
-        "specrun.cli.calibrate", "calibrate", "Measure how often heads guess right."
-    ),
-    "bench": LazyCommand(
-        "specrun.cli.bench.command", "bench", "Measure what drafting gains and costs."
-    ),
-    "doctor": LazyCommand(
-        "specrun.cli.doctor", "doctor", "Check this installation and this machine."
-    ),
-}
+    LazyCommand("specrun.cli.calibrate", "calibrate", "Measure how often heads guess right."),
+    LazyCommand("specrun.cli.bench.command", "bench", "Measure what drafting gains and costs."),
+    LazyCommand("specrun.cli.doctor", "doctor", "Check this installation and this machine."),
+)
 
 _EPILOG = """\b
 Examples:

@@ -25,8 +25,8 @@ from specrun.cli.convert.options import (
     source_options,
     target_options,
 )
-from specrun.cli.options.group import SectionedCommand, option
-from specrun.cli.options.output import terminal_options
+from specrun.cli.options.group import SectionedCommand
+from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.terminal.progress import byte_progress
 from specrun.cli.terminal.table import bytes_text, count_text, print_facts, print_table
 from specrun.cli.terminal.terminal import Terminal
@@ -166,7 +166,7 @@ neither tokenizer nor the target's weights, and fit one target only: say which.
 @head_options
 @target_options
 @terminal_options
-@option("--json", "as_json", section="Output", is_flag=True, help="Print one JSON object.")
+@json_option()
 def convert(
     folder: Path,
     source: SourceSettings,

@@ -1,7 +1,6 @@
-"""`specrun tune`: measures a pair of models on this machine, plans what to draft, and keeps the
-plan.
+"""`specrun tune`: measures a pair of models on this machine, and plans and keeps what to draft.
 
-How `specrun tune` prints what it found: the cost curves, the acceptance by rank, and the plans.
+First how the result is printed (cost curves, acceptance by rank, plans), then the command.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.model import LoadSettings, load_options
 from specrun.cli.options.output import terminal_options
 from specrun.cli.options.prompt import named_target
-from specrun.cli.options.sampling import sampling_grid
+from specrun.cli.options.sampling import SamplingGrid
 from specrun.cli.terminal.paths import require_file
 from specrun.cli.terminal.progress import progress_bar
 from specrun.cli.terminal.table import print_table
@@ -25,7 +24,6 @@ from specrun.cli.terminal.terminal import Terminal
 from specrun.cli.tune.options import (
     LayerSkip,
     TuneOutput,
-    TuneSampling,
     TuneText,
     layer_skip_options,
     prompt_texts,
@@ -197,7 +195,7 @@ def tune(
     load: LoadSettings,
     text: TuneText,
     layer_skip: LayerSkip,
-    sampling: TuneSampling,
+    sampling: SamplingGrid,
     output: TuneOutput,
     terminal: Terminal,
 ) -> None:
@@ -243,16 +241,14 @@ def tune(
         terminal.note(f"drew {output.plot}")
 
 
-def _options(load: LoadSettings, text: TuneText, sampling: TuneSampling) -> TuneOptions:
+def _options(load: LoadSettings, text: TuneText, sampling: SamplingGrid) -> TuneOptions:
     from specrun.runtime.costs import TuneOptions
 
     target, draft = _files(load, text)
     return TuneOptions(
         target=target,
         draft=draft,
-        params=sampling_grid(
-            sampling.temp, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
-        ),
+        params=sampling.params(),
         n_tokens=text.predict,
         seconds=text.seconds,
         context=load.context,
