@@ -14,7 +14,9 @@ from specrun.cli.options.group import ENVIRONMENT_PREFIX
 _COMMANDS = (
     LazyCommand("specrun.cli.chat.command", "chat", "Talk to a model."),
     LazyCommand("specrun.cli.generate", "generate", "Continue or answer one prompt."),
-    LazyCommand("specrun.cli.inspect", "inspect", "Show what a GGUF file holds, and what fits it."),
+    LazyCommand(
+        "specrun.cli.inspect.command", "inspect", "Show what a GGUF file holds, and what fits it."
+    ),
     LazyCommand("specrun.cli.cut", "cut", "Make a drafter of a model's own layers."),
     LazyCommand("specrun.cli.datastore", "datastore", "Texts to draft from: REST's datastores."),
     LazyCommand(
@@ -28,7 +30,9 @@ _COMMANDS = (
     ),
     LazyCommand("specrun.cli.calibrate", "calibrate", "Measure how often heads guess right."),
     LazyCommand("specrun.cli.bench.command", "bench", "Measure what drafting gains and costs."),
-    LazyCommand("specrun.cli.doctor", "doctor", "Check this installation and this machine."),
+    LazyCommand(
+        "specrun.cli.doctor.command", "doctor", "Check this installation and this machine."
+    ),
 )
 
 _EPILOG = """\b
@@ -51,7 +55,7 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 pair that does not 
 def _print_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
     if not wanted or context.resilient_parsing:
         return
-    from specrun.cli.doctor import version_lines
+    from specrun.cli.doctor.command import version_lines
 
     click.echo("\n".join(version_lines()))
     context.exit()

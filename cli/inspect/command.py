@@ -16,7 +16,7 @@ import click
 
 from specrun.bindings.errors import MalformedFileError, SpecrunError
 from specrun.bindings.gguf import read_header
-from specrun.cli.model_summary import describe_summary, file_sha256, summarise, tensor_rows
+from specrun.cli.inspect.summary import describe_summary, file_sha256, summarise, tensor_rows
 from specrun.cli.options.group import MODEL, Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT
 from specrun.cli.options.output import json_option, terminal_options
@@ -75,8 +75,7 @@ _SHOWN_TENSORS = 10
 def compare_files(
     original: Path, other: Path, settings: ComparisonSettings, terminal: Terminal
 ) -> dict[str, Any]:
-    """Return what is found, ready for JSON. Raises PairError unless both files have one
-    vocabulary."""
+    """Return what is found, ready for JSON; raises PairError for different vocabularies."""
     from specrun.bench.models.model_comparison import ComparisonOptions, compare_models
     from specrun.bench.models.tensor_errors import tensor_errors
     from specrun.convert.logit_check import FIXED_TEXT
@@ -88,14 +87,12 @@ def compare_files(
         n_threads=settings.threads,
         n_gpu_layers=settings.gpu_layers,
     )
+
+    def show(done: int, total: int) -> None:
+        terminal.passing(f"chunk {done} of {total}")
+
     try:
-        found = compare_models(
-            original,
-            other,
-            text,
-            options,
-            lambda done, total: terminal.passing(f"chunk {done} of {total}"),
-        )
+        found = compare_models(original, other, text, options, show)
     finally:
         terminal.passing("")
     with byte_progress(terminal, "comparing tensors") as progress:
@@ -126,18 +123,15 @@ def print_comparison(
 def _facts(found: dict[str, Any]) -> dict[str, str]:
     summary = found["summary"]
     text = "the fixed text" if found["text"] == "fixed" else found["text"]
+    chunks = f"{found['n_chunks']:,} chunks of {found['n_ctx']:,}"
+    same = f"{100 * summary['same_top']:.2f} +- {100 * summary['top_error']:.2f} %"
     return {
-        "scored": (
-            f"{summary['n_tokens']:,} tokens of {text} ({found['n_chunks']:,} chunks of "
-            f"{found['n_ctx']:,})"
-        ),
+        "scored": f"{summary['n_tokens']:,} tokens of {text} ({chunks})",
         "KL divergence, mean": f"{summary['kl_mean']:.3g} +- {summary['kl_error']:.2g} nats",
         "KL divergence, median": f"{summary['kl_median']:.3g}",
         "KL divergence, 99 %": f"{summary['kl_99']:.3g}",
         "KL divergence, largest": f"{summary['kl_largest']:.3g}",
-        "same first token": (
-            f"{100 * summary['same_top']:.2f} +- {100 * summary['top_error']:.2f} %"
-        ),
+        "same first token": same,
     }
 
 
@@ -156,10 +150,9 @@ def _print_tensors(terminal: Terminal, errors: list[dict[str, Any]]) -> None:
         for error in changed[:_SHOWN_TENSORS]
     ]
     if rows:
-        title = (
-            f"tensors furthest off ({len(changed):,} of {len(compared):,} differ; --json has all)"
-        )
-        print_table(terminal, title, ("tensor", "first", "second", "relative RMS error"), rows)
+        counts = f"{len(changed):,} of {len(compared):,} differ"
+        head = ("tensor", "first", "second", "relative RMS error")
+        print_table(terminal, f"tensors furthest off ({counts}; --json has all)", head, rows)
     else:
         terminal.answer(f"All {len(compared):,} tensors have the same numbers.\n")
     for error in errors:
@@ -238,11 +231,8 @@ def inspect(
     if model_draft is not None:
         draft_facts = summarise(model_draft, read_header(model_draft))
         problem = _pair_problem(file, model_draft)
-        facts["pair"] = {
-            "draft": draft_facts,
-            "fits": problem is None,
-            "reason": str(problem) if problem else None,
-        }
+        reason = str(problem) if problem else None
+        facts["pair"] = {"draft": draft_facts, "fits": problem is None, "reason": reason}
     if as_json:
         terminal.answer(json.dumps(facts, ensure_ascii=True) + "\n")
     else:
