@@ -152,11 +152,8 @@ def _show(report: ImportanceReport, terminal: Terminal, *, as_json: bool) -> Non
     if as_json:
         terminal.answer(json.dumps(facts) + "\n")
     else:
-        print_facts(
-            terminal,
-            "importance matrix",
-            {name.replace("_", " "): str(value) for name, value in facts.items()},
-        )
+        texts = {name.replace("_", " "): str(value) for name, value in facts.items()}
+        print_facts(terminal, "importance matrix", texts)
     if report.n_partial:
         terminal.warn(
             f"{report.n_partial} matrices have experts that no token was sent to: read a longer "

@@ -26,7 +26,7 @@ from specrun.cli.bench.output import OutputForm, format_options, measure_and_pri
 from specrun.cli.options.drafter_choice import draft_kind, require_draft_files
 from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.model import LoadSettings, load_options
-from specrun.cli.options.output import terminal_options
+from specrun.cli.options.output import check_plot, terminal_options
 from specrun.cli.options.prompt import named_target
 from specrun.cli.options.sampling import SamplingGrid
 from specrun.cli.terminal.terminal import Terminal
@@ -204,7 +204,4 @@ def _check_options(chosen: DrafterChoice, measuring: Measuring) -> None:
         if measuring.pad_to is None:
             raise click.UsageError("--keep says where the padded target goes: give --pad-to too")
         check_target(measuring.keep)
-    if measuring.plot is not None:
-        from specrun.bench.plots import check_plot_file
-
-        check_plot_file(measuring.plot)
+    check_plot(measuring.plot)

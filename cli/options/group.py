@@ -141,8 +141,7 @@ def _place(section: str) -> int:
 
 
 def option_group(keyword: str, build: Callable[..., object], *options: Decorator) -> Decorator:
-    """Return a decorator that adds options to a command, which gets `build(**values)` as
-    `keyword`."""
+    """Return a decorator that adds options; the command gets `build(**values)` as `keyword`."""
 
     def probe() -> None: ...
 

@@ -114,6 +114,14 @@ def json_option(help: str = "Print one JSON object.", section: Section = OUTPUT)
     return section.flag("--json", help, dest="as_json")
 
 
+def check_plot(plot: Path | None) -> None:
+    """Raise before the work what drawing to this file would raise after it."""
+    if plot is not None:
+        from specrun.bench.plots import check_plot_file
+
+        check_plot_file(plot)
+
+
 answer_display_options = option_group(
     "display",
     AnswerDisplay,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.errors import SpecrunError
+from specrun.cli.options.output import check_plot
 from specrun.cli.terminal.table import print_facts
 from specrun.cli.train.options import TrainJob, TrainResult
 
@@ -23,13 +24,11 @@ def check_result(result: TrainResult) -> Path | None:
 
     Raises before the training what drawing and converting would raise after it of places and types.
     """
-    from specrun.bench.plots import check_plot_file
     from specrun.bindings.atomic import check_target
     from specrun.convert.conversion import known_type
     from specrun.convert.quantize import HEAD_TYPE as _  # raises where the extra is missing
 
-    if result.plot is not None:
-        check_plot_file(result.plot)
+    check_plot(result.plot)
     known_type(result.outtype)
     if result.gguf is not None:
         check_target(result.gguf, force=result.force)

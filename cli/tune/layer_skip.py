@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from specrun.cli.options.model import LoadSettings
+from specrun.cli.options.output import check_plot
 from specrun.cli.options.prompt import named_target
 from specrun.cli.options.sampling import SamplingGrid
 from specrun.cli.terminal.errors import INTERRUPTED
@@ -37,10 +38,7 @@ def run_layer_skip(
     from specrun.runtime.chat_template import prompt_tokens
 
     options = _options(load, text, skip, sampling)
-    if output.plot is not None:
-        from specrun.bench.plots import check_plot_file
-
-        check_plot_file(output.plot)
+    check_plot(output.plot)
     if skip.output is not None:
         check_target(skip.output, force=skip.force)
     prompts = prompt_texts(text, demo=load.demo)
