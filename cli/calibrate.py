@@ -140,11 +140,8 @@ def _verdict(result: HeadCalibration) -> str:
         f"tokens a round, {plan.speed_up:.2f} times the speed of plain decoding expected\n"
         f"{plan.topology}"
     )
-    return (
-        text
-        if plan.speed_up > 1.0
-        else f"plain decoding is faster here; the least slow is a {text}"
-    )
+    slow = "" if plan.speed_up > 1.0 else "plain decoding is faster here; the least slow is a "
+    return slow + text
 
 
 def _facts(options: HeadCalibrationOptions, result: HeadCalibration) -> dict[str, Any]:

@@ -125,9 +125,7 @@ def default_output(source: Path, file_type: str) -> Path:
     appended.
     """
     names = "|".join(sorted((*FILE_TYPES, *FILE_TYPE_ALIASES), key=len, reverse=True))
-    stem = (
-        source.name.removesuffix(source.suffix) if source.suffix.lower() == ".gguf" else source.name
-    )
+    stem = source.stem if source.suffix.lower() == ".gguf" else source.name
     found = list(re.finditer(rf"(?<=[-._])(?:{names})(?![A-Za-z0-9_])", stem, re.IGNORECASE))
     if not found:
         return source.with_name(f"{stem}-{file_type}.gguf")
@@ -152,11 +150,9 @@ def _print_report(
             )
             for share in report.shares
         ]
-        total = (
-            str(sum(share.n_tensors for share in report.shares)),
-            count_text(report.n_parameters),
-        )
-        rows.append(("in all", *total, bytes_text(report.n_bytes), f"{report.bits_per_weight:.2f}"))
+        tensors = str(sum(share.n_tensors for share in report.shares))
+        weights, size = count_text(report.n_parameters), bytes_text(report.n_bytes)
+        rows.append(("in all", tensors, weights, size, f"{report.bits_per_weight:.2f}"))
         head = ("type", "tensors", "weights", "size", "bits/weight")
         print_table(terminal, f"{report.output}: {report.file_type}", head, rows)
     terminal.note(

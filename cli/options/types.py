@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 from click.shell_completion import CompletionItem
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from specrun.runtime.offload import LayerCount
 
 _LOGIT_BIAS = re.compile(r"(\d+)([+-])(inf|\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)", re.IGNORECASE)
-_Parameter, _Context = click.Parameter | None, click.Context | None  # short for `convert`
+_Parameter: TypeAlias = click.Parameter | None
+_Context: TypeAlias = click.Context | None
 
 
 class ExistingFile(click.ParamType[Path]):

@@ -26,7 +26,7 @@ def check_result(result: TrainResult) -> Path | None:
     """
     from specrun.bindings.atomic import check_target
     from specrun.convert.conversion import known_type
-    from specrun.convert.quantize import HEAD_TYPE as _  # raises where the extra is missing
+    from specrun.convert.quantize import HEAD_TYPE  # noqa: F401 - the extra that converting needs
 
     check_plot(result.plot)
     known_type(result.outtype)
@@ -35,7 +35,7 @@ def check_result(result: TrainResult) -> Path | None:
     if result.plot is not None:
         return result.plot
     try:
-        import matplotlib as _  # noqa: F401
+        import matplotlib  # noqa: F401
     except ImportError:
         return None
     return result.output.expanduser() / "training" / "curves.png"
