@@ -1,9 +1,6 @@
-"""`specrun calibrate`: how often the guesses of heads are right, kept where their trees are made
-from it.
+"""`specrun calibrate`: the accuracy of heads by depth and rank, from which their trees are made.
 
-Options of `specrun calibrate`: which heads are asked along which text, and where the result goes.
-
-How `specrun calibrate` prints what it measured: both tables of shares, and the tree that follows.
+Top to bottom: the options, the tables and the verdict, and the command.
 """
 
 from __future__ import annotations
@@ -16,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specrun.cli.options.group import SectionedCommand, option, option_group
-from specrun.cli.options.model import LoadSettings, load_options
-from specrun.cli.options.output import terminal_options
-from specrun.cli.options.prompt import named_target, no_template_option
-from specrun.cli.options.types import ExistingFile
+from specrun.cli.options.group import MODEL, OUTPUT, Section, SectionedCommand, option_group
+from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
+from specrun.cli.options.output import json_option, terminal_options
+from specrun.cli.options.prompt import named_target, no_template_option, prompts_option
+from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE
 from specrun.cli.terminal.paths import read_text
 from specrun.cli.terminal.progress import progress_bar
 from specrun.cli.terminal.table import print_table
@@ -30,8 +27,7 @@ if TYPE_CHECKING:
     from specrun.bindings.model import Model
     from specrun.runtime.tuning import CalibrationText, HeadCalibration, HeadCalibrationOptions
 
-_TEXTS, _OUTPUT = "Texts", "Output"
-_MAX_COUNT = 2**31 - 1
+_TEXTS = Section("Texts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,89 +57,46 @@ class CalibrationOutput:
 calibration_source_options = option_group(
     "source",
     CalibrationSource,
-    option(
-        *("-md", "--model-draft", "--draft-model"),
-        section="Model",
-        type=ExistingFile(),
-        help="The heads: a GGUF file of Medusa, Hydra or any EAGLE.",
+    MODEL.option(MODEL_DRAFT, "The heads: a GGUF file of Medusa, Hydra or any EAGLE.", FILE),
+    _TEXTS.option(
+        "-f, --file",
+        "A text to ask the heads along, as it stands; otherwise the target writes one.",
+        FILE,
     ),
-    option(
-        "-f",
-        "--file",
-        section=_TEXTS,
-        type=ExistingFile(),
-        help="A text to ask the heads along, as it stands; otherwise the target writes one.",
-    ),
-    option(
-        "-p",
-        "--prompt",
-        section=_TEXTS,
-        multiple=True,
-        metavar="TEXT",
-        help="A prompt to answer; repeatable.",
-    ),
+    prompts_option(_TEXTS, "A prompt to answer; repeatable."),
     no_template_option(_TEXTS),
-    option(
-        *("-n", "--predict", "--max-tokens"),
-        section=_TEXTS,
-        type=click.IntRange(16, _MAX_COUNT),
+    _TEXTS.option(
+        "-n, --predict, --max-tokens N",
+        "Tokens that are guessed, over all texts together.",
+        click.IntRange(16, MAX_COUNT),
         default=1024,
-        show_default=True,
-        metavar="N",
-        help="Tokens that are guessed, over all texts together.",
     ),
-    option(
-        *("--temp", "--temperature"),
-        section=_TEXTS,
-        type=click.FloatRange(0),
+    _TEXTS.option(
+        "--temp, --temperature",
+        "The temperature that the target writes at: the one that the heads will be used at.",
+        click.FloatRange(0),
         default=0.0,
-        show_default=True,
-        help="The temperature that the target writes at: the one that the heads will be used at.",
     ),
-    option(
-        "--ranks",
-        section=_TEXTS,
-        type=click.IntRange(1, 32),
-        default=10,
-        show_default=True,
-        metavar="N",
-        help="Guesses of each head that are counted.",
+    _TEXTS.option(
+        "--ranks N", "Guesses of each head that are counted.", click.IntRange(1, 32), default=10
     ),
-    option(
+    _TEXTS.option(
         "--seconds",
-        section=_TEXTS,
-        type=click.FloatRange(0),
+        "Time for measuring what the target's evaluations cost; 0: plan with what is known.",
+        click.FloatRange(0),
         default=12.0,
-        show_default=True,
-        help="Time for measuring what the target's evaluations cost; 0: plan with what is known.",
     ),
 )
 
 calibration_output_options = option_group(
     "output",
     CalibrationOutput,
-    option(
-        *("-o", "--output"),
-        section=_OUTPUT,
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Write a CSV, and leave the heads' file as it is.",
+    OUTPUT.option(
+        "-o, --output FILE", "Write a CSV, and leave the heads' file as it is.", NEW_FILE
     ),
-    option("--force", section=_OUTPUT, is_flag=True, help="Overwrite FILE."),
-    option(
-        "--save/--no-save",
-        section=_OUTPUT,
-        default=True,
-        show_default=True,
-        help="Keep what was measured, or show it.",
-    ),
-    option(
-        "--json",
-        "as_json",
-        section=_OUTPUT,
-        is_flag=True,
-        help="Print everything that was measured as JSON.",
-    ),
+    OUTPUT.flag("--force", "Overwrite FILE."),
+    OUTPUT.option("--save/--no-save", "Keep what was measured, or show it.", default=True),
+    json_option("Print everything that was measured as JSON."),
 )
 
 
@@ -184,14 +137,11 @@ def _verdict(result: HeadCalibration) -> str:
     plan = result.plan
     text = (
         f"tree of {len(plan.topology)} nodes for the {costs} costs: {plan.expected_tokens:.2f} "
-        "tokens a round, "
-        f"{plan.speed_up:.2f} times the speed of plain decoding expected\n{plan.topology}"
+        f"tokens a round, {plan.speed_up:.2f} times the speed of plain decoding expected\n"
+        f"{plan.topology}"
     )
-    return (
-        text
-        if plan.speed_up > 1.0
-        else f"plain decoding is faster here; the least slow is a {text}"
-    )
+    slow = "" if plan.speed_up > 1.0 else "plain decoding is faster here; the least slow is a "
+    return slow + text
 
 
 def _facts(options: HeadCalibrationOptions, result: HeadCalibration) -> dict[str, Any]:

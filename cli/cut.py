@@ -1,18 +1,16 @@
-"""`specrun cut`: a model with fewer layers, to draft for itself; or one that costs more and says
-the same."""
+"""`specrun cut`: a self-draft of some of a model's layers, or a model padded to cost more."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from specrun.cli.options.group import SectionedCommand, option
-from specrun.cli.options.output import terminal_options
-from specrun.cli.options.types import ExistingFile, ParametersType
+from specrun.cli.options.group import OUTPUT, Section, SectionedCommand
+from specrun.cli.options.output import json_option, terminal_options
+from specrun.cli.options.types import FILE, PATH, ParametersType
 from specrun.cli.terminal.progress import progress_bar
 from specrun.cli.terminal.table import bytes_text, count_text
 from specrun.cli.terminal.terminal import Terminal
@@ -33,37 +31,21 @@ self-draft takes the memory of the layers it keeps, and of their cache, a second
 --layer-skip searches for layers to skip. Models whose layers would mean something else under other
 numbers are refused.
 """
-_CUT = "Cut"
-Progress = Callable[[int, int], None]
+_CUT = Section("Cut")
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
-@click.argument("source", metavar="IN", type=ExistingFile())
-@click.argument("output", metavar="OUT", type=click.Path(path_type=Path))
-@option(
-    "--layers", section=_CUT, metavar="LIST", help="The layers to keep, such as 0-11 or 0-3,8,10-."
+@click.argument("source", metavar="IN", type=FILE)
+@click.argument("output", metavar="OUT", type=PATH)
+@_CUT.option("--layers LIST", "The layers to keep, such as 0-11 or 0-3,8,10-.")
+@_CUT.option("--skip-layers LIST", "The layers to leave out, such as 4,6,9-12.")
+@_CUT.option(
+    "--pad-to N",
+    "Widen the feed-forward layers to N parameters (400M, 1B) instead, with zeros: for benchmarks.",
+    ParametersType(),
 )
-@option(
-    "--skip-layers", section=_CUT, metavar="LIST", help="The layers to leave out, such as 4,6,9-12."
-)
-@option(
-    "--pad-to",
-    section=_CUT,
-    type=ParametersType(),
-    metavar="N",
-    help=(
-        "Widen the feed-forward layers to N parameters (400M, 1B) instead, with zeros: for "
-        "benchmarks."
-    ),
-)
-@option("--force", section="Output", is_flag=True, help="Overwrite OUT.")
-@option(
-    "--json",
-    "as_json",
-    section="Output",
-    is_flag=True,
-    help="Print what was written as one JSON object.",
-)
+@OUTPUT.flag("--force", "Overwrite OUT.")
+@json_option("Print what was written as one JSON object.")
 @terminal_options
 def cut(
     source: Path,
@@ -76,6 +58,8 @@ def cut(
     terminal: Terminal,
 ) -> None:
     """Write a model with some of its layers only: a drafter for itself."""
+    from specrun.convert import cut_layers, pad_ffn
+
     given = [choice is not None for choice in (layers, skip_layers, pad_to)]
     if sum(given) != 1:
         problem = "exclude each other" if any(given) else "say what to do"
@@ -85,37 +69,18 @@ def cut(
         def progress(done: int, total: int) -> None:
             bar(f"writing {output.name}", done / max(1, total))
 
-        report = (
-            _cut(source, output, layers, skip_layers, force, progress)
-            if pad_to is None
-            else _pad(source, output, pad_to, force, progress)
-        )
+        report: CutReport | PadReport
+        if pad_to is None:
+            report = cut_layers(
+                source, output, layers=layers, skip=skip_layers, force=force, progress=progress
+            )
+        else:
+            report = pad_ffn(source, output, pad_to, force=force, progress=progress)
     facts, text = _described(report)
     if as_json:
         terminal.answer(json.dumps({"source": str(source), **facts}) + "\n")
     else:
         terminal.note(f"wrote {text}")
-
-
-def _cut(
-    source: Path,
-    output: Path,
-    layers: str | None,
-    skip: str | None,
-    force: bool,
-    progress: Progress,
-) -> CutReport | PadReport:
-    from specrun.convert import cut_layers
-
-    return cut_layers(source, output, layers=layers, skip=skip, force=force, progress=progress)
-
-
-def _pad(
-    source: Path, output: Path, parameters: int, force: bool, progress: Progress
-) -> CutReport | PadReport:
-    from specrun.convert import pad_ffn
-
-    return pad_ffn(source, output, parameters, force=force, progress=progress)
 
 
 def _described(report: CutReport | PadReport) -> tuple[dict[str, Any], str]:
@@ -130,15 +95,8 @@ def _described(report: CutReport | PadReport) -> tuple[dict[str, Any], str]:
     }
     if isinstance(report, CutReport):
         facts |= {"layers": list(report.layers), "source_layers": report.source_layers}
-        return (
-            facts,
-            (
-                f"{report.output}: layers {range_text(report.layers)} of {report.source_layers}, "
-                f"{size}"
-            ),
-        )
+        layers = f"layers {range_text(report.layers)} of {report.source_layers}"
+        return facts, f"{report.output}: {layers}, {size}"
     facts |= {"padded_parameters": report.added_parameters, "feed_forward_width": report.width}
-    return (
-        facts,
-        f"{report.output}: feed-forward width {report.source_width} to {report.width}, {size}",
-    )
+    widened = f"feed-forward width {report.source_width} to {report.width}"
+    return facts, f"{report.output}: {widened}, {size}"

@@ -1,8 +1,6 @@
-"""`specrun datastore`: the table of its commands.
+"""`specrun datastore build` and `info`: makes and shows REST's datastores.
 
-`specrun datastore build`: text files to a datastore for one vocabulary.
-
-`specrun datastore info`: what a datastore holds, and whether it is whole.
+A datastore is the suffix array of texts in one vocabulary; `info` also checks that it is whole.
 """
 
 from __future__ import annotations
@@ -19,21 +17,22 @@ import click
 from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import MalformedFileError
 from specrun.cli.lazy_group import LazyCommand, LazyGroup
-from specrun.cli.options.group import SectionedCommand, option
-from specrun.cli.options.output import terminal_options
-from specrun.cli.options.types import ExistingFile
+from specrun.cli.options.group import MODEL, OUTPUT, SectionedCommand
+from specrun.cli.options.output import json_option, terminal_options
+from specrun.cli.options.types import FILE, PATH
+from specrun.cli.terminal.progress import screen_bar
 from specrun.cli.terminal.table import bytes_text
 from specrun.cli.terminal.terminal import Terminal, one_line
 
 if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
     from specrun.runtime.drafters.retrieval.datastore import BuildProgress
 
-_COMMANDS = {
-    "build": LazyCommand("specrun.cli.datastore", "build", "Make a datastore of text files."),
-    "info": LazyCommand(
-        "specrun.cli.datastore", "info", "Show what a datastore holds, and check it."
-    ),
-}
+_COMMANDS = (
+    LazyCommand("specrun.cli.datastore", "build", "Make a datastore of text files."),
+    LazyCommand("specrun.cli.datastore", "info", "Show what a datastore holds, and check it."),
+)
 
 _EPILOG = """\b
 Examples:
@@ -61,25 +60,10 @@ stays below some 300 MB whatever the size. Ctrl-C leaves nothing behind.
 
 
 @click.command(cls=SectionedCommand, epilog=_BUILD_EPILOG)
-@click.argument("files", nargs=-1, required=True, type=ExistingFile(), metavar="FILES...")
-@option(
-    "-m",
-    "--model",
-    section="Model",
-    required=True,
-    type=ExistingFile(),
-    help="The target: its vocabulary is used.",
-)
-@option(
-    "-o",
-    "--output",
-    section="Output",
-    required=True,
-    type=click.Path(path_type=Path),
-    metavar="STORE",
-    help="The datastore to write.",
-)
-@option("--force", section="Output", is_flag=True, help="Overwrite an existing file.")
+@click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILES...")
+@MODEL.option("-m, --model", "The target: its vocabulary is used.", FILE, required=True)
+@OUTPUT.option("-o, --output STORE", "The datastore to write.", PATH, required=True)
+@OUTPUT.flag("--force", "Overwrite an existing file.")
 @terminal_options
 def build(
     files: tuple[Path, ...], model: Path, output: Path, force: bool, terminal: Terminal
@@ -103,23 +87,17 @@ def build(
 @contextmanager
 def _progress(terminal: Terminal) -> Iterator[BuildProgress]:
     """Yield what shows how far the work is, with the time left; nothing where no one looks."""
-    if terminal.quiet or not terminal.notes_on_screen:
-        yield lambda _what, _done, _total: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
 
-    console = Console(stderr=True, no_color=not terminal.color_notes, highlight=False)
-    text = TextColumn("{task.description}")
-    with Progress(
-        text, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), console=console
-    ) as bar:
+    def columns() -> list[ProgressColumn]:
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        text = TextColumn("{task.description}")
+        return [text, BarColumn(), TaskProgressColumn(), TimeRemainingColumn()]
+
+    with screen_bar(terminal, columns, transient=False) as bar:
+        if bar is None:
+            yield lambda _what, _done, _total: None
+            return
         tasks = {
             "reading": bar.add_task("reading", total=None),
             "ordering": bar.add_task("ordering", total=None, start=False),
@@ -141,15 +119,9 @@ def _described(what: str, done: int, total: int) -> str:
 
 
 @click.command(cls=SectionedCommand)
-@click.argument("store", type=ExistingFile(), metavar="STORE")
-@option(
-    "-m",
-    "--model",
-    section="Model",
-    type=ExistingFile(),
-    help="Also say whether it fits this target.",
-)
-@option("--json", "as_json", section="Output", is_flag=True, help="Print one JSON object.")
+@click.argument("store", type=FILE, metavar="STORE")
+@MODEL.option("-m, --model", "Also say whether it fits this target.", FILE)
+@json_option()
 @terminal_options
 def info(store: Path, model: Path | None, as_json: bool, terminal: Terminal) -> None:
     """Show what a datastore holds; reads all of it to check that it is undamaged."""

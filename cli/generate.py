@@ -1,4 +1,4 @@
-"""`specrun generate`: one prompt, one answer on stdout."""
+"""`specrun generate`: continues or answers one prompt, on stdout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from specrun.cli.options.group import SectionedCommand, option
+from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.model import (
     DraftSettings,
     LoadSettings,
@@ -18,7 +18,12 @@ from specrun.cli.options.model import (
     template_options,
 )
 from specrun.cli.options.opening import check_sampling, open_runtime
-from specrun.cli.options.output import AnswerDisplay, answer_display_options, terminal_options
+from specrun.cli.options.output import (
+    AnswerDisplay,
+    answer_display_options,
+    json_option,
+    terminal_options,
+)
 from specrun.cli.options.prompt import (
     PromptSettings,
     prompt_options,
@@ -60,13 +65,7 @@ one object), everything else goes to stderr. Options also come from SPECRUN_<OPT
 @system_prompt_options
 @terminal_options
 @answer_display_options
-@option(
-    "--json",
-    "as_json",
-    section="Output",
-    is_flag=True,
-    help="Print one JSON object instead of the text.",
-)
+@json_option("Print one JSON object instead of the text.")
 def generate(
     load: LoadSettings,
     prompt: PromptSettings,

@@ -1,4 +1,4 @@
-"""`specrun imatrix`: an importance matrix for quantizing."""
+"""`specrun imatrix`: measures an importance matrix, by which quantizing spares large inputs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specrun.bindings.errors import OptionError
-from specrun.cli.options.group import SectionedCommand, option
-from specrun.cli.options.output import terminal_options
-from specrun.cli.options.types import ExistingFile, LayerCountType
+from specrun.cli.options.group import EVALUATION, MODEL, Section, SectionedCommand
+from specrun.cli.options.output import json_option, terminal_options
+from specrun.cli.options.types import FILE, MAX_COUNT, PATH, LayerCountType
 from specrun.cli.terminal.paths import read_text
 from specrun.cli.terminal.progress import ProgressLine
 from specrun.cli.terminal.table import print_facts
@@ -20,9 +20,8 @@ from specrun.cli.terminal.terminal import Terminal
 if TYPE_CHECKING:
     from specrun.convert.quantize import ImportanceOptions, ImportanceReport
 
-_TEXT, _FILE, _EVALUATION = "Text", "Matrix", "Context and devices"
-_COUNT = click.IntRange(0, 2**31 - 1)
-_POSITIVE = click.IntRange(1, 2**31 - 1)
+_TEXT, _FILE = Section("Text"), Section("Matrix")
+_COUNT = click.IntRange(0, MAX_COUNT)
 _EPILOG = """\b
 Examples:
   specrun imatrix -m model-F16.gguf -f text.txt -o model.imatrix.gguf
@@ -37,114 +36,48 @@ the chunks that are done; --resume goes on behind them and ends with the same nu
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
-@option("-m", "--model", section="Model", type=ExistingFile(), help="The model: best F16 or F32.")
-@option(
-    "-f",
-    "--file",
-    section=_TEXT,
-    type=ExistingFile(),
-    help="The text to read; one that is like its use.",
+@MODEL.option("-m, --model", "The model: best F16 or F32.", FILE)
+@_TEXT.option("-f, --file", "The text to read; one that is like its use.", FILE)
+@_TEXT.option("-c, --ctx-size N", "Tokens of a chunk.", click.IntRange(16, MAX_COUNT), default=512)
+@_TEXT.option(
+    "--chunk, --from-chunk N", "The first chunk to read.", _COUNT, default=0, show_default=None
 )
-@option(
-    "-c",
-    "--ctx-size",
-    section=_TEXT,
-    type=click.IntRange(16, 2**31 - 1),
-    default=512,
-    show_default=True,
-    metavar="N",
-    help="Tokens of a chunk.",
+@_TEXT.option(
+    "--chunks N", "The most chunks; -1: all.", click.IntRange(-1), default=-1, show_default=None
 )
-@option(
-    "--chunk",
-    "--from-chunk",
-    section=_TEXT,
-    type=_COUNT,
-    default=0,
-    metavar="N",
-    help="The first chunk to read.",
-)
-@option(
-    "--chunks",
-    section=_TEXT,
-    type=click.IntRange(-1),
-    default=-1,
-    metavar="N",
-    help="The most chunks; -1: all.",
-)
-@option(
-    "--parse-special", section=_TEXT, is_flag=True, help="Read the names of special tokens as such."
-)
-@option(
-    "-o",
-    "--output",
-    section=_FILE,
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="FILE",
-    help="The matrix.",
-)
-@option(
-    "--in-file",
-    section=_FILE,
-    type=ExistingFile(),
-    multiple=True,
-    help="A matrix to add to (GGUF or .dat); repeatable.",
-)
-@option("--resume", section=_FILE, is_flag=True, help="Go on where the file of -o ends.")
-@option("--force", section=_FILE, is_flag=True, help="Replace the file of -o.")
-@option("--process-output", section=_FILE, is_flag=True, help="Include the output matrix.")
-@option(
-    "-ofreq",
-    "--output-frequency",
-    section=_FILE,
-    type=_POSITIVE,
+@_TEXT.flag("--parse-special", "Read the names of special tokens as such.")
+@_FILE.option("-o, --output FILE", "The matrix.", PATH, required=True)
+@_FILE.option("--in-file", "A matrix to add to (GGUF or .dat); repeatable.", FILE, multiple=True)
+@_FILE.flag("--resume", "Go on where the file of -o ends.")
+@_FILE.flag("--force", "Replace the file of -o.")
+@_FILE.flag("--process-output", "Include the output matrix.")
+@_FILE.option(
+    "-ofreq, --output-frequency N",
+    "Save every N chunks.",
+    click.IntRange(1, MAX_COUNT),
     default=10,
-    show_default=True,
-    metavar="N",
-    help="Save every N chunks.",
 )
-@option(
-    "--save-frequency",
-    section=_FILE,
-    type=_COUNT,
+@_FILE.option(
+    "--save-frequency N",
+    "Keep a copy every N chunks, as FILE.at_CHUNKS.",
+    _COUNT,
     default=0,
     show_default="none",
-    metavar="N",
-    help="Keep a copy every N chunks, as FILE.at_CHUNKS.",
 )
-@option(
-    "-b",
-    "--batch-size",
-    section=_EVALUATION,
-    type=click.IntRange(16, 2**31 - 1),
+@EVALUATION.option(
+    "-b, --batch-size N",
+    "The most tokens of one evaluation.",
+    click.IntRange(16, MAX_COUNT),
     default=512,
-    show_default=True,
-    metavar="N",
-    help="The most tokens of one evaluation.",
 )
-@option(
-    "-t",
-    "--threads",
-    section=_EVALUATION,
-    type=click.IntRange(-1, 512),
-    default=-1,
-    show_default="one a core",
-    metavar="N",
-    help="Threads.",
+@EVALUATION.option(
+    "-t, --threads N", "Threads.", click.IntRange(-1, 512), default=-1, show_default="one a core"
 )
-@option(
-    "-ngl",
-    "--gpu-layers",
-    "--n-gpu-layers",
-    section=_EVALUATION,
-    type=LayerCountType(),
-    default=0,
-    show_default=True,
-    help="Layers on the GPU.",
+@EVALUATION.option(
+    "-ngl, --gpu-layers, --n-gpu-layers", "Layers on the GPU.", LayerCountType(), default=0
 )
 @terminal_options
-@option("--json", "as_json", section="Output", is_flag=True, help="Print one JSON object.")
+@json_option()
 def imatrix(
     model: Path | None,
     file: Path | None,
@@ -219,11 +152,8 @@ def _show(report: ImportanceReport, terminal: Terminal, *, as_json: bool) -> Non
     if as_json:
         terminal.answer(json.dumps(facts) + "\n")
     else:
-        print_facts(
-            terminal,
-            "importance matrix",
-            {name.replace("_", " "): str(value) for name, value in facts.items()},
-        )
+        texts = {name.replace("_", " "): str(value) for name, value in facts.items()}
+        print_facts(terminal, "importance matrix", texts)
     if report.n_partial:
         terminal.warn(
             f"{report.n_partial} matrices have experts that no token was sent to: read a longer "

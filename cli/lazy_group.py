@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from specrun.cli.terminal.errors import reported_errors
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """Where a command lives, and its line in the group's help."""
+    """A command by its module and name, and its line in the group's help."""
 
     module: str
     name: str
@@ -31,13 +31,10 @@ class LazyCommand:
 class LazyGroup(click.Group):
     """A group over a table of commands, of which those exist whose module is installed."""
 
-    def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **attributes: Any) -> None:  # noqa: ANN401
+    def __init__(self, *args: Any, lazy: Sequence[LazyCommand], **attributes: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **attributes)
-        self._lazy = {
-            name: command
-            for name, command in lazy.items()
-            if importlib.util.find_spec(command.module)
-        }
+        known = (command for command in lazy if importlib.util.find_spec(command.module))
+        self._lazy = {command.name: command for command in known}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the table's order."""

@@ -11,39 +11,29 @@ import click
 from specrun.cli.lazy_group import LazyCommand, LazyGroup
 from specrun.cli.options.group import ENVIRONMENT_PREFIX
 
-_COMMANDS = {
-    "chat": LazyCommand("specrun.cli.chat.command", "chat", "Talk to a model."),
-    "generate": LazyCommand("specrun.cli.generate", "generate", "Continue or answer one prompt."),
-    "inspect": LazyCommand(
-        "specrun.cli.inspect", "inspect", "Show what a GGUF file holds, and what fits it."
+_COMMANDS = (
+    LazyCommand("specrun.cli.chat.command", "chat", "Talk to a model."),
+    LazyCommand("specrun.cli.generate", "generate", "Continue or answer one prompt."),
+    LazyCommand(
+        "specrun.cli.inspect.command", "inspect", "Show what a GGUF file holds, and what fits it."
     ),
-    "cut": LazyCommand("specrun.cli.cut", "cut", "Make a drafter of a model's own layers."),
-    "datastore": LazyCommand(
-        "specrun.cli.datastore", "datastore", "Texts to draft from: REST's datastores."
-    ),
-    "convert": LazyCommand(
+    LazyCommand("specrun.cli.cut", "cut", "Make a drafter of a model's own layers."),
+    LazyCommand("specrun.cli.datastore", "datastore", "Texts to draft from: REST's datastores."),
+    LazyCommand(
         "specrun.cli.convert.command", "convert", "Turn a Hugging Face checkpoint into GGUF."
     ),
-    "quantize": LazyCommand(
-        "specrun.cli.quantize", "quantize", "Write a GGUF file with smaller numbers."
-    ),
-    "imatrix": LazyCommand(
-        "specrun.cli.imatrix", "imatrix", "Measure an importance matrix for quantizing."
-    ),
-    "train": LazyCommand("specrun.cli.train.command", "train", "Train what drafts for a model."),
-    "tune": LazyCommand(
+    LazyCommand("specrun.cli.quantize", "quantize", "Write a GGUF file with smaller numbers."),
+    LazyCommand("specrun.cli.imatrix", "imatrix", "Measure an importance matrix for quantizing."),
+    LazyCommand("specrun.cli.train.command", "train", "Train what drafts for a model."),
+    LazyCommand(
         "specrun.cli.tune.command", "tune", "Measure a pair of models and plan what to draft."
     ),
-    "calibrate": LazyCommand(
-        "specrun.cli.calibrate", "calibrate", "Measure how often heads guess right."
+    LazyCommand("specrun.cli.calibrate", "calibrate", "Measure how often heads guess right."),
+    LazyCommand("specrun.cli.bench.command", "bench", "Measure what drafting gains and costs."),
+    LazyCommand(
+        "specrun.cli.doctor.command", "doctor", "Check this installation and this machine."
     ),
-    "bench": LazyCommand(
-        "specrun.cli.bench.command", "bench", "Measure what drafting gains and costs."
-    ),
-    "doctor": LazyCommand(
-        "specrun.cli.doctor", "doctor", "Check this installation and this machine."
-    ),
-}
+)
 
 _EPILOG = """\b
 Examples:
@@ -65,7 +55,7 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 pair that does not 
 def _print_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
     if not wanted or context.resilient_parsing:
         return
-    from specrun.cli.doctor import version_lines
+    from specrun.cli.doctor.command import version_lines
 
     click.echo("\n".join(version_lines()))
     context.exit()

@@ -1,7 +1,4 @@
-"""`specrun quantize`: a GGUF file with smaller numbers.
-
-The options of `specrun quantize`, and its table of types.
-"""
+"""`specrun quantize`: writes a GGUF file, a model or heads, with quantized weights."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ import click
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.quantizer import COPY, FILE_TYPE_ALIASES, FILE_TYPES
-from specrun.cli.options.group import SectionedCommand, option
-from specrun.cli.options.output import terminal_options
-from specrun.cli.options.types import ExistingFile
+from specrun.cli.options.group import MODEL, Section, SectionedCommand
+from specrun.cli.options.output import json_option, terminal_options
+from specrun.cli.options.types import FILE, TensorTypeParameter
 from specrun.cli.terminal.paths import require_file
 from specrun.cli.terminal.progress import ProgressLine
 from specrun.cli.terminal.table import bytes_text, count_text, print_table
@@ -26,29 +23,6 @@ from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
     from specrun.convert.quantize import QuantizationReport
-
-
-class TensorTypeParameter(click.ParamType[tuple[str, str]]):
-    """The value of --tensor-type: a regular expression and a tensor type."""
-
-    name = "RE=TYPE"
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> tuple[str, str]:
-        """Return the expression and the type."""
-        pattern, equals, kind = str(value).rpartition("=")
-        if not equals or not pattern or not kind:
-            self.fail(f"{value!r} is not RE=TYPE, such as attn_v=Q8_0", param, ctx)
-        from specrun.convert.quantize import known_tensor_type
-
-        try:
-            return pattern, known_tensor_type(kind)
-        except OptionError as error:
-            self.fail(str(error), param, ctx)
 
 
 def type_table() -> str:
@@ -62,7 +36,7 @@ def type_table() -> str:
     return "\n".join(f"  {line}" for line in lines)
 
 
-_TYPES, _SPECIAL = "Types", "Special cases"
+_TYPES, _SPECIAL = Section("Types"), Section("Special cases")
 _EPILOG = f"""\b
 Types, with the bits a weight takes in a Llama of 8 billion parameters (*: needs --imatrix):
 {type_table()}
@@ -79,52 +53,22 @@ Examples:
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG, options_metavar="[OPTIONS]")
 @click.argument("arguments", nargs=-1, required=True, metavar="IN [OUT] TYPE")
-@option(
-    "--imatrix",
-    section="Model",
-    type=ExistingFile(),
-    help="An importance matrix (specrun imatrix, llama-imatrix).",
-)
-@option(
-    "--pure",
-    section=_TYPES,
-    is_flag=True,
-    help="One type for all matrices instead of llama.cpp's mix.",
-)
-@option(
+@MODEL.option("--imatrix", "An importance matrix (specrun imatrix, llama-imatrix).", FILE)
+@_TYPES.flag("--pure", "One type for all matrices instead of llama.cpp's mix.")
+@_TYPES.option(
     "--tensor-type",
-    section=_TYPES,
-    type=TensorTypeParameter(),
+    "A type for tensors whose names match; may be repeated, the first match decides.",
+    TensorTypeParameter(),
     multiple=True,
-    help="A type for tensors whose names match; may be repeated, the first match decides.",
 )
-@option("--output-tensor-type", section=_TYPES, metavar="TYPE", help="The type of output.weight.")
-@option(
-    "--token-embedding-type",
-    section=_TYPES,
-    metavar="TYPE",
-    help="The type of the token embeddings.",
-)
-@option("--leave-output-tensor", section=_TYPES, is_flag=True, help="Leave output.weight as it is.")
-@option(
-    "--allow-requantize",
-    section=_SPECIAL,
-    is_flag=True,
-    help="Accept a quantized IN: errors add up.",
-)
-@option("--force", section=_SPECIAL, is_flag=True, help="Replace OUT if it exists.")
-@option(
-    "-t",
-    "--threads",
-    section=_SPECIAL,
-    type=click.IntRange(0, 1024),
-    default=0,
-    show_default="one a core",
-    metavar="N",
-    help="Threads.",
-)
+@_TYPES.option("--output-tensor-type TYPE", "The type of output.weight.")
+@_TYPES.option("--token-embedding-type TYPE", "The type of the token embeddings.")
+@_TYPES.flag("--leave-output-tensor", "Leave output.weight as it is.")
+@_SPECIAL.flag("--allow-requantize", "Accept a quantized IN: errors add up.")
+@_SPECIAL.flag("--force", "Replace OUT if it exists.")
+@_SPECIAL.threads("Threads.", most=1024)
 @terminal_options
-@option("--json", "as_json", section="Output", is_flag=True, help="Print one JSON object.")
+@json_option()
 def quantize(arguments: tuple[str, ...], terminal: Terminal, as_json: bool, **options: Any) -> None:  # noqa: ANN401
     """Write a GGUF file with smaller numbers.
 
@@ -181,9 +125,7 @@ def default_output(source: Path, file_type: str) -> Path:
     appended.
     """
     names = "|".join(sorted((*FILE_TYPES, *FILE_TYPE_ALIASES), key=len, reverse=True))
-    stem = (
-        source.name.removesuffix(source.suffix) if source.suffix.lower() == ".gguf" else source.name
-    )
+    stem = source.stem if source.suffix.lower() == ".gguf" else source.name
     found = list(re.finditer(rf"(?<=[-._])(?:{names})(?![A-Za-z0-9_])", stem, re.IGNORECASE))
     if not found:
         return source.with_name(f"{stem}-{file_type}.gguf")
@@ -208,11 +150,9 @@ def _print_report(
             )
             for share in report.shares
         ]
-        total = (
-            str(sum(share.n_tensors for share in report.shares)),
-            count_text(report.n_parameters),
-        )
-        rows.append(("in all", *total, bytes_text(report.n_bytes), f"{report.bits_per_weight:.2f}"))
+        tensors = str(sum(share.n_tensors for share in report.shares))
+        weights, size = count_text(report.n_parameters), bytes_text(report.n_bytes)
+        rows.append(("in all", tensors, weights, size, f"{report.bits_per_weight:.2f}"))
         head = ("type", "tensors", "weights", "size", "bits/weight")
         print_table(terminal, f"{report.output}: {report.file_type}", head, rows)
     terminal.note(
@@ -222,8 +162,7 @@ def _print_report(
     if report.n_substituted:
         terminal.warn(
             f"{report.n_substituted} matrices have rows that do not divide into the blocks of "
-            f"{report.file_type}: "
-            "they were stored in other types"
+            f"{report.file_type}: they were stored in other types"
         )
     if report.n_without_importance:
         terminal.warn(

@@ -6,26 +6,16 @@ import click
 
 from specrun.cli.lazy_group import LazyCommand, LazyGroup
 
-_COMMANDS = {
-    "drafters": LazyCommand(
-        "specrun.cli.bench.drafters", "drafters", "Drafters against plain decoding."
+_COMMANDS = (
+    LazyCommand("specrun.cli.bench.drafters", "drafters", "Drafters against plain decoding."),
+    LazyCommand(
+        "specrun.cli.bench.components", "heads", "What evaluating a head costs, beside its bytes."
     ),
-    "heads": LazyCommand(
-        "specrun.cli.bench.heads", "heads", "What evaluating a head costs, beside its bytes."
-    ),
-    "lookup": LazyCommand(
-        "specrun.cli.bench.lookup", "lookup", "What retrieving drafts costs a round."
-    ),
-    "replay": LazyCommand(
-        "specrun.cli.bench.replay", "replay", "Drafters along known texts, without noise."
-    ),
-    "convert": LazyCommand(
-        "specrun.cli.bench.convert", "convert", "Conversion: bandwidth and memory."
-    ),
-    "overhead": LazyCommand(
-        "specrun.cli.bench.overhead", "overhead", "Python's share of a round, by part."
-    ),
-}
+    LazyCommand("specrun.cli.bench.components", "lookup", "What retrieving drafts costs a round."),
+    LazyCommand("specrun.cli.bench.replay", "replay", "Drafters along known texts, without noise."),
+    LazyCommand("specrun.cli.bench.components", "convert", "Conversion: bandwidth and memory."),
+    LazyCommand("specrun.cli.bench.components", "overhead", "Python's share of a round, by part."),
+)
 
 _EPILOG = """\b
 Examples:

@@ -1,9 +1,9 @@
-"""`specrun bench drafters`: drafters against plain decoding on one target, interleaved in one
-process."""
+"""`specrun bench drafters`: drafters against plain decoding of one target, in one process."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,20 +16,19 @@ from specrun.cli.bench.drafters_options import (
     DrafterChoice,
     Measuring,
     PromptChoice,
-    SamplingGrid,
     drafter_choice_options,
     measuring_options,
     prompt_choice_options,
     sampling_grid_options,
 )
 from specrun.cli.bench.drafters_prompts import LONGEST_MESSAGES, chosen_prompts, with_documentation
-from specrun.cli.bench.output import OutputForm, format_options, print_results
+from specrun.cli.bench.output import OutputForm, format_options, measure_and_print
 from specrun.cli.options.drafter_choice import draft_kind, require_draft_files
 from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.model import LoadSettings, load_options
-from specrun.cli.options.output import terminal_options
+from specrun.cli.options.output import check_plot, terminal_options
 from specrun.cli.options.prompt import named_target
-from specrun.cli.options.sampling import sampling_grid
+from specrun.cli.options.sampling import SamplingGrid
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -69,38 +68,35 @@ def drafters(
     terminal: Terminal,
 ) -> None:
     """Compare drafters with plain decoding: speed, acceptance, text."""
+    from specrun.bench.drafters.comparison import measure_drafters
     from specrun.bench.drafters.padding import padded_target
     from specrun.bench.report import drafters_table
 
     target = named_target(load)
     _check_options(chosen, measuring)
-    try:
+
+    def show(done: int, total: int, what: str) -> None:
+        terminal.passing(f"{done} of {total} answers: {what} ...")
+
+    def measure(say: Callable[[str], None]) -> list[DrafterResult]:
         with ExitStack() as stack:
-            say = lambda what: terminal.passing(f"{what} ...")  # noqa: E731
-            chosen, about_store = with_documentation(chosen, target, source.docs_store, stack, say)
-            settings = _settings(target, load, chosen, source, sampling, measuring)
+            drafting, about_store = with_documentation(
+                chosen, target, source.docs_store, stack, say
+            )
+            settings = _settings(target, load, drafting, source, sampling, measuring)
             workload = "; ".join(filter(None, (settings.workload, about_store)))
             path = stack.enter_context(
                 padded_target(target, measuring.pad_to, keep=measuring.keep, progress=say)
             )
-            results = _run(dataclasses.replace(settings, target=path, workload=workload), terminal)
-    finally:
-        terminal.passing("")
-    print_results("drafters", results, form, lambda: drafters_table(results), terminal)
+            bench = dataclasses.replace(settings, target=path, workload=workload)
+            return measure_drafters(bench, progress=show)
+
+    results = measure_and_print("drafters", measure, drafters_table, form, terminal)
     if measuring.plot is not None:
         from specrun.bench.plots import plot_drafters
 
         plot_drafters(results, measuring.plot)
         terminal.note(f"drew {measuring.plot}")
-
-
-def _run(bench: DrafterBench, terminal: Terminal) -> list[DrafterResult]:
-    from specrun.bench.drafters.comparison import measure_drafters
-
-    def show(done: int, total: int, what: str) -> None:
-        terminal.passing(f"{done} of {total} answers: {what} ...")
-
-    return measure_drafters(bench, progress=show)
 
 
 def _settings(
@@ -120,13 +116,7 @@ def _settings(
         drafters=(*expressions, *_planned(target, load, chosen, sampling)),
         prompts=prompts,
         workload=workload,
-        params=sampling_grid(
-            sampling.temp,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-        ),
+        params=sampling.params(),
         rules=chosen.accept or ("exact",),
         max_tokens=measuring.predict,
         repetitions=measuring.repetitions,
@@ -136,8 +126,7 @@ def _settings(
 
 
 def _n_ctx(load: LoadSettings, source: PromptChoice, measuring: Measuring) -> int:
-    """Return the context to make: -c, or more where --context needs it (the target's own length
-    still limits it)."""
+    """Return -c, or more where --context needs it; the target's own length still limits it."""
     n_ctx = load.context.n_ctx
     if n_ctx == 0 or not source.context:
         return n_ctx
@@ -145,8 +134,7 @@ def _n_ctx(load: LoadSettings, source: PromptChoice, measuring: Measuring) -> in
 
 
 def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
-    """Return the drafters to compare; without any choice, those that need nothing more than is
-    given."""
+    """Return the drafters to compare; without any choice, those that need nothing else."""
     from specrun.bench.drafters.comparison import with_files
     from specrun.runtime.demo import demo_drafters
     from specrun.runtime.language import parse_expression, quoted
@@ -199,7 +187,7 @@ def _planned(
                 f"nothing is planned for {target.name} with {draft.name}{why}: run specrun tune "
                 "first"
             )
-        for params in sampling_grid(sampling.temp, top_k=0, top_p=1.0, min_p=0.0):
+        for params in sampling.params():
             nearest = min(plans, key=lambda plan: abs(plan.temperature - params.temperature))
             names += nearest.every_expression(draft)
     return list(dict.fromkeys(names))
@@ -210,14 +198,10 @@ def _check_options(chosen: DrafterChoice, measuring: Measuring) -> None:
     if chosen.planned and measuring.pad_to is not None:
         raise click.UsageError(
             "--planned and --pad-to exclude each other: plans belong to a file; pad it first "
-            "(--pad-to N --keep FILE), "
-            "then tune and measure FILE"
+            "(--pad-to N --keep FILE), then tune and measure FILE"
         )
     if measuring.keep is not None:
         if measuring.pad_to is None:
             raise click.UsageError("--keep says where the padded target goes: give --pad-to too")
         check_target(measuring.keep)
-    if measuring.plot is not None:
-        from specrun.bench.plots import check_plot_file
-
-        check_plot_file(measuring.plot)
+    check_plot(measuring.plot)

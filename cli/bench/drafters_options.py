@@ -8,13 +8,20 @@ from typing import Literal
 
 import click
 
-from specrun.cli.options.group import option, option_group
-from specrun.cli.options.prompt import no_template_option
-from specrun.cli.options.sampling import TRUNCATION_OPTIONS, temperatures_option
-from specrun.cli.options.types import CountListType, ExistingFile, ParametersType
+from specrun.cli.options.group import OUTPUT, SAMPLING, Section, option_group
+from specrun.cli.options.model import MODEL_DRAFT
+from specrun.cli.options.prompt import no_template_option, prompts_option
+from specrun.cli.options.sampling import TRUNCATION_OPTIONS, SamplingGrid, temperatures_option
+from specrun.cli.options.types import (
+    FILE,
+    MAX_COUNT,
+    NEW_FILE,
+    PATH,
+    CountListType,
+    ParametersType,
+)
 
-_DRAFTERS, _PROMPTS, _SAMPLING, _MEASURING = "Drafters", "Prompts", "Sampling", "Measurement"
-_MAX_COUNT = 2**31 - 1
+_DRAFTERS, _PROMPTS, _MEASURING = map(Section, ("Drafters", "Prompts", "Measurement"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +50,6 @@ class PromptChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingGrid:
-    """How tokens are drawn, at one or several temperatures."""
-
-    temp: tuple[tuple[float, ...], ...]
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
 class Measuring:
     """How much is measured, on how costly a target, and what is drawn."""
 
@@ -67,106 +63,74 @@ class Measuring:
 drafter_choice_options = option_group(
     "chosen",
     DrafterChoice,
-    option(
-        *("-md", "--model-draft", "--draft-model"),
-        section=_DRAFTERS,
-        type=ExistingFile(),
+    _DRAFTERS.option(
+        MODEL_DRAFT,
+        'A draft model or heads: short for --drafter KIND("FILE"); repeatable.',
+        FILE,
         multiple=True,
-        help='A draft model or heads: short for --drafter KIND("FILE"); repeatable.',
     ),
-    option(
-        "--drafter",
-        section=_DRAFTERS,
+    _DRAFTERS.option(
+        "--drafter EXPR",
+        'A drafter to compare, such as "draft(small.gguf, n=8)"; repeatable.',
         multiple=True,
-        metavar="EXPR",
         show_default="draft, where there is a draft model, and prompt-lookup",
-        help='A drafter to compare, such as "draft(small.gguf, n=8)"; repeatable.',
     ),
-    option(
+    _DRAFTERS.option(
         "--spec-draft-n-max",
-        section=_DRAFTERS,
-        type=CountListType(),
+        "Tokens that -md and --demo's draft model draft a round: a,b or repeated.",
+        CountListType(),
         multiple=True,
         show_default="5",
-        help="Tokens that -md and --demo's draft model draft a round: a,b or repeated.",
     ),
-    option(
+    _DRAFTERS.flag(
         "--planned",
-        section=_DRAFTERS,
-        is_flag=True,
-        help=(
-            "All that `specrun tune` planned for the target and -md: the best chain and trees "
-            "of each scheme."
-        ),
+        "All that `specrun tune` planned for the target and -md: the best chain and trees of each "
+        "scheme.",
     ),
-    option(
-        "--accept",
-        section=_DRAFTERS,
+    _DRAFTERS.option(
+        "--accept RULE",
+        "The acceptance rule of the drafters; repeatable, to compare rules.",
         multiple=True,
-        metavar="RULE",
         show_default="exact",
-        help="The acceptance rule of the drafters; repeatable, to compare rules.",
     ),
 )
 
 prompt_choice_options = option_group(
     "source",
     PromptChoice,
-    option(
-        "-p",
-        "--prompt",
-        section=_PROMPTS,
-        multiple=True,
-        metavar="TEXT",
-        help="A prompt; repeatable.",
-    ),
-    option(
-        "-f", "--file", section=_PROMPTS, type=ExistingFile(), help="A file that is one prompt."
-    ),
-    option(
+    prompts_option(_PROMPTS),
+    _PROMPTS.option("-f, --file", "A file that is one prompt.", FILE),
+    _PROMPTS.option(
         "--prompts",
-        section=_PROMPTS,
-        type=ExistingFile(),
-        help='Prompts, one a line; .jsonl: the "prompt" or "question" of each line.',
+        'Prompts, one a line; .jsonl: the "prompt" or "question" of each line.',
+        FILE,
     ),
-    option(
+    _PROMPTS.option(
         "--questions",
-        section=_PROMPTS,
-        type=click.IntRange(1, 10**6),
+        "How many of the demo's questions are asked, where no prompt is given.",
+        click.IntRange(1, 10**6),
         default=8,
-        show_default=True,
-        help="How many of the demo's questions are asked, where no prompt is given.",
     ),
-    option(
+    _PROMPTS.option(
         "--workload",
-        section=_PROMPTS,
-        type=click.Choice(["questions", "repeated", "edited", "quoted"]),
+        "Ask the demo's questions; repeated: answered before; edited: an answer nearly like an "
+        "earlier one; quoted: a text to repeat (too hard for the demo).",
+        click.Choice(["questions", "repeated", "edited", "quoted"]),
         show_default="questions, with --demo",
-        help="Ask the demo's questions; repeated: answered before; edited: an answer nearly like "
-        "an earlier one; "
-        "quoted: a text to repeat (too hard for the demo).",
     ),
-    option(
-        "--context",
-        section=_PROMPTS,
-        type=click.IntRange(0, 2**20),
+    _PROMPTS.option(
+        "--context N",
+        "Lengthen the conversations of a workload to about N tokens by earlier questions and "
+        "answers.",
+        click.IntRange(0, 2**20),
         default=0,
-        show_default=True,
-        metavar="N",
-        help=(
-            "Lengthen the conversations of a workload to about N tokens by earlier questions "
-            "and answers."
-        ),
     ),
-    option(
+    _PROMPTS.option(
         "--docs-store",
-        section=_PROMPTS,
-        type=click.Choice(["all", "disjoint"]),
+        "What a `rest` without a file retrieves from: the documentation the questions are about "
+        "(it holds the answers), or only that without the answers.",
+        click.Choice(["all", "disjoint"]),
         default="disjoint",
-        show_default=True,
-        help="What a `rest` without a file retrieves from: the documentation the questions are "
-        "about (it holds the "
-        "answers), or only that without the answers.",
     ),
     no_template_option(_PROMPTS),
 )
@@ -174,58 +138,44 @@ prompt_choice_options = option_group(
 sampling_grid_options = option_group(
     "sampling",
     SamplingGrid,
-    temperatures_option("0", ""),
+    temperatures_option("0"),
     *TRUNCATION_OPTIONS,
-    option(
-        *("-s", "--seed"),
-        section=_SAMPLING,
-        type=click.IntRange(0, 2**63),
+    SAMPLING.option(
+        "-s, --seed",
+        "Seed of the first repetition; the others count on.",
+        click.IntRange(0, 2**63),
         default=0,
-        show_default=True,
-        help="Seed of the first repetition; the others count on.",
     ),
 )
 
 measuring_options = option_group(
     "measuring",
     Measuring,
-    option(
-        *("-n", "--predict", "--max-tokens"),
-        section=_MEASURING,
-        type=click.IntRange(1, _MAX_COUNT),
+    _MEASURING.option(
+        "-n, --predict, --max-tokens",
+        "The most tokens of an answer.",
+        click.IntRange(1, MAX_COUNT),
         default=128,
-        show_default=True,
-        help="The most tokens of an answer.",
     ),
-    option(
-        *("-r", "--repetitions"),
-        section=_MEASURING,
-        type=click.IntRange(1, 10**6),
+    _MEASURING.option(
+        "-r, --repetitions",
+        "How often every drafter answers all prompts.",
+        click.IntRange(1, 10**6),
         default=5,
-        show_default=True,
-        help="How often every drafter answers all prompts.",
     ),
-    option(
-        "--pad-to",
-        section=_MEASURING,
-        type=ParametersType(),
-        metavar="N",
-        help=(
-            "Let the target cost as much as one of N parameters (400M, 1B), with the same outputs."
-        ),
+    _MEASURING.option(
+        "--pad-to N",
+        "Let the target cost as much as one of N parameters (400M, 1B), with the same outputs.",
+        ParametersType(),
     ),
-    option(
-        "--keep",
-        section=_MEASURING,
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Keep the padded target; otherwise it goes into a temporary folder and away again.",
+    _MEASURING.option(
+        "--keep FILE",
+        "Keep the padded target; otherwise it goes into a temporary folder and away again.",
+        PATH,
     ),
-    option(
-        "--plot",
-        section="Output",
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Draw speed-ups and acceptance by position: a .png, .svg or .pdf.",
+    OUTPUT.option(
+        "--plot FILE",
+        "Draw speed-ups and acceptance by position: a .png, .svg or .pdf.",
+        NEW_FILE,
     ),
 )

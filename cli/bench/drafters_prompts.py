@@ -1,4 +1,4 @@
-"""What `specrun bench drafters` asks, and what its `rest` retrieves from, by the options."""
+"""Prompts of `specrun bench drafters` and `replay`, and the datastores of their `rest`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from specrun.bindings.errors import OptionError
 from specrun.cli.bench.drafters_options import DrafterChoice, PromptChoice
-from specrun.cli.terminal.paths import read_text
+from specrun.cli.options.prompt import read_prompt_file
 from specrun.runtime.language import Expression, parse_expression
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ def chosen_prompts(
 
     prompts: list[Prompt] = [*source.prompt]
     if source.file is not None:
-        # As in generate and in llama.cpp, one newline at the end of a file is not part of its
-        # prompt.
-        prompts.append(read_text(source.file).removesuffix("\n").removesuffix("\r"))
+        prompts.append(read_prompt_file(source.file))
     if source.prompts is not None:
         prompts += read_prompts(source.prompts)
     if prompts and (source.workload or source.context):
@@ -67,8 +65,7 @@ def with_documentation(
     stack: ExitStack,
     say: Callable[[str], None],
 ) -> tuple[DrafterChoice, str]:
-    """Return the drafters with a store of the documentation for each `rest` that names none, and
-    what it holds."""
+    """Return the drafters, each `rest` without a store with ours, and what that store holds."""
     if not any(_lacks_store(parse_expression(text)) for text in chosen.drafter):
         return chosen, ""
     from specrun.bench.drafters.comparison import with_files
@@ -101,17 +98,14 @@ def _workload(
             raise OptionError(
                 f"a context of {source.context:,} tokens does not fit: the target was trained for "
                 f"{trained:,}, which leaves {most:,} beside the answer. For longer ones stretch "
-                "its positions "
-                "(--rope-scaling yarn --rope-scale 2), take another target, or measure the "
-                "retrieval alone with "
-                "specrun bench lookup"
+                "its positions (--rope-scaling yarn --rope-scale 2), take another target, or "
+                "measure the retrieval alone with specrun bench lookup"
             )
 
         def count_tokens(conversation: Conversation) -> int:
+            tokens = model.vocabulary.tokenize(as_text(conversation), add_special=False)
             # Two control tokens around every message, as most templates have.
-            return len(
-                model.vocabulary.tokenize(as_text(conversation), add_special=False)
-            ) + 2 * len(conversation)
+            return len(tokens) + 2 * len(conversation)
 
         prompts = demo_workload(workload, source.questions, source.context, count_tokens)
     about = f"workload {workload}"

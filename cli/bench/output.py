@@ -1,21 +1,22 @@
-"""How the commands of `specrun bench` print their results: a table, Markdown, CSV or JSON, on
-stdout."""
+"""Results of `specrun bench` on stdout: a table, Markdown, CSV or JSON."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
 
-from specrun.cli.options.group import option, option_group
+from specrun.cli.options.group import OUTPUT, option_group
+from specrun.cli.options.output import json_option
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
     from specrun.bench.table import Table
 
 _WIDEST = 1000
+Result = TypeVar("Result")
 OutputForm = Literal["table", "md", "csv", "json"]
 
 
@@ -30,37 +31,40 @@ def _form(output: OutputForm | None, as_json: bool) -> OutputForm:
 format_options = option_group(
     "form",
     _form,
-    option(
-        "-o",
-        "--output",
-        section="Output",
-        type=click.Choice(["table", "md", "csv", "json"]),
+    OUTPUT.option(
+        "-o, --output",
+        "Form of the results; csv and json have all figures.",
+        click.Choice(["table", "md", "csv", "json"]),
         show_default="table on a terminal, md into a file or pipe",
-        help="Form of the results; csv and json have all figures.",
     ),
-    option("--json", "as_json", section="Output", is_flag=True, help="Short for -o json."),
+    json_option("Short for -o json."),
 )
 
 
-def print_results(
+def measure_and_print(
     kind: str,
-    results: Sequence[Any],
+    measure: Callable[[Callable[[str], None]], Iterable[Result]],
+    make_table: Callable[[Sequence[Result]], Table],
     form: OutputForm,
-    make_table: Callable[[], Table],
     terminal: Terminal,
-) -> None:
-    """Write the results to stdout in the form that was asked for."""
+) -> Sequence[Result]:
+    """Run `measure`, which is given what shows its steps; print and return its results."""
     from specrun.bench.report import CONSTANT_COLUMNS, machine_facts
     from specrun.bench.table import to_csv, to_json, to_markdown
 
+    try:
+        results = list(measure(lambda what: terminal.passing(f"{what} ...")))
+    finally:
+        terminal.passing("")
     if form == "csv":
         terminal.answer(to_csv(results))
     elif form == "json":
         terminal.answer(to_json(kind, machine_facts(), results))
     elif form == "md":
-        terminal.answer(to_markdown(make_table()))
+        terminal.answer(to_markdown(make_table(results)))
     else:
-        _print_table(make_table().folded(CONSTANT_COLUMNS), terminal)
+        _print_table(make_table(results).folded(CONSTANT_COLUMNS), terminal)
+    return results
 
 
 def _print_table(table: Table, terminal: Terminal) -> None:

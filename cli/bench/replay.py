@@ -1,8 +1,12 @@
-"""`specrun bench replay`: drafters along known texts, by a cost curve: the same figures on any
-machine."""
+"""`specrun bench replay`: drafters along known texts, costed by a curve instead of timed.
+
+A drafter that proposes point masses drafts the same for the same text, so acceptance is counted
+without sampling, and the figures are the same on any machine.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,18 +17,18 @@ import click
 from specrun.bindings.atomic import check_target
 from specrun.cli.bench.drafters_options import DrafterChoice, PromptChoice, prompt_choice_options
 from specrun.cli.bench.drafters_prompts import LONGEST_MESSAGES, chosen_prompts, with_documentation
-from specrun.cli.bench.output import OutputForm, format_options, print_results
-from specrun.cli.options.group import SectionedCommand, option, option_group
+from specrun.cli.bench.output import OutputForm, format_options, measure_and_print
+from specrun.cli.options.group import Section, SectionedCommand, option_group
 from specrun.cli.options.model import LoadSettings, load_options
 from specrun.cli.options.output import terminal_options
 from specrun.cli.options.prompt import named_target
-from specrun.cli.options.types import ExistingFile
+from specrun.cli.options.types import FILE, MAX_COUNT, PATH
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
-    from specrun.bench.replay.replay import ReplayText
+    from specrun.bench.replay.replay import ReplayResult, ReplayText
 
-_SECTION = "Replay"
+_REPLAY = Section("Replay")
 _EPILOG = """\b
 Examples:
   specrun bench replay --demo --workload edited --drafter prompt-lookup --drafter "prompt-lookup(n=7)"
@@ -56,60 +60,36 @@ class _Replaying:
 _replay_options = option_group(
     "replaying",
     _Replaying,
-    option(
-        "--drafter",
-        section=_SECTION,
+    _REPLAY.option(
+        "--drafter EXPR",
+        "A drafter; repeatable.",
         multiple=True,
-        metavar="EXPR",
         show_default="prompt-lookup and lookahead",
-        help="A drafter; repeatable.",
     ),
-    option(
-        "--texts",
-        section=_SECTION,
-        type=ExistingFile(),
-        help="Texts that --keep wrote, instead of new answers.",
-    ),
-    option(
-        "--keep",
-        section=_SECTION,
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Keep the recorded texts: JSON, one a line.",
-    ),
-    option("--force", section=_SECTION, is_flag=True, help="Overwrite the file of --keep."),
-    option(
-        *("-n", "--predict", "--max-tokens"),
-        section=_SECTION,
-        type=click.IntRange(1, 2**31 - 1),
+    _REPLAY.option("--texts", "Texts that --keep wrote, instead of new answers.", FILE),
+    _REPLAY.option("--keep FILE", "Keep the recorded texts: JSON, one a line.", PATH),
+    _REPLAY.flag("--force", "Overwrite the file of --keep."),
+    _REPLAY.option(
+        "-n, --predict, --max-tokens",
+        "The most tokens of a recorded answer.",
+        click.IntRange(1, MAX_COUNT),
         default=128,
-        show_default=True,
-        help="The most tokens of a recorded answer.",
     ),
-    option(
-        "--curve",
-        section=_SECTION,
-        metavar="CURVE",
+    _REPLAY.option(
+        "--curve CURVE",
+        "What evaluations cost: known (measured by specrun tune, or typical), cpu, gpu, or points "
+        "as 1:1,2:1.4.",
         default="known",
-        show_default=True,
-        help=(
-            "What evaluations cost: known (measured by specrun tune, or typical), cpu, gpu, or "
-            "points as 1:1,2:1.4."
-        ),
     ),
-    option(
-        "--draft-cost",
-        section=_SECTION,
-        type=click.FloatRange(0.0, 1000.0),
-        metavar="X",
+    _REPLAY.option(
+        "--draft-cost X",
+        "An evaluation of a draft model, as a share of the target's.",
+        click.FloatRange(0.0, 1000.0),
         show_default="by parameters",
-        help="An evaluation of a draft model, as a share of the target's.",
     ),
-    option(
+    _REPLAY.flag(
         "--one-session",
-        section=_SECTION,
-        is_flag=True,
-        help="Let drafters go on from text to text, instead of starting each from nothing.",
+        "Let drafters go on from text to text, instead of starting each from nothing.",
     ),
 )
 
@@ -134,43 +114,34 @@ def replay(
     from specrun.bindings.model import Model
     from specrun.runtime.offload import resolve_gpu_layers
 
-    target = named_target(load)
+    target, context = named_target(load), load.context
     _check(replaying, source)
-    chosen = DrafterChoice(
-        (), _with_demo_files(replaying.drafter or _DEFAULT_DRAFTERS, demo=load.demo), (), False, ()
-    )
-    try:
-        texts = (
-            _recorded(target, load, replaying, source, terminal)
-            if replaying.texts is None
-            else None
-        )
-        if texts is not None and replaying.keep is not None:
-            write_texts(texts, replaying.keep, force=replaying.force)
+    drafters = _with_demo_files(replaying.drafter or _DEFAULT_DRAFTERS, demo=load.demo)
+    chosen = DrafterChoice((), drafters, (), False, ())
+
+    def measure(say: Callable[[str], None]) -> list[ReplayResult]:
+        if replaying.texts is None:
+            texts = _recorded(target, load, replaying, source, terminal)
+            if replaying.keep is not None:
+                write_texts(texts, replaying.keep, force=replaying.force)
         with ExitStack() as stack, Model(target, n_gpu_layers=0, use_mmap=load.mmap) as model:
-            say = lambda what: terminal.passing(f"{what} ...")  # noqa: E731
-            chosen, _ = with_documentation(chosen, target, source.docs_store, stack, say)
-            known = tuple(
-                read_texts(replaying.texts) if texts is None and replaying.texts else texts or ()
-            )
-            context = load.context
-            longest = 1 + max(
-                (len(record.prompt) + len(record.answer) for record in known), default=0
-            )
+            drafting, _ = with_documentation(chosen, target, source.docs_store, stack, say)
+            known = tuple(texts if replaying.texts is None else read_texts(replaying.texts))
+            lengths = (len(record.prompt) + len(record.answer) for record in known)
+            longest = 1 + max(lengths, default=0)
             layers = resolve_gpu_layers(load.gpu_layers, target)
             options = ReplayOptions(
-                drafters=chosen.drafter,
+                drafters=drafting.drafter,
                 texts=known,
                 curve=curve_of(replaying.curve, target, context, layers),
                 context=replace(context, n_ctx=max(context.n_ctx, longest) if context.n_ctx else 0),
                 draft_cost=replaying.draft_cost,
                 keeps_state=replaying.one_session,
             )
-            terminal.passing("replaying ...")
-            results = list(replay_drafters(options, model))
-    finally:
-        terminal.passing("")
-    print_results("replay", results, form, lambda: replay_table(results), terminal)
+            say("replaying")
+            return list(replay_drafters(options, model))
+
+    measure_and_print("replay", measure, replay_table, form, terminal)
 
 
 def _check(replaying: _Replaying, source: PromptChoice) -> None:
@@ -187,11 +158,9 @@ def _with_demo_files(drafters: tuple[str, ...], *, demo: bool) -> tuple[str, ...
     from specrun.bench.drafters.comparison import with_files
     from specrun.runtime.demo import demo_drafters
 
-    return (
-        tuple(with_files(expression, demo_drafters()) for expression in drafters)
-        if demo
-        else drafters
-    )
+    if not demo:
+        return drafters  # as they were typed
+    return tuple(with_files(expression, demo_drafters()) for expression in drafters)
 
 
 def _recorded(

@@ -11,7 +11,7 @@ from specrun.cli.chat.conversation import Conversation
 from specrun.cli.chat.input import make_line_reader
 from specrun.cli.chat.loop import Chat
 from specrun.cli.chat.settings import describe_sampling
-from specrun.cli.doctor import specrun_version
+from specrun.cli.doctor.command import specrun_version
 from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.model import (
     DraftSettings,

@@ -1,6 +1,6 @@
-"""A conversation: its messages, the system prompt, and the settings its answers are made with.
+"""A conversation of a chat (messages, system prompt, sampling), and its file.
 
-Conversations on disk: one JSON object, written whole or not at all, checked when read.
+The file is one JSON object, written whole or not at all, and checked when read.
 """
 
 from __future__ import annotations
@@ -80,8 +80,7 @@ _KEYS = {"format", "version", "system", "messages", "sampling", "max_tokens"}
 
 
 def save_conversation(conversation: Conversation, path: Path, *, force: bool = False) -> None:
-    """Write a conversation with its settings; raises OptionError if the file exists, unless
-    `force`."""
+    """Write a conversation with its settings; an existing file is an OptionError, or `force`."""
     sampling = conversation.params.to_dict()
     sampling["logit_bias"] = [
         format_logit_bias(*bias) for bias in conversation.params.logit_bias.items()
@@ -107,19 +106,11 @@ def load_conversation(path: Path) -> Conversation:
     if not isinstance(values, dict) or values.get("format") != _FORMAT:
         raise _wrong(path, "it was not written by /save")
     if values.get("version") != _VERSION:
-        raise _wrong(
-            path,
-            (
-                f"it has version {values.get('version')!r} and this specrun reads {_VERSION}: "
-                "update "
-                "specrun"
-            ),
-        )
+        versions = f"version {values.get('version')!r} and this specrun reads {_VERSION}"
+        raise _wrong(path, f"it has {versions}: update specrun")
     if values.keys() != _KEYS:
-        raise _wrong(
-            path,
-            f"its entries are {', '.join(sorted(values))} instead of {', '.join(sorted(_KEYS))}",
-        )
+        found, wanted = ", ".join(sorted(values)), ", ".join(sorted(_KEYS))
+        raise _wrong(path, f"its entries are {found} instead of {wanted}")
     return Conversation(
         params=_params(values["sampling"], path),
         max_tokens=_max_tokens(values["max_tokens"], path),

@@ -1,5 +1,4 @@
-"""Reads what the user types: with line editing and history on a terminal, plain lines from a
-pipe."""
+"""Reads messages: with line editing and history on a terminal, plain lines from a pipe."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ LineReader = Callable[[str], str]
 
 
 def read_message(read_line: LineReader) -> str:
-    """Return the next message: a line, or all between two `\"\"\"`; raises EOFError at the end of
-    the input.
+    """Return the next message: a line, or all between two `\"\"\"`; EOFError ends the input.
 
     An input that ends inside the quotes ends the message.
     """

@@ -1,5 +1,4 @@
-"""The chat: reads messages and commands, answers, and survives Ctrl-C and errors with the
-conversation whole."""
+"""The loop of a chat: read, answer, go on; Ctrl-C and errors leave the conversation whole."""
 
 from __future__ import annotations
 
@@ -21,6 +20,7 @@ from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import GenerationResult, Runtime, SamplingParams
 
 CommandHandler: TypeAlias = "Callable[[Chat, str], bool]"  # returns whether the chat goes on
+_START_OVER = "/clear starts over (/save FILE keeps a copy first)"
 _LEAVE_HINT = "Ctrl-C again, Ctrl-D or /quit leaves."
 
 
@@ -82,18 +82,16 @@ class Chat:
         return True
 
     def answer(self, params: SamplingParams) -> bool:
-        """Answer the conversation's last message; take it back, and return False, if nothing was
-        said."""
+        """Answer the last message; if nothing was said, take it back and return False."""
         conversation = self.conversation
         try:
             answer = self._stream(params)
         except BaseException as error:
             conversation.messages.pop()
             if isinstance(error, ContextFullError):
-                hint = (
-                    "The message was taken back: /clear starts over (/save FILE keeps a copy first)"
-                )
-                raise ContextFullError(f"{error}. {hint}") from error
+                raise ContextFullError(
+                    f"{error}. The message was taken back: {_START_OVER}"
+                ) from error
             raise
         if answer.interrupted and not answer.result.text:
             conversation.messages.pop()
@@ -123,9 +121,7 @@ class Chat:
             self.terminal.note("stopped; what was said so far is part of the conversation")
         full = context_full(answer, self.conversation.max_tokens, self.runtime)
         if full:
-            self.terminal.say(
-                f"{full} /clear starts over (/save FILE keeps a copy first).", "yellow"
-            )
+            self.terminal.say(f"{full} {_START_OVER}.", "yellow")
 
     def _explain_colors(self) -> None:
         if self._display.show_draft and self.terminal.color_answers and not self._told_colors:

@@ -1,4 +1,4 @@
-"""The settings of a running chat by name: what /set changes and /show lists."""
+"""Settings of a running chat by name: /set changes them and /show lists them."""
 
 from __future__ import annotations
 

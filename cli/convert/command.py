@@ -1,15 +1,14 @@
-"""`specrun convert`: a Hugging Face checkpoint folder, of a model or of drafting heads, to one GGUF
-file.
+"""`specrun convert`: the checkpoint folder of a model or of drafting heads, to one GGUF file.
 
-What `specrun convert` prints: the facts of a conversion, or the map of tensors that a dry run
-shows.
+First what is printed (the facts of a conversion, or a dry run's map of tensors), then the command.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,8 @@ from specrun.cli.convert.options import (
     source_options,
     target_options,
 )
-from specrun.cli.options.group import SectionedCommand, option
-from specrun.cli.options.output import terminal_options
+from specrun.cli.options.group import SectionedCommand
+from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.terminal.progress import byte_progress
 from specrun.cli.terminal.table import bytes_text, count_text, print_facts, print_table
 from specrun.cli.terminal.terminal import Terminal
@@ -166,7 +165,7 @@ neither tokenizer nor the target's weights, and fit one target only: say which.
 @head_options
 @target_options
 @terminal_options
-@option("--json", "as_json", section="Output", is_flag=True, help="Print one JSON object.")
+@json_option()
 def convert(
     folder: Path,
     source: SourceSettings,
@@ -176,99 +175,59 @@ def convert(
     as_json: bool,
 ) -> None:
     """Convert a Hugging Face checkpoint to a GGUF file that computes the same numbers."""
-    from specrun.convert.heads.detect import detect_kind
-
     folder = folder.expanduser()
-    kind = head.kind
-    if kind is None and head.drafts_for is None:
-        found = detect_kind(folder, allow_pickle=source.allow_pickle)
-        kind = MODEL if found is None else found.name
-    if kind == MODEL:
-        _convert_model(folder, source, head, target, terminal, as_json=as_json)
-    else:
-        _convert_head(folder, kind, source, head, target, terminal, as_json=as_json)
-
-
-def _convert_model(
-    folder: Path,
-    source: SourceSettings,
-    head: HeadSettings,
-    target: TargetSettings,
-    terminal: Terminal,
-    *,
-    as_json: bool,
-) -> None:
-    from specrun.convert import convert_checkpoint, plan_conversion
-
-    if head.drafts_for is not None:
-        raise OptionError(
-            f"a target is what heads draft for: leave it out to convert the model in {folder}"
-        )
-    outtype = target.outtype or "f16"
     output = None if target.output is None else target.output.expanduser()
+    plan, write, facts = _job(folder, source, head, target)
     if target.dry_run:
-        plan = plan_conversion(
-            folder, outtype=outtype, allow_pickle=source.allow_pickle, pre=source.pre
-        )
-        print_plan(plan, plan.output_in(output), terminal, as_json=as_json)
+        planned = plan(folder)
+        print_plan(planned, planned.output_in(output), terminal, as_json=as_json)
         return
     with byte_progress(terminal, "converting") as progress:
-        report = convert_checkpoint(
-            folder,
-            output,
-            outtype=outtype,
-            force=target.force,
-            allow_pickle=source.allow_pickle,
-            pre=source.pre,
-            verify=target.verify,
-            n_threads=target.threads,
-            progress=progress,
+        report = write(
+            folder, output, force=target.force, n_threads=target.threads, progress=progress
         )
-    print_report(report, terminal, as_json=as_json)
+    print_report(report, terminal, as_json=as_json, target=facts)
 
 
-def _convert_head(
-    folder: Path,
-    kind: str | None,
-    source: SourceSettings,
-    head: HeadSettings,
-    target: TargetSettings,
-    terminal: Terminal,
-    *,
-    as_json: bool,
-) -> None:
-    from specrun.convert import convert_head, plan_head, target_facts
+def _job(
+    folder: Path, source: SourceSettings, head: HeadSettings, target: TargetSettings
+) -> tuple[Callable[..., ConversionPlan], Callable[..., ConversionReport], dict[str, Any] | None]:
+    """Return what plans and what writes the file, and for a head what is known of its target."""
+    from specrun.convert import (
+        convert_checkpoint,
+        convert_head,
+        plan_conversion,
+        plan_head,
+        target_facts,
+    )
+    from specrun.convert.heads.detect import detect_kind
     from specrun.convert.quantize import HEAD_TYPE
 
-    drafts_for = head.drafts_for
+    kind, drafts_for = head.kind, head.drafts_for
+    if kind is None and drafts_for is None:
+        found = detect_kind(folder, allow_pickle=source.allow_pickle)
+        kind = MODEL if found is None else found.name
+    settings: dict[str, Any] = {"allow_pickle": source.allow_pickle}
+    if kind == MODEL:
+        if drafts_for is not None:
+            raise OptionError(
+                f"a target is what heads draft for: leave it out to convert the model in {folder}"
+            )
+        settings |= {"outtype": target.outtype or "f16", "pre": source.pre}
+        write = partial(convert_checkpoint, verify=target.verify, **settings)
+        return partial(plan_conversion, **settings), write, None
     if drafts_for is None:
         raise OptionError(
             f"{folder} holds {kind} heads, which fit one model only: name it with --target "
-            "FILE.gguf or "
-            "--target-model-dir DIR (a model that lies beside its heads is converted with "
-            f"--kind {MODEL})"
+            "FILE.gguf or --target-model-dir DIR (a model that lies beside its heads is converted "
+            f"with --kind {MODEL})"
         )
     if target.verify:
         raise OptionError("--verify compares the logits of whole models: leave it out for heads")
     facts = target_facts(drafts_for, pre=source.pre)
-    outtype = target.outtype or HEAD_TYPE.lower()
-    output = None if target.output is None else target.output.expanduser()
-    if target.dry_run:
-        plan = plan_head(
-            folder, target=facts, kind=kind, outtype=outtype, allow_pickle=source.allow_pickle
-        )
-        print_plan(plan, plan.output_in(output), terminal, as_json=as_json)
-        return
-    with byte_progress(terminal, "converting") as progress:
-        report = convert_head(
-            folder,
-            output,
-            target=facts,
-            kind=kind,
-            outtype=outtype,
-            force=target.force,
-            allow_pickle=source.allow_pickle,
-            n_threads=target.threads,
-            progress=progress,
-        )
-    print_report(report, terminal, as_json=as_json, target=facts.summary())
+    settings |= {"outtype": target.outtype or HEAD_TYPE.lower(), "target": facts, "kind": kind}
+    return (
+        partial(plan_head, **settings),
+        partial(convert_head, **settings),
+        facts.summary(),
+    )

@@ -1,5 +1,4 @@
-"""Options of `specrun convert`: what is read, what a head drafts for, what is written, and how it
-is checked."""
+"""Options of `specrun convert`: the checkpoint, a head's target, the result and its check."""
 
 from __future__ import annotations
 
@@ -9,11 +8,11 @@ from pathlib import Path
 import click
 
 from specrun.bindings.errors import OptionError
-from specrun.cli.options.group import option, option_group
-from specrun.cli.options.types import ExistingFile
+from specrun.cli.options.group import Section, option_group
+from specrun.cli.options.types import FILE, PATH
 from specrun.runtime.methods import head_kinds
 
-_SOURCE, _HEAD, _RESULT = "Checkpoint", "Heads", "Result"
+_SOURCE, _HEAD, _RESULT = map(Section, ("Checkpoint", "Heads", "Result"))
 
 MODEL = "model"
 """The kind of what is no head."""
@@ -32,8 +31,7 @@ class SourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class HeadSettings:
-    """What kind of thing the checkpoint is, None to recognise it, and the model that a head drafts
-    for."""
+    """The kind of the checkpoint, None to recognise it, and the model that a head drafts for."""
 
     kind: str | None
     target: Path | None
@@ -41,8 +39,7 @@ class HeadSettings:
 
     @property
     def drafts_for(self) -> Path | None:
-        """The file or folder of the target, None where none is named; raises OptionError where two
-        are."""
+        """The file or folder of the target, None if none is named; raises OptionError for two."""
         if self.target is not None and self.target_model_dir is not None:
             raise OptionError(
                 "--target and --target-model-dir both name the target: give one of them"
@@ -67,96 +64,59 @@ class TargetSettings:
 source_options = option_group(
     "source",
     SourceSettings,
-    option(
+    _SOURCE.flag(
         "--allow-pickle",
-        section=_SOURCE,
-        is_flag=True,
-        help=(
-            "Open .bin and .pt weights where there are no safetensors, as tensors only: code in "
-            "them does not run."
-        ),
+        "Open .bin and .pt weights where there are no safetensors, as tensors only: code in them "
+        "does not run.",
     ),
-    option(
-        "--pre",
-        section=_SOURCE,
-        metavar="NAME",
+    _SOURCE.option(
+        "--pre NAME",
+        "llama.cpp's name of the way text is split before tokens are merged.",
         show_default="recognised from tokenizer.json",
-        help="llama.cpp's name of the way text is split before tokens are merged.",
     ),
 )
 
 head_options = option_group(
     "head",
     HeadSettings,
-    option(
+    _HEAD.option(
         "--kind",
-        section=_HEAD,
-        type=click.Choice(KINDS),
+        "What DIR holds; eagle is EAGLE-1, EAGLE-2 and HASS.",
+        click.Choice(KINDS),
         default=None,
         show_default="recognised",
-        help="What DIR holds; eagle is EAGLE-1, EAGLE-2 and HASS.",
     ),
-    option(
-        "--target",
-        section=_HEAD,
-        type=ExistingFile(),
-        metavar="FILE",
-        help="The GGUF file of the model that the heads draft for.",
-    ),
-    option(
-        "--target-model-dir",
-        section=_HEAD,
-        type=click.Path(path_type=Path),
-        metavar="DIR",
-        help="Instead, that model's checkpoint: config.json and tokenizer are enough.",
+    _HEAD.option("--target FILE", "The GGUF file of the model that the heads draft for.", FILE),
+    _HEAD.option(
+        "--target-model-dir DIR",
+        "Instead, that model's checkpoint: config.json and tokenizer are enough.",
+        PATH,
     ),
 )
 
 target_options = option_group(
     "target",
     TargetSettings,
-    option(
-        "-o",
-        "--output",
-        "--outfile",
-        section=_RESULT,
-        type=click.Path(path_type=Path),
-        metavar="FILE|FOLDER",
+    _RESULT.option(
+        "-o, --output, --outfile FILE|FOLDER",
+        "The file to write, or the folder for it.",
+        PATH,
         show_default="a name by the GGUF convention, here",
-        help="The file to write, or the folder for it.",
     ),
-    option(
-        "--outtype",
-        section=_RESULT,
+    _RESULT.option(
+        "--outtype TYPE",
+        "f32, f16, bf16, auto (what the checkpoint has), or any quantization: q8_0, q4_k_m, ...",
         default=None,
         show_default="f16, heads q8_0",
-        metavar="TYPE",
-        help=(
-            "f32, f16, bf16, auto (what the checkpoint has), or any quantization: q8_0, q4_k_m, ..."
-        ),
     ),
-    option("--force", section=_RESULT, is_flag=True, help="Overwrite the file if it is there."),
-    option(
-        "--dry-run", section=_RESULT, is_flag=True, help="Only print which tensor becomes which."
-    ),
-    option(
+    _RESULT.flag("--force", "Overwrite the file if it is there."),
+    _RESULT.flag("--dry-run", "Only print which tensor becomes which."),
+    _RESULT.option(
         "--verify/--no-verify",
-        section=_RESULT,
+        "Compare logits with transformers, where it is installed; the file appears only if they "
+        "agree.",
         default=None,
         show_default="up to 300M parameters",
-        help=(
-            "Compare logits with transformers, where it is installed; the file appears only if "
-            "they agree."
-        ),
     ),
-    option(
-        "-t",
-        "--threads",
-        section=_RESULT,
-        type=click.IntRange(0, 512),
-        metavar="N",
-        default=0,
-        show_default="one a core",
-        help="Threads of the quantizer and of the comparison.",
-    ),
+    _RESULT.threads("Threads of the quantizer and of the comparison."),
 )

@@ -1,5 +1,7 @@
-"""From -md, --spec-type and their companions to one drafter expression: there is one parser for
-all."""
+"""Drafter expressions of -md, --spec-type and the other options named as in llama.cpp.
+
+They are rewritten to the language of --drafter, so that there is one parser.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,11 @@ _SPEC_TYPES = {name: method.name for method in METHODS.values() for name in meth
 
 
 def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
-    """Return the drafter expression that the options ask for; with the demo, drafting is the
-    default."""
+    """Return the drafter expression of the options; with the demo, drafting is the default."""
     if settings.drafter is not None:
         if is_bare_auto(settings.drafter) and settings.model_draft is not None:
             _refuse_beside_drafter(dataclasses.replace(settings, model_draft=None))
-            member = _call(
-                draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo)
-            )
-            return auto_expression(member)
+            return auto_expression(_draft_call(settings, demo=demo))
         _refuse_beside_drafter(settings)
         return settings.drafter
     name = _method(settings.spec_type)
@@ -38,9 +36,7 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
     if name is None:
         name = "draft" if demo or settings.model_draft else "none"
     if name == "draft":
-        return _call(
-            draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo)
-        )
+        return _draft_call(settings, demo=demo)
     file = METHODS[name].file
     if file is not None and (file.needed or settings.model_draft is not None):
         return _call(name, settings, _file_argument(settings, demo=False))
@@ -52,8 +48,7 @@ def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
 
 
 def draft_kind(draft: Path | None) -> str:
-    """Return what drafts with a file: a model, a kind of heads, or NextN blocks without their
-    model."""
+    """Return what drafts with a file: a model, a kind of heads, or NextN blocks alone (mtp)."""
     if draft is None or not draft.is_file():
         return "draft"  # what is missing is reported where it is opened
     from specrun.bindings.gguf import read_header
@@ -67,8 +62,7 @@ def draft_kind(draft: Path | None) -> str:
 
 
 def is_bare_auto(drafter: str) -> bool:
-    """Whether a drafter expression leaves it to us what to choose from; then -md may stand beside
-    it."""
+    """Whether an expression is `auto` without members; then -md may stand beside it."""
     expression = parse_expression(drafter)
     return expression.atom == "auto" and not (expression.is_call or expression.count)
 
@@ -120,6 +114,11 @@ def _method(spec_type: str | None) -> str | None:
     return _SPEC_TYPES[name]
 
 
+def _draft_call(settings: DraftSettings, *, demo: bool) -> str:
+    """Return the call of what drafts with the file of -md."""
+    return _call(draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo))
+
+
 def _file_argument(settings: DraftSettings, *, demo: bool) -> list[str]:
     if settings.model_draft is not None:
         return [quoted(str(settings.model_draft))]
@@ -129,26 +128,20 @@ def _file_argument(settings: DraftSettings, *, demo: bool) -> list[str]:
 
 
 def _call(name: str, settings: DraftSettings, arguments: list[str]) -> str:
-    arguments = list(arguments)
-    if settings.spec_draft_n_max is not None:
-        _require_drafts(name, "--spec-draft-n-max")
-        if not METHODS[name].takes("n"):
+    trees, heads = "put nodes= or tree= into --drafter", "draft models and EAGLE heads"
+    given = (
+        ("n", "n-max", settings.spec_draft_n_max, f"is not known to {name}: {trees}"),
+        ("p_min", "p-min", settings.spec_draft_p_min, f"is about {heads}, not {name}"),
+    )
+    for parameter, suffix, value, refusal in given:
+        if value is None:
+            continue
+        option = f"--spec-draft-{suffix}"
+        if name == "none":
             raise click.UsageError(
-                f"--spec-draft-n-max is not known to {name}: put nodes= or tree= into --drafter"
+                f"{option} says nothing without a drafter: give -md, --drafter or --spec-type"
             )
-        arguments.append(f"n={settings.spec_draft_n_max}")
-    if settings.spec_draft_p_min is not None:
-        _require_drafts(name, "--spec-draft-p-min")
-        if not METHODS[name].takes("p_min"):
-            raise click.UsageError(
-                f"--spec-draft-p-min is about draft models and EAGLE heads, not {name}"
-            )
-        arguments.append(f"p_min={settings.spec_draft_p_min}")
+        if not METHODS[name].takes(parameter):
+            raise click.UsageError(f"{option} {refusal}")
+        arguments = [*arguments, f"{parameter}={value}"]
     return f"{name}({', '.join(arguments)})" if arguments else name
-
-
-def _require_drafts(name: str, option: str) -> None:
-    if name == "none":
-        raise click.UsageError(
-            f"{option} says nothing without a drafter: give -md, --drafter or --spec-type"
-        )

@@ -1,5 +1,9 @@
-"""Options that several commands share: declared once as a group, handed to the command as one
-object."""
+"""Declaring options for click: below a heading of the help, in groups that commands share.
+
+A `Section` declares options, `option_group` binds several to a decorator that hands their values to
+a command as one object, and `SectionedCommand` writes the help. All options may come from the
+environment.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,6 @@ from click.core import ParameterSource
 from click.types import OptionHelpExtra
 
 ENVIRONMENT_PREFIX = "SPECRUN"
-_SECTIONS = (
-    "Model",
-    "Prompt",
-    "Drafting",
-    "Sampling",
-    "Chat template",
-    "Context and devices",
-    "Output",
-    "Other",
-)
 CommandFunction: TypeAlias = Callable[..., None]
 Decorator: TypeAlias = Callable[[CommandFunction], CommandFunction]
 
@@ -38,7 +32,7 @@ class SectionedOption(click.Option):
     def __init__(
         self,
         *args: Any,  # noqa: ANN401 - click's
-        section: str = "Other",
+        section: str,
         old_names: Sequence[str] = (),
         **attributes: Any,  # noqa: ANN401 - click's
     ) -> None:
@@ -64,58 +58,123 @@ class SectionedOption(click.Option):
         return next((os.environ[name] for name in known if os.environ.get(name)), None)
 
     def get_help_extra(self, ctx: click.Context) -> OptionHelpExtra:
-        """Return what stands in brackets: the default. What is out of range says so when it is
-        given."""
+        """Return what the help puts in brackets: the default, not the range of valid values."""
         extra = super().get_help_extra(ctx)
         extra.pop("range", None)
         return extra
 
 
+class Section:
+    """A heading in the help; its methods return click's decorators for options below it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def option(
+        self,
+        usage: str,
+        help: str,
+        kind: click.ParamType[Any] | None = None,
+        *,
+        dest: str | None = None,
+        **attributes: Any,  # noqa: ANN401 - click's
+    ) -> Decorator:
+        """Declare an option by its usage as the help shows it, such as "-o, --output FILE".
+
+        The command gets the value as `dest`, otherwise by the first long name. A default is shown
+        unless `show_default` says more about it.
+        """
+        *names, last = usage.split(", ")
+        name, _, metavar = last.partition(" ")
+        attributes.setdefault("show_default", attributes.get("default") is not None or None)
+        return click.option(
+            *(*names, name, *([dest] if dest else [])),
+            cls=SectionedOption,
+            section=self.name,
+            type=kind,
+            metavar=metavar or None,
+            help=help,
+            **attributes,
+        )
+
+    def flag(self, usage: str, help: str, **attributes: Any) -> Decorator:  # noqa: ANN401 - click's
+        """Declare an option without a value."""
+        return self.option(usage, help, is_flag=True, **attributes)
+
+    def threads(self, help: str, *, usage: str = "-t, --threads N", most: int = 512) -> Decorator:
+        """Declare -t, by default one thread a core."""
+        kind = click.IntRange(0, most)
+        return self.option(usage, help, kind, default=0, show_default="one a core")
+
+
+MODEL, PROMPT, DRAFTING, SAMPLING = map(Section, ("Model", "Prompt", "Drafting", "Sampling"))
+TEMPLATE, EVALUATION = Section("Chat template"), Section("Context and devices")
+OUTPUT = Section("Output")
+_OTHER = "Other"
+_ORDER = [
+    *(known.name for known in (MODEL, PROMPT, DRAFTING, SAMPLING, TEMPLATE, EVALUATION, OUTPUT)),
+    _OTHER,
+]
+
+
 class SectionedCommand(click.Command):
-    """A command whose help lists its options by section, those that matter to most users first."""
+    """A command whose help lists its options by section.
+
+    Sections of its own come first, then those of `_ORDER`, which many commands have.
+    """
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, one definition list a section, the known ones in their usual order."""
+        """Write the options, one definition list a section."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                section = parameter.section if isinstance(parameter, SectionedOption) else "Other"
-                sections.setdefault(section, []).append(record)
-        known = [name for name in _SECTIONS if name in sections]
-        for name in [*(name for name in sections if name not in known), *known]:
+                name = parameter.section if isinstance(parameter, SectionedOption) else _OTHER
+                sections.setdefault(name, []).append(record)
+        for name in sorted(sections, key=_place):
             with formatter.section(name):
                 formatter.write_dl(sections[name], col_max=34)
 
 
-def option(*names: str, section: str, **attributes: Any) -> Decorator:  # noqa: ANN401 - click's
-    """Return click's option decorator for an option of a section."""
-    return click.option(*names, cls=SectionedOption, section=section, **attributes)
+def _place(section: str) -> int:
+    return _ORDER.index(section) if section in _ORDER else -1
 
 
 def option_group(keyword: str, build: Callable[..., object], *options: Decorator) -> Decorator:
-    """Return a decorator that adds options and passes `build(**their values)` to the command as
-    `keyword`."""
+    """Return a decorator that adds options; the command gets `build(**values)` as `keyword`."""
+
+    def probe() -> None: ...
+
+    # Only click knows by which names options hand on their values: declare them on a function.
+    for decorator in options:
+        decorator(probe)
+    parameters: list[click.Parameter] = probe.__click_params__  # type: ignore[attr-defined]
+    names = [known.name for known in parameters if known.expose_value and known.name]
 
     def decorate(command: CommandFunction) -> CommandFunction:
-        names = _names_of(options)
-
         @functools.wraps(command)
         def wrapper(*args: Any, **values: Any) -> None:  # noqa: ANN401 - whatever click passes
             own = {name: values.pop(name) for name in names}
             command(*args, **values, **{keyword: build(**own)})
 
-        decorated: CommandFunction = wrapper
-        for decorator in reversed(options):
-            decorated = decorator(decorated)
-        return decorated
+        return declare(*options)(wrapper)
+
+    return decorate
+
+
+def declare(*options: Decorator) -> Decorator:
+    """Return a decorator that adds options, or groups of them, in this order."""
+
+    def decorate(command: CommandFunction) -> CommandFunction:
+        for add in reversed(options):
+            command = add(command)
+        return command
 
     return decorate
 
 
 def outvoted(losers: Collection[str], *, by: Collection[str]) -> set[str]:
-    """Return the `losers` that come from the environment where one of `by` is given on the command
-    line."""
+    """Return the `losers` that come from the environment where one of `by` was typed."""
     context = click.get_current_context()
 
     def came_from(name: str, source: ParameterSource) -> bool:
@@ -124,15 +183,3 @@ def outvoted(losers: Collection[str], *, by: Collection[str]) -> set[str]:
     if not any(came_from(name, ParameterSource.COMMANDLINE) for name in by):
         return set()
     return {name for name in losers if came_from(name, ParameterSource.ENVIRONMENT)}
-
-
-def _names_of(options: tuple[Decorator, ...]) -> list[str]:
-    """Return the parameter names that options pass on, by declaring them on a function of no
-    use."""
-
-    def probe() -> None: ...
-
-    for decorator in options:
-        decorator(probe)
-    parameters: list[click.Parameter] = probe.__click_params__  # type: ignore[attr-defined]
-    return [parameter.name for parameter in parameters if parameter.expose_value and parameter.name]

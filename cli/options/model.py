@@ -9,16 +9,23 @@ from typing import Any
 import click
 
 from specrun.bindings.context_options import ContextOptions
-from specrun.cli.options.group import Decorator, option, option_group, outvoted
+from specrun.cli.options.group import (
+    DRAFTING,
+    EVALUATION,
+    MODEL,
+    TEMPLATE,
+    Decorator,
+    option_group,
+    outvoted,
+)
 from specrun.cli.options.rope import ROPE_OPTIONS, rope_scaling
-from specrun.cli.options.types import ExistingFile, LayerCountType
+from specrun.cli.options.types import FILE, MAX_COUNT, SHARE, LayerCountType
 from specrun.runtime.acceptance import build_rule, rule_names
 from specrun.runtime.methods import METHODS
 from specrun.runtime.offload import LayerCount
 from specrun.runtime.runtime import RuntimeOptions
 
-_MODEL, _DRAFTING, _EVALUATION, _CHAT = "Model", "Drafting", "Context and devices", "Chat template"
-_MAX_COUNT = 2**31 - 1
+MODEL_DRAFT = "-md, --model-draft, --draft-model"
 _MAX_THREADS = 1024
 _UNSET = {"model": None, "demo": False}
 _DEFAULTS = RuntimeOptions()
@@ -78,10 +85,10 @@ def _removed(name: str, advice: str) -> Decorator:
                 f"{name} was removed, here as in llama.cpp: use {advice}", context
             )
 
-    return option(
+    return DRAFTING.option(
         name,
-        f"removed_{name.strip('-').replace('-', '_')}",
-        section=_DRAFTING,
+        "",
+        dest=f"removed_{name.strip('-').replace('-', '_')}",
         hidden=True,
         expose_value=False,
         allow_from_autoenv=False,
@@ -121,126 +128,77 @@ def _draft_settings(**values: Any) -> DraftSettings:  # noqa: ANN401
 load_options = option_group(
     "load",
     _load_settings,
-    option("-m", "--model", section=_MODEL, type=ExistingFile(), help="The target: a GGUF file."),
-    option(
-        "--demo",
-        section=_MODEL,
-        is_flag=True,
-        help="The embedded target and drafter, instead of -m.",
-    ),
-    option(
-        "-c",
-        "--ctx-size",
-        section=_EVALUATION,
-        type=click.IntRange(0, _MAX_COUNT),
-        metavar="N",
+    MODEL.option("-m, --model", "The target: a GGUF file.", FILE),
+    MODEL.flag("--demo", "The embedded target and drafter, instead of -m."),
+    EVALUATION.option(
+        "-c, --ctx-size N",
+        "Context size in tokens; 0: what the model was trained with, which is also the most unless "
+        "positions are stretched (--rope-scale).",
+        click.IntRange(0, MAX_COUNT),
         default=_DEFAULTS.context.n_ctx,
-        show_default=True,
-        help="Context size in tokens; 0: what the model was trained with, which is also the most "
-        "unless positions are "
-        "stretched (--rope-scale).",
     ),
     *ROPE_OPTIONS,
-    option(
-        "-b",
-        "--batch-size",
-        section=_EVALUATION,
-        type=click.IntRange(1, _MAX_COUNT),
-        metavar="N",
+    EVALUATION.option(
+        "-b, --batch-size N",
+        "The most tokens of one evaluation.",
+        click.IntRange(1, MAX_COUNT),
         default=_DEFAULTS.context.n_batch,
-        show_default=True,
-        help="The most tokens of one evaluation.",
     ),
-    option(
-        "-ub",
-        "--ubatch-size",
-        section=_EVALUATION,
-        type=click.IntRange(1, _MAX_COUNT),
-        metavar="N",
+    EVALUATION.option(
+        "-ub, --ubatch-size N",
+        "The most tokens that are computed at once.",
+        click.IntRange(1, MAX_COUNT),
         default=_DEFAULTS.context.n_ubatch,
-        show_default=True,
-        help="The most tokens that are computed at once.",
     ),
-    option(
-        "-t",
-        "--threads",
-        section=_EVALUATION,
-        type=click.IntRange(-1, _MAX_THREADS),
-        metavar="N",
+    EVALUATION.option(
+        "-t, --threads N",
+        "Threads that evaluate single tokens.",
+        click.IntRange(-1, _MAX_THREADS),
         default=-1,
         show_default="one a core",
-        help="Threads that evaluate single tokens.",
     ),
-    option(
-        "-tb",
-        "--threads-batch",
-        section=_EVALUATION,
-        type=click.IntRange(-1, _MAX_THREADS),
-        metavar="N",
+    EVALUATION.option(
+        "-tb, --threads-batch N",
+        "Threads that evaluate prompts and drafts.",
+        click.IntRange(-1, _MAX_THREADS),
         default=-1,
         show_default="as -t",
-        help="Threads that evaluate prompts and drafts.",
     ),
-    option(
-        "-fa",
-        "--flash-attn",
-        section=_EVALUATION,
-        type=click.Choice(["on", "off", "auto"]),
+    EVALUATION.option(
+        "-fa, --flash-attn",
+        "Flash attention.",
+        click.Choice(["on", "off", "auto"]),
         default=_DEFAULTS.context.flash_attention,
-        show_default=True,
-        help="Flash attention.",
     ),
-    option(
-        "-ctk",
-        "--cache-type-k",
-        section=_EVALUATION,
-        metavar="TYPE",
-        default=_DEFAULTS.context.cache_type_k,
-        show_default=True,
-        help="Number type of the cached keys.",
+    *(
+        EVALUATION.option(
+            f"-ct{letter}, --cache-type-{letter} TYPE",
+            f"Number type of the cached {cached}.",
+            default=default,
+        )
+        for letter, cached, default in (
+            ("k", "keys", _DEFAULTS.context.cache_type_k),
+            ("v", "values", _DEFAULTS.context.cache_type_v),
+        )
     ),
-    option(
-        "-ctv",
-        "--cache-type-v",
-        section=_EVALUATION,
-        metavar="TYPE",
-        default=_DEFAULTS.context.cache_type_v,
-        show_default=True,
-        help="Number type of the cached values.",
+    *(
+        EVALUATION.option(
+            f"-ngl{short}, --gpu-layers{long}, --n-gpu-layers{long}",
+            f"Layers of the {model} on the GPU.",
+            LayerCountType(),
+            default=default,
+        )
+        for short, long, model, default in (
+            ("", "", "target", _DEFAULTS.n_gpu_layers),
+            ("d", "-draft", "draft model", _DEFAULTS.n_gpu_layers_draft),
+        )
     ),
-    option(
-        "-ngl",
-        "--gpu-layers",
-        "--n-gpu-layers",
-        section=_EVALUATION,
-        type=LayerCountType(),
-        default=_DEFAULTS.n_gpu_layers,
-        show_default=True,
-        help="Layers of the target on the GPU.",
-    ),
-    option(
-        "-ngld",
-        "--gpu-layers-draft",
-        "--n-gpu-layers-draft",
-        section=_EVALUATION,
-        type=LayerCountType(),
-        default=_DEFAULTS.n_gpu_layers_draft,
-        show_default=True,
-        help="Layers of the draft model on the GPU.",
-    ),
-    option(
+    EVALUATION.option(
         "--mmap/--no-mmap",
-        section=_EVALUATION,
+        "Map model files into memory instead of reading them.",
         default=_DEFAULTS.use_mmap,
-        show_default=True,
-        help="Map model files into memory instead of reading them.",
     ),
-    option(
-        "--mlock",
-        section=_EVALUATION,
-        is_flag=True,
-        help="Keep the target in RAM (not with --no-mmap).",
-    ),
+    EVALUATION.flag("--mlock", "Keep the target in RAM (not with --no-mmap)."),
 )
 
 
@@ -254,57 +212,38 @@ def _rules() -> str:
 draft_options = option_group(
     "draft",
     _draft_settings,
-    option(
-        "-md",
-        "--model-draft",
-        "--draft-model",
-        section=_DRAFTING,
-        type=ExistingFile(),
-        help="What drafts: a draft model, heads (Medusa, Hydra, EAGLE) or NextN blocks; short "
-        "for --drafter "
-        'KIND("FILE").',
+    DRAFTING.option(
+        MODEL_DRAFT,
+        "What drafts: a draft model, heads (Medusa, Hydra, EAGLE) or NextN blocks; short for "
+        '--drafter KIND("FILE").',
+        FILE,
     ),
-    option(
-        "--drafter",
-        section=_DRAFTING,
-        metavar="EXPR",
-        # each is a row
-        help=f"{', '.join(METHODS)}, with arguments as in draft(small.gguf, n=5).  "
+    DRAFTING.option(
+        "--drafter EXPR",
+        f"{', '.join(METHODS)}, with arguments as in draft(small.gguf, n=5).  "
         "[default: none; with --demo: draft]",
     ),
-    option(
-        "--spec-type",
-        section=_DRAFTING,
-        metavar="TYPE",
-        help="llama.cpp's name of a method: none, draft-simple, draft-eagle3, draft-mtp, "
-        "ngram-simple; "
+    DRAFTING.option(
+        "--spec-type TYPE",
+        "llama.cpp's name of a method: none, draft-simple, draft-eagle3, draft-mtp, ngram-simple; "
         "or prompt-lookup.",
     ),
-    option(
-        "--spec-draft-n-max",
-        "--num-draft-tokens",
-        section=_DRAFTING,
-        type=click.IntRange(1, 1024),
-        metavar="N",
-        help="The most tokens drafted in a round.  "
+    DRAFTING.option(
+        "--spec-draft-n-max, --num-draft-tokens N",
+        "The most tokens drafted in a round.  "
         "[default: the drafter's own: draft model 5, mtp 3, prompt-lookup 15]",
+        click.IntRange(1, 1024),
     ),
-    option(
-        "--spec-draft-p-min",
-        "--draft-p-min",
-        section=_DRAFTING,
-        type=click.FloatRange(0, 1),
-        metavar="P",
-        help="End a draft where the draft model is less certain than this.  [default: 0]",
+    DRAFTING.option(
+        "--spec-draft-p-min, --draft-p-min P",
+        "End a draft where the draft model is less certain than this.  [default: 0]",
+        SHARE,
     ),
-    option(
+    DRAFTING.option(
         "--reference",
-        section=_DRAFTING,
-        type=ExistingFile(),
-        help=(
-            "A text that answers may quote, read by prompt-lookup (which it implies) beside the "
-            "conversation."
-        ),
+        "A text that answers may quote, read by prompt-lookup (which it implies) beside the "
+        "conversation.",
+        FILE,
     ),
     _removed("--draft", "--spec-draft-n-max"),
     _removed("--draft-n", "--spec-draft-n-max"),
@@ -312,30 +251,15 @@ draft_options = option_group(
     _removed(
         "--draft-min", "--spec-draft-n-max for the length, --spec-draft-p-min to end drafts early"
     ),
-    option(
-        "--accept",
-        section=_DRAFTING,
-        metavar="RULE",
-        default=_DEFAULTS.accept,
-        show_default=True,
-        help=f"The acceptance rule: {_rules()}.",
-    ),
+    DRAFTING.option("--accept RULE", f"The acceptance rule: {_rules()}.", default=_DEFAULTS.accept),
 )
 
 template_options = option_group(
     "template",
     TemplateSettings,
-    option("--chat-template", section=_CHAT, metavar="JINJA", help="The text of a chat template."),
-    option(
-        "--chat-template-file",
-        section=_CHAT,
-        type=ExistingFile(),
-        help="A file with a chat template.",
-    ),
-    option(
-        "--no-chat-template",
-        section=_CHAT,
-        is_flag=True,
-        help="Continue plain text instead of using the model's chat template.",
+    TEMPLATE.option("--chat-template JINJA", "The text of a chat template."),
+    TEMPLATE.option("--chat-template-file", "A file with a chat template.", FILE),
+    TEMPLATE.flag(
+        "--no-chat-template", "Continue plain text instead of using the model's chat template."
     ),
 )

@@ -1,10 +1,9 @@
-"""From option values to an open runtime."""
+"""Opens a runtime by the values of -m, -md and the other options about models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import click
 
@@ -30,8 +29,7 @@ def open_runtime(
     params: SamplingParams,
     terminal: Terminal,
 ) -> Iterator[Runtime]:
-    """Load the models that the options name, and close them at the end; `params` choose among tuned
-    plans."""
+    """Load the models that the options name, until the end; `params` choose among tuned plans."""
     check_named(load)
     drafter = _tuned_expression(load, draft, params, terminal) or drafter_expression(
         draft, demo=load.demo
@@ -41,8 +39,8 @@ def open_runtime(
         "accept": draft.accept,
         "chat_template": template_text(template),
         "seed": None,
+        "reference": draft.reference,
     }
-    options["reference"] = draft.reference
     terminal.passing(f"loading {load.model or 'the embedded models'} ...")
     try:
         if load.model is not None:
@@ -61,15 +59,10 @@ def open_runtime(
 def _tuned_expression(
     load: LoadSettings, draft: DraftSettings, params: SamplingParams, terminal: Terminal
 ) -> str | None:
-    """Return what `specrun tune` found for this pair on this machine, if -md alone says how to
-    draft."""
+    """Return what `specrun tune` found for this pair here, if only -md says how to draft."""
     explicit = (draft.spec_type, draft.spec_draft_n_max, draft.spec_draft_p_min, draft.reference)
     choosing = draft.drafter is not None and is_bare_auto(draft.drafter)
-    if (
-        load.model is None
-        or draft.model_draft is None
-        or any(option is not None for option in explicit)
-    ):
+    if load.model is None or draft.model_draft is None or explicit != (None,) * 4:
         return None
     if draft.drafter is not None and not choosing:
         return None
@@ -96,26 +89,21 @@ def _tuned_expression(
 
 def template_text(template: TemplateSettings) -> str | None:
     """Return the text of the chat template that was asked for; None: the model's own."""
-    given = (
-        template.chat_template is not None,
-        template.chat_template_file is not None,
-        template.no_chat_template,
-    )
-    if sum(given) > 1:
+    text, file = template.chat_template, template.chat_template_file
+    if (text is not None) + (file is not None) + template.no_chat_template > 1:
         raise click.UsageError(
             "give one of --chat-template, --chat-template-file and --no-chat-template"
         )
     if template.no_chat_template:
         return PLAIN_TEMPLATE
-    if template.chat_template_file is not None:
-        return read_text(template.chat_template_file)
-    if template.chat_template is not None and "{" not in template.chat_template:
+    if file is not None:
+        return read_text(file)
+    if text is not None and "{" not in text:
         raise click.UsageError(
-            f"--chat-template {template.chat_template!r} is not Jinja text: there are no "
-            "built-in templates by name; "
+            f"--chat-template {text!r} is not Jinja text: there are no built-in templates by name; "
             "for a file use --chat-template-file"
         )
-    return template.chat_template
+    return text
 
 
 def check_sampling(params: SamplingParams, runtime: Runtime) -> None:
@@ -129,15 +117,12 @@ def check_sampling(params: SamplingParams, runtime: Runtime) -> None:
 
 
 def _require_demo_files() -> None:
-    missing: list[Path] = [
-        path for path in (demo_target(), *demo_drafters().values()) if not path.is_file()
-    ]
-    if missing:
-        raise FileMissingError(
-            f"the embedded models are not part of this installation ({missing[0].name} is "
-            "missing): "
-            "install specrun again, or name a model with -m"
-        )
+    for path in (demo_target(), *demo_drafters().values()):
+        if not path.is_file():
+            raise FileMissingError(
+                f"the embedded models are not part of this installation ({path.name} is missing): "
+                "install specrun again, or name a model with -m"
+            )
 
 
 def _warn_of_large_drafter(runtime: Runtime, terminal: Terminal) -> None:

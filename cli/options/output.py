@@ -1,6 +1,6 @@
-"""Options about what is shown: colour, logging, statistics. Used by every command.
+"""Options about what is shown (colour, logging, statistics), and the log they ask for.
 
-The log: silent by default, to stderr with -v, to a file with --log-file.
+The log is silent by default, goes to stderr with -v, and to a file with --log-file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 import click
 
 from specrun.bindings.errors import OptionError
-from specrun.cli.options.group import option, option_group
+from specrun.cli.options.group import OUTPUT, Decorator, Section, option_group
+from specrun.cli.options.types import NEW_FILE
 from specrun.cli.terminal.errors import set_verbosity
 from specrun.cli.terminal.terminal import ColorChoice, Terminal, one_line
 
@@ -72,9 +73,6 @@ def _file_handler(path: Path) -> logging.Handler:
         ) from error
 
 
-_SECTION = "Output"
-
-
 @dataclass(frozen=True, slots=True)
 class AnswerDisplay:
     """What is shown of an answer beside its text."""
@@ -95,48 +93,42 @@ def _open_terminal(
 terminal_options = option_group(
     "terminal",
     _open_terminal,
-    option(
-        "-co",
-        "--color",
-        section=_SECTION,
-        type=click.Choice(["on", "off", "auto"]),
+    OUTPUT.option(
+        "-co, --color",
+        "Colours; auto: on terminals, and as NO_COLOR and FORCE_COLOR say.",
+        click.Choice(["on", "off", "auto"]),
         default="auto",
-        show_default=True,
-        help="Colours; auto: on terminals, and as NO_COLOR and FORCE_COLOR say.",
     ),
-    option(
-        "-v",
-        "--verbose",
-        section=_SECTION,
+    OUTPUT.option(
+        "-v, --verbose",
+        "Log to stderr; -vv logs llama.cpp too, and shows tracebacks.",
         count=True,
-        help="Log to stderr; -vv logs llama.cpp too, and shows tracebacks.",
     ),
-    option(
-        "-q", "--quiet", section=_SECTION, is_flag=True, help="Only answers, warnings and errors."
-    ),
-    option(
-        "--log-file",
-        section=_SECTION,
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Append the log, llama.cpp's too, to a file.",
-    ),
+    OUTPUT.flag("-q, --quiet", "Only answers, warnings and errors."),
+    OUTPUT.option("--log-file FILE", "Append the log, llama.cpp's too, to a file.", NEW_FILE),
 )
+
+
+def json_option(help: str = "Print one JSON object.", section: Section = OUTPUT) -> Decorator:
+    """Return --json, which the command gets as `as_json`."""
+    return section.flag("--json", help, dest="as_json")
+
+
+def check_plot(plot: Path | None) -> None:
+    """Raise before the work what drawing to this file would raise after it."""
+    if plot is not None:
+        from specrun.bench.plots import check_plot_file
+
+        check_plot_file(plot)
+
 
 answer_display_options = option_group(
     "display",
     AnswerDisplay,
-    option(
+    OUTPUT.option(
         "--show-timings/--no-show-timings",
-        section=_SECTION,
+        "A line of statistics after each answer. tok/s of gen leaves out the prompt's time.",
         default=True,
-        show_default=True,
-        help="A line of statistics after each answer. tok/s of gen leaves out the prompt's time.",
     ),
-    option(
-        "--show-draft",
-        section=_SECTION,
-        is_flag=True,
-        help="Show accepted drafted tokens in cyan (with colours).",
-    ),
+    OUTPUT.flag("--show-draft", "Show accepted drafted tokens in cyan (with colours)."),
 )

@@ -1,6 +1,6 @@
-"""Where a prompt comes from: -p, -f, or a pipe; and the system prompt, -sys or -sysf.
+"""Prompts from -p, -f or a pipe, system prompts from -sys or -sysf, and the target of -m or --demo.
 
-The target that options name: a file, or the embedded one.
+Commands that measure take several prompts (`prompts_option`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import click
 
-from specrun.cli.options.group import Decorator, option, option_group
+from specrun.cli.options.group import PROMPT, TEMPLATE, Decorator, Section, option_group
 from specrun.cli.options.model import LoadSettings
-from specrun.cli.options.types import ExistingFile
+from specrun.cli.options.types import FILE
 from specrun.cli.terminal.paths import MAX_TEXT_BYTES, decode_text, read_text, require_file
 
-_PROMPT, _CHAT = "Prompt", "Chat template"
+_ASK = "give -m FILE, or --demo for the embedded models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,50 +30,35 @@ class PromptSettings:
 prompt_options = option_group(
     "prompt",
     PromptSettings,
-    option(
-        "-p", "--prompt", section=_PROMPT, metavar="TEXT", help="The prompt; -: read it from stdin."
-    ),
-    option(
-        "-f", "--file", section=_PROMPT, type=ExistingFile(), help="Read the prompt from a file."
-    ),
+    PROMPT.option("-p, --prompt TEXT", "The prompt; -: read it from stdin."),
+    PROMPT.option("-f, --file", "Read the prompt from a file.", FILE),
 )
 
 
-def no_template_option(section: str) -> Decorator:
+def prompts_option(section: Section, help: str = "A prompt; repeatable.") -> Decorator:
+    """Return -p of commands that have prompts answered to measure something."""
+    return section.option("-p, --prompt TEXT", help, multiple=True)
+
+
+def no_template_option(section: Section) -> Decorator:
     """Return --no-chat-template of commands that have prompts answered to measure something."""
-    return option(
-        "--no-chat-template",
-        section=section,
-        is_flag=True,
-        help="Continue the prompts as text, even if the model has a chat template.",
-    )
+    help = "Continue the prompts as text, even if the model has a chat template."
+    return section.flag("--no-chat-template", help)
 
 
 def _read_system_prompt(system_prompt: str | None, system_prompt_file: Path | None) -> str | None:
     if system_prompt is not None and system_prompt_file is not None:
         raise click.UsageError("give one of -sys and -sysf")
     if system_prompt_file is not None:
-        return _without_last_newline(read_text(system_prompt_file))
+        return read_prompt_file(system_prompt_file)
     return system_prompt
 
 
 system_prompt_options = option_group(
     "system",
     _read_system_prompt,
-    option(
-        "-sys",
-        "--system-prompt",
-        section=_CHAT,
-        metavar="TEXT",
-        help="What the model is told first.",
-    ),
-    option(
-        "-sysf",
-        "--system-prompt-file",
-        section=_CHAT,
-        type=ExistingFile(),
-        help="The same, from a file.",
-    ),
+    TEMPLATE.option("-sys, --system-prompt TEXT", "What the model is told first."),
+    TEMPLATE.option("-sysf, --system-prompt-file", "The same, from a file.", FILE),
 )
 
 
@@ -82,7 +67,7 @@ def read_prompt(settings: PromptSettings) -> str:
     if settings.prompt is not None and settings.file is not None:
         raise click.UsageError("give one of -p and -f")
     if settings.file is not None:
-        return _without_last_newline(read_text(settings.file))
+        return read_prompt_file(settings.file)
     if settings.prompt is not None and settings.prompt != "-":
         return settings.prompt
     if settings.prompt is None and sys.stdin.isatty():
@@ -91,24 +76,24 @@ def read_prompt(settings: PromptSettings) -> str:
     return _without_last_newline(decode_text(data, "the standard input"))
 
 
+def read_prompt_file(path: Path) -> str:
+    """Return the text of a file without one newline at its end, as llama.cpp does."""
+    return _without_last_newline(read_text(path))
+
+
 def _without_last_newline(text: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def named_target(
-    load: LoadSettings, *, ask: str = "give -m FILE, or --demo for the embedded models"
-) -> Path:
-    """Return the file of -m, or the embedded target's where --demo is given; `ask` is said where
-    neither is."""
+def named_target(load: LoadSettings, *, ask: str = _ASK) -> Path:
+    """Return the file of -m, or the embedded target's with --demo; `ask` is said if neither is."""
     from specrun.runtime.demo import demo_target
 
     check_named(load, ask=ask)
     return require_file(load.model or demo_target())
 
 
-def check_named(
-    load: LoadSettings, *, ask: str = "give -m FILE, or --demo for the embedded models"
-) -> None:
+def check_named(load: LoadSettings, *, ask: str = _ASK) -> None:
     """Raise UsageError unless exactly one of -m and --demo is given."""
     if load.demo == (load.model is not None):
         problem = "--demo and -m exclude each other" if load.demo else "no model is given"

@@ -1,5 +1,4 @@
-"""Options that stretch positions beyond the context that a model was trained for, named as in
-llama.cpp."""
+"""RoPE scaling options: stretch positions beyond the trained context, named as in llama.cpp."""
 
 from __future__ import annotations
 
@@ -9,80 +8,42 @@ import click
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.rope_scaling import RopeScaling
-from specrun.cli.options.group import Decorator, option
-
-_SECTION = "Context and devices"
-_FIELDS = (
-    "yarn_orig_ctx",
-    "yarn_ext_factor",
-    "yarn_attn_factor",
-    "yarn_beta_slow",
-    "yarn_beta_fast",
-)
+from specrun.cli.options.group import EVALUATION, Decorator
 
 
-def _yarn_number(name: str, what: str) -> Decorator:
-    return option(
-        name,
-        section=_SECTION,
-        type=float,
-        metavar="X",
-        default=-1.0,
-        show_default="the model's",
-        help=what,
-    )
+def _option(usage: str, help: str, kind: click.ParamType[Any], **attributes: Any) -> Decorator:  # noqa: ANN401 - click's
+    return EVALUATION.option(usage, help, kind, show_default="the model's", **attributes)
 
 
 ROPE_OPTIONS: tuple[Decorator, ...] = (
-    option(
+    _option(
         "--rope-scaling",
-        section=_SECTION,
-        type=click.Choice(["none", "linear", "yarn"]),
-        show_default="the model's",
-        help=(
-            "How rotary positions are stretched for contexts longer than the model was trained for."
-        ),
+        "How rotary positions are stretched for contexts longer than the model was trained for.",
+        click.Choice(["none", "linear", "yarn"]),
     ),
-    option(
-        "--rope-scale",
-        section=_SECTION,
-        type=float,
-        metavar="X",
-        show_default="the model's",
-        help=(
-            "How many times longer the context becomes; -c may then exceed what the model was "
-            "trained for."
-        ),
+    _option(
+        "--rope-scale X",
+        "How many times longer the context becomes; -c may then exceed what the model was trained "
+        "for.",
+        click.FLOAT,
     ),
-    option(
-        "--rope-freq-base",
-        section=_SECTION,
-        type=float,
-        metavar="X",
+    _option(
+        "--rope-freq-base X",
+        "Base of the rotary frequencies; a larger one stretches positions too.",
+        click.FLOAT,
         default=0.0,
-        show_default="the model's",
-        help="Base of the rotary frequencies; a larger one stretches positions too.",
     ),
-    option(
-        "--rope-freq-scale",
-        section=_SECTION,
-        type=float,
-        metavar="X",
-        help="Short for --rope-scale of 1/X, as 0.5.",
+    EVALUATION.option("--rope-freq-scale X", "Short for --rope-scale of 1/X, as 0.5.", click.FLOAT),
+    _option("--yarn-orig-ctx N", "The context that YaRN stretches.", click.INT, default=0),
+    *(
+        _option(f"--yarn-{name} X", help, click.FLOAT, default=-1.0)
+        for name, help in (
+            ("ext-factor", "YaRN's mix of interpolation (0) and extrapolation (1)."),
+            ("attn-factor", "YaRN's scale of attention."),
+            ("beta-slow", "YaRN: rotations up to which frequencies are interpolated."),
+            ("beta-fast", "YaRN: rotations from which frequencies are kept."),
+        )
     ),
-    option(
-        "--yarn-orig-ctx",
-        section=_SECTION,
-        type=int,
-        metavar="N",
-        default=0,
-        show_default="the model's",
-        help="The context that YaRN stretches.",
-    ),
-    _yarn_number("--yarn-ext-factor", "YaRN's mix of interpolation (0) and extrapolation (1)."),
-    _yarn_number("--yarn-attn-factor", "YaRN's scale of attention."),
-    _yarn_number("--yarn-beta-slow", "YaRN: rotations up to which frequencies are interpolated."),
-    _yarn_number("--yarn-beta-fast", "YaRN: rotations from which frequencies are kept."),
 )
 
 
@@ -90,7 +51,7 @@ def rope_scaling(values: dict[str, Any]) -> RopeScaling:
     """Take the options' values out of `values`, and return what they ask for."""
     kind, scale = values.pop("rope_scaling"), values.pop("rope_scale")
     base, freq_scale = values.pop("rope_freq_base"), values.pop("rope_freq_scale")
-    others = {name: values.pop(name) for name in _FIELDS}
+    others = {name: values.pop(name) for name in list(values) if name.startswith("yarn_")}
     if scale is not None and freq_scale is not None:
         raise click.UsageError(
             "--rope-scale and --rope-freq-scale say the same thing: give one of them"

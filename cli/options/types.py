@@ -1,13 +1,10 @@
-"""Kinds of option values beyond numbers and texts.
-
-Option values that are lists: `a,b`, or the option repeated, as in llama-bench.
-"""
+"""Types of option values: files, -ngl, logit biases, lists of numbers as in llama-bench, sizes."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 from click.shell_completion import CompletionItem
@@ -19,6 +16,8 @@ if TYPE_CHECKING:
     from specrun.runtime.offload import LayerCount
 
 _LOGIT_BIAS = re.compile(r"(\d+)([+-])(inf|\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)", re.IGNORECASE)
+_Parameter: TypeAlias = click.Parameter | None
+_Context: TypeAlias = click.Context | None
 
 
 class ExistingFile(click.ParamType[Path]):
@@ -26,7 +25,7 @@ class ExistingFile(click.ParamType[Path]):
 
     name = "FILE"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:  # noqa: ANN401
+    def convert(self, value: Any, param: _Parameter, ctx: _Context) -> Path:  # noqa: ANN401
         """Return the path of an existing file."""
         return require_file(Path(value).expanduser())
 
@@ -37,18 +36,21 @@ class ExistingFile(click.ParamType[Path]):
         return [CompletionItem(incomplete, type="file")]
 
 
+FILE = ExistingFile()
+NEW_FILE = click.Path(dir_okay=False, path_type=Path)
+PATH = click.Path(path_type=Path)
+MAX_COUNT = 2**31 - 1
+SHARE = click.FloatRange(0, 1)
+SHARE_BELOW_ONE = click.FloatRange(0, 1, max_open=True)
+
+
 class LayerCountType(click.ParamType["LayerCount"]):
     """The value of -ngl: a number, "auto" or "all"."""
 
     name = "N|auto|all"
 
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> LayerCount:
-        """Return the count, or the word."""
+    def convert(self, value: Any, param: _Parameter, ctx: _Context) -> LayerCount:  # noqa: ANN401
+        """Return the count, or the name."""
         from specrun.runtime.offload import parse_layer_count
 
         try:
@@ -65,12 +67,7 @@ class LogitBiasType(click.ParamType[tuple[int, float]]):
 
     name = "ID(+/-)BIAS"
 
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> tuple[int, float]:
+    def convert(self, value: Any, param: _Parameter, ctx: _Context) -> tuple[int, float]:  # noqa: ANN401
         """Return the token id and the bias."""
         try:
             return parse_logit_bias(str(value))
@@ -102,12 +99,7 @@ class CountListType(click.ParamType[tuple[int, ...]]):
 
     name = "N,N"
 
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> tuple[int, ...]:
+    def convert(self, value: Any, param: _Parameter, ctx: _Context) -> tuple[int, ...]:  # noqa: ANN401
         """Return the numbers."""
         if isinstance(value, tuple):
             return value
@@ -125,12 +117,7 @@ class NumberListType(click.ParamType[tuple[float, ...]]):
 
     name = "X,X"
 
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> tuple[float, ...]:
+    def convert(self, value: Any, param: _Parameter, ctx: _Context) -> tuple[float, ...]:  # noqa: ANN401
         """Return the numbers."""
         if isinstance(value, tuple):
             return value
@@ -148,14 +135,31 @@ class ParametersType(click.ParamType[int]):
 
     name = "N"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
+    def convert(self, value: Any, param: _Parameter, ctx: _Context) -> int:  # noqa: ANN401
         """Return the count."""
         if isinstance(value, int):
             return value
         from specrun.bench.drafters.padding import parse_parameters
-        from specrun.bindings.errors import OptionError
 
         try:
             return parse_parameters(str(value))
+        except OptionError as error:
+            self.fail(str(error), param, ctx)
+
+
+class TensorTypeParameter(click.ParamType[tuple[str, str]]):
+    """The value of --tensor-type: a regular expression and a tensor type."""
+
+    name = "RE=TYPE"
+
+    def convert(self, value: Any, param: _Parameter, ctx: _Context) -> tuple[str, str]:  # noqa: ANN401
+        """Return the expression and the type."""
+        pattern, equals, kind = str(value).rpartition("=")
+        if not equals or not pattern or not kind:
+            self.fail(f"{value!r} is not RE=TYPE, such as attn_v=Q8_0", param, ctx)
+        from specrun.convert.quantize import known_tensor_type
+
+        try:
+            return pattern, known_tensor_type(kind)
         except OptionError as error:
             self.fail(str(error), param, ctx)

@@ -1,7 +1,4 @@
-"""Shows an answer while it is made, and stops it on Ctrl-C without losing what was said.
-
-The line of statistics below an answer.
-"""
+"""Answers on the screen: streamed, stopped by Ctrl-C without loss, with statistics below."""
 
 from __future__ import annotations
 
@@ -70,18 +67,14 @@ def context_full(answer: Answer, max_tokens: int | None, runtime: Runtime) -> st
     result = answer.result
     if result.finish_reason != "length" or result.usage.completion_tokens == max_tokens:
         return None
+    advice = "the model was trained for no more (--rope-scaling yarn --rope-scale 2 stretches it)"
     if runtime.n_ctx < runtime.model.n_ctx_train or runtime.options.context.rope.stretches:
         advice = "a larger -c gives more room"
-    else:
-        advice = (
-            "the model was trained for no more (--rope-scaling yarn --rope-scale 2 stretches it)"
-        )
     return f"The context of {runtime.n_ctx:,} tokens is full, so the answer ends here; {advice}."
 
 
 def statistics_line(result: GenerationResult, trained: int | None = None) -> str:
-    """Return prompt, generation and drafting of one answer in one line; "-" where nothing was
-    counted.
+    """Return prompt, generation and drafting of an answer in one line; "-" stands for no figure.
 
     The prompt's rate counts the tokens that were evaluated (not the cached ones), the generation's
     leaves out the time of the prompt. `trained` is the context that the model was trained for: more
@@ -89,18 +82,15 @@ def statistics_line(result: GenerationResult, trained: int | None = None) -> str
     """
     usage, stats = result.usage, result.stats
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
+    accepted = ""
+    if stats.acceptance_rate is not None:
+        accepted = f"{stats.accepted}/{stats.drafted} accepted {stats.acceptance_rate:.1%}"
     parts = [
         f"prompt {usage.prompt_tokens} tok{cached} {_rate(stats.prompt_tokens_per_second)}",
         f"gen {usage.completion_tokens} tok {_rate(stats.tokens_per_second)}",
-        f"draft {stats.accepted}/{stats.drafted} accepted {stats.acceptance_rate:.1%}"
-        if stats.acceptance_rate is not None
-        else "draft -",
-        "- tok/round"
-        if stats.mean_accepted_length is None
-        else f"{stats.mean_accepted_length:.2f} tok/round",
-        "TTFT -"
-        if stats.time_to_first_token_s is None
-        else f"TTFT {stats.time_to_first_token_s:.2f} s",
+        f"draft {accepted or '-'}",
+        f"{_figure(stats.mean_accepted_length, '.2f')} tok/round",
+        f"TTFT {_figure(stats.time_to_first_token_s, '.2f', ' s')}",
     ]
     if "choices" in stats.drafting:
         parts.append(_choices(stats.drafting))
@@ -112,7 +102,11 @@ def statistics_line(result: GenerationResult, trained: int | None = None) -> str
 
 
 def _rate(value: float | None) -> str:
-    return "- tok/s" if value is None else f"{value:.1f} tok/s"
+    return f"{_figure(value, '.1f')} tok/s"
+
+
+def _figure(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"
 
 
 def _choices(drafting: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The one place where errors become a sentence on stderr and an exit code.
+"""Errors of all commands: each becomes a sentence on stderr and an exit code.
 
 0 ok · 1 failure · 2 usage · 3 bad model or file · 4 pair that does not fit · 5 out of memory, or a
 prompt larger than the context · 130 interrupted. A closed stdout (`| head`) ends quietly with 0.
@@ -23,8 +23,7 @@ _VERBOSITY_KEY = "specrun.verbosity"
 
 
 class ReportedError(click.ClickException):
-    """An error as the user sees it; messages may quote files, so control characters are taken
-    out."""
+    """An error as the user sees it, without control characters that a quoted file may hold."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(printable(message))
@@ -32,8 +31,7 @@ class ReportedError(click.ClickException):
 
 
 def set_verbosity(verbosity: int) -> None:
-    """Remember for the running command whether unexpected errors show their traceback (2 or
-    more)."""
+    """Remember for the running command whether unexpected errors show a traceback (from 2 on)."""
     click.get_current_context().meta[_VERBOSITY_KEY] = verbosity
 
 
@@ -57,14 +55,13 @@ def reported_errors(context: click.Context) -> Iterator[None]:
     except OSError as error:
         raise ReportedError(_noted(_sentence(error), error), 1) from error
     except Exception as error:
+        hint = "this is a mistake in specrun"
         if context.meta.get(_VERBOSITY_KEY, 0) >= 2:
             traceback.print_exc()
-            hint = "this is a mistake in specrun"
         else:
-            hint = "this is a mistake in specrun; run with -vv for the traceback"
-        raise ReportedError(
-            _noted(f"{type(error).__name__}: {error} ({hint})", error), 1
-        ) from error
+            hint += "; run with -vv for the traceback"
+        message = f"{type(error).__name__}: {error} ({hint})"
+        raise ReportedError(_noted(message, error), 1) from error
 
 
 def _sentence(error: OSError) -> str:
@@ -78,8 +75,7 @@ def _noted(message: str, error: BaseException) -> str:
 
 
 def _forget_streams() -> None:
-    """Point stdout and stderr at nothing: Python's flush at exit would complain about the closed
-    pipe."""
+    """Point stdout and stderr at nothing: Python's flush at exit would complain of the pipe."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -12,8 +12,7 @@ MAX_TEXT_BYTES = 64 * 1024 * 1024
 
 
 def require_file(path: Path) -> Path:
-    """Return `path` if it is there; raises FileMissingError with near names of the same folder
-    otherwise."""
+    """Return `path` if it is there; raises FileMissingError with near names of its folder."""
     if path.is_dir():
         raise FileMissingError(f"{_shown(path)} is a folder{_files_in(path)}")
     if not path.exists():
@@ -39,8 +38,7 @@ def read_text(path: Path) -> str:
 
 
 def decode_text(data: bytes, source: str) -> str:
-    """Return UTF-8 bytes as text; raises ModelError naming `source` if they are not, or too
-    many."""
+    """Return UTF-8 bytes as text; raises ModelError naming `source` for others, or too many."""
     if len(data) > MAX_TEXT_BYTES:
         raise ModelError(
             f"{source} holds more than {MAX_TEXT_BYTES // 2**20} MiB of text, more than any context"

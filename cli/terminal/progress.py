@@ -1,46 +1,85 @@
-"""A bar for long work: shown on a screen, nothing elsewhere.
+"""Progress of long work on the screen: bars of rich, and a line that replaces itself.
 
-One line of progress that replaces itself: a bar, how much, and how long it will take. Screens only.
-
-A bar that counts bytes, with speed and time left: on screens only.
+Nothing is shown where nobody looks: with --quiet, or where stderr is no terminal.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from specrun.cli.terminal.table import duration_text
 from specrun.cli.terminal.terminal import Terminal
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+
+_WIDTH = 24
+
+
+@contextmanager
+def screen_bar(
+    terminal: Terminal, columns: Callable[[], Sequence[ProgressColumn]], *, transient: bool = True
+) -> Iterator[Progress | None]:
+    """Yield a bar of rich with these columns, which are only made for a screen; otherwise None."""
+    if terminal.quiet or not terminal.notes_on_screen:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True, no_color=not terminal.color_notes, highlight=False)
+    with Progress(*columns(), console=console, transient=transient) as bar:
+        yield bar
 
 
 @contextmanager
 def progress_bar(terminal: Terminal, first: str) -> Iterator[Callable[[str, float], None]]:
     """Yield what shows a step and the share that is done; `first` is shown until it is called."""
-    if terminal.quiet or not terminal.notes_on_screen:
-        yield lambda _what, _share: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f} %"),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    console = Console(stderr=True, no_color=not terminal.color_notes, highlight=False)
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(first, total=1.0)
+    def columns() -> list[ProgressColumn]:
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+
+        percentage = TextColumn("{task.percentage:3.0f} %")
+        what = TextColumn("{task.description}", markup=False)
+        return [BarColumn(), percentage, TimeElapsedColumn(), what]
+
+    with screen_bar(terminal, columns) as bar:
+        task = None if bar is None else bar.add_task(first, total=1.0)
 
         def report(what: str, share: float) -> None:
-            bar.update(task, description=what, completed=share)
+            if bar is not None and task is not None:
+                bar.update(task, description=what, completed=share)
 
         yield report
 
 
-_WIDTH = 24
+@contextmanager
+def byte_progress(terminal: Terminal, what: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield what shows the bytes done and the bytes in all, with speed and time left."""
+
+    def columns() -> list[ProgressColumn]:
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        text, size = TextColumn("{task.description}"), DownloadColumn(binary_units=True)
+        return [text, BarColumn(), size, TransferSpeedColumn(), TimeRemainingColumn()]
+
+    with screen_bar(terminal, columns) as bar:
+        task = None if bar is None else bar.add_task(what, total=None)
+
+        def report(done: int, total: int) -> None:
+            if bar is not None and task is not None:
+                bar.update(task, completed=done, total=total)
+
+        yield report
 
 
 class ProgressLine:
@@ -63,37 +102,3 @@ class ProgressLine:
     def close(self) -> None:
         """Take the line away."""
         self._terminal.passing("")
-
-
-@contextmanager
-def byte_progress(terminal: Terminal, what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield what shows the bytes done and the bytes in all; nothing is shown where nobody would see
-    it."""
-    if terminal.quiet or not terminal.notes_on_screen:
-        yield lambda _done, _total: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True, no_color=not terminal.color_notes, highlight=False)
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-
-        def report(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        yield report

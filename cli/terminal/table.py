@@ -1,7 +1,4 @@
-"""Facts and tables on stdout: framed on a screen, plain aligned text in a pipe.
-
-Large numbers and durations as people read them.
-"""
+"""Tables on stdout, framed on a screen and aligned text in a pipe; counts, sizes, durations."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where commands write: answers to stdout, everything else to stderr, coloured where that helps.
+"""Terminal output: answers to stdout, everything else to stderr, coloured where that helps.
 
-Text that is safe to show: model output and file metadata may carry terminal control codes.
+Model output and file metadata may carry terminal control codes, which are taken out.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ class Terminal:
     # -- stdout ------------------------------------------------------------------------------------
 
     def answer(self, text: str, style: Style = "plain") -> None:
-        """Write a piece of model text or JSON to stdout at once: raw into a pipe, harmless on a
-        screen."""
+        """Write model text or JSON to stdout at once: raw into a pipe, harmless on a screen."""
         if self.answers_on_screen:
             text = printable(text)
         if text:

@@ -6,23 +6,13 @@ import click
 
 from specrun.cli.lazy_group import LazyCommand, LazyGroup
 
-_COMMANDS = {
-    "medusa": LazyCommand(
-        "specrun.cli.train.medusa", "medusa", "Heads that guess the next tokens at once."
-    ),
-    "hydra": LazyCommand(
-        "specrun.cli.train.hydra", "hydra", "Medusa's heads that see each other's tokens."
-    ),
-    "eagle": LazyCommand(
-        "specrun.cli.train.eagle", "eagle", "A layer that predicts hidden states."
-    ),
-    "eagle3": LazyCommand(
-        "specrun.cli.train.eagle", "eagle3", "A layer that reads three of the target's."
-    ),
-    "drafter": LazyCommand(
-        "specrun.cli.train.drafter", "drafter", "A small model, taught by the target."
-    ),
-}
+_COMMANDS = (
+    LazyCommand("specrun.cli.train.heads", "medusa", "Heads that guess the next tokens at once."),
+    LazyCommand("specrun.cli.train.heads", "hydra", "Medusa's heads that see each other's tokens."),
+    LazyCommand("specrun.cli.train.heads", "eagle", "A layer that predicts hidden states."),
+    LazyCommand("specrun.cli.train.heads", "eagle3", "A layer that reads three of the target's."),
+    LazyCommand("specrun.cli.train.drafter", "drafter", "A small model, taught by the target."),
+)
 
 _EPILOG = """\b
 Examples:

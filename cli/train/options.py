@@ -1,55 +1,43 @@
-"""Options that all trainers share: what to train on, for how long, where, and what becomes of it.
+"""Options of the trainers: data, steps, device and result; for heads also the target's states.
 
-Options of heads: where the target's hidden states come from, and whose answers they belong to.
+`train_command` makes a command that has those of all trainers and hands them on as one `TrainJob`.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
-from specrun.cli.options.group import option, option_group
-from specrun.cli.options.types import ExistingFile
+from specrun.cli.options.group import (
+    OUTPUT,
+    CommandFunction,
+    Decorator,
+    Section,
+    SectionedCommand,
+    declare,
+    option_group,
+)
+from specrun.cli.options.output import json_option, terminal_options
+from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE, PATH, SHARE_BELOW_ONE
+from specrun.cli.terminal.terminal import Terminal
 
-_DATA, _RUN, _DEVICE, _OUTPUT = "Target and data", "Training", "Device and memory", "Output"
-_COUNT = click.IntRange(1, 2**31 - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainSource:
-    """What is trained on."""
-
-    target: Path
-    data: tuple[Path, ...]
-    max_length: int
-    held_out: float
-
-
-@dataclass(frozen=True, slots=True)
-class TrainRun:
-    """For how long and how fast, and on what device."""
-
-    epochs: int
-    steps: int | None
-    batch_tokens: int
-    learning_rate: float | None
-    warmup: float
-    measures: int
-    seed: int
-    device: str
-    precision: str
-    threads: int
-    save_every: float
-    resume: bool
+DATA = Section("Target and data")
+_RUN, _DEVICE = Section("Training"), Section("Device and memory")
+_STATES, _ANSWERS = Section("Target's states"), Section("Self-distillation")
+_COUNT = click.IntRange(1, MAX_COUNT)
+WHOSE_ANSWERS = click.Choice(["given", "target"])
+_FIELDS = {"batch_tokens": "tokens_per_batch", "save_every": "save_seconds", "threads": "n_threads"}
+"""Fields of `train.trainer.run.TrainingRun` by the option that gives them, where names differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What becomes of it."""
+    """What becomes of what was trained."""
 
     output: Path
     gguf: Path | None
@@ -59,263 +47,185 @@ class TrainResult:
     as_json: bool
 
 
-Cache = Literal["auto", "yes", "no"]
+@dataclass(frozen=True, slots=True)
+class TrainJob:
+    """What the options of all trainers say: `settings` are the fields of a `TrainingRun`."""
 
-train_source_options = option_group(
-    "source",
-    TrainSource,
-    option(
-        "--target",
-        section=_DATA,
-        type=click.Path(path_type=Path),
-        required=True,
-        metavar="DIR",
-        help="The target: a Hugging Face folder (config.json, safetensors, tokenizer.json).",
-    ),
-    option(
-        "--data",
-        section=_DATA,
-        type=ExistingFile(),
-        multiple=True,
-        required=True,
-        help=(
-            "A text, or JSON Lines or an array of texts, prompts with answers, or chats; "
-            "repeatable."
-        ),
-    ),
-    option(
-        "--max-length",
-        section=_DATA,
-        type=click.IntRange(4, 2**20),
-        default=2048,
-        show_default=True,
-        metavar="N",
-        help=(
-            "Tokens of a sequence: texts are cut into pieces, of chats what is beyond is left out."
-        ),
-    ),
-    option(
-        "--held-out",
-        section=_DATA,
-        type=click.FloatRange(0, 1, max_open=True),
-        default=0.05,
-        show_default=True,
-        metavar="SHARE",
-        help="The share of the sequences that is measured on and not learnt.",
-    ),
-)
-
-train_run_options = option_group(
-    "run",
-    TrainRun,
-    option(
-        "--epochs", section=_RUN, type=_COUNT, default=2, show_default=True, metavar="N",
-        help="How often to read all."
-    ),
-    option("--steps", section=_RUN, type=_COUNT, metavar="N", help=("Stop after so many steps, "
-                                                                   "whatever --epochs says.")),
-    option(
-        "--batch-tokens",
-        section=_RUN,
-        type=_COUNT,
-        default=4096,
-        show_default=True,
-        metavar="N",
-        help="The most tokens of a step, padding included.",
-    ),
-    option(
-        *("-lr", "--learning-rate"),
-        section=_RUN,
-        type=click.FloatRange(0, 10, min_open=True),
-        show_default="as published",
-        metavar="RATE",
-        help="The peak of the learning rate, which then falls as a cosine.",
-    ),
-    option(
-        "--warmup",
-        section=_RUN,
-        type=click.FloatRange(0, 1, max_open=True),
-        default=0.03,
-        show_default=True,
-        metavar="SHARE",
-        help="The share of the steps in which the rate rises.",
-    ),
-    option(
-        "--measures",
-        section=_RUN,
-        type=click.IntRange(0, 10_000),
-        default=10,
-        show_default=True,
-        metavar="N",
-        help="How often the held-out texts are measured.",
-    ),
-    option("-s", "--seed", section=_RUN, type=click.IntRange(0, 2**31 - 1), default=0,
-    show_default=True, metavar="N",
-           help="Of the order of texts, of noise, and of what is held out."),
-    option("--resume", section=_RUN, is_flag=True, help=("Go on from the folder's checkpoint, "
-                                                        "exactly.")),
-    option(
-        "--save-every",
-        section=_RUN,
-        type=click.FloatRange(0),
-        default=180.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="Time between checkpoints.",
-    ),
-    option(
-        "--device", section=_DEVICE, default="auto", show_default=True, metavar="NAME",
-        help="auto, cpu, cuda, cuda:1."
-    ),
-    option(
-        "--precision",
-        section=_DEVICE,
-        type=click.Choice(["auto", "float32", "bfloat16"]),
-        default="auto",
-        show_default=True,
-        help="Of products; auto: bfloat16 where a trial shows that it works and is faster.",
-    ),
-    option(
-        *("-t", "--threads"),
-        section=_DEVICE,
-        type=click.IntRange(0, 512),
-        default=0,
-        show_default="one a core",
-        metavar="N",
-        help="Threads on the CPU.",
-    ),
-)  # fmt: skip
-
-train_result_options = option_group(
-    "result",
-    TrainResult,
-    option(
-        *("-o", "--output"),
-        section=_OUTPUT,
-        type=click.Path(path_type=Path),
-        required=True,
-        metavar="DIR",
-        help="The folder to write, in the layout that the authors' own tools read.",
-    ),
-    option(
-        "--gguf",
-        section=_OUTPUT,
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Also convert what was trained to GGUF.",
-    ),
-    option(
-        "--outtype",
-        section=_OUTPUT,
-        default="q8_0",
-        show_default=True,
-        metavar="TYPE",
-        help="The type of --gguf.",
-    ),
-    option(
-        "--plot",
-        section=_OUTPUT,
-        type=click.Path(dir_okay=False, path_type=Path),
-        show_default="DIR/training/curves.png",
-        metavar="FILE",
-        help="The picture of the curves (.png, .svg or .pdf).",
-    ),
-    option("--force", section=_OUTPUT, is_flag=True, help="Overwrite what an earlier run left."),
-    option("--json", "as_json", section=_OUTPUT, is_flag=True, help="Print one JSON object."),
-)
+    settings: dict[str, Any]
+    result: TrainResult
+    terminal: Terminal
 
 
-def run_settings(source: TrainSource, run: TrainRun, result: TrainResult) -> dict[str, Any]:
-    """Return what these options say of a `train.training_run.TrainingRun`, by its names."""
-    return {
-        "target": source.target.expanduser(),
-        "data": source.data,
-        "output": result.output.expanduser(),
-        "epochs": run.epochs,
-        "steps": run.steps,
-        "tokens_per_batch": run.batch_tokens,
-        "max_length": source.max_length,
-        "held_out": source.held_out,
-        "learning_rate": run.learning_rate,
-        "warmup": run.warmup,
-        "measures": run.measures,
-        "seed": run.seed,
-        "device": run.device,
-        "precision": run.precision,
-        "save_seconds": run.save_every,
-        "n_threads": run.threads,
-        "resume": run.resume,
-        "force": result.force,
-    }
-
-
-_SECTION, _ANSWERS = "Target's states", "Self-distillation"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TrainFeatures:
-    """Where the target's hidden states come from, where they are kept, and whose answers they
-    belong to."""
+    """Where the target's hidden states come from and are kept, and whose answers they belong to."""
 
     teacher: Path | None
-    cache: Cache
+    cache: Literal["auto", "yes", "no"]
     features: Path | None
     answers: str
     answer_temp: float
     answer_length: int
 
 
-train_features_options = option_group(
-    "states",
-    TrainFeatures,
-    option(
-        "--teacher",
-        section=_SECTION,
-        type=ExistingFile(),
-        help=(
-            "The target as GGUF: llama.cpp computes its states, so that a large one may be "
-            "quantized."
-        ),
+def _source(target: Path, **others: Any) -> dict[str, Any]:  # noqa: ANN401 - as click passes them
+    return {"target": target.expanduser(), **others}
+
+
+def _run(**values: Any) -> dict[str, Any]:  # noqa: ANN401 - as click passes them
+    return {_FIELDS.get(name, name): value for name, value in values.items()}
+
+
+_source_options = option_group(
+    "source",
+    _source,
+    DATA.option(
+        "--target DIR",
+        "The target: a Hugging Face folder (config.json, safetensors, tokenizer.json).",
+        PATH,
+        required=True,
     ),
-    option(
-        "--cache",
-        section=_SECTION,
-        type=click.Choice(["auto", "yes", "no"]),
-        default="auto",
-        show_default=True,
-        help="Keep states on disk; auto: where they are read more than once and there is room.",
+    DATA.option(
+        "--data",
+        "A text, or JSON Lines or an array of texts, prompts with answers, or chats; repeatable.",
+        FILE,
+        multiple=True,
+        required=True,
     ),
-    option(
-        "--features",
-        section=_SECTION,
-        type=click.Path(file_okay=False, path_type=Path),
-        metavar="DIR",
-        help="Keep them in this folder, for other heads too; otherwise they go when the run ends.",
+    DATA.option(
+        "--max-length N",
+        "Tokens of a sequence: texts are cut into pieces, of chats what is beyond is left out.",
+        click.IntRange(4, 2**20),
+        default=2048,
     ),
-    option(
-        "--answers",
-        section=_ANSWERS,
-        type=click.Choice(["given", "target"]),
-        default="given",
-        show_default=True,
-        help="Whose answers are learnt: the data's, or those the target gives to the same prompts.",
-    ),
-    option(
-        "--answer-temp",
-        section=_ANSWERS,
-        type=click.FloatRange(0),
-        default=0.0,
-        show_default=True,
-        metavar="T",
-        help="The temperature at which the target answers.",
-    ),
-    option(
-        "--answer-length",
-        section=_ANSWERS,
-        type=click.IntRange(1),
-        default=512,
-        show_default=True,
-        metavar="N",
-        help="The most tokens of its answers.",
+    DATA.option(
+        "--held-out SHARE",
+        "The share of the sequences that is measured on and not learnt.",
+        SHARE_BELOW_ONE,
+        default=0.05,
     ),
 )
+
+_run_options = option_group(
+    "run",
+    _run,
+    _RUN.option("--epochs N", "How often to read all.", _COUNT, default=2),
+    _RUN.option("--steps N", "Stop after so many steps, whatever --epochs says.", _COUNT),
+    _RUN.option(
+        "--batch-tokens N", "The most tokens of a step, padding included.", _COUNT, default=4096
+    ),
+    _RUN.option(
+        "-lr, --learning-rate RATE",
+        "The peak of the learning rate, which then falls as a cosine.",
+        click.FloatRange(0, 10, min_open=True),
+        show_default="as published",
+    ),
+    _RUN.option(
+        "--warmup SHARE",
+        "The share of the steps in which the rate rises.",
+        SHARE_BELOW_ONE,
+        default=0.03,
+    ),
+    _RUN.option(
+        "--measures N",
+        "How often the held-out texts are measured.",
+        click.IntRange(0, 10_000),
+        default=10,
+    ),
+    _RUN.option(
+        "-s, --seed N",
+        "Of the order of texts, of noise, and of what is held out.",
+        click.IntRange(0, MAX_COUNT),
+        default=0,
+    ),
+    _RUN.flag("--resume", "Go on from the folder's checkpoint, exactly."),
+    _RUN.option(
+        "--save-every SECONDS", "Time between checkpoints.", click.FloatRange(0), default=180.0
+    ),
+    _DEVICE.option("--device NAME", "auto, cpu, cuda, cuda:1.", default="auto"),
+    _DEVICE.option(
+        "--precision",
+        "Of products; auto: bfloat16 where a trial shows that it works and is faster.",
+        click.Choice(["auto", "float32", "bfloat16"]),
+        default="auto",
+    ),
+    _DEVICE.threads("Threads on the CPU."),
+)
+
+_result_options = option_group(
+    "result",
+    TrainResult,
+    OUTPUT.option(
+        "-o, --output DIR",
+        "The folder to write, in the layout that the authors' own tools read.",
+        PATH,
+        required=True,
+    ),
+    OUTPUT.option("--gguf FILE", "Also convert what was trained to GGUF.", NEW_FILE),
+    OUTPUT.option("--outtype TYPE", "The type of --gguf.", default="q8_0"),
+    OUTPUT.option(
+        "--plot FILE",
+        "The picture of the curves (.png, .svg or .pdf).",
+        NEW_FILE,
+        show_default="DIR/training/curves.png",
+    ),
+    OUTPUT.flag("--force", "Overwrite what an earlier run left."),
+    json_option(),
+)
+
+states_options = option_group(
+    "states",
+    TrainFeatures,
+    _STATES.option(
+        "--teacher",
+        "The target as GGUF: llama.cpp computes its states, so that a large one may be quantized.",
+        FILE,
+    ),
+    _STATES.option(
+        "--cache",
+        "Keep states on disk; auto: where they are read more than once and there is room.",
+        click.Choice(["auto", "yes", "no"]),
+        default="auto",
+    ),
+    _STATES.option(
+        "--features DIR",
+        "Keep them in this folder, for other heads too; otherwise they go when the run ends.",
+        click.Path(file_okay=False, path_type=Path),
+    ),
+    _ANSWERS.option(
+        "--answers",
+        "Whose answers are learnt: the data's, or those the target gives to the same prompts.",
+        WHOSE_ANSWERS,
+        default="given",
+    ),
+    _ANSWERS.option(
+        "--answer-temp T",
+        "The temperature at which the target answers.",
+        click.FloatRange(0),
+        default=0.0,
+    ),
+    _ANSWERS.option(
+        "--answer-length N", "The most tokens of its answers.", click.IntRange(1), default=512
+    ),
+)
+
+
+def train_command(epilog: str, *own: Decorator) -> Callable[[CommandFunction], click.Command]:
+    """Return a decorator for a function that takes a `job` and the values of its `own` options."""
+    options = declare(_source_options, *own, _run_options, _result_options, terminal_options)
+
+    def decorate(function: CommandFunction) -> click.Command:
+        @functools.wraps(function)
+        def train(
+            source: dict[str, Any],
+            run: dict[str, Any],
+            result: TrainResult,
+            terminal: Terminal,
+            **values: Any,  # noqa: ANN401 - the function's own
+        ) -> None:
+            place = {"output": result.output.expanduser(), "force": result.force}
+            function(TrainJob({**source, **run, **place}, result, terminal), **values)
+
+        return click.command(cls=SectionedCommand, epilog=epilog)(options(train))
+
+    return decorate

@@ -1,5 +1,4 @@
-"""How a training run is shown: a bar with loss, measures, speed and time left; lines where nobody
-watches."""
+"""Progress of a training run: a bar with loss, speed and time left, and lines of measures."""
 
 from __future__ import annotations
 
@@ -7,15 +6,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from specrun.cli.terminal.progress import screen_bar
 from specrun.cli.terminal.table import duration_text
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, ProgressColumn
 
     from specrun.train.trainer.listener import TrainingStatus
 
 _WAITING = "reading"
+_BAR_WIDTH = 24
 
 
 class ShownRun:
@@ -58,19 +59,14 @@ class ShownRun:
 @contextmanager
 def shown_run(terminal: Terminal) -> Iterator[ShownRun]:
     """Yield what shows a run; the bar is on screens only."""
-    if terminal.quiet or not terminal.notes_on_screen:
-        yield ShownRun(terminal, None)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-    columns = (
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    console = Console(stderr=True, no_color=not terminal.color_notes, highlight=False)
-    with Progress(*columns, console=console, transient=True) as bar:
+    def columns() -> list[ProgressColumn]:
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+
+        text = TextColumn("{task.description}", markup=False)
+        return [BarColumn(bar_width=_BAR_WIDTH), TaskProgressColumn(), text]
+
+    with screen_bar(terminal, columns) as bar:
         yield ShownRun(terminal, bar)
 
 

@@ -1,13 +1,11 @@
-"""`specrun tune`: measures a pair of models on this machine, plans what to draft, and keeps the
-plan.
+"""`specrun tune`: measures a pair of models on this machine, and plans and keeps what to draft.
 
-How `specrun tune` prints what it found: the cost curves, the acceptance by rank, and the plans.
+First how the result is printed (cost curves, acceptance by rank, plans), then the command.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +13,9 @@ import click
 
 from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.model import LoadSettings, load_options
-from specrun.cli.options.output import terminal_options
+from specrun.cli.options.output import check_plot, terminal_options
 from specrun.cli.options.prompt import named_target
-from specrun.cli.options.sampling import sampling_grid
+from specrun.cli.options.sampling import SamplingGrid
 from specrun.cli.terminal.paths import require_file
 from specrun.cli.terminal.progress import progress_bar
 from specrun.cli.terminal.table import print_table
@@ -25,7 +23,6 @@ from specrun.cli.terminal.terminal import Terminal
 from specrun.cli.tune.options import (
     LayerSkip,
     TuneOutput,
-    TuneSampling,
     TuneText,
     layer_skip_options,
     prompt_texts,
@@ -72,15 +69,13 @@ def _print_curves(result: TuneResult, terminal: Terminal) -> None:
 
 def _print_acceptance(setting: TunedSetting, terminal: Terminal) -> None:
     ranks = max(map(len, setting.acceptance.values()), default=0)
-    rows = [(_SCHEMES[name], *_shares(shares)) for name, shares in setting.acceptance.items()]
+    rows = [
+        (_SCHEMES[name], *(f"{share:.3f}" for share in shares))
+        for name, shares in setting.acceptance.items()
+    ]
     head = ("drafts", *(f"{rank + 1}." for rank in range(ranks)))
-    print_table(
-        terminal, f"Accepted by rank, temperature {setting.params.temperature:g}", head, rows
-    )
-
-
-def _shares(values: Sequence[float]) -> list[str]:
-    return [f"{value:.3f}" for value in values]
+    title = f"Accepted by rank, temperature {setting.params.temperature:g}"
+    print_table(terminal, title, head, rows)
 
 
 def _print_plans(setting: TunedSetting, terminal: Terminal) -> None:
@@ -89,11 +84,9 @@ def _print_plans(setting: TunedSetting, terminal: Terminal) -> None:
             candidate.options or "no drafting",
             str(candidate.n_nodes),
             f"{candidate.expected_tokens:.2f}",
-            ""
-            if candidate.mean_accepted_length is None
-            else f"{candidate.mean_accepted_length:.2f}",
+            _measured_text(candidate.mean_accepted_length, ".2f"),
             f"{candidate.predicted:.1f}",
-            "" if candidate.measured is None else f"{candidate.measured:.1f}",
+            _measured_text(candidate.measured, ".1f"),
             _gain(candidate, setting),
         )
         for candidate in setting.candidates
@@ -102,19 +95,17 @@ def _print_plans(setting: TunedSetting, terminal: Terminal) -> None:
     print_table(terminal, f"Plans, temperature {setting.params.temperature:g}", head, rows)
 
 
+def _measured_text(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
 def _print_theory(result: TuneResult, terminal: Terminal) -> None:
     rows = []
     for setting in result.settings:
         theory = setting.theory
-        chains = [
-            candidate
-            for candidate in setting.candidates
-            if candidate.kind == "chain" and candidate.measured
-        ]
-        measured = max(
-            ((candidate.measured or 0.0) / setting.plain.speed for candidate in chains),
-            default=None,
-        )
+        speeds = (found.measured for found in setting.candidates if found.kind == "chain")
+        fastest = max(filter(None, speeds), default=None)
+        gain = None if fastest is None else fastest / setting.plain.speed
         rows.append(
             (
                 f"{setting.params.temperature:g}",
@@ -124,25 +115,12 @@ def _print_theory(result: TuneResult, terminal: Terminal) -> None:
                 f"{theory.improvement:.2f} (n={theory.length})",
                 f"{theory.expected_tokens:.2f}",
                 f"{theory.operations:.2f}",
-                "" if measured is None else f"{measured:.2f}",
+                _measured_text(gain, ".2f"),
             )
         )
-    head = (
-        "temp",
-        "alpha",
-        "c",
-        "free width",
-        "measured T(n)",
-        "tokens/round",
-        "operations",
-        "measured",
-    )
-    print_table(
-        terminal,
-        "Theory of chains (Leviathan et al. 2023): times the speed of plain decoding",
-        head,
-        rows,
-    )
+    models = ("free width", "measured T(n)", "tokens/round", "operations")
+    title = "Theory of chains (Leviathan et al. 2023): times the speed of plain decoding"
+    print_table(terminal, title, ("temp", "alpha", "c", *models, "measured"), rows)
 
 
 def _gain(candidate: Candidate, setting: TunedSetting) -> str:
@@ -197,7 +175,7 @@ def tune(
     load: LoadSettings,
     text: TuneText,
     layer_skip: LayerSkip,
-    sampling: TuneSampling,
+    sampling: SamplingGrid,
     output: TuneOutput,
     terminal: Terminal,
 ) -> None:
@@ -220,10 +198,7 @@ def tune(
     from specrun.runtime.tuning import tuning
 
     options = _options(load, text, sampling)
-    if output.plot is not None:
-        from specrun.bench.plots import check_plot_file
-
-        check_plot_file(output.plot)
+    check_plot(output.plot)
     prompts = prompt_texts(text, demo=load.demo)
     with progress_bar(terminal, "loading the models") as progress:
         result = tuning.tune(
@@ -233,9 +208,8 @@ def tune(
     if output.save:
         terminal.note(f"kept in {save_plans(options, result)}")
         layers = resolve_gpu_layers(options.n_gpu_layers, options.target)
-        save_curve(
-            result.target, options.target, options.context, layers
-        )  # drafters without a model plan with it
+        # Drafters without a model plan with the target's curve.
+        save_curve(result.target, options.target, options.context, layers)
     if output.plot is not None:
         from specrun.bench.plots import plot_tuning
 
@@ -243,16 +217,14 @@ def tune(
         terminal.note(f"drew {output.plot}")
 
 
-def _options(load: LoadSettings, text: TuneText, sampling: TuneSampling) -> TuneOptions:
+def _options(load: LoadSettings, text: TuneText, sampling: SamplingGrid) -> TuneOptions:
     from specrun.runtime.costs import TuneOptions
 
     target, draft = _files(load, text)
     return TuneOptions(
         target=target,
         draft=draft,
-        params=sampling_grid(
-            sampling.temp, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
-        ),
+        params=sampling.params(),
         n_tokens=text.predict,
         seconds=text.seconds,
         context=load.context,
@@ -265,9 +237,8 @@ def _options(load: LoadSettings, text: TuneText, sampling: TuneSampling) -> Tune
 def _files(load: LoadSettings, text: TuneText) -> tuple[Path, Path]:
     from specrun.runtime.demo import demo_drafters
 
-    target = named_target(
-        load, ask="give -m FILE (and -md FILE), or --demo for the embedded models"
-    )
+    ask = "give -m FILE (and -md FILE), or --demo for the embedded models"
+    target = named_target(load, ask=ask)
     draft = text.model_draft or (demo_drafters().get("draft") if load.demo else None)
     if draft is None:
         raise click.UsageError("the embedded draft model is missing: name one with -md FILE")

@@ -1,4 +1,4 @@
-"""`specrun tune --layer-skip`: which layers a draft made of the target itself should skip."""
+"""`specrun tune --layer-skip`: Draft & Verify's search for the layers a self-draft should skip."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import click
 from click.core import ParameterSource
 
 from specrun.cli.options.model import LoadSettings
+from specrun.cli.options.output import check_plot
 from specrun.cli.options.prompt import named_target
-from specrun.cli.options.sampling import sampling_grid
+from specrun.cli.options.sampling import SamplingGrid
 from specrun.cli.terminal.errors import INTERRUPTED
 from specrun.cli.terminal.progress import progress_bar
 from specrun.cli.terminal.table import print_table
 from specrun.cli.terminal.terminal import Terminal
-from specrun.cli.tune.options import LayerSkip, TuneOutput, TuneSampling, TuneText, prompt_texts
+from specrun.cli.tune.options import LayerSkip, TuneOutput, TuneText, prompt_texts
 
 if TYPE_CHECKING:
     from specrun.bench.layers.layer_search import LayerSearchOptions, LayerSearchResult
@@ -27,7 +28,7 @@ def run_layer_skip(
     load: LoadSettings,
     text: TuneText,
     skip: LayerSkip,
-    sampling: TuneSampling,
+    sampling: SamplingGrid,
     output: TuneOutput,
     terminal: Terminal,
 ) -> None:
@@ -37,10 +38,7 @@ def run_layer_skip(
     from specrun.runtime.chat_template import prompt_tokens
 
     options = _options(load, text, skip, sampling)
-    if output.plot is not None:
-        from specrun.bench.plots import check_plot_file
-
-        check_plot_file(output.plot)
+    check_plot(output.plot)
     if skip.output is not None:
         check_target(skip.output, force=skip.force)
     prompts = prompt_texts(text, demo=load.demo)
@@ -68,7 +66,7 @@ def run_layer_skip(
 
 
 def _options(
-    load: LoadSettings, text: TuneText, skip: LayerSkip, sampling: TuneSampling
+    load: LoadSettings, text: TuneText, skip: LayerSkip, sampling: SamplingGrid
 ) -> LayerSearchOptions:
     from specrun.bench.layers.layer_search import LayerSearchOptions
 
@@ -77,9 +75,7 @@ def _options(
             "--layer-skip makes the draft model of the target's own layers: leave out -md"
         )
     target = named_target(load, ask="give -m FILE, or --demo for the embedded model")
-    grid = sampling_grid(
-        sampling.temp, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
-    )
+    grid = sampling.params()
     chosen = click.get_current_context().get_parameter_source("temp") is not ParameterSource.DEFAULT
     if chosen and len(grid) > 1:
         raise click.UsageError(
@@ -130,6 +126,5 @@ def _show(
         return
     terminal.answer(
         f"--skip-layers {skipped} with draft(CUT, n={best.n_draft}, sampling={best.sampling}) "
-        "should give "
-        f"{best.speed_up:.2f} times the speed of plain decoding\n"
+        f"should give {best.speed_up:.2f} times the speed of plain decoding\n"
     )

@@ -1,7 +1,4 @@
-"""Options of `specrun tune`: which texts are written, at which temperatures, and what is shown.
-
-What the target continues while it is tuned.
-"""
+"""Options of `specrun tune`: texts, layers to skip, temperatures and output; and usual prompts."""
 
 from __future__ import annotations
 
@@ -10,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from specrun.cli.options.group import option, option_group
-from specrun.cli.options.prompt import no_template_option
-from specrun.cli.options.sampling import TRUNCATION_OPTIONS, temperatures_option
-from specrun.cli.options.types import ExistingFile
-from specrun.cli.terminal.paths import read_text
+from specrun.cli.options.group import MODEL, OUTPUT, Section, option_group
+from specrun.cli.options.model import MODEL_DRAFT
+from specrun.cli.options.output import json_option
+from specrun.cli.options.prompt import no_template_option, prompts_option, read_prompt_file
+from specrun.cli.options.sampling import TRUNCATION_OPTIONS, SamplingGrid, temperatures_option
+from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE
 
-_TEXTS, _LAYERS, _OUTPUT = "Texts", "Layers to skip", "Output"
-_MAX_COUNT = 2**31 - 1
+_TEXTS, _LAYERS = Section("Texts"), Section("Layers to skip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +40,6 @@ class LayerSkip:
 
 
 @dataclass(frozen=True, slots=True)
-class TuneSampling:
-    """The settings to plan for, one a temperature."""
-
-    temp: tuple[tuple[float, ...], ...]
-    top_k: int
-    top_p: float
-    min_p: float
-
-
-@dataclass(frozen=True, slots=True)
 class TuneOutput:
     """What becomes of the result."""
 
@@ -64,101 +51,59 @@ class TuneOutput:
 tune_text_options = option_group(
     "text",
     TuneText,
-    option(
-        *("-md", "--model-draft", "--draft-model"),
-        section="Model",
-        type=ExistingFile(),
-        help="The draft model: a GGUF file.",
-    ),
-    option(
-        "-p",
-        "--prompt",
-        section=_TEXTS,
-        multiple=True,
-        metavar="TEXT",
-        help="A prompt; repeatable.",
-    ),
-    option("-f", "--file", section=_TEXTS, type=ExistingFile(), help="A file that is one prompt."),
+    MODEL.option(MODEL_DRAFT, "The draft model: a GGUF file.", FILE),
+    prompts_option(_TEXTS),
+    _TEXTS.option("-f, --file", "A file that is one prompt.", FILE),
     no_template_option(_TEXTS),
-    option(
-        *("-n", "--predict", "--max-tokens"),
-        section=_TEXTS,
-        type=click.IntRange(8, _MAX_COUNT),
+    _TEXTS.option(
+        "-n, --predict, --max-tokens N",
+        "Tokens written at each temperature, over all prompts together.",
+        click.IntRange(8, MAX_COUNT),
         default=128,
-        show_default=True,
-        metavar="N",
-        help="Tokens written at each temperature, over all prompts together.",
     ),
-    option(
+    _TEXTS.option(
         "--seconds",
-        section=_TEXTS,
-        type=click.FloatRange(0, min_open=True),
+        "Time for measuring what evaluations cost.",
+        click.FloatRange(0, min_open=True),
         default=12.0,
-        show_default=True,
-        help="Time for measuring what evaluations cost.",
     ),
 )
 
 layer_skip_options = option_group(
     "layer_skip",
     LayerSkip,
-    option(
+    _LAYERS.flag(
         "--layer-skip",
-        "wanted",
-        section=_LAYERS,
-        is_flag=True,
-        help="Search which layers a self-draft should skip; no draft model is needed.",
+        "Search which layers a self-draft should skip; no draft model is needed.",
+        dest="wanted",
     ),
-    option(
-        "--evaluations",
-        section=_LAYERS,
-        type=click.IntRange(1, 100_000),
+    _LAYERS.option(
+        "--evaluations N",
+        "The most sets of layers that are judged.",
+        click.IntRange(1, 100_000),
         default=32,
-        show_default=True,
-        metavar="N",
-        help="The most sets of layers that are judged.",
     ),
-    option(
-        "--cut",
-        "output",
-        section=_LAYERS,
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="OUT",
-        help="Write the best cut to this file.",
-    ),
-    option("--force", section=_LAYERS, is_flag=True, help="Overwrite OUT."),
+    _LAYERS.option("--cut OUT", "Write the best cut to this file.", NEW_FILE, dest="output"),
+    _LAYERS.flag("--force", "Overwrite OUT."),
 )
 
 tune_sampling_options = option_group(
-    "sampling",
-    TuneSampling,
-    temperatures_option("0,0.8", " to plan for"),
-    *TRUNCATION_OPTIONS,
+    "sampling", SamplingGrid, temperatures_option("0,0.8", " to plan for"), *TRUNCATION_OPTIONS
 )
 
 tune_output_options = option_group(
     "output",
     TuneOutput,
-    option(
-        "--json",
-        "as_json",
-        section=_OUTPUT,
-        is_flag=True,
-        help="Print everything that was measured as JSON.",
+    json_option("Print everything that was measured as JSON."),
+    OUTPUT.option(
+        "--plot FILE",
+        "Draw the cost curves and the plans' speeds: a .png, .svg or .pdf.",
+        NEW_FILE,
     ),
-    option(
-        "--plot",
-        section=_OUTPUT,
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Draw the cost curves and the plans' speeds: a .png, .svg or .pdf.",
-    ),
-    option(
+    OUTPUT.option(
         "--save/--no-save",
-        section=_OUTPUT,
+        "Keep the plan, so that chat and generate use it for this pair.",
         default=True,
-        show_default=True,
-        help="Keep the plan, so that chat and generate use it for this pair.",
     ),
 )
 
@@ -177,8 +122,7 @@ def prompt_texts(text: TuneText, *, demo: bool) -> tuple[str, ...]:
     """Return the prompts that were given, or a few for any model."""
     prompts = list(text.prompt)
     if text.file is not None:
-        # As in generate, one newline at the end of a file is not part of its prompt.
-        prompts.append(read_text(text.file).removesuffix("\n").removesuffix("\r"))
+        prompts.append(read_prompt_file(text.file))
     if prompts:
         return tuple(prompts)
     if demo:

@@ -1,5 +1,4 @@
-"""`specrun tune -m TARGET` alone: what evaluations of the target cost, which drafters without a
-model plan with."""
+"""`specrun tune -m TARGET`: a target's cost curve, with which drafters without a model plan."""
 
 from __future__ import annotations
 
@@ -62,9 +61,7 @@ def _show(curve: CostCurve, terminal: Terminal) -> None:
             f"{seconds / single:.2f}",
             f"{size * single / seconds:.2f}",
         )
-        for size in curve.sizes
-        for seconds in (curve.seconds(size),)
+        for size, seconds in ((size, curve.seconds(size)) for size in curve.sizes)
     ]
-    print_table(
-        terminal, "What an evaluation costs", ("tokens", "ms", "times one", "most gain"), rows
-    )
+    head = ("tokens", "ms", "times one", "most gain")
+    print_table(terminal, "What an evaluation costs", head, rows)

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from specrun.cli import doctor as diagnosis
-from specrun.cli.doctor import interpret
+from specrun.cli.doctor import command as diagnosis
+from specrun.cli.doctor.command import interpret
 
 from .conftest import Run
 
@@ -94,8 +94,8 @@ def test_a_probe_that_never_answers(run: Run, monkeypatch: pytest.MonkeyPatch) -
 def test_how_a_probe_ended(
     exit_code: int, output: bytes, messages: bytes, state: str, detail: str
 ) -> None:
-    answer, check = interpret(exit_code, output, messages)
-    assert check.state == state
+    answer, check = interpret("a probe", exit_code, output, messages)
+    assert (check.name, check.state) == ("a probe", state)
     assert detail in check.detail
     assert (check.remedy != "") == (state == "failed")
     assert (answer != {}) == (state == "ok")

@@ -1,5 +1,4 @@
-"""Old spellings of options: they still work, from the environment too, and the help does not show
-them."""
+"""Old spellings of options: they work, from the environment too, and the help shows none."""
 
 from __future__ import annotations
 
@@ -7,17 +6,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from specrun.cli.options.group import SectionedCommand, option
+from specrun.cli.options.group import Section, SectionedCommand
 
 
 @click.command(cls=SectionedCommand, context_settings={"auto_envvar_prefix": "SPECRUN_TEST"})
-@option(
-    "--draft-tokens",
-    old_names=("--draft-words",),
-    section="Head",
-    type=int,
-    default=5,
-    help="How many.",
+@Section("Head").option(
+    "--draft-tokens N", "How many.", click.INT, default=5, old_names=("--draft-words",)
 )
 def command(draft_tokens: int) -> None:
     click.echo(draft_tokens)
@@ -46,10 +40,7 @@ def test_the_old_spelling_is_hidden() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "new", "old"),
-    [
-        ("eagle3", "--draft-tokens", "--draft-words"),
-        ("eagle", "--token-weight", "--word-weight"),
-    ],
+    [("eagle3", "--draft-tokens", "--draft-words"), ("eagle", "--token-weight", "--word-weight")],
 )
 def test_commands_know_them(kind: str, new: str, old: str) -> None:
     from specrun.cli.main import cli

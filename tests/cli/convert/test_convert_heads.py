@@ -176,7 +176,4 @@ def test_the_model_beside_medusas_heads(run: Run, tmp_path: Path, tiny_model: Pa
     assert (
         read_header(tmp_path / "m.gguf").architecture,
         read_header(tmp_path / "h.gguf").architecture,
-    ) == (
-        "llama",
-        "medusa",
-    )
+    ) == ("llama", "medusa")

@@ -29,7 +29,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def tune(*arguments: str | Path) -> Result:
     """Run `specrun tune` in a group of its own."""
     group = LazyGroup(
-        "specrun", lazy={"tune": LazyCommand(tune_command.__name__, "tune", "Plan what to draft.")}
+        "specrun", lazy=[LazyCommand(tune_command.__name__, "tune", "Plan what to draft.")]
     )
     return CliRunner().invoke(group, ["tune", *map(str, arguments)])
 

@@ -1,4 +1,4 @@
-"""What a GGUF file says about itself, from its header alone."""
+"""Facts of a GGUF file from its header alone: for JSON, and as texts for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.gguf import ArrayValue, GGUFHeader, MetadataValue
+from specrun.bindings.gguf import ArrayValue, GGUFHeader
 from specrun.bindings.nextn import NEXTN_ARCHITECTURES, read_nextn
 from specrun.cli.terminal.table import bytes_text, count_text
 
@@ -30,7 +30,7 @@ def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
         "file_bytes": header.file_size,
         "gguf_version": header.version,
         "architecture": header.architecture,
-        "name": _plain(header.metadata.get("general.name")),
+        "name": _value(header, "general.name"),
         "parameters": header.n_parameters,
         "file_type": header.file_type_name,
         "bits_per_weight": round(header.bits_per_weight, 3) if header.n_parameters else None,
@@ -45,11 +45,11 @@ def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
         "vocabulary": _vocabulary(header),
         "chat_template": isinstance(header.metadata.get("tokenizer.chat_template"), str),
         "cut_layers": _cut_layers(header),
-        "cut_source": _plain(header.metadata.get("specrun.cut.source")),
-        "cut_source_layers": _plain(header.metadata.get("specrun.cut.source_layers")),
-        "padded_parameters": _plain(header.metadata.get("specrun.padded_parameters")),
-        "padded_from": _plain(header.metadata.get("specrun.padded_from")),
-        "split_files": _plain(header.metadata.get("split.count")),
+        "cut_source": _value(header, "specrun.cut.source"),
+        "cut_source_layers": _value(header, "specrun.cut.source_layers"),
+        "padded_parameters": _value(header, "specrun.padded_parameters"),
+        "padded_from": _value(header, "specrun.padded_from"),
+        "split_files": _value(header, "split.count"),
         "tensors": len(header.tensors),
         "tensor_types": _tensor_types(header),
     }
@@ -57,7 +57,8 @@ def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
 
 def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
     """Return the facts as texts for people, without the table of tensor types."""
-    vocabulary = facts["vocabulary"]
+    vocabulary, size = facts["vocabulary"], facts["vocabulary"]["size"]
+    bits, files = facts["bits_per_weight"], facts["split_files"]
     special = ", ".join(
         f"{name} {token['id']} {token['text']!r}"
         for name, token in vocabulary["special_tokens"].items()
@@ -69,9 +70,7 @@ def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
         "name": facts["name"],
         "parameters": f"{facts['parameters']:,} ({count_text(facts['parameters'])})",
         "file type": facts["file_type"],
-        "bits per weight": None
-        if facts["bits_per_weight"] is None
-        else f"{facts['bits_per_weight']:.2f}",
+        "bits per weight": bits and f"{bits:.2f}",
         "context length": facts["context_length"],
         "layers": facts["layers"],
         "NextN blocks": _nextn_text(facts),
@@ -79,17 +78,13 @@ def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
         "feed-forward width": facts["feed_forward_width"],
         "heads": facts["heads"],
         "key-value heads": facts["key_value_heads"],
-        "vocabulary": f"{vocabulary['kind']}, {vocabulary['size']:,} tokens"
-        if vocabulary["size"]
-        else None,
+        "vocabulary": size and f"{vocabulary['kind']}, {size:,} tokens",
         "pre-tokenizer": vocabulary["pre_tokenizer"],
         "special tokens": special or None,
         "chat template": "yes" if facts["chat_template"] else "no",
         "cut": _cut_text(facts),
         "padded": _padded_text(facts),
-        "split": f"one of {facts['split_files']} files; this one alone is counted"
-        if facts["split_files"]
-        else None,
+        "split": files and f"one of {files} files; this one alone is counted",
         "sha256": facts.get("sha256"),
     }
     return {
@@ -102,13 +97,8 @@ def describe_summary(facts: dict[str, Any]) -> dict[str, str]:
 def tensor_rows(facts: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     """Return the table of tensor types for people."""
     return [
-        (
-            name,
-            f"{counts['tensors']:,}",
-            count_text(counts["parameters"]),
-            bytes_text(counts["bytes"]),
-        )
-        for name, counts in facts["tensor_types"].items()
+        (name, f"{row['tensors']:,}", count_text(row["parameters"]), bytes_text(row["bytes"]))
+        for name, row in facts["tensor_types"].items()
     ]
 
 
@@ -119,10 +109,11 @@ def file_sha256(path: Path) -> str:
 
 
 def _own(header: GGUFHeader, key: str) -> Any:  # noqa: ANN401 - any metadata value
-    return _plain(header.metadata.get(f"{header.architecture}.{key}"))
+    return _value(header, f"{header.architecture}.{key}")
 
 
-def _plain(value: MetadataValue | None) -> Any:  # noqa: ANN401 - any metadata value
+def _value(header: GGUFHeader, key: str) -> Any:  # noqa: ANN401 - any metadata value
+    value = header.metadata.get(key)
     if not isinstance(value, ArrayValue):
         return value
     values = value.tolist()
@@ -153,13 +144,12 @@ def _padded_text(facts: dict[str, Any]) -> str | None:
 def _nextn_text(facts: dict[str, Any]) -> str | None:
     if not facts["nextn_blocks"]:
         return None
-    what = (
-        "--drafter mtp drafts with them"
-        if not facts["nextn_only"]
-        else "without a model: mtp(FILE) drafts with them"
-    )
     if facts["architecture"] not in NEXTN_ARCHITECTURES:
         what = "llama.cpp cannot draft with them"
+    elif facts["nextn_only"]:
+        what = "without a model: mtp(FILE) drafts with them"
+    else:
+        what = "--drafter mtp drafts with them"
     return f"{facts['nextn_blocks']}; {what}"
 
 
@@ -172,14 +162,12 @@ def _vocabulary(header: GGUFHeader) -> dict[str, Any]:
         if key.startswith(_TOKENIZER) and key.endswith(_SPECIAL) and isinstance(value, int):
             inside = isinstance(tokens, ArrayValue) and 0 <= value < len(tokens)
             text = str(tokens[value]) if inside and isinstance(tokens, ArrayValue) else None
-            special[key.removeprefix(_TOKENIZER).removesuffix(_SPECIAL)] = {
-                "id": value,
-                "text": text,
-            }
+            name = key.removeprefix(_TOKENIZER).removesuffix(_SPECIAL)
+            special[name] = {"id": value, "text": text}
     return {
         "kind": _VOCABULARY_KINDS.get(str(kind), str(kind)) if kind is not None else None,
         "size": len(tokens) if isinstance(tokens, ArrayValue) else None,
-        "pre_tokenizer": _plain(metadata.get(f"{_TOKENIZER}pre")),
+        "pre_tokenizer": _value(header, f"{_TOKENIZER}pre"),
         "special_tokens": special,
     }
 

@@ -1,9 +1,8 @@
-"""What `doctor` runs in a process of its own, because the native code it calls may kill the
-process.
+"""Probes of `specrun doctor`: native code in a process of its own, which it may kill.
 
-    python -m specrun.cli.probe engine            versions, devices and instruction sets
-    python -m specrun.cli.probe kernels Q8_0      evaluate a tiny model quantized to a type
-    python -m specrun.cli.probe file target.gguf  evaluate a model file
+    python -m specrun.cli.doctor.probe engine            versions, devices and instruction sets
+    python -m specrun.cli.doctor.probe kernels Q8_0      evaluate a tiny model quantized to a type
+    python -m specrun.cli.doctor.probe file target.gguf  evaluate a model file
 
 Prints one JSON object; an error becomes {"error": message}.
 """

@@ -1,10 +1,6 @@
-"""`specrun inspect`: what a GGUF file holds, whether a draft model fits it, and how two models
-differ.
+"""`specrun inspect`: what a GGUF file holds, whether a drafter fits it, how two models differ.
 
-Options of `specrun inspect A B`: on which text two models are compared, and how it is evaluated.
-
-What `specrun inspect A B` finds and prints: sizes, perplexities, divergence, and the error of each
-tensor.
+The comparison of two models stands first: perplexities, KL divergence, and the error by tensor.
 """
 
 from __future__ import annotations
@@ -20,17 +16,18 @@ import click
 
 from specrun.bindings.errors import MalformedFileError, SpecrunError
 from specrun.bindings.gguf import read_header
-from specrun.cli.model_summary import describe_summary, file_sha256, summarise, tensor_rows
-from specrun.cli.options.group import SectionedCommand, option, option_group
-from specrun.cli.options.output import terminal_options
-from specrun.cli.options.types import ExistingFile, LayerCountType
+from specrun.cli.inspect.summary import describe_summary, file_sha256, summarise, tensor_rows
+from specrun.cli.options.group import MODEL, Section, SectionedCommand, option_group
+from specrun.cli.options.model import MODEL_DRAFT
+from specrun.cli.options.output import json_option, terminal_options
+from specrun.cli.options.types import FILE, LayerCountType
 from specrun.cli.terminal.paths import read_text
 from specrun.cli.terminal.progress import byte_progress
 from specrun.cli.terminal.table import bytes_text, print_facts, print_table
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.offload import LayerCount
 
-_SECTION = "Comparison of two models"
+_COMPARISON = Section("Comparison of two models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,53 +44,28 @@ class ComparisonSettings:
 comparison_options = option_group(
     "comparison",
     ComparisonSettings,
-    option(
-        "-f",
-        "--file",
-        "text_file",
-        section=_SECTION,
-        type=ExistingFile(),
+    _COMPARISON.option(
+        "-f, --file",
+        "Compare on the text of a file.",
+        FILE,
+        dest="text_file",
         show_default="a short fixed text",
-        help="Compare on the text of a file.",
     ),
-    option(
-        "-c",
-        "--ctx-size",
-        section=_SECTION,
-        type=click.IntRange(8, 2**20),
-        metavar="N",
+    _COMPARISON.option(
+        "-c, --ctx-size N",
+        "Tokens of a chunk, of which the second half is scored.",
+        click.IntRange(8, 2**20),
         default=512,
-        show_default=True,
-        help="Tokens of a chunk, of which the second half is scored.",
     ),
-    option(
-        "--chunks",
-        section=_SECTION,
-        type=click.IntRange(0),
-        metavar="N",
+    _COMPARISON.option(
+        "--chunks N",
+        "The most chunks to evaluate.",
+        click.IntRange(0),
         default=0,
         show_default="all",
-        help="The most chunks to evaluate.",
     ),
-    option(
-        "-t",
-        "--threads",
-        section=_SECTION,
-        type=click.IntRange(0, 512),
-        metavar="N",
-        default=0,
-        show_default="one a core",
-        help="Threads of the evaluation.",
-    ),
-    option(
-        "-ngl",
-        "--gpu-layers",
-        section=_SECTION,
-        type=LayerCountType(),
-        default="0",
-        show_default=True,
-        help="Layers on the GPU.",
-    ),
+    _COMPARISON.threads("Threads of the evaluation."),
+    _COMPARISON.option("-ngl, --gpu-layers", "Layers on the GPU.", LayerCountType(), default="0"),
 )
 
 
@@ -103,8 +75,7 @@ _SHOWN_TENSORS = 10
 def compare_files(
     original: Path, other: Path, settings: ComparisonSettings, terminal: Terminal
 ) -> dict[str, Any]:
-    """Return what is found, ready for JSON. Raises PairError unless both files have one
-    vocabulary."""
+    """Return what is found, ready for JSON; raises PairError for different vocabularies."""
     from specrun.bench.models.model_comparison import ComparisonOptions, compare_models
     from specrun.bench.models.tensor_errors import tensor_errors
     from specrun.convert.logit_check import FIXED_TEXT
@@ -116,14 +87,12 @@ def compare_files(
         n_threads=settings.threads,
         n_gpu_layers=settings.gpu_layers,
     )
+
+    def show(done: int, total: int) -> None:
+        terminal.passing(f"chunk {done} of {total}")
+
     try:
-        found = compare_models(
-            original,
-            other,
-            text,
-            options,
-            lambda done, total: terminal.passing(f"chunk {done} of {total}"),
-        )
+        found = compare_models(original, other, text, options, show)
     finally:
         terminal.passing("")
     with byte_progress(terminal, "comparing tensors") as progress:
@@ -154,18 +123,15 @@ def print_comparison(
 def _facts(found: dict[str, Any]) -> dict[str, str]:
     summary = found["summary"]
     text = "the fixed text" if found["text"] == "fixed" else found["text"]
+    chunks = f"{found['n_chunks']:,} chunks of {found['n_ctx']:,}"
+    same = f"{100 * summary['same_top']:.2f} +- {100 * summary['top_error']:.2f} %"
     return {
-        "scored": (
-            f"{summary['n_tokens']:,} tokens of {text} ({found['n_chunks']:,} chunks of "
-            f"{found['n_ctx']:,})"
-        ),
+        "scored": f"{summary['n_tokens']:,} tokens of {text} ({chunks})",
         "KL divergence, mean": f"{summary['kl_mean']:.3g} +- {summary['kl_error']:.2g} nats",
         "KL divergence, median": f"{summary['kl_median']:.3g}",
         "KL divergence, 99 %": f"{summary['kl_99']:.3g}",
         "KL divergence, largest": f"{summary['kl_largest']:.3g}",
-        "same first token": (
-            f"{100 * summary['same_top']:.2f} +- {100 * summary['top_error']:.2f} %"
-        ),
+        "same first token": same,
     }
 
 
@@ -184,10 +150,9 @@ def _print_tensors(terminal: Terminal, errors: list[dict[str, Any]]) -> None:
         for error in changed[:_SHOWN_TENSORS]
     ]
     if rows:
-        title = (
-            f"tensors furthest off ({len(changed):,} of {len(compared):,} differ; --json has all)"
-        )
-        print_table(terminal, title, ("tensor", "first", "second", "relative RMS error"), rows)
+        counts = f"{len(changed):,} of {len(compared):,} differ"
+        head = ("tensor", "first", "second", "relative RMS error")
+        print_table(terminal, f"tensors furthest off ({counts}; --json has all)", head, rows)
     else:
         terminal.answer(f"All {len(compared):,} tensors have the same numbers.\n")
     for error in errors:
@@ -226,28 +191,19 @@ def _check_hash(_context: click.Context, _option: click.Parameter, value: str | 
 
 
 @click.command(cls=_InspectCommand, epilog=_EPILOG)
-@click.argument("file", type=ExistingFile())
-@click.argument("other", type=ExistingFile(), required=False)
-@option(
-    "-md",
-    "--model-draft",
-    "--draft-model",
-    section="Model",
-    type=ExistingFile(),
-    help="Check a draft model or heads.",
-)
-@option(
-    "--sha256",
-    section="Model",
+@click.argument("file", type=FILE)
+@click.argument("other", type=FILE, required=False)
+@MODEL.option(MODEL_DRAFT, "Check a draft model or heads.", FILE)
+@MODEL.option(
+    "--sha256 [HEX]",
+    "Print the file's checksum; with HEX, fail if it is another.",
     is_flag=False,
     flag_value=_ONLY_PRINT,
     callback=_check_hash,
-    metavar="[HEX]",
-    help="Print the file's checksum; with HEX, fail if it is another.",
 )
 @comparison_options
 @terminal_options
-@option("--json", "as_json", section="Output", is_flag=True, help="Print one JSON object.")
+@json_option()
 def inspect(
     file: Path,
     other: Path | None,
@@ -275,11 +231,8 @@ def inspect(
     if model_draft is not None:
         draft_facts = summarise(model_draft, read_header(model_draft))
         problem = _pair_problem(file, model_draft)
-        facts["pair"] = {
-            "draft": draft_facts,
-            "fits": problem is None,
-            "reason": str(problem) if problem else None,
-        }
+        reason = str(problem) if problem else None
+        facts["pair"] = {"draft": draft_facts, "fits": problem is None, "reason": reason}
     if as_json:
         terminal.answer(json.dumps(facts, ensure_ascii=True) + "\n")
     else:
@@ -295,10 +248,8 @@ def _compare(
     first, second = (summarise(path, read_header(path)) for path in (file, other))
     found = compare_files(file, other, settings, terminal)
     if as_json:
-        terminal.answer(
-            json.dumps({"first": first, "second": second, "comparison": found}, ensure_ascii=True)
-            + "\n"
-        )
+        facts = {"first": first, "second": second, "comparison": found}
+        terminal.answer(json.dumps(facts, ensure_ascii=True) + "\n")
     else:
         print_comparison(terminal, first, second, found)
 

@@ -1,8 +1,7 @@
-"""`specrun doctor`: what is installed, what the machine offers, and what is broken.
+"""`specrun doctor`: versions, devices and checks of this installation and this machine.
 
-What is installed, in the lines of `specrun --version`.
-
-Asks probes in processes of their own and says what their answers, or their deaths, mean.
+Native code may kill its process, so `probe` runs in processes of its own; `interpret` says what
+their answers, or their deaths, mean.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from typing import Any, Literal
 import click
 
 from specrun.bindings.errors import extra_command
-from specrun.cli.options.group import SectionedCommand, option
-from specrun.cli.options.output import terminal_options
+from specrun.cli.options.group import SectionedCommand
+from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.terminal.table import bytes_text, print_facts, print_table
 from specrun.cli.terminal.terminal import Terminal, one_line
 from specrun.runtime.demo import demo_target
@@ -33,8 +32,7 @@ def specrun_version() -> str:
 
 
 def version_lines() -> list[str]:
-    """Return the versions and backends; loads llama.cpp, because only the library knows its
-    commit."""
+    """Return versions and backends; loads llama.cpp, as only the library knows its commit."""
     from specrun.bindings.devices import devices
     from specrun.bindings.library import engine_versions
 
@@ -86,10 +84,8 @@ class Diagnosis:
 
 def diagnose() -> Diagnosis:
     """Examine this installation and this machine."""
-    engine, check = _ask("engine")
-    checks = [_renamed(check, "llama.cpp loads")]
-    if check.state == "ok":
-        checks += _kernel_checks()
+    engine, check = _ask("llama.cpp loads", "engine")
+    checks = [check, *(_kernel_checks() if check.state == "ok" else []), _demo_check(check)]
     versions = {
         "specrun": specrun_version(),
         "Python": platform.python_version(),
@@ -99,83 +95,65 @@ def diagnose() -> Diagnosis:
     if engine:
         machine |= {"cores": str(engine["cores"]), "CPU features": _features(engine["features"])}
         machine["GPU offload"] = "yes" if engine["gpu_offload"] else "no"
-    return Diagnosis(versions, machine, engine.get("devices", []), [*checks, _demo_check(check)])
+    return Diagnosis(versions, machine, engine.get("devices", []), checks)
 
 
 def _kernel_checks() -> list[Check]:
     if find_spec("gguf") is None:
-        return [
-            Check(
-                "quantized kernels",
-                "skipped",
-                f"needs the package gguf: {extra_command('convert')}",
-            )
-        ]
-    return [
-        _renamed(_ask("kernels", file_type)[1], f"{file_type} kernels")
-        for file_type in KERNEL_TYPES
-    ]
+        missing = f"needs the package gguf: {extra_command('convert')}"
+        return [Check("quantized kernels", "skipped", missing)]
+    return [_ask(f"{kind} kernels", "kernels", kind)[1] for kind in KERNEL_TYPES]
 
 
 def _demo_check(engine: Check) -> Check:
+    name = "embedded models"
     if not demo_target().is_file():
-        return Check(
-            "embedded models", "skipped", "not part of this installation; name a model with -m"
-        )
+        return Check(name, "skipped", "not part of this installation; name a model with -m")
     if engine.state != "ok":
-        return Check("embedded models", "skipped", "llama.cpp does not load")
-    return _renamed(_ask("file", str(demo_target()))[1], "embedded models")
+        return Check(name, "skipped", "llama.cpp does not load")
+    return _ask(name, "file", str(demo_target()))[1]
 
 
-def _ask(*question: str) -> tuple[dict[str, Any], Check]:
+def _ask(name: str, *question: str) -> tuple[dict[str, Any], Check]:
     """Return a probe's answer, {} if it failed, and what is to be said about it."""
-    command = [sys.executable, "-m", "specrun.cli.probe", *question]
+    command = [sys.executable, "-m", "specrun.cli.doctor.probe", *question]
     try:
         done = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return {}, Check(
-            "", "failed", f"no answer within {_TIMEOUT_S:.0f} s", "end what else uses the processor"
-        )
-    return interpret(done.returncode, done.stdout, done.stderr)
+        detail = f"no answer within {_TIMEOUT_S:.0f} s"
+        return {}, Check(name, "failed", detail, "end what else uses the processor")
+    return interpret(name, done.returncode, done.stdout, done.stderr)
 
 
-def interpret(exit_code: int, output: bytes, messages: bytes) -> tuple[dict[str, Any], Check]:
-    """Return what a probe said, and a check without a name, from how it ended."""
+def interpret(
+    name: str, exit_code: int, output: bytes, messages: bytes
+) -> tuple[dict[str, Any], Check]:
+    """Return what a probe said, and the check called `name` that follows from how it ended."""
     if exit_code in _ILLEGAL_INSTRUCTIONS:
-        return {}, Check(
-            "", "failed", "illegal instruction: llama.cpp was built for another processor", _REBUILD
-        )
+        detail = "illegal instruction: llama.cpp was built for another processor"
+        return {}, Check(name, "failed", detail, _REBUILD)
     try:
         answer = json.loads(output)
     except ValueError:
         lines = messages.decode("utf-8", "replace").strip().splitlines()
         detail = f"died ({_ending(exit_code)})" + (f": {lines[-1]}" if lines else "")
-        return {}, Check("", "failed", detail, "install llama-cpp-python again: see the README")
+        remedy = "install llama-cpp-python again: see the README"
+        return {}, Check(name, "failed", detail, remedy)
     if "error" in answer:
-        return {}, Check(
-            "",
-            "failed",
-            answer["error"],
-            "install specrun and llama-cpp-python again: see the README",
-        )
-    return answer, Check("", "ok", "")
+        remedy = "install specrun and llama-cpp-python again: see the README"
+        return {}, Check(name, "failed", answer["error"], remedy)
+    return answer, Check(name, "ok", "")
 
 
 def _ending(exit_code: int) -> str:
     try:
-        return (
-            f"signal {signal.Signals(-exit_code).name}"
-            if exit_code < 0
-            else f"exit code {exit_code}"
-        )
+        if exit_code < 0:
+            return f"signal {signal.Signals(-exit_code).name}"
     except ValueError:
-        return f"exit code {exit_code}"
-
-
-def _renamed(check: Check, name: str) -> Check:
-    return Check(name, check.state, check.detail, check.remedy)
+        pass  # a number that is no signal's
+    return f"exit code {exit_code}"
 
 
 def _features(line: str) -> str:
@@ -195,7 +173,7 @@ Exit code 1 if something is broken.
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @terminal_options
-@option("--json", "as_json", section="Output", is_flag=True, help="Print one JSON object.")
+@json_option()
 def doctor(terminal: Terminal, as_json: bool) -> None:
     """Check this installation and this machine.
 
@@ -220,11 +198,8 @@ def _print(terminal: Terminal, diagnosis: Diagnosis) -> None:
     print_facts(terminal, "machine", diagnosis.machine)
     devices = [
         (
-            device["name"],
-            device["description"],
-            device["kind"],
-            bytes_text(device["memory_free"]),
-            bytes_text(device["memory_total"]),
+            *(device[field] for field in ("name", "description", "kind")),
+            *(bytes_text(device[field]) for field in ("memory_free", "memory_total")),
         )
         for device in diagnosis.devices
     ]
@@ -235,6 +210,5 @@ def _print(terminal: Terminal, diagnosis: Diagnosis) -> None:
     for check in diagnosis.checks:
         if check.remedy:
             terminal.warn(f"{check.name}: {check.remedy}")
-    terminal.answer(
-        "Nothing is broken.\n" if diagnosis.healthy else "Something is broken: see above.\n"
-    )
+    verdict = "Nothing is broken." if diagnosis.healthy else "Something is broken: see above."
+    terminal.answer(f"{verdict}\n")

@@ -1,0 +1,1 @@
+"""`specrun doctor`: checks of the installation and the machine."""

@@ -1,0 +1,1 @@
+"""`specrun inspect`: what a GGUF file holds, and how two models differ."""

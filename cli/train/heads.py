@@ -1,0 +1,296 @@
+"""`specrun train medusa`, `hydra`, `eagle` and `eagle3`: heads that read a target's hidden states.
+
+Each command only makes the recipe that its options describe; `_train` runs any of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specrun.cli.options.group import Section
+from specrun.cli.options.types import SHARE_BELOW_ONE
+from specrun.cli.train.options import TrainFeatures, TrainJob, states_options, train_command
+from specrun.cli.train.progress import ShownRun, measures_text, shown_run
+from specrun.cli.train.training import check_result, draw_and_convert, print_report
+
+if TYPE_CHECKING:
+    from specrun.train.data.own_answers import AnswerSettings
+    from specrun.train.heads.recipe import HeadRecipe
+    from specrun.train.heads.run import HeadReport, HeadRun
+
+_HEADS, _HEAD, _JOINT = Section("Heads"), Section("Head"), Section("Medusa-2")
+_POSITIVE = click.FloatRange(0, min_open=True)
+_STEPS = click.IntRange(1, 16)
+
+_MEDUSA_EPILOG = """\b
+Examples:
+  specrun train medusa --target Llama-3.2-1B --data chats.jsonl -o heads --gguf heads.gguf
+  specrun train medusa --target Llama-3.2-1B --data chats.jsonl -o heads --heads 3 --shared-output
+  specrun train medusa --target Llama-3.2-1B --data prompts.jsonl -o heads --answers target --from-law
+
+\b
+Medusa-1: the target stays as it is. Head k guesses the token k + 1 places ahead; its loss weighs --decay to
+the power of k. With --shared-output heads have no output matrix of their own: 5 heads of a 1B model then take
+80 MB instead of 5.3 GB in float32, and only specrun runs them. --answers target --from-law is
+self-distillation: the target answers the prompts of the data itself, and heads learn its law.
+
+\b
+With --joint (Medusa-2) the folder is a new model with its heads: convert it twice, with --kind model and
+with --kind medusa --target. It says what the new model says, not what the old one said; --from-law keeps
+the two close.
+"""  # noqa: E501 - as it is shown
+
+
+@train_command(
+    _MEDUSA_EPILOG,
+    _HEADS.option("--heads N", "How many.", click.IntRange(1, 32), default=5),
+    _HEADS.option("--layers N", "Residual blocks of each.", click.IntRange(1, 16), default=1),
+    _HEADS.option(
+        "--decay X",
+        "The loss of head k weighs this to the power of k.",
+        click.FloatRange(0, 1, min_open=True),
+        default=0.8,
+    ),
+    _HEADS.flag("--shared-output", "Use the target's output matrix for all heads."),
+    _HEADS.flag(
+        "--from-law", "Learn the target's law (KL divergence) instead of the tokens of the text."
+    ),
+    _JOINT.flag("--joint", "Medusa-2: train a copy of the target together with its heads."),
+    _JOINT.option(
+        "--head-weight X", "Of the heads' loss beside the model's own.", _POSITIVE, default=0.2
+    ),
+    _JOINT.option(
+        "--model-rate X", "Times the learning rate: the model's own.", _POSITIVE, default=0.25
+    ),
+    _JOINT.option(
+        "--heads-alone SHARE",
+        "The share of the steps before the model begins to learn.",
+        SHARE_BELOW_ONE,
+        default=0.1,
+    ),
+    states_options,
+)
+def medusa(
+    job: TrainJob,
+    heads: int,
+    layers: int,
+    decay: float,
+    shared_output: bool,
+    from_law: bool,
+    joint: bool,
+    head_weight: float,
+    model_rate: float,
+    heads_alone: float,
+    states: TrainFeatures,
+) -> None:
+    """Train Medusa heads for a target."""
+    from specrun.train.heads.medusa import MedusaRecipe
+
+    recipe = MedusaRecipe(
+        heads=heads, layers=layers, decay=decay, own_output=not shared_output, from_law=from_law
+    )
+    if not joint:
+        _train_recipe(recipe, job, states)
+        return
+    from specrun.train.heads.medusa2 import Medusa2Recipe, train_medusa2
+
+    both = Medusa2Recipe(
+        recipe, head_weight=head_weight, model_rate=model_rate, heads_alone=heads_alone
+    )
+    # Joint heads draft for the model that was trained with them.
+    _train("medusa", functools.partial(train_medusa2, both), job.settings["output"], job, states)
+
+
+_HYDRA_EPILOG = """\b
+Examples:
+  specrun train hydra --target Llama-3.2-1B --data chats.jsonl -o heads --gguf heads.gguf
+  specrun train hydra --target Llama-3.2-1B --data chats.jsonl -o heads --plus
+
+\b
+Head k guesses the token k + 1 places ahead and knows the tokens in between. --plus is Hydra++: 4 blocks a
+head, a layer over the states in front, and the target's own law as what is learnt.
+"""  # noqa: E501 - as it is shown
+
+
+@train_command(
+    _HYDRA_EPILOG,
+    _HEADS.option("--heads N", "How many.", click.IntRange(1, 32), default=4),
+    _HEADS.option(
+        "--layers N", "Blocks of each.", click.IntRange(1, 16), show_default="1; with --plus 4"
+    ),
+    _HEADS.flag("--plus", "Hydra++."),
+    _HEADS.option(
+        "--dropout SHARE",
+        "The share of numbers that is left out while learning.",
+        SHARE_BELOW_ONE,
+        show_default="0; with --plus 0.2",
+    ),
+    states_options,
+)
+def hydra(
+    job: TrainJob,
+    heads: int,
+    layers: int | None,
+    plus: bool,
+    dropout: float | None,
+    states: TrainFeatures,
+) -> None:
+    """Train Hydra heads for a target."""
+    from specrun.train.heads.hydra import HydraRecipe
+
+    recipe = HydraRecipe.plus_plus() if plus else HydraRecipe()
+    given: dict[str, Any] = {"heads": heads, "layers": layers, "dropout": dropout}
+    changes = {name: value for name, value in given.items() if value is not None}
+    _train_recipe(dataclasses.replace(recipe, **changes), job, states)
+
+
+_EAGLE_EPILOG = """\b
+Examples:
+  specrun train eagle --target Llama-3.2-1B --data chats.jsonl -o head --gguf head.gguf
+  specrun train eagle --target Llama-3.2-1B --data chats.jsonl -o head --unroll 3
+
+\b
+The head learns the target's next hidden state (smooth L1), and with --token-weight the law that follows from
+it, while uniform noise shakes the states it reads. --unroll trains on its own predictions too, as HASS does:
+each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's trees.
+"""  # noqa: E501 - as it is shown
+
+
+@train_command(
+    _EAGLE_EPILOG,
+    _HEAD.option(
+        "--token-weight X",
+        "Of the cross-entropy with the target's law, beside the distance of states.",
+        click.FloatRange(0),
+        default=0.1,
+        old_names=("--word-weight",),
+    ),
+    _HEAD.option(
+        "--noise X",
+        "The most that is added to or taken from a state.",
+        click.FloatRange(0),
+        default=0.1,
+    ),
+    _HEAD.option(
+        "--unroll N",
+        "Steps of a chain that are trained; from the second on, the head reads its own states.",
+        _STEPS,
+        default=1,
+    ),
+    states_options,
+)
+def eagle(
+    job: TrainJob, token_weight: float, noise: float, unroll: int, states: TrainFeatures
+) -> None:
+    """Train an EAGLE head for a target."""
+    from specrun.train.heads.eagle import EagleRecipe
+
+    recipe = EagleRecipe(token_weight=token_weight, noise=noise, steps=unroll)
+    _train_recipe(recipe, job, states)
+
+
+_EAGLE3_EPILOG = """\b
+Examples:
+  specrun train eagle3 --target Llama-3.2-1B --data chats.jsonl -o head --gguf head.gguf
+  specrun train eagle3 --target Llama-3.2-1B --data chats.jsonl -o head --unroll 4 --draft-tokens 8000
+
+\b
+Training-time test: chains of --unroll steps below every position, each reading the head's own states and
+attending to its own earlier steps. The draft vocabulary is the tokens said most often in the answers of the
+data; other tokens are never drafted, which costs speed and never changes what the target says.
+"""  # noqa: E501 - as it is shown
+
+
+@train_command(
+    _EAGLE3_EPILOG,
+    _HEAD.option("--unroll N", "Steps of a chain that are trained.", _STEPS, default=7),
+    _HEAD.option(
+        "--draft-tokens N",
+        "The most tokens that can be drafted.",
+        click.IntRange(1),
+        default=32000,
+        old_names=("--draft-words",),
+    ),
+    _HEAD.option(
+        "--read-layers LOW MIDDLE HIGH",
+        "The layers whose inputs are read.",
+        click.IntRange(0),
+        nargs=3,
+        show_default="2, n/2, n-3",
+    ),
+    states_options,
+)
+def eagle3(
+    job: TrainJob,
+    unroll: int,
+    draft_tokens: int,
+    read_layers: tuple[int, int, int] | None,
+    states: TrainFeatures,
+) -> None:
+    """Train an EAGLE-3 head for a target."""
+    from specrun.train.heads.eagle3 import Eagle3Recipe
+
+    recipe = Eagle3Recipe(steps=unroll, draft_tokens=draft_tokens, layers=read_layers)
+    _train_recipe(recipe, job, states)
+
+
+def _train_recipe(recipe: HeadRecipe, job: TrainJob, states: TrainFeatures) -> None:
+    from specrun.train.heads.training import train_head
+
+    drafts_for = states.teacher or job.settings["target"]
+    _train(recipe.kind, functools.partial(train_head, recipe), drafts_for, job, states)
+
+
+def _train(
+    kind: str,
+    train: Callable[[HeadRun, ShownRun], HeadReport],
+    drafts_for: Path,
+    job: TrainJob,
+    states: TrainFeatures,
+) -> None:
+    """Run `train`, draw its curves, convert the head for `drafts_for`, and report on it."""
+    from specrun.train.heads.run import HeadRun
+
+    plot = check_result(job.result)
+    run = HeadRun(
+        **job.settings,
+        teacher=states.teacher,
+        own_answers=_own_answers(states, job.settings["seed"]),
+        cache=states.cache,
+        features=states.features,
+    )
+    if job.result.gguf is not None:
+        from specrun.convert.heads.target_facts import target_facts
+
+        target_facts(states.teacher or run.target)  # raises now what converting would raise later
+    with shown_run(job.terminal) as shown:
+        report = train(run, shown)
+    from specrun.convert.heads.head_conversion import convert_head
+
+    convert = functools.partial(convert_head, target=drafts_for, kind=kind)
+    files = draw_and_convert(job, run, report, plot, kind, convert, what="head")
+    curves = report.result.curves
+    measures = curves.measures[-1][1] if curves.measures else {}
+    print_report(
+        job,
+        kind,
+        report,
+        files,
+        shown={"agrees with the target": measures_text(measures)},
+        counts={"held_out": report.n_held_out},
+        measures={"measures": measures},
+    )
+
+
+def _own_answers(states: TrainFeatures, seed: int) -> AnswerSettings | None:
+    if states.answers == "given":
+        return None
+    from specrun.train.data.own_answers import AnswerSettings
+
+    return AnswerSettings(temperature=states.answer_temp, longest=states.answer_length, seed=seed)
