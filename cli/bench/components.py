@@ -208,7 +208,7 @@ def convert(
 ) -> None:
     """Measure conversion: bandwidth beside a plain copy, and peak memory."""
     from specrun.bench.convert.measurement import ConvertOptions, measure
-    from specrun.bench.convert.report import convert_table
+    from specrun.bench.report import convert_table
 
     if folder is not None and not folder.is_dir():
         raise FileMissingError(f"there is no folder {folder}; create it first")
