@@ -21,9 +21,10 @@ from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.costs import CostCurve, plan_medusa_tree, save_curve
 from specrun.runtime.costs.medusa_tree import medusa_tree
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.tree_options import HEAD_TREE_OPTIONS, head_tree
+from specrun.runtime.drafters.tree_options import head_tree
 from specrun.runtime.heads import HeadFile, read_accuracy_csv, stored_accuracy
-from specrun.runtime.language import ExpressionOptions, parse_expression, quoted
+from specrun.runtime.language import parse_expression, quoted
+from specrun.runtime.methods import options_of
 from specrun.runtime.trees import Topology
 
 HIDDEN, VOCAB = 32, 320
@@ -223,7 +224,7 @@ def test_costs_that_the_environment_names_replace_those_that_are_known(tiny_mode
 
     def planned(model: Model, costs: CostCurve) -> int:
         environment = DraftEnvironment(model, ContextOptions(**F32), costs=costs)
-        options = ExpressionOptions(expression, HEAD_TREE_OPTIONS, 1)
+        options = options_of(expression)
         return len(
             head_tree(
                 expression, options, environment, stored=ACCURACY, n_depths=3, depth_cost=0.01
