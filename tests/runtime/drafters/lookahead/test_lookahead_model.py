@@ -237,7 +237,8 @@ def test_sizes_that_cannot_be_are_refused_by_name(
 
 
 def with_pool(path: Path, *more: str) -> str:
-    return f"lookahead({', '.join(('window=2', 'ngram=4', 'guesses=3', f'pool={quoted(str(path))}', *more))})"
+    options = ("window=2", "ngram=4", "guesses=3", f"pool={quoted(str(path))}", *more)
+    return f"lookahead({', '.join(options)})"
 
 
 def test_a_pool_is_written_at_the_end_and_warms_the_next_run(target: Path, tmp_path: Path) -> None:
