@@ -1,4 +1,4 @@
-"""What builders of drafters share: the target, its costs, context settings and default files."""
+"""The environment of drafters' builders: target, costs, context settings and default files."""
 
 from __future__ import annotations
 

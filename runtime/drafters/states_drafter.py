@@ -1,4 +1,4 @@
-"""What drafters with heads share: the target's states of every committed position, kept as rows.
+"""Base of drafters with heads: the target's states of every committed position, kept as rows.
 
 EAGLE's heads, Hydra's and NextN blocks read the target's states along the whole text. After every
 round the states of the root and of the accepted nodes are learnt (never those of the drafts that

@@ -1,4 +1,4 @@
-"""What drafters that are made of drafters share: members, their draws, trees and outcomes.
+"""Members of combinators, drafters made of drafters: their draws, trees and outcomes.
 
 `MembersDrafter` owns members and passes on what concerns all. `MemberNoise` keeps their draws
 independent. `graft` puts one member's tree below a node of another's, and `outcome_for` translates

@@ -184,8 +184,7 @@ KILLED = """
 import sys
 from types import SimpleNamespace
 WORDS = SimpleNamespace(size=1000, fingerprint=b"f" * 32)
-from specrun.runtime.drafters.ngram_file import save_pool
-from specrun.runtime.drafters.ngram_pool import NgramPool
+from specrun.runtime.drafters.lookahead import NgramPool, save_pool
 pools = []
 for first in (1, 2):
     pool = NgramPool(4)

@@ -284,7 +284,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from specrun.bindings.model import Model
-from specrun.runtime.datastore.build_store import build_store
+from specrun.runtime.drafters.retrieval.datastore.build_store import build_store
 model, corpus, output, phase = sys.argv[1:]
 def wait(what, done, total):
     if what == phase:
