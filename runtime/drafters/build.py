@@ -1,5 +1,4 @@
-"""From a drafter expression to a drafter: finds the method, imports its module, calls its
-builder."""
+"""Builds drafters from expressions: finds the method, imports its module, calls its builder."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ Builder = Callable[[Expression, DraftEnvironment, BuildPart], DrafterWeights]
 
 
 def build_drafter(text: str, environment: DraftEnvironment) -> DrafterWeights:
-    """Return the weights of the drafter that an expression describes: each conversation is started
-    from them.
+    """Return the weights of the drafter that an expression describes.
 
     Building or the first start raises `OptionError` for an expression or option that makes no
     sense, `PairError` for a model that does not fit the target, `ModelError` for a file that cannot

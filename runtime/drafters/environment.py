@@ -1,5 +1,4 @@
-"""What the builders of drafters share: the target, its costs, how contexts are made, and how parts
-are built."""
+"""The environment of drafters' builders: target, costs, context settings and default files."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ from specrun.runtime.offload import LayerCount
 
 @dataclass(frozen=True, slots=True)
 class DraftEnvironment:
-    """What builders may need: the target, how contexts are made, and the demo's default files by
-    name.
+    """What builders may need; `default_files` are the demo's, by the names of methods.
 
     `costs` is what evaluations of the target cost, None: as it was measured on this machine, or
     else a typical curve. `clock` is what drafters that measure read.
@@ -65,7 +63,6 @@ def file_of(expression: Expression, environment: DraftEnvironment) -> Path:
     default = (environment.default_files or {}).get(expression.atom)
     if default is None:
         file = find_method(expression.atom).file
-        raise OptionError(
-            f"{expression}: {'there is no file to name' if file is None else file.request}"
-        )
+        request = "there is no file to name" if file is None else file.request
+        raise OptionError(f"{expression}: {request}")
     return default

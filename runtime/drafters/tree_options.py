@@ -1,25 +1,26 @@
-"""From the options of a drafter expression to the shape of its trees.
+"""The options of a drafter expression that say which tree it drafts.
 
-tree=4x2x2                      branching factors by depth
-tree="0 1 00 01 000"            a list of nodes, each the path of child ranks that leads to it
-tree=sequoia, nodes=24, depth=6 the best tree of so many nodes (see `planning.sequoia`)
-depth=5, topk=4, nodes=16       grown where the drafter is sure (EAGLE-2)
+Draft models and EAGLE's heads (`TreeOptions`), which draft a chain without any of them:
 
-Which tree heads draft: the one that was named, or the best for their measured accuracies on this
-machine.
+    tree=4x2x2                        branching factors by depth
+    tree="0 1 00 01 000"              nodes, each the path of child ranks that leads to it
+    tree=mc_sim_7b_63                 as the method's authors published it
+    tree=sequoia, nodes=24, depth=6   the best tree of so many nodes (`costs.sequoia`)
+    depth=5, topk=4, nodes=16         grown where the drafter is sure (EAGLE-2)
 
-tree=4x2x2, tree="0 1 00" as for draft models (`topology`) tree=mc_sim_7b_63 as the method's authors
-published it (`Method.published_trees`) nodes=24 the best tree of so many nodes for the heads'
-accuracies (`planning.medusa_tree`) nothing the same, of the size with the most expected tokens a
-second over the target's costs accuracy=FILE.csv accuracies of a file, in place of those that stand
-in the head's own
+Medusa's and Hydra's heads (`head_tree`) take the first three, or plan a tree for their accuracies:
+
+    nodes=24                          the best tree of so many nodes (`costs.medusa_tree`)
+    (nothing)                         of the size with the most expected tokens a second
+    accuracy=FILE.csv                 accuracies of a file, in place of those in the head's own
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast, get_args
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.costs import TYPICAL_ACCURACY, plan_medusa_tree
@@ -27,9 +28,16 @@ from specrun.runtime.costs.medusa_tree import medusa_tree
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.heads import Accuracy, read_accuracy_csv
 from specrun.runtime.language import Expression, ExpressionOptions
-from specrun.runtime.methods import find_method
+from specrun.runtime.methods import find_method, options_of
 from specrun.runtime.tree import ROOT
-from specrun.runtime.trees import MAX_NODES, DynamicShape, Topology, check_leaves, parse_topology
+from specrun.runtime.trees import (
+    MAX_NODES,
+    DynamicShape,
+    Topology,
+    TreeSampling,
+    check_leaves,
+    parse_topology,
+)
 
 _DEPTH, _TOPK, _NODES = 5, 4, 16
 _PLANNED_NODES = 24
@@ -44,6 +52,17 @@ class TreeOptions:
     topk: int | None = None
     nodes: int | None = None
     n: int | None = None
+    published: Mapping[str, str] = field(default_factory=dict)
+    """The nodes of trees that go by a name."""
+
+    @staticmethod
+    def of(expression: Expression) -> TreeOptions:
+        """Return those of a drafter expression."""
+        options, published = options_of(expression), find_method(expression.atom).published_trees
+        given, tree = options.optional_integer, options.optional("tree")
+        return TreeOptions(
+            tree, given("depth"), given("topk"), given("nodes"), given("n"), published
+        )
 
     @property
     def asks_for_tree(self) -> bool:
@@ -70,14 +89,13 @@ class TreeOptions:
         elif self.tree == "sequoia":
             shape = self._planned(plan)
         else:
-            shape = parse_topology(self.tree)
+            shape = parse_topology(self.published.get(self.tree, self.tree))
         size = shape.max_nodes
         check_leaves(f"a tree of {size} nodes", shape.max_leaves, "lower nodes")
         if size + 1 > n_batch:
             raise OptionError(
                 f"a tree of {size} nodes and its root do not fit a batch of {n_batch}: use a "
-                "smaller tree, or raise "
-                "the batch size (-b)"
+                "smaller tree, or raise the batch size (-b)"
             )
         return shape
 
@@ -114,6 +132,11 @@ def _given(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
+def tree_sampling(options: ExpressionOptions, default: TreeSampling) -> TreeSampling:
+    """Return how the children of a node are proposed: the option `sampling`."""
+    return cast("TreeSampling", options.choice("sampling", list(get_args(TreeSampling)), default))
+
+
 def head_tree(
     expression: Expression,
     options: ExpressionOptions,
@@ -135,9 +158,8 @@ def head_tree(
     if tree is not None:
         for name in ("nodes", "accuracy"):
             if options.optional(name) is not None:
-                raise OptionError(
-                    f"{expression}: tree= says which nodes there are; leave out {name}="
-                )
+                problem = f"tree= says which nodes there are; leave out {name}="
+                raise OptionError(f"{expression}: {problem}")
         return parse_topology(find_method(expression.atom).published_tree(tree))
     if nodes is not None and nodes > MAX_NODES:
         raise OptionError(f"{expression}: nodes is {nodes}: give 1 to {MAX_NODES}")
@@ -147,9 +169,8 @@ def head_tree(
     else:
         curve = environment.curve
         most = max(1, min(63, environment.context.n_batch - 1, environment.n_ctx - 1))
-        topology = plan_medusa_tree(
-            accuracy, curve, depth_cost * curve.seconds(1), most=most
-        ).topology
+        seconds = depth_cost * curve.seconds(1)
+        topology = plan_medusa_tree(accuracy, curve, seconds, most=most).topology
     check_leaves(expression, topology.n_leaves)
     return topology
 
@@ -157,8 +178,7 @@ def head_tree(
 def head_accuracy(
     options: ExpressionOptions, n_depths: int, stored: Accuracy | None
 ) -> Accuracy | None:
-    """Return the accuracies of `accuracy=`, or else those of the head's file; None where nothing
-    was measured."""
+    """Return the accuracies of `accuracy=`, else those of the head's file; None without either."""
     given = options.optional("accuracy")
     if given is not None:
         return read_accuracy_csv(Path(given).expanduser(), n_depths)

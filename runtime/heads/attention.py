@@ -1,24 +1,20 @@
-"""Attention over a key-value cache that a head keeps for itself, as part of a ggml graph.
+"""A Llama decoder layer as heads carry it: attention over a key-value cache in a ggml graph.
 
 The cache is a table of cells. A graph writes the keys and values of its rows into the cells it is
 told, then each row attends to the cells its mask shows: that serves a prompt, a chain and a tree
 alike, wherever the rows lie.
 
-A Llama layer as heads carry it: its sizes and tensors in a head's file, and its part of a ggml
-graph.
-
-Tensors, after a prefix of the head's: `attn_{q,k,v,output}.weight`, `attn_{q,k,v}.bias` (optional),
-`ffn_norm.weight`, `ffn_{gate,up,down}.weight`, `rope_freqs.weight` (head size / 2, optional), which
-divides the rotary frequencies as in Llama 3.1.
-
-The part of a head's native time that one of the conversations which share the head caused.
+Tensors of a layer, after a prefix of the head's: `attn_{q,k,v,output}.weight`, `attn_{q,k,v}.bias`
+(optional), `ffn_norm.weight`, `ffn_{gate,up,down}.weight`, `rope_freqs.weight` (head size / 2,
+optional), which divides the rotary frequencies as in Llama 3.1. Shapes are in ggml's order, the
+fastest dimension first.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,9 +63,8 @@ class AttentionSizes:
 class KeyValueCache:
     """One conversation's keys and values of up to `n_cells` rows, rounded up, in F32.
 
-    Close it before the device.
-
-    One more cell, `spare`, is where rows write that only fill up a graph.
+    One more cell, `spare`, is where rows write that only fill up a graph. Close it before the
+    device.
     """
 
     def __init__(self, device: ComputeDevice, sizes: AttentionSizes, n_cells: int) -> None:
@@ -80,17 +75,14 @@ class KeyValueCache:
         self._tensors = TensorStore(device, {"keys": shape, "values": shape})
 
     def length(self, used: int) -> int:
-        """Return how many cells a graph reads so that it sees the first `used` of them.
-
-        At most a quarter too many, or a step: a long text is not to need new graphs every few
-        rounds.
-        """
+        """Return how many cells a graph reads so that it sees the first `used` of them."""
+        # At most a quarter too many, or a step: a long text is not to need new graphs every few
+        # rounds.
         step = max(_STEP, 1 << max(0, used.bit_length() - 3))
         return min(-(-used // step) * step, self.n_cells)
 
     def places(self, builder: GraphBuilder, n: int, length: int) -> Places:
-        """Return inputs that say where n rows stand and what they see; `fill_places` gives them
-        their values."""
+        """Return inputs for where n rows stand and what they see; `fill_places` fills them."""
         return Places(
             self,
             builder.input("positions", I32, n),
@@ -107,7 +99,7 @@ class KeyValueCache:
         places: Places,
         factors: Tensor | None = None,
     ) -> Tensor:
-        """Return what the heads have mixed, (size, n), for n rows at these places.
+        """Return softmax(q k^T / sqrt(d) + mask) v of all heads, (size, n), for n rows at `places`.
 
         `query` is (size, n), `key` and `value` (kv_size, n), not rotated yet; `factors` divide the
         rope frequencies.
@@ -115,21 +107,19 @@ class KeyValueCache:
         sizes, d, n, length = self.sizes, self.sizes.head_size, query.shape[1], places.length
 
         def rotated(rows: Tensor, heads: int) -> Tensor:
-            return builder.rope(
-                builder.reshape(rows, d, heads, n), places.positions, sizes.rope, factors
-            )
+            by_head = builder.reshape(rows, d, heads, n)
+            return builder.rope(by_head, places.positions, sizes.rope, factors)
 
         def cached(name: str, rows: Tensor) -> Tensor:
+            # Read from the write's own result: only that makes ggml write before it reads.
             written = builder.set_rows(Tensor(self._tensors[name]), rows, places.cells)
             builder.keep(written)
             return builder.reshape(builder.rows(written, 0, length), d, sizes.n_kv_heads, length)
 
         keys = cached("keys", builder.reshape(rotated(key, sizes.n_kv_heads), sizes.kv_size, n))
         values = cached("values", value)
-        query = rotated(query, sizes.n_heads)
-        scores = builder.mul_mat(
-            builder.permute(keys, 0, 2, 1, 3), builder.permute(query, 0, 2, 1, 3)
-        )
+        query = builder.permute(rotated(query, sizes.n_heads), 0, 2, 1, 3)
+        scores = builder.mul_mat(builder.permute(keys, 0, 2, 1, 3), query)
         weights = builder.soft_max(scores, places.mask, 1.0 / math.sqrt(d))
         by_cell = builder.contiguous(builder.permute(values, 1, 2, 0, 3))
         mixed = builder.permute(builder.mul_mat(by_cell, weights), 0, 2, 1, 3)
@@ -192,13 +182,13 @@ def fill_places(
 def fill_chain_places(
     inputs: Mapping[str, Array], position: int, count: int, n: int, spare: int, below: int
 ) -> None:
-    """Fill a graph's inputs with the places of n rows in the cells after the first `count`, each
-    seeing all before it.
+    """Fill a graph's inputs with n rows in the cells after the first `count`, causally masked.
 
     The first stands at `position`. Rows that only fill the graph up follow, then `below` more rows
-    that go on from the n-th. Every array is written by few operations: after an evaluation none of
-    this is in the processor's caches.
+    that go on from the n-th.
     """
+    # Every array is written by few operations: after an evaluation none of this is in the
+    # processor's caches.
     positions, cells, mask = inputs["positions"][0], inputs["cells"][0], inputs["mask"]
     rows = len(mask)
     steps, triangle = _chain_steps(n, rows - below, below)
@@ -218,14 +208,12 @@ def fill_chain_places(
 def _chain_steps(
     n: int, width: int, below: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Return which of n + below rows in turn each row is, and the mask of these rows among
-    themselves."""
+    """Return each row's number among n + below, and the mask of these rows among themselves."""
     steps = np.array([*range(n), *(0,) * (width - n), *range(n, n + below)], np.int64)
-    triangle = np.where(
-        np.arange(n + below) <= steps[:, None], np.float32(0.0), np.float32(_MASKED)
-    )
+    triangle = np.full((len(steps), n + below), _MASKED, np.float32)
+    triangle[np.arange(n + below) <= steps[:, None]] = 0.0
     triangle[n:width] = _MASKED
-    return steps, triangle.astype(np.float32, copy=False)
+    return steps, triangle
 
 
 class LayerWeights:
@@ -244,16 +232,13 @@ class LayerWeights:
 
 
 def layer_attention(file: HeadFile) -> AttentionSizes:
-    """Return the attention that a file's metadata describe under llama.cpp's names; raises
-    MalformedFileError.
+    """Return the attention that a file's metadata describe under llama.cpp's names.
 
-    Rotary pairs are the halves of a head, as in Hugging Face's checkpoints.
+    Rotary pairs are the halves of a head, as in Hugging Face's checkpoints. Raises
+    MalformedFileError for sizes that contradict each other.
     """
-    hidden, heads, kv = (
-        file.size("embedding_length"),
-        file.size("attention.head_count"),
-        file.size("attention.head_count_kv"),
-    )
+    hidden = file.size("embedding_length")
+    heads, kv = file.size("attention.head_count"), file.size("attention.head_count_kv")
     if hidden % heads or heads % kv or (hidden // heads) % 2:
         raise MalformedFileError(
             f"{file.path} has {heads} heads and {kv} key-value heads for hidden states of "
@@ -283,12 +268,8 @@ def layer_tensor_names(file: HeadFile, prefix: str, attention: AttentionSizes) -
         "attn_v.bias": (kv,),
         "rope_freqs.weight": (attention.head_size // 2,),
     }
-    names = [file.require(prefix + name, shape) for name, shape in needed.items()]
-    return names + [
-        file.require(prefix + name, shape)
-        for name, shape in optional.items()
-        if prefix + name in file
-    ]
+    needed |= {name: shape for name, shape in optional.items() if prefix + name in file}
+    return [file.require(prefix + name, shape) for name, shape in needed.items()]
 
 
 def decoder_layer(
@@ -302,36 +283,18 @@ def decoder_layer(
 ) -> Tensor:
     """Return y + mlp(norm(y)) with y = residual + attention(x), for rows (hidden, n).
 
-    The rows' keys and values go to their places in a cache; `factors` divide the rotary
-    frequencies.
+    mlp(x) = down(silu(gate x) * up x). The rows' keys and values go to their places in a cache;
+    `factors` divide the rotary frequencies.
     """
 
     def projected(name: str) -> Tensor:
-        linear, bias = (
-            builder.mul_mat(weights[f"attn_{name}.weight"], x),
-            weights.get(f"attn_{name}.bias"),
-        )
+        linear = builder.mul_mat(weights[f"attn_{name}.weight"], x)
+        bias = weights.get(f"attn_{name}.bias")
         return linear if bias is None else builder.add(linear, bias)
 
-    mixed = places.cache.attend(
-        builder, projected("q"), projected("k"), projected("v"), places, factors
-    )
+    q, k, v = map(projected, "qkv")
+    mixed = places.cache.attend(builder, q, k, v, places, factors)
     y = builder.add(residual, builder.mul_mat(weights["attn_output.weight"], mixed))
     normed = builder.rms_norm(y, weights["ffn_norm.weight"], norm_eps)
     gate, up = (builder.mul_mat(weights[f"ffn_{name}.weight"], normed) for name in ("gate", "up"))
     return builder.add(y, builder.mul_mat(weights["ffn_down.weight"], builder.swiglu(gate, up)))
-
-
-class NativeShare:
-    """Counts what passes of `total`, in seconds, inside its `with` blocks; they do not nest."""
-
-    def __init__(self, total: Callable[[], float]) -> None:
-        self.seconds = 0.0
-        self._total = total
-        self._before = 0.0
-
-    def __enter__(self) -> None:
-        self._before = self._total()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds += self._total() - self._before

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, read_header
@@ -17,14 +18,12 @@ from specrun.bindings.model import Model
 TARGET_VOCABULARY = "specrun.target.vocabulary_sha256"
 
 _TOKENS = "tokenizer.ggml.tokens"
-_MAX_DIFFERENT_TOKENS = (
-    128  # control and padding tokens that others renamed; llama.cpp lets as many be missing
-)
+# Control and padding tokens that others renamed; llama.cpp lets as many be missing.
+_MAX_DIFFERENT_TOKENS = 128
 
 
 class HeadFile:
-    """The header of a head's file, read by name; every fault names the file and the key or
-    tensor."""
+    """The header of a head's file, read by name; every fault names the file and key or tensor."""
 
     def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
         self.path = os.fspath(path)
@@ -41,55 +40,53 @@ class HeadFile:
         return tensor in self._tensors
 
     def size(self, name: str, most: int = 1 << 24, *, default: int | None = None) -> int:
-        """Return the positive whole number `<kind>.<name>`, or `default` where it is absent and
-        there is one."""
-        value = self.header.metadata.get(f"{self.kind}.{name}", default)
+        """Return the positive whole number `<kind>.<name>`, or `default` where it is absent."""
+        value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-            raise MalformedFileError(
-                f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again"
-            )
+            raise self._fault(name, value)
         return value
 
     def number(self, name: str, default: float) -> float:
         """Return the positive number `<kind>.<name>`, or `default` where it is absent."""
-        value = self.header.metadata.get(f"{self.kind}.{name}", default)
+        value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < 1e12:
-            raise MalformedFileError(
-                f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again"
-            )
+            raise self._fault(name, value)
         return float(value)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         """Return the truth value `<kind>.<name>`, `default` where it is absent."""
-        value = self.header.metadata.get(f"{self.kind}.{name}", default)
+        value = self._value(name, default)
         if not isinstance(value, bool):
-            raise MalformedFileError(
-                f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again"
-            )
+            raise self._fault(name, value)
         return value
 
     def numbers(self, name: str) -> list[float] | None:
         """Return the list `<kind>.<name>`, None where it is absent."""
-        value = self.header.metadata.get(f"{self.kind}.{name}")
+        value = self._value(name)
         if value is None:
             return None
-        if not isinstance(value, ArrayValue) or not all(
-            isinstance(item, int | float) for item in value
-        ):
+        items: list[Any] = list(value) if isinstance(value, ArrayValue) else [None]
+        if not all(isinstance(item, int | float) for item in items):
             raise MalformedFileError(
                 f"{self.path} has no list of numbers as {self.kind}.{name}: convert the head again"
             )
-        return [float(item) for item in value]
+        return [float(item) for item in items]
+
+    def _value(self, name: str, default: object = None) -> Any:  # noqa: ANN401 - whatever it holds
+        return self.header.metadata.get(f"{self.kind}.{name}", default)
+
+    def _fault(self, name: str, value: object) -> MalformedFileError:
+        return MalformedFileError(
+            f"{self.path} has {value!r} as {self.kind}.{name}: convert the head again"
+        )
 
     def require(self, tensor: str, shape: Sequence[int]) -> str:
         """Return the name of a tensor that must be there with this shape (ggml's order)."""
-        info = self._tensors.get(tensor)
-        if info is None:
-            raise MalformedFileError(f"{self.path} has no tensor {tensor}: the head is incomplete")
-        given = tuple(info.shape) + (1,) * (4 - len(info.shape))
-        if given != tuple(shape) + (1,) * (4 - len(shape)):
+        given = self.shape(tensor)
+        # GGUF leaves out trailing dimensions of 1.
+        if given + (1,) * (4 - len(given)) != tuple(shape) + (1,) * (4 - len(shape)):
             raise MalformedFileError(
-                f"{self.path} has {tensor} of shape {list(info.shape)}, and its metadata ask for "
+                f"{self.path} has {tensor} of shape {list(given)}, and its metadata ask for "
                 f"{list(shape)}"
             )
         return tensor
@@ -101,12 +98,12 @@ class HeadFile:
         return tuple(self._tensors[tensor].shape)
 
     def check_target(self, target: Model, *, hidden_key: str = "embedding_length") -> None:
-        """Raise PairError, with both values, unless the head was made for a model of this size and
-        this vocabulary.
+        """Raise PairError, with both values, unless size and vocabulary are those of the target.
 
         `<kind>.<hidden_key>` is the size of the hidden states of the target that the head reads.
         """
-        hidden, vocab_size = self.size(hidden_key), self._vocab_size()
+        hidden, tokens = self.size(hidden_key), self.header.metadata.get(_TOKENS)
+        vocab_size = len(tokens) if isinstance(tokens, ArrayValue) else self.size("vocab_size")
         pair = f"{self.path} cannot draft for {target.path}"
         if hidden != target.n_embd:
             raise PairError(
@@ -125,17 +122,11 @@ class HeadFile:
                 f"{pair}: it was made for another vocabulary ({made_for[:12]}..., the target's "
                 f"is {ours[:12]}...)"
             )
-
         if made_for is None:
             self._check_tokens(target, pair)
 
-    def _vocab_size(self) -> int:
-        tokens = self.header.metadata.get(_TOKENS)
-        return len(tokens) if isinstance(tokens, ArrayValue) else self.size("vocab_size")
-
     def _check_tokens(self, target: Model, pair: str) -> None:
-        """Compare the tokens themselves, which files of llama.cpp's converter have in place of a
-        fingerprint."""
+        """Compare the tokens themselves: llama.cpp's converter writes them, and no fingerprint."""
         ours, theirs = self.header.metadata.get(_TOKENS), target.header.metadata.get(_TOKENS)
         if not isinstance(ours, ArrayValue) or not isinstance(theirs, ArrayValue) or ours == theirs:
             return
@@ -146,7 +137,6 @@ class HeadFile:
         if len(different) > _MAX_DIFFERENT_TOKENS:
             first = different[0]
             raise PairError(
-                f"{pair}: {len(different)} of its tokens are others, the first one token "
-                f"{first}, {ours[first]!r} for "
-                f"the head and {theirs[first]!r} for the target"
+                f"{pair}: {len(different)} of its tokens are others, the first one token {first}, "
+                f"{ours[first]!r} for the head and {theirs[first]!r} for the target"
             )

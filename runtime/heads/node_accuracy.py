@@ -1,5 +1,4 @@
-"""How often each guess of a head is right, by depth and rank: measured on a text, kept in the
-head's file or beside it.
+"""Node accuracies of heads, by depth and rank: counted on a text, kept in the GGUF or in a CSV.
 
 `accuracy[k][r]` is the share of positions at which the guess of rank r at depth k is the right
 token, of those at which the right tokens of the depths above it were guessed too. So the product
@@ -10,8 +9,6 @@ In the head's GGUF: `<kind>.node_accuracy`, the rows one after another, and
 `<kind>.node_accuracy_depths`, how many there are (as many as heads where it is absent). Beside it:
 a CSV with the columns head, rank and accuracy, both numbers counted from 0; other columns are not
 read.
-
-Counting at which rank the right token was among the guesses of each depth.
 """
 
 from __future__ import annotations
@@ -38,10 +35,10 @@ _ROUNDING = 1e-3  # shares of a head may add up to this much more than 1, as rou
 
 
 def stored_accuracy(file: HeadFile, n_heads: int | None = None) -> Accuracy | None:
-    """Return what stands in a head's file, None if it was not measured; `n_heads` is for files
-    without a depth.
+    """Return the accuracies of a head's file, None if it has none; `n_heads` is for old files.
 
-    Raises MalformedFileError for numbers that are no shares, or that do not make so many rows.
+    Those do not say how many rows there are: one for each head. Raises MalformedFileError for
+    numbers that are no shares, or that do not make so many rows.
     """
     numbers = file.numbers(KEY)
     if numbers is None:
@@ -60,90 +57,35 @@ def stored_accuracy(file: HeadFile, n_heads: int | None = None) -> Accuracy | No
 def read_accuracy_csv(path: str | os.PathLike[str], n_depths: int | None = None) -> Accuracy:
     """Return the accuracies of a CSV file, for at most `n_depths` heads.
 
-    Raises MalformedFileError that names the line for everything that is not a share by head and
-    rank.
+    Raises MalformedFileError that names the line for all that is no share by head and rank.
     """
     name = os.fspath(path)
-    lines = _text(name).splitlines()
-    reader = csv.reader(lines)
+    reader = csv.reader(_text(name).splitlines())
+    rows: dict[int, dict[int, float]] = {}
     try:
         head = [column.strip().lower() for column in next(reader, [])]
         if any(column not in head for column in _COLUMNS):
-            raise _fault(
-                name,
-                1,
-                f"the columns {', '.join(_COLUMNS)} are missing: name them in the first line",
-            )
+            columns = ", ".join(_COLUMNS)
+            raise _BadLine(f"the columns {columns} are missing: name them in the first line")
         places = [head.index(column) for column in _COLUMNS]
-        rows: dict[int, dict[int, float]] = {}
         for cells in reader:
             if any(cell.strip() for cell in cells):
-                _add(rows, cells, places, name, reader.line_num, n_depths)
+                _add(rows, cells, places, n_depths)
+        if not rows:
+            raise _BadLine("no accuracy is given")
     except csv.Error as error:
         raise _fault(name, reader.line_num, f"it is not CSV ({error})") from error
-    if not rows:
-        raise _fault(name, reader.line_num or 1, "no accuracy is given")
+    except _BadLine as error:
+        raise _fault(name, max(1, reader.line_num), str(error)) from None
     return tuple(tuple(row[rank] for rank in range(len(row))) for _, row in sorted(rows.items()))
 
 
-def _add(
-    rows: dict[int, dict[int, float]],
-    cells: Sequence[str],
-    places: Sequence[int],
-    name: str,
-    line: int,
-    n_depths: int | None,
-) -> None:
-    """Add a line's accuracy; heads and ranks must count up from 0."""
-    if len(cells) <= max(places):
-        raise _fault(name, line, f"it has {len(cells)} cells")
-    head, rank = (
-        _count(cells[places[0]], "head", name, line),
-        _count(cells[places[1]], "rank", name, line),
-    )
-    share = _share(cells[places[2]], name, line)
-    if n_depths is not None and head >= n_depths:
-        raise _fault(name, line, f"head {head} of a file with {n_depths} heads, counted from 0")
-    own = rows.setdefault(head, {})
-    if rank in own:
-        raise _fault(name, line, f"head {head} has a rank {rank} already")
-    if rank != len(own):
-        raise _fault(
-            name,
-            line,
-            f"rank {rank} of head {head} comes before its rank {len(own)}: list them in order",
-        )
-    if head and head - 1 not in rows:
-        raise _fault(name, line, f"head {head} comes before head {head - 1}: list them in order")
-    own[rank] = share
-    total = sum(own.values())
-    if total > 1.0 + _ROUNDING:
-        raise _fault(
-            name,
-            line,
-            f"the accuracies of head {head} add up to {total:.3g}: only one guess can be right",
-        )
+class _BadLine(Exception):
+    """What is wrong with the line that was read last."""
 
 
-def _count(cell: str, column: str, name: str, line: int) -> int:
-    highest = {"head": _MAX_DEPTH, "rank": _MAX_RANK}[column]
-    text = cell.strip()
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < highest):
-        raise _fault(
-            name, line, f"{column} is {text[:20]!r}: give a whole number from 0 to {highest - 1}"
-        )
-    return int(text)
-
-
-def _share(cell: str, name: str, line: int) -> float:
-    text = cell.strip()
-    try:
-        share = float(text)
-    except ValueError:
-        share = math.nan
-    if not 0.0 <= share <= 1.0:
-        raise _fault(name, line, f"accuracy is {text[:20]!r}: give a share from 0 to 1")
-    return share
+def _fault(name: str, line: int, problem: str) -> MalformedFileError:
+    return MalformedFileError(f"{name}, line {line}: {problem}")
 
 
 def _text(name: str) -> str:
@@ -165,15 +107,59 @@ def _text(name: str) -> str:
         raise _fault(name, line, "it is not UTF-8 text") from error
 
 
-def _fault(name: str, line: int, problem: str) -> MalformedFileError:
-    return MalformedFileError(f"{name}, line {line}: {problem}")
+def _add(
+    rows: dict[int, dict[int, float]],
+    cells: Sequence[str],
+    places: Sequence[int],
+    n_depths: int | None,
+) -> None:
+    """Add a line's accuracy; heads and ranks must count up from 0."""
+    if len(cells) <= max(places):
+        raise _BadLine(f"it has {len(cells)} cells")
+    head = _count(cells[places[0]], "head", _MAX_DEPTH)
+    rank = _count(cells[places[1]], "rank", _MAX_RANK)
+    share = _share(cells[places[2]])
+    if n_depths is not None and head >= n_depths:
+        raise _BadLine(f"head {head} of a file with {n_depths} heads, counted from 0")
+    own = rows.setdefault(head, {})
+    if rank in own:
+        raise _BadLine(f"head {head} has a rank {rank} already")
+    if rank != len(own):
+        before = f"rank {rank} of head {head} comes before its rank {len(own)}"
+        raise _BadLine(f"{before}: list them in order")
+    if head and head - 1 not in rows:
+        raise _BadLine(f"head {head} comes before head {head - 1}: list them in order")
+    own[rank] = share
+    total = sum(own.values())
+    if total > 1.0 + _ROUNDING:
+        sums = f"the accuracies of head {head} add up to {total:.3g}"
+        raise _BadLine(f"{sums}: only one guess can be right")
+
+
+def _count(cell: str, column: str, limit: int) -> int:
+    text = cell.strip()
+    # Nine digits at most: int() of a long text takes a long time.
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < limit):
+        raise _BadLine(f"{column} is {text[:20]!r}: give a whole number from 0 to {limit - 1}")
+    return int(text)
+
+
+def _share(cell: str) -> float:
+    text = cell.strip()
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0.0 <= share <= 1.0:
+        raise _BadLine(f"accuracy is {text[:20]!r}: give a share from 0 to 1")
+    return share
 
 
 Counts = npt.NDArray[np.int64]
 
 
 class RankCounts:
-    """Counts at which rank each depth's right token was, of `depths` depths and `ranks` ranks."""
+    """Counts at which rank the right token was among the guesses of each depth."""
 
     def __init__(self, depths: int, ranks: int) -> None:
         self.n_positions = 0
@@ -198,7 +184,7 @@ class RankCounts:
 
     @property
     def accuracy(self) -> Accuracy:
-        """Shares by depth and rank, of the positions where the tokens above were guessed."""
+        """Shares by depth and rank, of the positions where all tokens above were guessed."""
         return _shares(self._below, self._reached)
 
     @property

@@ -1,5 +1,4 @@
-"""Shapes of draft trees and how they grow: topologies, proposal schemes, EAGLE-2's dynamic
-trees."""
+"""Draft trees: topologies, proposal schemes, EAGLE-2's dynamic trees, and how they grow."""
 
 from specrun.runtime.trees.eagle2_tree import (
     DynamicShape,
@@ -30,32 +29,3 @@ from specrun.runtime.trees.tree_laws import (
     grow_draft,
     ranking_params,
 )
-
-__all__ = [
-    "MAX_NODES",
-    "RANKED_TOKENS",
-    "Child",
-    "DynamicShape",
-    "EvaluatedDepth",
-    "GrownTree",
-    "LawSource",
-    "PathLaws",
-    "Paths",
-    "Propose",
-    "Topology",
-    "TreeSampling",
-    "check_leaves",
-    "check_p_min",
-    "check_sampling",
-    "draft_chain",
-    "expand_by_path_probability",
-    "grow_by_path_probability",
-    "grow_draft",
-    "grow_tree",
-    "most_likely",
-    "parse_topology",
-    "proposal_scheme",
-    "propose_with_replacement",
-    "propose_without_replacement",
-    "ranking_params",
-]

@@ -1,11 +1,10 @@
-"""EAGLE-2's dynamic trees: expand the best k nodes of each depth, then keep the best N of all (Li
-et al. 2024).
+"""EAGLE-2's dynamic trees: expand the best k nodes of each depth, keep the best N (Li et al. 2024).
 
 The value of a node is the product of the draft probabilities on its path, an estimate of the
 probability that it is accepted (section 3.1). Expansion: of each depth, the k nodes of highest
 value are evaluated, and each gets its k most likely children (section 4.1). Reranking: of all
 children made, the N of highest value are the tree (section 4.2); a parent is worth no less than its
-child, so they form one.
+child, so they are connected.
 
 Choosing nodes by their values is exact for point masses only: pruning drawn tokens by their own
 probability would change what the remaining ones are draws of.
@@ -13,6 +12,7 @@ probability would change what the remaining ones are draws of.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specrun.bindings.errors import OptionError
@@ -36,13 +36,11 @@ class DynamicShape:
                 raise OptionError(f"{name} is {getattr(self, name)}: give 1 to {MAX_NODES}")
         if self.nodes < self.depth:
             raise OptionError(
-                f"nodes={self.nodes} is less than depth={self.depth}: a tree has at least one "
-                "node for each depth; "
-                "raise nodes or lower depth"
+                f"nodes={self.nodes} is less than depth={self.depth}: a tree has at least one node "
+                "for each depth; raise nodes or lower depth"
             )
-        check_leaves(
-            f"depth={self.depth} and topk={self.topk} in the draft model", self.n_draft_sequences
-        )
+        asked = f"depth={self.depth} and topk={self.topk} in the draft model"
+        check_leaves(asked, self.n_draft_sequences)
 
     def limited(self, max_depth: int, max_nodes: int) -> DynamicShape:
         """Return a shape that keeps these limits, both at least 1."""
@@ -58,8 +56,7 @@ class DynamicShape:
 
     @property
     def max_leaves(self) -> int:
-        """The most leaves: with n nodes of at most k children each, at least n/k - 1 are no
-        leaves."""
+        """The most leaves: of n nodes with at most k children each, at least n/k - 1 are inner."""
         return min(self.max_nodes, self.max_nodes + 1 - -(-self.max_nodes // self.topk))
 
     @property
@@ -69,8 +66,7 @@ class DynamicShape:
 
     @property
     def n_draft_sequences(self) -> int:
-        """The most sequences that the evaluated nodes need: each depth branches off at most topk -
-        1."""
+        """The most sequences of the evaluated nodes: each depth branches off up to topk - 1."""
         return 1 + (self.topk - 1) * (self.depth - 1)
 
 
@@ -79,8 +75,7 @@ def check_sampling(shape: Topology | DynamicShape, sampling: TreeSampling) -> No
     if isinstance(shape, DynamicShape) and sampling != "argmax":
         raise OptionError(
             f"sampling={sampling} with a dynamic tree would choose drawn tokens by their own "
-            "probability, which "
-            "biases the text: use sampling=argmax, or a fixed tree=..."
+            "probability, which biases the text: use sampling=argmax, or a fixed tree=..."
         )
 
 
@@ -97,8 +92,7 @@ class GrownTree:
     depths: list[int] = field(default_factory=list)
 
     def by_value(self) -> list[int]:
-        """Return all nodes, those of highest value first, earlier ones first among equals: parents
-        before children."""
+        """Return all nodes, the highest value first: parents before children, also among equals."""
         return _best(self.values, len(self.values))
 
     def best(self, nodes: int) -> DraftTree:
@@ -110,8 +104,7 @@ class GrownTree:
 
 
 def grow_by_path_probability(shape: DynamicShape, laws: LawSource, p_min: float = 0.0) -> DraftTree:
-    """Return the tree of the best nodes. A law whose best token is under `p_min` gives no
-    children."""
+    """Return the tree of the best nodes; below a law that is less sure than `p_min` are none."""
     return expand_by_path_probability(shape.depth, shape.topk, laws, p_min).best(shape.nodes)
 
 
@@ -124,7 +117,7 @@ def expand_by_path_probability(
     """
     grown = GrownTree()
     expanded = [ROOT]
-    level_laws = [laws.root()]
+    level_laws: Sequence[Law] = [laws.root()]
     numbers = {ROOT: ROOT}  # of evaluated nodes, as the source of laws counts them
     for level in range(1, depth + 1):
         first = len(grown.tokens)
@@ -132,13 +125,10 @@ def expand_by_path_probability(
             _add_children(parent, law, topk, p_min, level, grown)
         if level == depth or first == len(grown.tokens):
             break
+        # In the order in which they were made: siblings stay side by side.
         expanded = sorted(_best(grown.values, topk, first))
-        level_laws = list(
-            laws.below(
-                [numbers[grown.parents[node]] for node in expanded],
-                [grown.tokens[node] for node in expanded],
-            )
-        )
+        parents = [numbers[grown.parents[node]] for node in expanded]
+        level_laws = laws.below(parents, [grown.tokens[node] for node in expanded])
         for node in expanded:
             numbers[node] = len(numbers) - 1
     return grown
@@ -159,8 +149,6 @@ def _add_children(
 
 
 def _best(values: list[float], count: int, first: int = 0) -> list[int]:
-    """Return the nodes of the `count` highest values from node `first` on, earlier ones first among
-    equals."""
-    # A list's own sort keeps equals in order, reversed too, and is quicker than an array's for so
-    # few.
+    """Return the `count` nodes of highest value from `first` on, earlier ones first if equal."""
+    # A list's sort keeps equals in order, reversed too, and for so few is quicker than an array's.
     return sorted(range(first, len(values)), key=values.__getitem__, reverse=True)[:count]

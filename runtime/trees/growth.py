@@ -1,11 +1,11 @@
-"""Growing a draft tree of a fixed shape from draft laws: no model here, only who is drawn from
-what.
+"""Growing static trees and chains from draft laws: SpecInfer's and Sequoia's draws, Medusa's top k.
 
-Whether a draw is made, from which law and at which rank, is decided before its value is known: the
-shape is fixed, the confidence stop reads a law before anything is drawn from it, and a round's
-limits cut the shape. What is drawn below a child may depend on the child.
+No model is evaluated here, so that the same functions serve every drafter and the tests. Whether a
+draw is made, from which law and at which rank, is decided before its value is known: the shape is
+fixed, the confidence stop reads a law before anything is drawn from it, and a round's limits cut
+the shape. What is drawn below a child may depend on the child.
 
-How the children of a node are proposed from its draft law: three schemes of the literature.
+The children of a node are proposed from its draft law by one of three schemes:
 
 - with replacement: i.i.d. draws (SpecInfer, Miao et al. 2023, algorithm 2). Equal draws share a
   node, and each stays a draw that acceptance tests.
@@ -14,9 +14,8 @@ How the children of a node are proposed from its draft law: three schemes of the
   siblings.
 - most likely: the top k as point masses (Medusa, EAGLE-2, greedy trees).
 
-Every draw is stored with the law that it was really drawn from.
-
-Drafts a chain from a source of laws: what a draft model does, without the model.
+Every draw is stored with the law that it was really drawn from: that law is what acceptance
+divides by.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ Child = tuple[int, int]
 """A child's node and its token."""
 
 Propose = Callable[[TreeBuilder, int, Law, int, NoiseSource], list[Child]]
-"""Adds up to so many draws from a law below a parent; returns the distinct children in the order
-they were made."""
+"""Adds up to so many draws from a law below a parent; returns the distinct children in order."""
 
 
 def propose_with_replacement(
@@ -59,11 +57,10 @@ def propose_without_replacement(
 ) -> list[Child]:
     """Draw up to `count` different tokens, each from what the earlier ones left of the law."""
     # All siblings at once, because none of their laws depends on anything but the earlier tokens.
-    tokens = (
-        noise.choose_distinct(law, count)
-        if isinstance(noise, DraftNoise)
-        else choose_in_turn(noise, law, count)
-    )
+    if isinstance(noise, DraftNoise):
+        tokens = noise.choose_distinct(law, count)
+    else:
+        tokens = choose_in_turn(noise, law, count)
     children: list[Child] = [(builder.add(parent, tokens[0], law), tokens[0])]
     for earlier, token in pairwise(tokens):
         law = LawWithout(law, earlier)
@@ -78,37 +75,37 @@ def propose_most_likely(
     return [(builder.add(parent, token), token) for token, _ in most_likely(law, count)]
 
 
+_SCHEMES: dict[TreeSampling, Propose] = {
+    "with": propose_with_replacement,
+    "without": propose_without_replacement,
+    "argmax": propose_most_likely,
+}
+
+
 def proposal_scheme(sampling: TreeSampling) -> Propose:
     """Return the scheme of a name."""
     return _SCHEMES[sampling]
 
 
 def most_likely(law: Law, count: int) -> list[tuple[int, float]]:
-    """Return the `count` most likely tokens with their probabilities, lower ids first among equals,
-    none of zero."""
+    """Return the `count` most likely tokens with their probabilities, none of zero.
+
+    Among equals the lower ids come first.
+    """
     if isinstance(law, RankedLaw):
         return law.best(count)
     probs = law.probs
     if len(probs) > 8 * count + 64:
+        # Sorting a whole vocabulary costs more than the rest of a round: sort only the best, and
+        # all that tie with the last of them, so that ties fall to the lower ids.
         near = np.argpartition(probs, len(probs) - count)[len(probs) - count :]
-        # All of the last one's probability, so that ties fall to the lower ids.
         near = np.flatnonzero(probs >= probs[near].min())
         order = near[np.argsort(-probs[near], kind="stable")[:count]]
     else:
         order = np.argsort(-probs, kind="stable")[:count]
     tokens = order if law.ids is None else law.ids[order]
-    return [
-        (token, prob)
-        for token, prob in zip(tokens.tolist(), probs[order].tolist(), strict=True)
-        if prob > 0.0
-    ]
-
-
-_SCHEMES: dict[TreeSampling, Propose] = {
-    "with": propose_with_replacement,
-    "without": propose_without_replacement,
-    "argmax": propose_most_likely,
-}
+    ranked = zip(tokens.tolist(), probs[order].tolist(), strict=True)
+    return [(token, prob) for token, prob in ranked if prob > 0.0]
 
 
 class LawSource(Protocol):
@@ -143,8 +140,9 @@ def grow_tree(
     children = topology.children
     level = [(ROOT, ROOT)]  # (place in the topology, node) of what was evaluated last
     level_laws: Sequence[Law] = [laws.root()] if len(topology) else []
-    first = ROOT  # the evaluated number of level[0]
-    evaluated = 0
+    # Evaluated nodes are numbered in the order of their evaluation (`LawSource.below`): `first` is
+    # the number of level[0], `evaluated` how many there are.
+    first, evaluated = ROOT, 0
     for depth in range(topology.max_depth):
         noise.seek(start + depth)
         grown: list[tuple[int, int]] = []
@@ -155,9 +153,9 @@ def grow_tree(
                 continue
             place, node = level[index]
             places = children[place]
-            for below, (child, token) in zip(
-                places, propose(builder, node, law, len(places), noise), strict=False
-            ):
+            made = propose(builder, node, law, len(places), noise)
+            # Fewer children than places where draws coincide or the law is exhausted.
+            for below, (child, token) in zip(places, made, strict=False):
                 if below in children:
                     grown.append((below, child))
                     parents.append(first + index)

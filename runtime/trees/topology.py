@@ -1,4 +1,4 @@
-"""The shape of a draft tree before anything is drawn: how many children each node gets.
+"""Topologies: the shape of a static draft tree, and the texts that describe one.
 
 Written in the drafter language as branching factors by depth, `4x2x2` (4 children of the root, 2
 below each of them, 2 below each of those), or as a quoted list of nodes, `"0 1 00 01 000"`: each
@@ -43,10 +43,9 @@ class Topology:
     parents: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        depths = self.depths
         if any(not ROOT <= parent < node for node, parent in enumerate(self.parents)):
             raise OptionError("a tree lists parents before their children")
-        if any(a > b for a, b in itertools.pairwise(depths)):
+        if any(a > b for a, b in itertools.pairwise(self.depths)):
             raise OptionError("a tree lists its nodes depth by depth")
 
     @classmethod
@@ -76,10 +75,7 @@ class Topology:
     @functools.cached_property
     def ranks(self) -> tuple[int, ...]:
         """The rank of each node among its siblings."""
-        by_node = {
-            node: rank for nodes in self.children.values() for rank, node in enumerate(nodes)
-        }
-        return tuple(by_node[node] for node in range(len(self)))
+        return tuple(self.children[parent].index(node) for node, parent in enumerate(self.parents))
 
     @property
     def max_depth(self) -> int:
@@ -88,12 +84,12 @@ class Topology:
 
     @property
     def max_nodes(self) -> int:
-        """How many nodes the tree has: the most that a draft of this shape has."""
+        """The most nodes that a draft of this shape has: all."""
         return len(self.parents)
 
     @property
     def max_leaves(self) -> int:
-        """How many paths the tree has: the most that a draft of this shape has."""
+        """The most paths that a draft of this shape has: all."""
         return self.n_leaves
 
     @property
@@ -108,8 +104,10 @@ class Topology:
 
     @functools.cached_property
     def inner_widths(self) -> tuple[int, ...]:
-        """How many nodes with children each depth has, from the root's 1 on: what a drafter
-        evaluates at once."""
+        """How many nodes with children each depth has, from the root's 1 on.
+
+        So many a drafter evaluates at once: leaves need no law.
+        """
         widths = [0] * self.max_depth
         for parent in self.children:
             widths[0 if parent == ROOT else self.depths[parent]] += 1
@@ -132,7 +130,7 @@ class Topology:
         """Return the quoted list's text."""
         names: dict[int, str] = {ROOT: ""}
         for node, parent in enumerate(self.parents):
-            names[node] = names[parent] + _RANKS[self.children[parent].index(node)]
+            names[node] = names[parent] + _RANKS[self.ranks[node]]
         return " ".join(names[node] for node in range(len(self)))
 
 
@@ -164,10 +162,8 @@ def _from_widths(text: str) -> Topology:
     level = [ROOT]
     for width in widths:
         if len(parents) + len(level) * width > MAX_NODES:
-            raise OptionError(
-                f"tree={text} has more than {MAX_NODES} nodes: use smaller or fewer branching "
-                "factors"
-            )
+            advice = "use smaller or fewer branching factors"
+            raise OptionError(f"tree={text} has more than {MAX_NODES} nodes: {advice}")
         first = len(parents)
         parents += [parent for parent in level for _ in range(width)]
         level = list(range(first, len(parents)))
@@ -197,16 +193,13 @@ def _names_of_lists(text: str) -> str:
         with contextlib.suppress(ValueError, RecursionError):
             paths = json.loads(re.sub(r",\s*\]", "]", squared))  # a tuple of one has a comma
     if not isinstance(paths, list) or not all(isinstance(path, list) and path for path in paths):
-        raise OptionError(
-            f"tree: {text[:40]!r} is not a list of nodes such as [[0], [1], [0, 0], [0, 1]]"
-        )
+        example = "a list of nodes such as [[0], [1], [0, 0], [0, 1]]"
+        raise OptionError(f"tree: {text[:40]!r} is not {example}")
     names: list[str] = []
     for path in paths:
         if not all(isinstance(rank, int) and rank < len(_RANKS) for rank in path):
-            raise OptionError(
-                f"tree lists node {str(path)[:40]}: a node is a list of ranks from 0 to "
-                f"{len(_RANKS) - 1}"
-            )
+            ranks = f"a list of ranks from 0 to {len(_RANKS) - 1}"
+            raise OptionError(f"tree lists node {str(path)[:40]}: a node is {ranks}")
         names.append("".join(_RANKS[rank] for rank in path))
     return " ".join(names)
 
@@ -232,13 +225,10 @@ def _checked(topology: Topology, text: str) -> Topology:
 
 
 def check_leaves(what: object, n_leaves: int, advice: str = "use fewer branches") -> None:
-    """Raise `OptionError` where a tree has more leaves than llama.cpp has sequence ids: each path
-    takes one.
+    """Raise `OptionError` where a tree has more leaves than llama.cpp has sequence ids.
 
-    `advice` says what of `what` to change.
+    Each path takes one. `advice` says what of `what` to change.
     """
     if n_leaves > MAX_SEQUENCES:
-        raise OptionError(
-            f"{what}: {n_leaves} leaves need as many sequences, and llama.cpp allows "
-            f"{MAX_SEQUENCES}: {advice}"
-        )
+        limit = f"as many sequences, and llama.cpp allows {MAX_SEQUENCES}"
+        raise OptionError(f"{what}: {n_leaves} leaves need {limit}: {advice}")

@@ -1,8 +1,7 @@
-"""How a drafter that is evaluated depth by depth grows a tree: the laws along its paths, then the
-shape.
+"""Draft laws along the paths of a tree, and the tree that grows from them depth by depth.
 
 Draft models, EAGLE's heads and Hydra's differ in what an evaluation returns, and in nothing else
-here. Static shapes are grown as in `tree_growth`, dynamic ones (EAGLE-2) as in `path_probability`.
+here. Static shapes are grown as in `growth`, dynamic ones (EAGLE-2) as in `eagle2_tree`.
 """
 
 from __future__ import annotations
@@ -24,16 +23,14 @@ RANKED_TOKENS = 40
 """Tokens among which point masses are chosen where the settings do not truncate."""
 
 EvaluatedDepth = RankedTokens | Sequence[Logits]
-"""What is said after n nodes: their best tokens, or whole rows of logits over the target's
-tokens."""
+"""What is said after n nodes: their best tokens, or rows of logits over the target's tokens."""
 
 Paths = Callable[[], list[list[int]]]
 """The drafted tokens down to each of the nodes that are evaluated, their own included."""
 
 
 class PathLaws:
-    """The laws of a drafter after the tokens of a request, for `grow_tree` and its like: a
-    `LawSource`.
+    """A drafter's laws after the tokens of a request: a `LawSource`.
 
     `root()` evaluates what stands before the draft, `below(parents, tokens, paths)` a depth of it,
     numbered as in `LawSource.below`. Best tokens are a law as they are; rows of logits are
@@ -76,9 +73,8 @@ class PathLaws:
         if not params.has_penalties:  # nobody asks for the paths
             return [transformed_law(row, params) for row in said]
         windows = [penalty_window(self._request.tokens, path, params) for path in paths()]
-        return [
-            transformed_law(row, params, window) for row, window in zip(said, windows, strict=True)
-        ]
+        rows = zip(said, windows, strict=True)
+        return [transformed_law(row, params, window) for row, window in rows]
 
     def _path(self, node: int) -> list[int]:
         path: list[int] = []
@@ -111,9 +107,8 @@ def grow_draft(
     if max_nodes < 1 or max_depth < 1:
         return DraftTree()
     if isinstance(shape, DynamicShape):
-        if (
-            room is not None
-        ):  # it evaluates topk nodes of every depth but the last, more than it keeps
+        if room is not None:
+            # It evaluates topk nodes of every depth but the last, more than it keeps.
             max_depth = min(max_depth, 1 + room // shape.topk)
         return grow_by_path_probability(shape.limited(max_depth, max_nodes), laws, p_min)
     topology = shape.limited(max_depth, max_nodes)
@@ -128,11 +123,11 @@ def check_p_min(p_min: float) -> None:
 
 
 def ranking_params(params: SamplingParams, ranked: int) -> SamplingParams:
-    """Return the settings that rank the `ranked` most likely tokens: at temperature 0, those of
-    temperature 1.
+    """Return the settings that rank the `ranked` most likely tokens.
 
-    Greedy settings make a law of one token, which ranks nothing and is always certain. Otherwise
-    the ranking keeps the target's truncation: tokens that it can never say are not worth a node.
+    Greedy settings make a law of one token, which ranks nothing and is always certain: temperature
+    1 takes their place. Otherwise the ranking keeps the target's truncation: tokens that it can
+    never say are not worth a node.
     """
     if params.is_greedy:
         return params.replace(temperature=1.0, top_k=ranked, top_p=1.0, min_p=0.0)

@@ -14,24 +14,3 @@ from specrun.runtime.drafters.combinators.ouroboros import (
     refined_phrases,
 )
 from specrun.runtime.drafters.combinators.relay import RelayDrafter
-
-__all__ = [
-    "ArmChooser",
-    "AutoDrafter",
-    "CascadeDrafter",
-    "ChoiceLog",
-    "DraftModelTarget",
-    "EnsembleDrafter",
-    "OuroborosDrafter",
-    "PhraseDrafter",
-    "RelayDrafter",
-    "auto_expression",
-    "combined",
-    "first_path",
-    "graft",
-    "matched_phrases",
-    "merge_trees",
-    "phrase_tree",
-    "read_choice_logs",
-    "refined_phrases",
-]

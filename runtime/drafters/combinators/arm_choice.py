@@ -1,5 +1,4 @@
-"""Which of several ways to decode is fastest here and now: a bandit over rounds, with a budget for
-looking around.
+"""A multi-armed bandit over rounds: the fastest way to decode, with a budget for exploration.
 
 An arm is a drafter, its reward tokens per second. The arm of the best measured rate is used. Others
 are probed, a few rounds at a time, while they may be better: their rate plus its uncertainty, which
@@ -8,8 +7,6 @@ uncertainty: UCB, Auer et al. 2002). What makes it safe is the account: the time
 lost against the best arm never exceeds a small share of all time, so text on which nothing pays
 costs little more than plain decoding. Every probe that changes nothing doubles the time until the
 arm seems worth another.
-
-One way to decode, as its rounds were measured: tokens per second, and how sure that is.
 """
 
 from __future__ import annotations
@@ -23,12 +20,10 @@ _MEMORY = 0.99
 """Weight of a round of an arm after its next one: estimates look back about 100 rounds."""
 
 _PRIOR_ROUNDS, _PRIOR_SPREAD, _PLAIN_SPREAD, _PRIOR_TOKENS = 2.0, 0.5, 0.1, 2.0
-"""What is believed of an arm's rounds before they were seen: their relative spread, and for how
-much it counts."""
+"""What is believed of an arm's rounds before they were seen: their spread, and its weight."""
 
 _STALL = 2.0
-"""Rounds that take this many times their arm's median were disturbed from outside, and count as
-this many."""
+"""Rounds that take more than so many medians of their arm were disturbed, and count as so many."""
 
 
 @dataclass(slots=True)
@@ -84,29 +79,25 @@ _OPTIMISM, _EARLY_OPTIMISM = 1.5, 4.0
 """How many standard errors an arm is given the benefit of, later and while trying is free."""
 
 _CAUTION = 0.5
-"""How many standard errors a probed arm has to be better by before it takes the place of the
-best."""
+"""How many standard errors a probed arm has to be better by to take the place of the best."""
 
 _AHEAD = 1.2
 """From this speed-up on, the best arm may spend more on looking for a better one."""
 
 _DRIFT = 0.1
-"""Relative standard deviation by which a rate may have changed after `_DRIFT_ROUNDS` rounds
-unseen."""
+"""Relative standard deviation of a rate's change after `_DRIFT_ROUNDS` rounds unseen."""
 
 _DRIFT_ROUNDS = 32
 
 _WELL_KNOWN, _TIED_ROUNDS = 16.0, 256
-"""Rounds after which an arm that is alike but more complicated counts as known, and for how many it
-is left alone."""
+"""Rounds after which an arm that is alike but more complicated is known, and left alone for."""
 
 _MAX_PATIENCE = 8
 
 _PROBE_ROUNDS = 4
 
 _FIRST_ROUNDS = 2
-"""Rounds of the first arm before others are looked at: enough to compare them with, should it be a
-bad one."""
+"""Rounds of the first arm before others are looked at: enough to compare them with."""
 
 _TIE = 0.03
 """Rates that differ by less than this share are alike: the simpler arm is taken."""
@@ -160,8 +151,7 @@ class ArmChooser:
         self._current = 0
         self._left = 0
         self._probing = False
-        # Tokens, seconds and whether anything was drafted, of the rounds since the last change of
-        # arm.
+        # Tokens, seconds and whether anything was drafted, of the rounds since the arm changed.
         self._run: list[tuple[int, float, bool]] = []
         self._behind = 0  # how far the arm was behind when that run began
 
@@ -258,23 +248,20 @@ class ArmChooser:
             return self._best
         best = max(arms, key=self._shown_rate)
         enough = (1.0 - _TIE) * self.arms[best].rate
-        alike = [
-            arm
-            for arm in arms
-            if arm == best or (self.arms[arm].rounds and self.arms[arm].rate >= enough)
-        ]
-        return min(
-            alike,
-            key=lambda index: (self._sizes[index], index != best, -self.arms[index].rate, index),
-        )
+        seen = [index for index in arms if self.arms[index].rounds or index == best]
+        alike = [index for index in seen if index == best or self.arms[index].rate >= enough]
+
+        def order(index: int) -> tuple[int, bool, float, int]:
+            return self._sizes[index], index != best, -self.arms[index].rate, index
+
+        return min(alike, key=order)
 
     def _judge_probe(self) -> None:
         arm, best = self.arms[self._current], self.arms[self._best]
         arm.patience = 1.0 if arm.rate > best.rate else min(_MAX_PATIENCE, 2.0 * arm.patience)
 
     def _shown_rate(self, index: int) -> float:
-        """Return the rate that an arm has been shown to have; the best one needs to show nothing
-        any more."""
+        """Return the rate that an arm was shown to have; the best need not show anything more."""
         arm = self.arms[index]
         if not arm.rounds or index == self._best:
             return arm.rate
@@ -290,8 +277,7 @@ class ArmChooser:
         return arm.rate + optimism * math.hypot(arm.error, drift)
 
     def _hope(self, index: int) -> float:
-        """Return the rate that an arm may have; a more complicated one has to be better by more
-        than a tie."""
+        """Return the rate that an arm may have; a more complicated one must be better by a tie."""
         arm, best = self.arms[index], self.arms[self._best]
         if self._sizes[index] <= self._sizes[self._best]:
             return self._possible_rate(arm)
@@ -304,22 +290,18 @@ class ArmChooser:
         best, allowance = self.arms[self._best], self._allowance()
         if not best.rounds:
             return None  # the first arm is what is likely to be best: others are compared with it
-        hopes = [
-            (self._hope(index), index) for index, arm in enumerate(self.arms) if arm is not best
-        ]
-        spare = allowance
-        for hope, index in sorted(hopes, key=lambda hope: (-hope[0], hope[1])):
+        others = [index for index, arm in enumerate(self.arms) if arm is not best]
+        hopes = sorted((-self._hope(index), index) for index in others)
+        spare, free = allowance, self._tokens < self._free_tokens
+        for hope, index in hopes:
             loss = self._loss_of(index)
-            if hope <= best.rate:
+            if -hope <= best.rate:
                 return None
-            if self._tokens < self._free_tokens or (
-                loss <= spare and self._lost + loss <= allowance
-            ):
+            if free or (loss <= spare and self._lost + loss <= allowance):
                 return index
             if loss <= _OUT_OF_REACH * allowance:
-                spare = (
-                    _SPARE * allowance
-                )  # the others must not use up what this one is being saved for
+                # The others must not use up what this one is being saved for.
+                spare = _SPARE * allowance
         return None
 
     def _allowance(self) -> float:

@@ -1,10 +1,8 @@
-"""The drafter with the best measured speed, chosen while decoding.
+"""`auto`: the drafter with the best measured speed, chosen round by round, and the log of choices.
 
 The choice of a round depends on the tokens and the times of earlier rounds only, so the text keeps
 the target's distribution whatever is chosen. Times are measured, so another run may choose
 otherwise: every choice is logged, and a log can be replayed.
-
-What `auto` chose in one answer, as statistics and as a log that can be replayed.
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ _MAX_ROUNDS = 1 << 24
 
 @dataclass(slots=True)
 class ChoiceLog:
-    """Choices among `names` as runs of [index, rounds], with each one's rounds, tokens and
-    seconds."""
+    """Choices among `names` as runs of [index, rounds]; `totals` are rounds, tokens and seconds."""
 
     names: Sequence[str]
     runs: list[list[int]] = field(default_factory=list)
@@ -52,8 +49,7 @@ class ChoiceLog:
         total[2] += seconds
 
     def choices_for(self, names: Sequence[str]) -> list[int]:
-        """Return the choice of each round; raises `OptionError` if it was made among other
-        drafters."""
+        """Return the choice of each round; raises `OptionError` for a log of other drafters."""
         if list(names) != list(self.names):
             raise OptionError(
                 f"auto: the log was made with {', '.join(self.names)} and cannot be replayed "
@@ -77,32 +73,28 @@ class ChoiceLog:
 
 
 def read_choice_logs(path: Path) -> list[ChoiceLog]:
-    """Return the logs of a file: JSON objects as `generate --json` prints them, one an answer, in
-    order.
+    """Return the logs of a file: JSON objects as `generate --json` prints them, one an answer.
 
     Raises `FileMissingError` or `OptionError` for files that hold none.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise FileMissingError(
-            f"{path} does not exist: give a file that generate --json wrote"
-        ) from None
+        problem = "does not exist: give a file that generate --json wrote"
+        raise FileMissingError(f"{path} {problem}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} cannot be read as a log of choices: {error}") from None
+    advice = "give what generate --json printed with --drafter auto"
     decoder, logs, position = json.JSONDecoder(), list[ChoiceLog](), 0
     while rest := text[position:].lstrip():
         try:
             value, length = decoder.raw_decode(rest)
             logs.append(_log_of(value))
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise OptionError(
-                f"{path} is not a log of choices: give what generate --json printed with "
-                "--drafter auto"
-            ) from None
+            raise OptionError(f"{path} is not a log of choices: {advice}") from None
         position = len(text) - len(rest) + length
     if not logs:
-        raise OptionError(f"{path} is empty: give what generate --json printed with --drafter auto")
+        raise OptionError(f"{path} is empty: {advice}")
     return logs
 
 
@@ -113,14 +105,14 @@ def _log_of(value: Any) -> ChoiceLog:  # noqa: ANN401 - whatever a file holds
             raise ValueError
         value = value.get(name, value)
     names, runs = [arm["drafter"] for arm in value["arms"]], value["choices"]
-    valid = all(isinstance(name, str) for name in names) and all(
-        isinstance(index, int)
-        and isinstance(rounds, int)
-        and 0 <= index < len(names)
-        and rounds > 0
-        for index, rounds in runs
-    )
-    if not valid or sum(rounds for _, rounds in runs) > _MAX_ROUNDS:
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError
+    for index, rounds in runs:
+        if not (isinstance(index, int) and 0 <= index < len(names)):
+            raise ValueError
+        if not (isinstance(rounds, int) and rounds > 0):
+            raise ValueError
+    if sum(rounds for _, rounds in runs) > _MAX_ROUNDS:
         raise ValueError
     return ChoiceLog(names, [list(run) for run in runs])
 
@@ -132,8 +124,7 @@ Clock = Callable[[], float]
 
 
 class AutoDrafter(MembersDrafter):
-    """Asks one of its members each round, the one that `ArmChooser` picks. Owns them; one of them
-    should be `none`.
+    """Asks the member that `ArmChooser` picks for the round; one of them should be `none`.
 
     A round's time runs from the request for a draft to the end of `observe`: drafting, verification
     and what drafters learn, not what the consumer of a stream does between rounds. All members
@@ -152,9 +143,8 @@ class AutoDrafter(MembersDrafter):
         name: str = "auto",
     ) -> None:
         if len(members) < 2:
-            raise OptionError(
-                f"{name}: there is nothing to choose from; name at least one drafter beside none"
-            )
+            problem = "there is nothing to choose from; name at least one drafter beside none"
+            raise OptionError(f"{name}: {problem}")
         super().__init__(members, name=name)
         self.max_leaves = max(member.max_leaves for member in members)
         self.max_nodes = max(member.max_nodes for member in members)
@@ -177,8 +167,7 @@ class AutoDrafter(MembersDrafter):
         return max(member.n_params for member in self._members)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start an answer: what was measured before is kept, and seen again sooner; no tokens
-        forget it."""
+        """Start an answer: what was measured is kept and seen again sooner; no tokens forget it."""
         super().begin(tokens)
         if not tokens:
             self._chooser = self._new_chooser()
@@ -202,8 +191,7 @@ class AutoDrafter(MembersDrafter):
         return self._members[self._chosen].propose(request)
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Tell the member that was asked what became of its tree, the others what the text is
-        now."""
+        """Tell the asked member what became of its tree, and the others what the text is now."""
         for index, member in enumerate(self._members):
             member.observe(outcome if index == self._chosen else outcome_for_idle(outcome))
         self._known += outcome.tokens[len(self._known) :]
@@ -230,6 +218,5 @@ class AutoDrafter(MembersDrafter):
         super().rewind(length)
 
     def report(self) -> dict[str, Any]:
-        """Return who was asked how often and how fast it was, and all choices in order, as a log to
-        replay."""
+        """Return who was asked how often, how fast it was, and all choices, as a log to replay."""
         return {**self._log.to_dict(), **super().report()}

@@ -1,8 +1,4 @@
-"""Builds the combinators whose members depend on each other: `cascade(a, b)`, `relay(a@k, b@m)`,
-`ouroboros(a)`.
-
-Builds `auto(a, b, ...)`, and says what bare `auto` chooses from.
-"""
+"""Builds the combinators: `cascade`, `ouroboros`, `relay`, `ensemble` and `auto`."""
 
 from __future__ import annotations
 
@@ -34,12 +30,11 @@ from specrun.runtime.drafters.draft_model import (
     open_draft_model,
 )
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, build_parts, file_of
-from specrun.runtime.drafters.lookahead import MAX_NGRAM, NgramStore, WindowGuard, open_store
-from specrun.runtime.language import Expression, ExpressionOptions
+from specrun.runtime.drafters.lookahead import MAX_NGRAM, WindowGuard
+from specrun.runtime.drafters.lookahead.build import open_pool
+from specrun.runtime.language import Expression
 from specrun.runtime.methods import TREE_OPTIONS, find_method, options_of
 from specrun.runtime.trees import check_leaves
-
-_PER_KEY, _MAX_KEYS = 16, 16384
 
 
 def build_cascade(
@@ -48,10 +43,8 @@ def build_cascade(
     """Build `cascade(draft(a.gguf, n=5), b, rounds=0)`: b drafts for the draft model."""
     options = options_of(expression)
     if len(expression.arguments) != 2:
-        raise OptionError(
-            f"{expression}: a cascade has two parts, as in cascade(draft(a.gguf, n=5), "
-            "prompt-lookup)"
-        )
+        example = "cascade(draft(a.gguf, n=5), prompt-lookup)"
+        raise OptionError(f"{expression}: a cascade has two parts, as in {example}")
     outer, inner = expression.arguments
     draft = _open_cascade(expression, outer, environment, options.integer("rounds", 0))
     try:
@@ -74,8 +67,7 @@ class _CascadeModel:
     environment: DraftEnvironment
 
     def start(self, inner: Drafter) -> CascadeDrafter:
-        """Return a conversation's cascade, which owns `inner` from now on: it is closed if anything
-        fails."""
+        """Return a conversation's cascade, which owns `inner`: if anything fails, it is closed."""
         with contextlib.ExitStack() as opened:  # closed again if anything below fails
             opened.callback(inner.close)
             options = dataclasses.replace(
@@ -118,12 +110,10 @@ def build_ouroboros(
     options = options_of(expression)
     count, length = options.integer("phrases", 3), options.integer("length", 4)
     if not (count >= 1 and 1 <= length < MAX_NGRAM):
-        raise OptionError(
-            f"{expression}: give 1 or more phrases of length 1 to {MAX_NGRAM - 1}, not {count} "
-            f"of {length}"
-        )
+        allowed = f"1 or more phrases of length 1 to {MAX_NGRAM - 1}"
+        raise OptionError(f"{expression}: give {allowed}, not {count} of {length}")
     check_leaves(expression, count, "use fewer phrases")
-    store = _open_store(expression, options, environment, length)
+    store = open_pool(expression, environment, length + 1)
     outer = expression.arguments[0] if expression.arguments else Expression("draft")
     draft = _open_cascade(expression, outer, environment, 0)
     try:
@@ -144,23 +134,6 @@ def build_ouroboros(
     return DrafterWeights(str(expression), start, [store, draft.model])
 
 
-def _open_store(
-    expression: Expression, options: ExpressionOptions, environment: DraftEnvironment, length: int
-) -> NgramStore:
-    file = options.optional("pool")
-    keep = options.choice("save", ["yes", "no"], "yes") == "yes"
-    if file is None and not keep:
-        raise OptionError(f"{expression}: save=no is about a pool's file: name it with pool=FILE")
-    return open_store(
-        None if file is None else Path(file).expanduser(),
-        environment.target.vocabulary,
-        n=length + 1,
-        per_key=_PER_KEY,
-        max_keys=_MAX_KEYS,
-        keep=keep,
-    )
-
-
 def _require_room(expression: Expression, nodes: int, environment: DraftEnvironment) -> None:
     if nodes + 1 > environment.context.n_batch:
         raise OptionError(
@@ -174,48 +147,36 @@ def _cascade_chain(outer: Expression, whole: Expression) -> ChainOptions:
     if outer.atom != "draft":
         raise OptionError(
             f"{whole}: the first part is a draft model that decodes speculatively itself, as in "
-            f"{whole.atom}(draft(a.gguf, "
-            f"n=5){', prompt-lookup' if whole.atom == 'cascade' else ''})"
+            f"{whole.atom}(draft(a.gguf, n=5){', prompt-lookup' * (whole.atom == 'cascade')})"
         )
     trees = {name for name, _ in outer.options}.intersection(TREE_OPTIONS)
     if trees:
-        raise OptionError(
-            f"{whole}: {whole.atom} drafts chains: leave out {', '.join(sorted(trees))}"
-        )
+        names = ", ".join(sorted(trees))
+        raise OptionError(f"{whole}: {whole.atom} drafts chains: leave out {names}")
     chain = chain_options(outer)
     if chain.adaptive_exit is not None:
-        raise OptionError(
-            f"{outer}: p_min=adaptive is for draft(...) on its own; give a fixed p_min here"
-        )
+        problem = "p_min=adaptive is for draft(...) on its own; give a fixed p_min here"
+        raise OptionError(f"{outer}: {problem}")
     return chain
 
 
 def build_relay(
     expression: Expression, environment: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
-    """Build `relay(draft(a.gguf)@2, prompt-lookup@3)`: each part goes on below the one before
-    it."""
-    if len(expression.arguments) < 2:
-        raise OptionError(
-            f"{expression}: a relay needs at least two parts, as in relay(draft(a.gguf)@2, ...)"
-        )
-    counts = [part.count for part in expression.arguments]
-    return combined(
-        str(expression),
-        build_parts([_without_count(part) for part in expression.arguments], environment, build),
-        lambda members: RelayDrafter(members, counts, name=str(expression)),
-    )
+    """Build `relay(draft(a.gguf)@2, prompt-lookup@3)`: each part goes on below the one before."""
+    name, arguments = str(expression), expression.arguments
+    if len(arguments) < 2:
+        example = "relay(draft(a.gguf)@2, ...)"
+        raise OptionError(f"{expression}: a relay needs at least two parts, as in {example}")
+    counts = [part.count for part in arguments]
+    parts = build_parts([_without_count(part) for part in arguments], environment, build)
+    return combined(name, parts, lambda members: RelayDrafter(members, counts, name=name))
 
 
 def _without_count(part: Expression) -> Expression:
-    """Return a relay's part with its count as the option `n` where it draws chains of its own
-    length."""
-    given = {name for name, _ in part.options}
-    if (
-        part.count is None
-        or not find_method(part.atom).counted_by_n
-        or given & {"n", *TREE_OPTIONS}
-    ):
+    """Return a relay's part with its count as the option `n`, where its chains have a length."""
+    given = {name for name, _ in part.options} & {"n", *TREE_OPTIONS}
+    if part.count is None or given or not find_method(part.atom).counted_by_n:
         return dataclasses.replace(part, count=None)
     options = (*part.options, ("n", Expression(str(part.count))))
     return dataclasses.replace(part, options=options, count=None, is_call=True)
@@ -225,10 +186,8 @@ def build_ensemble(
     expression: Expression, environment: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
     """Build `ensemble(a, b, ...)`."""
-    members = build_parts(expression.arguments, environment, build)
-    return combined(
-        str(expression), members, lambda started: EnsembleDrafter(started, name=str(expression))
-    )
+    name, parts = str(expression), build_parts(expression.arguments, environment, build)
+    return combined(name, parts, lambda members: EnsembleDrafter(members, name=name))
 
 
 _WITHOUT_MODEL = ("prompt-lookup", "lookahead")
@@ -236,8 +195,7 @@ _NONE = Expression("none")
 
 
 def auto_expression(draft: str) -> str:
-    """Return what to choose from by default, beside `none`: a draft model's drafts and what needs
-    no model."""
+    """Return what to choose from by default: `draft`, what needs no model, and `none`."""
     return f"auto({', '.join([draft, *_WITHOUT_MODEL])})"
 
 
@@ -252,17 +210,12 @@ def build_auto(
     if _NONE not in (Expression(arm.atom) if arm.atom == "none" else arm for arm in arms):
         arms.append(_NONE)
     _refuse_twins(expression, arms)
-    return combined(
-        str(expression),
-        build_parts(arms, environment, build),
-        lambda members: AutoDrafter(
-            members,
-            replay=logs,
-            clock=environment.clock,
-            sizes=[_size(arm) for arm in arms],
-            name=str(expression),
-        ),
-    )
+    name, sizes, clock = str(expression), [_size(arm) for arm in arms], environment.clock
+
+    def combine(members: Sequence[Drafter]) -> Drafter:
+        return AutoDrafter(members, replay=logs, clock=clock, sizes=sizes, name=name)
+
+    return combined(name, build_parts(arms, environment, build), combine)
 
 
 def _default_arms(environment: DraftEnvironment) -> list[Expression]:
@@ -280,6 +233,5 @@ def _refuse_twins(expression: Expression, arms: Sequence[Expression]) -> None:
     names = [str(arm) for arm in arms]
     for name in names:
         if names.count(name) > 1:
-            raise OptionError(
-                f"{expression}: {name} stands there twice: auto would measure the same thing twice"
-            )
+            problem = f"{name} stands there twice: auto would measure the same thing twice"
+            raise OptionError(f"{expression}: {problem}")

@@ -1,5 +1,4 @@
-"""A drafter drafts for the drafter: CS-Drafting's vertical cascade (Chen et al. 2023, section 3.1),
-staged decoding.
+"""CS-Drafting's vertical cascade (Chen et al. 2023, section 3.1): a drafter drafts for the drafter.
 
 The draft model decodes speculatively itself, in the same loop and by the same exact rule as the
 target. So every token that it emits, whether accepted, recovered or bonus, is a draw from its own
@@ -9,15 +8,15 @@ from, and with no emitted token left out. To pass on accepted tokens only, or th
 drafter's law, would bias the text.
 
 How far a chain goes may be decided by what was drawn above its end, by how the inner rounds went,
-and by laws that are read before anything is drawn from them.
-
-A draft model as the target of a drafter of its own: what evaluates and verifies inside a cascade.
+and by laws that are read before anything is drawn from them. `DraftModelTarget` is the draft model
+in the target's place: it evaluates and verifies inside the cascade.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
 from specrun.runtime.conversation import Conversation
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
-from specrun.runtime.drafters.combinators.members import graft
+from specrun.runtime.drafters.combinators.members import MemberRows, graft
 from specrun.runtime.drafters.draft_model import DraftSampling
 from specrun.runtime.law import Law
 from specrun.runtime.limits import RoundLimits
@@ -35,40 +34,10 @@ from specrun.runtime.loop import DecodeSettings, Round, decode_rounds
 from specrun.runtime.noise import NoiseSource
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.results import RoundCounter
-from specrun.runtime.target import CachedText, EvaluatedRows, PromptLearner, Target, TargetModel
+from specrun.runtime.target import CachedText, EvaluatedRows, PromptLearner, TargetModel
 from specrun.runtime.transform import penalty_window, transformed_law
 from specrun.runtime.tree import DraftTree
-from specrun.runtime.trees import RANKED_TOKENS, ranking_params
-
-
-class InnerTarget(Target, Protocol):
-    """What a cascade needs of its draft model; tests pass scripted ones."""
-
-    @property
-    def n_ctx(self) -> int:
-        """The context size in tokens."""
-
-    @property
-    def max_nodes(self) -> int:
-        """The most tree nodes one evaluation can take beside the root."""
-
-    @property
-    def native_seconds(self) -> float:
-        """Time inside the model's evaluations."""
-
-    @property
-    def n_params(self) -> int:
-        """The model's parameters."""
-
-    def rewind(self, text: CachedText, length: int) -> None:
-        """Drop everything of the text after its first `length` tokens."""
-
-    def prefill(self, text: CachedText, end: int) -> None:
-        """Evaluate the text's tokens up to position `end`, or leave some of them to the next
-        evaluation."""
-
-    def close(self) -> None:
-        """Free what it holds of this conversation."""
+from specrun.runtime.trees import RANKED_TOKENS, check_p_min, ranking_params
 
 
 class CascadeDrafter(Drafter):
@@ -83,7 +52,7 @@ class CascadeDrafter(Drafter):
 
     def __init__(
         self,
-        model: InnerTarget,
+        model: DraftModelTarget,
         inner: Drafter,
         *,
         num_draft_tokens: int = 5,
@@ -96,18 +65,13 @@ class CascadeDrafter(Drafter):
             raise OptionError(
                 f"n is {num_draft_tokens}: a draft model must draft at least 1 token (or use none)"
             )
-        if not 0.0 <= p_min <= 1.0:
-            raise OptionError(f"p_min is {p_min}: it is a probability, between 0 and 1")
+        check_p_min(p_min)
         if max_rounds < 0:
-            raise OptionError(
-                f"rounds is {max_rounds}: give the most evaluations of the draft model, or 0 for "
-                "any"
-            )
+            advice = "give the most evaluations of the draft model, or 0 for any"
+            raise OptionError(f"rounds is {max_rounds}: {advice}")
         if inner.reads_target:
-            raise OptionError(
-                f"{inner.name} reads the target's hidden states, and in a cascade it would draft "
-                "for the draft model"
-            )
+            problem = "in a cascade it would draft for the draft model"
+            raise OptionError(f"{inner.name} reads the target's hidden states, and {problem}")
         self.name = name
         self.max_nodes = num_draft_tokens
         self._model = model
@@ -136,13 +100,11 @@ class CascadeDrafter(Drafter):
         self._text.tokens = list(tokens)
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return a chain; shorter than asked where the model's own context ends, or `p_min` or
-        `max_rounds` stop it."""
+        """Return a chain; shorter where the context ends, `p_min` or `max_rounds` stop it."""
         start = len(request.tokens)
         # The last drafted token is never evaluated, so it needs no position.
-        count = min(
-            self.max_nodes, request.max_depth, request.max_nodes, self._model.n_ctx - start + 1
-        )
+        room = self._model.n_ctx - start + 1
+        count = min(self.max_nodes, request.max_depth, request.max_nodes, room)
         if count < 1:
             return DraftTree()
         text = self._text
@@ -154,29 +116,18 @@ class CascadeDrafter(Drafter):
         return DraftTree.chain(text.tokens[start : start + len(laws)], None if points else laws)
 
     def _draft(self, request: DraftRequest, count: int) -> list[Law]:
-        """Let the model decode up to `count` tokens, appended to the text; return the law of each
-        that counts."""
-        params = (
-            request.params.replace(temperature=0.0)
-            if self._sampling == "argmax"
-            else request.params
-        )
-        rule = _RemembersLaws()
-        limits = RoundLimits(
-            n_ctx=self._model.n_ctx, max_nodes=self._model.max_nodes, max_tokens=count
-        )
+        """Let the model decode up to `count` tokens; return the laws of those that are drafted."""
+        params = request.params
+        if self._sampling == "argmax":
+            params = params.replace(temperature=0.0)
+        rule, model = _RemembersLaws(), self._model
+        limits = RoundLimits(n_ctx=model.n_ctx, max_nodes=model.max_nodes, max_tokens=count)
+        settings = DecodeSettings(rule, params, limits, request.end_tokens)
         self._text.noise = request.noise
         laws: list[Law] = []
-        rounds = decode_rounds(
-            self._model, self._text, DecodeSettings(rule, params, limits, request.end_tokens)
-        )
-        for number, this_round in enumerate(rounds, 1):
-            self._counter.count(
-                this_round.tree.n_candidates,
-                this_round.tree.candidate_depth,
-                len(this_round.path),
-                len(this_round.tokens),
-            )
+        for number, this_round in enumerate(decode_rounds(model, self._text, settings), 1):
+            tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.tokens)
+            self._counter.count(tree.n_candidates, tree.candidate_depth, n_accepted, n_new)
             for index in range(len(this_round.tokens)):
                 if self._is_unsure(this_round, index, rule.laws, request):
                     return laws
@@ -201,8 +152,7 @@ class CascadeDrafter(Drafter):
         return law.most_likely[1] < self._p_min
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Take back what was rejected, from the model's cache and the inner drafter; the rest stays
-        evaluated."""
+        """Take back what was rejected, from model and inner drafter; the rest stays evaluated."""
         start = outcome.start
         self.rewind(start + common_prefix(self._text.tokens[start:], outcome.tokens[start:]))
 
@@ -263,8 +213,7 @@ JOINED_TOKENS = 1
 
 
 class DraftModelTarget(TargetModel):
-    """Evaluates trees like `TargetModel`, for text that contains tokens of a larger target's
-    vocabulary.
+    """Evaluates trees like `TargetModel`, for text with tokens of a larger target's vocabulary.
 
     The model is fed a stand-in for tokens that it lacks, and rows are cut to the tokens that both
     models know: one outside has probability 0 in the draft, never in the target.
@@ -298,14 +247,12 @@ class DraftModelTarget(TargetModel):
         return self.context.model.n_params
 
     def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
-        """Evaluate the text's tokens up to position `end`, unless so few are missing that they join
-        the next tree."""
+        """Evaluate the text up to `end`, unless so few tokens are missing that they join a tree."""
         if end - text.n_cached > JOINED_TOKENS:
             super().prefill(text, end, learn)
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
-        """Evaluate what is missing of the text, its last token at least, and `tree` below it in one
-        llama_decode."""
+        """Evaluate what is missing of the text and `tree` below it in one llama_decode."""
         if len(text.tokens) - 1 - text.n_cached + len(tree) > self.max_nodes:
             super().prefill(text, len(text.tokens) - 1)
         joined, n_missing = _joined(text, tree)
@@ -315,9 +262,8 @@ class DraftModelTarget(TargetModel):
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
         """Keep the evaluated root and these nodes, a path from the root down; drop the others."""
         joined, n_missing = _joined(text, tree)
-        self._keep_at(
-            text.n_cached, joined, [*range(n_missing), *(n_missing + node for node in path)]
-        )
+        kept = [*range(n_missing), *(n_missing + node for node in path)]
+        self._keep_at(text.n_cached, joined, kept)
         text.commit(tree.tokens[node] for node in path)
 
     def close(self) -> None:
@@ -331,32 +277,18 @@ class DraftModelTarget(TargetModel):
 
 
 def _joined(text: CachedText, tree: DraftTree) -> tuple[DraftTree, int]:
-    """Return the tree below the first token that is not cached, and how many more such tokens it
-    begins with."""
+    """Return the tree below the first token that is not cached, and how many more there are."""
     missing = text.tokens[text.n_cached + 1 :]
     return graft(DraftTree.chain(missing), len(missing) - 1, tree)[0], len(missing)
 
 
-class _Rows:
+class _Rows(MemberRows):
     """An evaluation's rows without those of the first tokens, cut to the tokens of both models."""
 
     def __init__(self, rows: EvaluatedRows, skipped: int, size: int) -> None:
-        self._rows = rows
-        self._skipped = skipped
+        super().__init__(rows, range(skipped - 1, sys.maxsize))
         self._size = size
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """Return the logits of one row, a view of [shared tokens]."""
-        return self._rows.logits(row + self._skipped)[: self._size]
-
-    def hidden_state(self, row: int) -> npt.NDArray[np.float32]:
-        """Return the final hidden state of one row, [n_embd]."""
-        return self._rows.hidden_state(row + self._skipped)
-
-    def layer_input(self, row: int, layer: int) -> npt.NDArray[np.float32]:
-        """Return the input of a layer at one row, [n_embd]."""
-        return self._rows.layer_input(row + self._skipped, layer)
-
-    def nextn_state(self, row: int) -> npt.NDArray[np.float32]:
-        """Return what NextN blocks read of one row, [n_embd_out]."""
-        return self._rows.nextn_state(row + self._skipped)
+        return super().logits(row)[: self._size]

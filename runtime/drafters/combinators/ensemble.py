@@ -1,13 +1,14 @@
-"""Several drafters at once, their trees merged by shared prefixes (SpecInfer, Miao et al. 2023,
-section 3).
+"""Ensembles: several drafters' trees merged by shared prefixes (SpecInfer, Miao et al. 2023).
 
-A node that several members drafted keeps every draw that produced it: the first member's draws in
-their order, then the second's, and so on. Each draw stays independent of the other members', given
-the path above it, so its law is the one it was drawn from; laws and point masses may mix.
+Section 3 of the paper merges trees of tokens; here their draws are merged, too. A node that several
+members drafted keeps every draw that produced it: the first member's draws in their order, then the
+second's, and so on. Each draw stays independent of the other members', given the path above it, so
+its law is the one it was drawn from; laws and point masses may mix.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from specrun.bindings.errors import OptionError
@@ -21,50 +22,31 @@ class EnsembleDrafter(MembersDrafter):
 
     def __init__(self, members: Sequence[Drafter], *, name: str = "ensemble") -> None:
         if len(members) < 2:
-            raise OptionError(
-                f"{name}: an ensemble needs at least two drafters, as in ensemble(draft(a.gguf), "
-                "...)"
-            )
+            example = "ensemble(draft(a.gguf), ...)"
+            raise OptionError(f"{name}: an ensemble needs at least two drafters, as in {example}")
         super().__init__(members, name=name)
         self.max_leaves = sum(member.max_leaves for member in members)
         self.max_nodes = sum(member.max_nodes for member in members)
-        self._trees: list[DraftTree] = []
-        self._places: list[dict[int, int]] = []
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Forget the round before, and pass on."""
-        self._trees, self._places = [], []
-        super().begin(tokens)
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return the members' trees merged; where nodes are short, each member gets its share
-        beforehand."""
-        self._trees = [
-            member.propose(
-                DraftRequest(
-                    request.tokens,
-                    request.params,
-                    MemberNoise(request.noise, index),
-                    request.max_depth,
-                    self._share(member, request.max_nodes),
-                    request.end_tokens,
-                )
-            )
-            for index, member in enumerate(self._members)
-        ]
-        merged, self._places = merge_trees(self._trees)
+        """Return the members' trees merged; where nodes are short, each member gets its share."""
+        trees: list[DraftTree] = []
+        for index, member in enumerate(self._members):
+            noise, share = MemberNoise(request.noise, index), self._share(member, request.max_nodes)
+            own = dataclasses.replace(request, noise=noise, max_nodes=share)
+            trees.append(member.propose(own))
+        merged, places = merge_trees(trees)
+        self._trees, self._places = trees, places
         return merged
 
     def _share(self, member: Drafter, max_nodes: int) -> int:
-        # Fixed before anything is drawn: what one member drew must not decide what another may
-        # draw.
+        # Fixed beforehand: what one member drew must not decide what another may draw.
         if max_nodes >= self.max_nodes:
             return member.max_nodes
         return max_nodes * member.max_nodes // self.max_nodes
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Tell each member what became of its own tree, with the accepted nodes it lacked added to
-        it."""
+        """Tell each member what became of its own tree, with the accepted nodes it lacked."""
         for index, member in enumerate(self._members):
             if index >= len(self._trees):
                 member.observe(outcome)

@@ -1,11 +1,8 @@
-"""What all drafters that are made of drafters have in common.
+"""Members of combinators, drafters made of drafters: their draws, trees and outcomes.
 
-Apart from each other: the draws of drafters that share one round's noise.
-
-A round's outcome as one of several drafters sees it: in the nodes of the tree that it proposed
-itself.
-
-Puts one drafter's tree below a node of another's.
+`MembersDrafter` owns members and passes on what concerns all. `MemberNoise` keeps their draws
+independent. `graft` puts one member's tree below a node of another's, and `outcome_for` translates
+a round's outcome back into the nodes of the tree that a member proposed itself.
 """
 
 from __future__ import annotations
@@ -25,9 +22,7 @@ from specrun.runtime.tree import ROOT, DraftTree, Draw
 
 
 class MembersDrafter(Drafter):
-    """Owns its members, drafters of the same conversation.
-
-    It reads of the target what they read, and passes on what concerns all of them.
+    """Owns its members, drafters of the same conversation, and reads of the target what they read.
 
     A subclass says how many leaves and nodes its trees have, proposes, and tells members what
     became of it.
@@ -36,11 +31,13 @@ class MembersDrafter(Drafter):
     def __init__(self, members: Sequence[Drafter], *, name: str) -> None:
         self.name = name
         self.needs_hidden_states = any(member.needs_hidden_states for member in members)
-        self.layer_inputs = tuple(
-            sorted({layer for member in members for layer in member.layer_inputs})
-        )
+        layers = {layer for member in members for layer in member.layer_inputs}
+        self.layer_inputs = tuple(sorted(layers))
         self.needs_nextn_states = any(member.needs_nextn_states for member in members)
         self._members = list(members)
+        # What each member proposed in this round, and where its nodes stand in the whole tree.
+        self._trees: list[DraftTree] = []
+        self._places: list[dict[int, int]] = []
 
     @property
     def native_seconds(self) -> float:
@@ -53,7 +50,8 @@ class MembersDrafter(Drafter):
         return sum(member.n_params for member in self._members)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Pass on."""
+        """Forget the round before, and pass on."""
+        self._trees, self._places = [], []
         for member in self._members:
             member.begin(tokens)
 
@@ -69,13 +67,9 @@ class MembersDrafter(Drafter):
             member.rewind(length)
 
     def report(self) -> dict[str, Any]:
-        """Return the reports of the members that have something to say, as {"parts":
-        [{"drafter": name, ...}]}."""
-        parts = [
-            {"drafter": member.name, **report}
-            for member in self._members
-            if (report := member.report())
-        ]
+        """Return what the members report, as {"parts": [{"drafter": name, ...}]}."""
+        reports = [(member.name, member.report()) for member in self._members]
+        parts = [{"drafter": name, **report} for name, report in reports if report]
         return {"parts": parts} if parts else {}
 
     def close(self) -> None:
@@ -108,8 +102,7 @@ _POSITION_BITS = 0x7FFF_FFFF_FFFF_FFFF
 
 
 class MemberNoise:
-    """A member's own draws: the same keys for two members would make their drafts dependent, and
-    biased."""
+    """A member's own draws: with the same keys, two members' drafts would be dependent: biased."""
 
     def __init__(self, noise: NoiseSource, index: int) -> None:
         self._noise = noise
@@ -133,8 +126,7 @@ class MemberNoise:
 
 
 def outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -> RoundOutcome:
-    """Return the outcome as the member sees it: its own nodes keep their numbers, accepted ones are
-    appended.
+    """Return the outcome as a member sees it: its nodes keep their numbers, accepted ones follow.
 
     `places` says where its nodes stand in the round's tree. Its ROOT may stand at an accepted node,
     for members that went on from what others drafted; then the member sees what came after that
@@ -143,12 +135,8 @@ def outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -
     root = places[ROOT]
     accepted = outcome.path if root == ROOT else outcome.path[outcome.path.index(root) + 1 :]
     back = {merged: node for node, merged in places.items()}
-    tokens, parents, depths, flags = (
-        list(own.tokens),
-        list(own.parents),
-        list(own.depths),
-        list(own.is_candidate),
-    )
+    tokens, parents = list(own.tokens), list(own.parents)
+    depths, flags = list(own.depths), list(own.is_candidate)
     rows = [places[node] for node in range(len(own))]
     path: list[int] = []
     for merged in accepted:
@@ -164,26 +152,19 @@ def outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -
     tree = own
     if len(tokens) > len(own):
         tree = DraftTree(tuple(tokens), tuple(parents), tuple(depths), tuple(flags), own.draws)
-    return RoundOutcome(
-        outcome.tokens,
-        tree,
-        tuple(path),
-        outcome.next_token,
-        MemberRows(outcome.rows, [root, *rows]),
-    )
+    evaluated = MemberRows(outcome.rows, [root, *rows])
+    return RoundOutcome(outcome.tokens, tree, tuple(path), outcome.next_token, evaluated)
 
 
 def outcome_for_idle(outcome: RoundOutcome) -> RoundOutcome:
-    """Return the outcome as a member sees it that proposed nothing: the accepted path is all there
-    is."""
+    """Return the outcome as a member sees it that proposed nothing: its tree is the path."""
     return outcome_for(outcome, DraftTree(), {ROOT: ROOT})
 
 
 class MemberRows:
-    """The evaluation's rows under a member's own node numbers: `places` of its root and its nodes,
-    in order."""
+    """An evaluation's rows in other numbers: row i is that of the node `places[i]`."""
 
-    def __init__(self, rows: EvaluatedRows, places: list[int]) -> None:
+    def __init__(self, rows: EvaluatedRows, places: Sequence[int]) -> None:
         self._rows = rows
         self._places = places
 
@@ -215,8 +196,7 @@ def first_path(tree: DraftTree) -> tuple[int, ...]:
 
 
 def graft(tree: DraftTree, node: int, below: DraftTree) -> tuple[DraftTree, dict[int, int]]:
-    """Return `tree` with `below` grown from one of its nodes (or ROOT), and where the nodes of
-    `below` went.
+    """Return `tree` with `below` grown from a node (or ROOT), and where the nodes of that went.
 
     The node must have no draws yet: draws of one parent are tested in the order in which they were
     made, and whoever wants to add some must merge the trees instead.

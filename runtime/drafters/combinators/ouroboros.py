@@ -1,5 +1,4 @@
-"""Ouroboros: a draft model that drafts phrases, and a pool of phrases that verification feeds (Zhao
-et al. 2024).
+"""Ouroboros (Zhao et al. 2024): a draft model, and a pool of phrases that verification feeds.
 
 1. The draft model drafts with the pool: phrases after the last token are its own drafts, which it
    verifies itself (section 3.2), a cascade whose inner drafter is the pool.
@@ -11,13 +10,8 @@ et al. 2024).
 4. The pool outlives the answer, and with a file the process: warm start (section 3.5).
 
 The paper decodes greedily. Here drawn tokens keep their laws, and phrases are point masses, so
-every temperature is exact; which phrases there are depends on earlier rounds only.
-
-Phrases from a pool as branches of a draft tree, and what a target's answers make of them.
-
-A phrase goes on after its first token. What the target says at every node of a tree, accepted or
-not, is known after its evaluation, and makes new phrases (Ouroboros, Zhao et al. 2024, sections 3.3
-and 3.4).
+every temperature is exact; which phrases there are depends on earlier rounds only. A phrase is an
+n-gram of the pool: what goes on after its first token.
 """
 
 from __future__ import annotations
@@ -29,7 +23,7 @@ from typing import Any
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.drafters.combinators.members import MemberRows, first_path, graft
-from specrun.runtime.drafters.lookahead import NgramPool, NgramStore, WindowGuard
+from specrun.runtime.drafters.lookahead import NgramPool, NgramStore, WindowGuard, add_phrases
 from specrun.runtime.prefix import common_prefix
 from specrun.runtime.target import EvaluatedRows
 from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
@@ -38,25 +32,14 @@ from specrun.runtime.tree import ROOT, DraftTree, TreeBuilder
 def phrase_tree(
     pool: NgramPool, last: int, count: int, max_depth: int, max_nodes: int
 ) -> DraftTree:
-    """Return the `count` latest phrases that begin with token `last`, merged by shared prefixes, as
-    point masses."""
+    """Return the `count` latest phrases after token `last`, merged by prefixes, as point masses."""
     builder = TreeBuilder()
-    children: dict[tuple[int, int], int] = {}
-    for phrase in pool.guesses(last, count):
-        node = ROOT
-        for token in phrase[: max(0, max_depth)]:
-            child = children.get((node, token))
-            if child is None:
-                if len(builder) >= max_nodes:
-                    return builder.build()
-                child = children[node, token] = builder.add(node, token)
-            node = child
+    add_phrases(builder, pool.guesses(last, count), max_depth, max_nodes)
     return builder.build()
 
 
 def refined_phrases(tree: DraftTree, first: int, rows: EvaluatedRows) -> Iterator[list[int]]:
-    """Yield each path of a phrase tree as the target would have it: its answers at the nodes, one
-    after the other.
+    """Yield each path of a phrase tree as the target would have it: its answers at the nodes.
 
     `first` is the token before the phrases, `rows` are numbered as the tree's. A phrase N O X Q to
     which the target answers O, P, Q becomes N O P Q.
@@ -71,8 +54,7 @@ def refined_phrases(tree: DraftTree, first: int, rows: EvaluatedRows) -> Iterato
 def matched_phrases(
     tokens: Sequence[int], nodes: Sequence[int], length: int, rows: EvaluatedRows
 ) -> Iterator[list[int]]:
-    """Yield what the target agrees with of a rejected tail: runs in which its answer is the next
-    drafted token.
+    """Yield what the target agrees with of a rejected tail: runs in which it says the next token.
 
     `tokens` stand at `nodes`, a path. Every phrase of up to `length` tokens ends with the target's
     own answer. A tail drafted on a wrong token often fits the right one: the target only rejected
@@ -106,14 +88,9 @@ class PhraseDrafter(Drafter):
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the latest phrases that begin with the last token."""
-        last = request.tokens[-1]
-        return phrase_tree(
-            self._store.pool,
-            last,
-            self._count,
-            request.max_depth,
-            min(self.max_nodes, request.max_nodes),
-        )
+        room = min(self.max_nodes, request.max_nodes)
+        last, depth = request.tokens[-1], request.max_depth
+        return phrase_tree(self._store.pool, last, self._count, depth, room)
 
 
 class OuroborosDrafter(Drafter):
@@ -134,9 +111,8 @@ class OuroborosDrafter(Drafter):
         name: str = "ouroboros",
     ) -> None:
         if count < 1 or length < 1:
-            raise OptionError(
-                f"{name}: phrases={count} of length={length}: give at least 1 of both"
-            )
+            given = f"phrases={count} of length={length}"
+            raise OptionError(f"{name}: {given}: give at least 1 of both")
         self.name = name
         self.max_nodes = draft.max_nodes + count * length
         self.max_leaves = draft.max_leaves + count - 1
@@ -190,13 +166,10 @@ class OuroborosDrafter(Drafter):
         return whole
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Take refined phrases, what was right behind a rejected token, and the new text into the
-        pool."""
+        """Put refined phrases, what was right behind a rejection, and the text into the pool."""
         proposal, self._proposal = self._proposal, None
-        if (
-            proposal is not None
-            and outcome.tree.tokens[: len(proposal.tree)] == proposal.tree.tokens
-        ):
+        drafted = () if proposal is None else proposal.tree.tokens
+        if proposal is not None and outcome.tree.tokens[: len(drafted)] == drafted:
             self._learn(outcome, proposal)
         self._draft.observe(outcome)
         self._learn_text(outcome.tokens)
@@ -207,19 +180,14 @@ class OuroborosDrafter(Drafter):
         self._n_phrases[1] += kept == len(chain) < len(outcome.path)
         if self._guard is not None:
             gained = len(outcome.path) - kept if kept == len(chain) else 0
-            self._guard.count(
-                len(proposal.tree) - len(proposal.phrases),
-                len(proposal.phrases),
-                gained,
-                outcome.n_new,
-            )
+            n_phrases = len(proposal.phrases)
+            self._guard.count(len(proposal.tree) - n_phrases, n_phrases, gained, outcome.n_new)
         tail = [proposal.tree.tokens[node] for node in chain[kept:]]
         for phrase in matched_phrases(tail, chain[kept:], self._length + 1, outcome.rows):
             self._store.add(phrase)
         if len(proposal.phrases):
-            rows = MemberRows(
-                outcome.rows, [proposal.places[node] for node in range(ROOT, len(proposal.phrases))]
-            )
+            places = [proposal.places[node] for node in range(ROOT, len(proposal.phrases))]
+            rows = MemberRows(outcome.rows, places)
             for phrase in refined_phrases(proposal.phrases, proposal.last, rows):
                 self._store.add(phrase)
 
@@ -249,8 +217,7 @@ class OuroborosDrafter(Drafter):
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """A draft, its chain, the phrases below it, where their nodes stand, and the token that they
-    follow."""
+    """A draft, its chain, the phrases below it, where these stand, and the token they follow."""
 
     tree: DraftTree
     chain: tuple[int, ...]

@@ -23,8 +23,7 @@ from specrun.runtime.tree import ROOT, DraftTree
 
 
 class RelayDrafter(MembersDrafter):
-    """Each member goes on where the one before it stopped, for at most `counts[i]` tokens (None:
-    its own number).
+    """Each member goes on where the one before stopped, for up to `counts[i]` tokens (None: any).
 
     A member that proposes nothing is skipped. Below a tree, the next member goes on from one leaf
     only, that of the path of first draws: the drafter's favourite. Members get the guesses before
@@ -35,21 +34,13 @@ class RelayDrafter(MembersDrafter):
         self, members: Sequence[Drafter], counts: Sequence[int | None], *, name: str = "relay"
     ) -> None:
         if len(members) < 2:
-            raise OptionError(
-                f"{name}: a relay needs at least two drafters, as in relay(draft(a.gguf)@2, ...)"
-            )
+            example = "relay(draft(a.gguf)@2, ...)"
+            raise OptionError(f"{name}: a relay needs at least two drafters, as in {example}")
         super().__init__(members, name=name)
         self.max_nodes = sum(member.max_nodes for member in members)
         # The leaf that a member goes on from is a leaf no longer.
         self.max_leaves = sum(member.max_leaves for member in members) - len(members) + 1
         self._counts = list(counts)
-        self._trees: list[DraftTree] = []
-        self._places: list[dict[int, int]] = []
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Forget the round before, and pass on."""
-        self._trees, self._places = [], []
-        super().begin(tokens)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the members' trees, one below the other."""
@@ -58,15 +49,10 @@ class RelayDrafter(MembersDrafter):
         tokens: Sequence[int] = request.tokens
         for index, (member, count) in enumerate(zip(self._members, self._counts, strict=True)):
             depth = 0 if tip == ROOT else tree.depths[tip]
+            noise, room = MemberNoise(request.noise, index), request.max_nodes - len(tree)
+            most = min(request.max_depth - depth, count or request.max_depth)
             own = member.propose(
-                DraftRequest(
-                    tokens,
-                    request.params,
-                    MemberNoise(request.noise, index),
-                    min(request.max_depth - depth, count or request.max_depth),
-                    request.max_nodes - len(tree),
-                    request.end_tokens,
-                )
+                DraftRequest(tokens, request.params, noise, most, room, request.end_tokens)
             )
             path = first_path(own)
             tree, places = graft(tree, tip, own)

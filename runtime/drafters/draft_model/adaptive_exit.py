@@ -1,5 +1,4 @@
-"""When to stop drafting: the confidence threshold of Draft & Verify, which learns from what was
-accepted.
+"""Draft & Verify's adaptive exit: a confidence threshold that learns from what was accepted.
 
 Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative
 Decoding" (2023), section 3.4: a draft ends where the drafter is less sure than a threshold; after
@@ -18,8 +17,7 @@ _GREEDY_START, _SAMPLED_START = 0.8, 0.5
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveExitOptions:
-    """The rule's constants: the target `acceptance` (alpha), the `step` (epsilon), the averages'
-    `beta1`, `beta2`.
+    """The rule's constants: `acceptance` (alpha), `step` (epsilon) and `beta1`, `beta2`.
 
     `start` is the first threshold; None means 0.8 at temperature 0 and 0.5 above.
     """
@@ -59,10 +57,9 @@ class AdaptiveExit:
     def threshold(self, *, greedy: bool) -> float:
         """Return how sure the drafter must be to draft on."""
         if self._threshold is None:
+            usual = _GREEDY_START if greedy else _SAMPLED_START
             start = self._options.start
-            self._threshold = (
-                (_GREEDY_START if greedy else _SAMPLED_START) if start is None else start
-            )
+            self._threshold = usual if start is None else start
         return self._threshold
 
     def learn(self, drafted: int, accepted: int, *, most: int) -> None:
@@ -73,10 +70,8 @@ class AdaptiveExit:
         """
         if drafted < 1 or self._threshold is None:
             return
-        options = self._options
-        self._acceptance = (
-            options.beta1 * self._acceptance + (1 - options.beta1) * accepted / drafted
-        )
+        options, beta1 = self._options, self._options.beta1
+        self._acceptance = beta1 * self._acceptance + (1 - beta1) * accepted / drafted
         if self._acceptance < options.acceptance:
             wanted = self._threshold + options.step
         elif drafted < most:

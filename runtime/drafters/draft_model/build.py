@@ -1,5 +1,4 @@
-"""Builds `draft(a.gguf, ...)`: opens the draft model, of which each conversation gets a context of
-the right size."""
+"""Builds `draft(a.gguf, ...)`: the draft model, shared; each conversation gets a context of it."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast, get_args
 
 from specrun.bindings.context import Context
 from specrun.bindings.context_options import ContextOptions
@@ -19,12 +19,12 @@ from specrun.runtime.drafters.draft_model.adaptive_exit import AdaptiveExit, Ada
 from specrun.runtime.drafters.draft_model.chain import DraftModelDrafter, DraftSampling
 from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter, draft_size
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
-from specrun.runtime.drafters.tree_options import TreeOptions
+from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
 from specrun.runtime.language import Expression, ExpressionOptions
 from specrun.runtime.methods import options_of
 from specrun.runtime.offload import resolve_gpu_layers
 from specrun.runtime.pairing import check_pair
-from specrun.runtime.trees import Topology, TreeSampling
+from specrun.runtime.trees import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,8 @@ class ChainOptions:
 def chain_options(expression: Expression) -> ChainOptions:
     """Return the options of a draft model that drafts chains."""
     options = options_of(expression)
-    sampling: DraftSampling = (
-        "argmax" if options.choice("sampling", ["with", "argmax"], "with") == "argmax" else "with"
-    )
+    schemes = list(get_args(DraftSampling))
+    sampling = cast("DraftSampling", options.choice("sampling", schemes, "with"))
     adaptive_exit = _adaptive_exit(options)
     p_min = 0.0 if adaptive_exit is not None else options.number("p_min", 0.0)
     return ChainOptions(options.integer("n", 5), sampling, p_min, adaptive_exit)
@@ -55,25 +54,13 @@ def build_draft(
     expression: Expression, environment: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
     """Build `draft(a.gguf, ...)`: a chain or a tree from a draft model."""
-    options = options_of(expression)
-    tree = TreeOptions(
-        tree=options.optional("tree"),
-        depth=options.optional_integer("depth"),
-        topk=options.optional_integer("topk"),
-        nodes=options.optional_integer("nodes"),
-        n=options.optional_integer("n"),
-    )
+    tree = TreeOptions.of(expression)
     if tree.asks_for_tree:
-        if _adaptive_exit(options) is not None:
-            raise OptionError(
-                f"{expression}: p_min=adaptive ends chains, not trees; give n= or a fixed p_min"
-            )
-        return _build_draft_tree(
-            expression, environment, options, tree, options.number("p_min", 0.0)
-        )
+        return _build_draft_tree(expression, environment, tree)
     chain = chain_options(expression)
 
     def drafter(context: Context) -> Drafter:
+        adaptive = chain.adaptive_exit
         return DraftModelDrafter(
             context,
             target_vocab_size=environment.target.vocabulary.size,
@@ -81,9 +68,7 @@ def build_draft(
             sampling=chain.sampling,
             p_min=chain.p_min,
             # The threshold is learnt: each conversation has its own.
-            adaptive_exit=None
-            if chain.adaptive_exit is None
-            else AdaptiveExit(chain.adaptive_exit),
+            adaptive_exit=None if adaptive is None else AdaptiveExit(adaptive),
             name=str(expression),
         )
 
@@ -91,33 +76,25 @@ def build_draft(
 
 
 def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
-    """Return the options of Draft & Verify's stop for p_min=adaptive or
-    p_min=adaptive(acceptance=0.9, ...)."""
+    """Return the options of p_min=adaptive or p_min=adaptive(acceptance=0.9, ...), else None."""
     given = options.expression("p_min")
     if given is None or given.atom != "adaptive":
         return None
-    defaults = AdaptiveExitOptions()
-    inner = ExpressionOptions(given, ["start", "acceptance", "step", "beta1", "beta2"], 0)
-    return AdaptiveExitOptions(
-        start=None if inner.optional("start") is None else inner.number("start", 0.0),
-        acceptance=inner.number("acceptance", defaults.acceptance),
-        step=inner.number("step", defaults.step),
-        beta1=inner.number("beta1", defaults.beta1),
-        beta2=inner.number("beta2", defaults.beta2),
-    )
+    known = [constant.name for constant in dataclasses.fields(AdaptiveExitOptions)]
+    inner = ExpressionOptions(given, known, 0)
+    named = {name: inner.number(name, 0.0) for name, _ in given.options}
+    return AdaptiveExitOptions(**named)
 
 
 def _build_draft_tree(
-    expression: Expression,
-    environment: DraftEnvironment,
-    options: ExpressionOptions,
-    tree: TreeOptions,
-    p_min: float,
+    expression: Expression, environment: DraftEnvironment, tree: TreeOptions
 ) -> DrafterWeights:
-    schemes: dict[str, TreeSampling] = {"with": "with", "without": "without", "argmax": "argmax"}
-    sampling = schemes[
-        options.choice("sampling", list(schemes), "argmax" if tree.is_dynamic else "without")
-    ]
+    options = options_of(expression)
+    if _adaptive_exit(options) is not None:
+        problem = "p_min=adaptive ends chains, not trees; give n= or a fixed p_min"
+        raise OptionError(f"{expression}: {problem}")
+    p_min = options.number("p_min", 0.0)
+    sampling = tree_sampling(options, "argmax" if tree.is_dynamic else "without")
     path = file_of(expression, environment)
 
     def plan(nodes: int, depth: int) -> Topology:
@@ -146,15 +123,13 @@ def _with_draft_model(
     n_sequences: int = 1,
     n_outputs: int = 1,
 ) -> DrafterWeights:
-    """Open a draft model; every conversation gets a context of this size, and what `make` makes of
-    it."""
+    """Open a draft model; every conversation gets what `make` makes of a context of this size."""
     model = open_draft_model(file_of(expression, environment), environment)
 
     def start() -> Drafter:
         options = draft_context_options(environment.context, model)
-        context = Context(
-            model, dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
-        )
+        options = dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
+        context = Context(model, options)
         try:
             return make(context)
         except BaseException:
@@ -165,8 +140,7 @@ def _with_draft_model(
 
 
 def open_draft_model(path: Path, environment: DraftEnvironment) -> Model:
-    """Load a model that can draft for the target; raises `PairError` or `UnsupportedModelError` for
-    others."""
+    """Load a draft model for the target; raises `PairError` or `UnsupportedModelError`."""
     layers = resolve_gpu_layers(environment.n_gpu_layers, path)
     model = Model(path, n_gpu_layers=layers, use_mmap=environment.use_mmap)
     try:

@@ -55,8 +55,7 @@ class DraftModelDrafter(ModelDrafter):
         self._most = 0
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return a chain; shorter than asked where the drafter's own context ends or `p_min` stops
-        it."""
+        """Return a chain; shorter where the drafter's own context ends or `p_min` stops it."""
         start = len(request.tokens)
         room = self._context.n_ctx - start + 1
         count = min(self.max_nodes, request.max_depth, request.max_nodes, room)
@@ -64,25 +63,19 @@ class DraftModelDrafter(ModelDrafter):
             return DraftTree()
         state = self._state
         state.rewind(min(len(state.cached), start - 1))  # the last token's row is needed again
+        params, threshold = request.params, self._p_min
         # A greedy law is a point mass too: there is nothing to draw, and no law to store.
-        points = self._sampling == "argmax" or request.params.is_greedy
-        threshold = (
-            self._p_min
-            if self._exit is None
-            else self._exit.threshold(greedy=request.params.is_greedy)
-        )
-        params = request.params
+        points = self._sampling == "argmax" or params.is_greedy
+        if self._exit is not None:
+            threshold = self._exit.threshold(greedy=params.is_greedy)
         if params.is_greedy and threshold > 0.0:
             params = ranking_params(params, RANKED_TOKENS)  # a greedy law is always certain
         if params.is_greedy:
             return self._greedy_chain(request, count)
 
         def law_after(drafted: list[int]) -> Law:
-            row = (
-                state.feed_one(drafted[-1])
-                if drafted
-                else state.feed(request.tokens[len(state.cached) :])
-            )
+            new = drafted[-1:] or request.tokens[len(state.cached) :]
+            row = state.feed(new)
             return transformed_law(row, params, penalty_window(request.tokens, drafted, params))
 
         tree = draft_chain(
@@ -100,8 +93,7 @@ class DraftModelDrafter(ModelDrafter):
         return tree
 
     def _greedy_chain(self, request: DraftRequest, count: int) -> DraftTree:
-        """Return the most likely tokens, one after the other: without a confidence stop they need
-        no laws."""
+        """Return the most likely tokens in turn: without a confidence stop they need no laws."""
         params, state = request.params, self._state
         row = state.feed(request.tokens[len(state.cached) :])
         tokens: list[int] = []
@@ -120,8 +112,7 @@ class DraftModelDrafter(ModelDrafter):
             self._exit.begin()
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Drop the cache of rejected tokens, the accepted ones stay evaluated; learn when to
-        stop."""
+        """Drop the cache of rejected tokens, keep that of accepted ones; learn when to stop."""
         base = outcome.start
         if self._exit is not None:
             # In an ensemble the path may be another drafter's.

@@ -1,15 +1,12 @@
-"""A draft model's context and the committed tokens it has cached: what every drafter with a model
-keeps.
+"""A draft model's cache in one conversation: committed tokens, and below them a growing tree.
 
-A draft model's cache while a tree grows in it depth by depth.
-
-A tree that is still growing does not know its leaves, so llama.cpp's sequence ids are handed out on
+`DraftModelState` knows which committed tokens are cached, `DraftTreeState` the nodes of a tree that
+grows in the same cache depth by depth, and `ModelDrafter` is what drafters with a model share. A
+tree that is still growing does not know its leaves, so llama.cpp's sequence ids are handed out on
 the way: the first child of a node goes on in its parent's sequence, each further one takes an
 unused sequence that first shares the parent's cells. Sharing (`seq_cp`) and dropping (`seq_rm`)
 walk all cells of the context, about 14 us at 4,096 of them; so a sequence catches up with the
 committed text only when it is taken, in the same walk.
-
-What drafters with a model of their own share: its cache, its cost, its confidence.
 """
 
 from __future__ import annotations
@@ -58,8 +55,7 @@ class DraftModelState:
         return logits[: self._shared_size]
 
     def feed(self, tokens: Sequence[int]) -> Logits:
-        """Evaluate tokens after the cached ones and return the last one's logits, a view of
-        [shared vocab]."""
+        """Evaluate tokens after the cached ones; return the last one's logits, a view [shared]."""
         if len(tokens) == 1:
             return self.feed_one(tokens[0])
         n_batch = self.context.n_batch
@@ -75,20 +71,17 @@ class DraftModelState:
         return self.shared(rows.logits(0))
 
     def feed_one(self, token: int) -> Logits:
-        """Evaluate one token after the cached ones and return its logits, a view of
-        [shared vocab]."""
+        """Evaluate a token after the cached ones; return its logits, a view [shared vocab]."""
         self.batch.fill_one(self.known(token), len(self.cached), self.main)
         rows = self.context.decode(self.batch)
         self.cached.append(token)
         return self.shared(rows.logits(0))
 
     def rewind(self, length: int) -> None:
-        """Cut the cache to `length` tokens, and drop what an interrupted evaluation may have
-        left."""
+        """Cut the cache to `length` tokens; drop what an interrupted evaluation may have left."""
         if length < len(self.cached) or self.context.memory.last_position(self.main) >= length:
-            del self.cached[
-                length:
-            ]  # first: an interrupt in between must not leave tokens that are not cached
+            # First: an interrupt in between must not leave tokens that are not cached.
+            del self.cached[length:]
             self.context.memory.truncate(length)
 
     def close(self) -> None:
@@ -105,8 +98,7 @@ def _last_of(n: int) -> npt.NDArray[np.int8]:
 
 
 class DraftTreeState(DraftModelState):
-    """Committed tokens as in `DraftModelState`, and below the last one the evaluated nodes of a
-    growing tree.
+    """Committed tokens, and below the last one the evaluated nodes of a growing tree.
 
     Between rounds sequence s holds exactly the first `_synced[s]` cached tokens; `main` holds all
     of them. Nodes are numbered from 0 in the order of their evaluation.
@@ -129,8 +121,7 @@ class DraftTreeState(DraftModelState):
         self._inherited: set[int] = set()
 
     def rewind(self, length: int) -> None:
-        """Cut the cache to `length` tokens; drop all nodes, and what an interrupted round may have
-        left."""
+        """Cut the cache to `length` tokens; drop all nodes, and what an interrupted round left."""
         memory = self.context.memory
         interrupted = bool(self._inherited)
         if interrupted or length < len(self.cached) or memory.last_position(self.main) >= length:
@@ -147,8 +138,7 @@ class DraftTreeState(DraftModelState):
             self._forget_nodes()
 
     def evaluate(self, parents: Sequence[int], tokens: Sequence[int]) -> Rows:
-        """Evaluate the next depth in one batch: token i below node `parents[i]` (ROOT: the last
-        cached token)."""
+        """Evaluate a depth in one batch: token i below node `parents[i]` (ROOT: the last token)."""
         base = len(self.cached)
         depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
         ids = [self._sequence_for(parent, base + depth - 1) for parent in parents]
@@ -158,34 +148,28 @@ class DraftTreeState(DraftModelState):
             self._parents.append(parent)
             self._depths.append(depth)
             self._ids.append(sequence)
-        positions = [base + depth - 1] * len(tokens)
-        self.batch.fill(
-            [self.known(token) for token in tokens], positions, None, ids, [1] * len(tokens)
-        )
+        n, known = len(tokens), [self.known(token) for token in tokens]
+        self.batch.fill(known, [base + depth - 1] * n, None, ids, [1] * n)
         return self.context.decode(self.batch)
 
     def _sequence_for(self, parent: int, end: int) -> int:
-        """Return the sequence of the next child of `parent`; it holds all positions before
-        `end`."""
+        """Return the sequence of the next child of `parent`, which holds all before `end`."""
         source = self.main if parent == ROOT else self._ids[parent]
         if parent not in self._inherited:
             self._inherited.add(parent)
             return source
-        for sequence in range(self._n_sequences):
-            if sequence != self.main and sequence not in self._tips:
-                break
-        else:
-            raise OptionError(
-                f"a draft tree with more paths than the draft context's {self._n_sequences} "
-                "sequences"
-            )
+        used = {self.main, *self._tips}
+        free = [sequence for sequence in range(self._n_sequences) if sequence not in used]
+        if not free:
+            limit = f"the draft context's {self._n_sequences} sequences"
+            raise OptionError(f"a draft tree with more paths than {limit}")
+        sequence = free[0]
         self._tips[sequence] = parent
         self.context.memory.branch(source, sequence, self._synced[sequence], end)
         return sequence
 
     def keep(self, tokens: Sequence[int]) -> None:
-        """Keep the nodes that spell the beginning of `tokens`, now committed, and drop the
-        others."""
+        """Keep the nodes that spell the beginning of `tokens`, now committed; drop the others."""
         path: list[int] = []
         node = ROOT
         for token in tokens:
@@ -202,7 +186,11 @@ class DraftTreeState(DraftModelState):
         if max(self._depths) > len(path):
             memory.truncate(end)  # one walk drops everything deeper, for all sequences
         for sequence, tip in self._tips.items():
-            own = self._path_to(tip)
+            own: list[int] = []
+            while tip != ROOT:
+                own.append(tip)
+                tip = self._parents[tip]
+            own.reverse()
             shared = common_prefix(own, path)
             if min(len(own), len(path)) > shared:
                 memory.truncate(base + shared, end, sequence)
@@ -213,18 +201,9 @@ class DraftTreeState(DraftModelState):
             self.cached.extend(tokens[: len(path)])
         self._forget_nodes()
 
-    def _path_to(self, node: int) -> list[int]:
-        path: list[int] = []
-        while node != ROOT:
-            path.append(node)
-            node = self._parents[node]
-        path.reverse()
-        return path
-
 
 class ModelDrafter(Drafter):
-    """Owns a context of a draft model through its state; `p_min` ends drafts where the model is
-    less certain."""
+    """Owns a context of a draft model; `p_min` ends drafts where the model is less certain."""
 
     def __init__(self, state: DraftModelState, *, p_min: float, name: str) -> None:
         check_p_min(p_min)

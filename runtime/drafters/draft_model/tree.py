@@ -1,5 +1,4 @@
-"""A draft model drafts a tree: of a fixed shape (SpecInfer, Sequoia), or growing where it is sure
-(EAGLE-2)."""
+"""A draft model drafts a tree: of a fixed shape (SpecInfer, Sequoia), or dynamic (EAGLE-2)."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ class DraftTreeDrafter(ModelDrafter):
     """Grows a tree with a model of its own, all nodes of a depth in one evaluation.
 
     `shape` is a fixed topology or a `DynamicShape`. `sampling` says how children are proposed (see
-    `proposals`): "with" or "without" replacement from the drafter's own law, transformed like the
-    target's, or "argmax", its most likely tokens as point masses; the text then stays plain
+    `trees.growth`): "with" or "without" replacement from the drafter's own law, transformed like
+    the target's, or "argmax", its most likely tokens as point masses; the text then stays plain
     decoding's own at every temperature. Dynamic shapes take point masses only. At temperature 0
     every scheme takes the most likely tokens, which is what drawing without replacement tends to as
     the temperature falls.
@@ -53,8 +52,7 @@ class DraftTreeDrafter(ModelDrafter):
         super().__init__(self._state, p_min=p_min, name=name)
         self.max_nodes = shape.max_nodes
         self.max_leaves = shape.max_leaves
-        # A fixed shape only needs the order of its tokens; path probabilities and p_min need the
-        # law.
+        # A fixed shape needs the order of tokens alone; path probabilities and p_min the law.
         only_order = isinstance(shape, Topology) and p_min == 0.0
         self._ranked = shape.max_width if only_order else max(RANKED_TOKENS, shape.max_width)
         self._shape = shape
@@ -62,8 +60,7 @@ class DraftTreeDrafter(ModelDrafter):
         self._ranking: tuple[SamplingParams, SamplingParams] | None = None
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return a tree; smaller than asked where a limit, the drafter's own context or `p_min`
-        cuts it."""
+        """Return a tree; smaller where a limit, the drafter's own context or `p_min` cuts it."""
         ranks = self._sampling == "argmax" or request.params.is_greedy
         laws = self.laws(request) if ranks else self._laws(request, request.params)
         room = self._context.n_ctx - len(request.tokens)
@@ -72,8 +69,7 @@ class DraftTreeDrafter(ModelDrafter):
         )
 
     def laws(self, request: DraftRequest) -> LawSource:
-        """Return the laws by which this drafter ranks tokens after the request's tokens, depth by
-        depth."""
+        """Return the laws by which this drafter ranks tokens after the request's tokens."""
         return self._laws(request, self._ranking_params(request.params))
 
     def _laws(self, request: DraftRequest, params: SamplingParams) -> LawSource:
@@ -102,8 +98,7 @@ class DraftTreeDrafter(ModelDrafter):
 
 
 def draft_size(shape: Topology | DynamicShape) -> tuple[int, int]:
-    """Return how many sequences and output rows the draft model's context needs for trees of this
-    shape."""
+    """Return how many sequences and output rows a draft model needs for trees of this shape."""
     if isinstance(shape, DynamicShape):
         return shape.n_draft_sequences, shape.topk
     return shape.n_inner_leaves, max(shape.inner_widths, default=1)

@@ -1,5 +1,4 @@
-"""EAGLE-1, EAGLE-2 and EAGLE-3 (Li et al. 2024, 2025): one layer that predicts the target's hidden
-states."""
+"""EAGLE-1, EAGLE-2 and EAGLE-3 (Li et al. 2024, 2025): one layer predicts hidden states."""
 
 from specrun.runtime.drafters.eagle.build import build_eagle, build_eagle3
 from specrun.runtime.drafters.eagle.drafter import EagleDrafter
@@ -7,17 +6,3 @@ from specrun.runtime.drafters.eagle.eagle3_head import Eagle3Head, check_head, i
 from specrun.runtime.drafters.eagle.eagle_head import EagleHead
 from specrun.runtime.drafters.eagle.pair_head import EagleRows, PairCells, PairHead
 from specrun.runtime.drafters.eagle.state import EagleState
-
-__all__ = [
-    "Eagle3Head",
-    "EagleDrafter",
-    "EagleHead",
-    "EagleRows",
-    "EagleState",
-    "PairCells",
-    "PairHead",
-    "build_eagle",
-    "build_eagle3",
-    "check_head",
-    "is_head",
-]

@@ -1,5 +1,8 @@
-"""Builds `eagle(head.gguf, ...)` and `eagle3(head.gguf, ...)`: the head, shared, and the shape of
-its trees."""
+"""Builds `eagle(head.gguf, ...)` and `eagle3(head.gguf, ...)`: the head and the shape of its trees.
+
+Their options are `n`, `tree`, `depth`, `topk`, `nodes` and `accuracy` (see `tree_options`), and
+`sampling` and `p_min`.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,12 @@ from specrun.runtime.drafter import DrafterWeights
 from specrun.runtime.drafters.eagle.drafter import EagleDrafter
 from specrun.runtime.drafters.eagle.eagle3_head import Eagle3Head
 from specrun.runtime.drafters.eagle.eagle_head import EagleHead
+from specrun.runtime.drafters.eagle.pair_head import PairOptions
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
-from specrun.runtime.drafters.tree_options import TreeOptions, head_accuracy
+from specrun.runtime.drafters.tree_options import TreeOptions, head_accuracy, tree_sampling
 from specrun.runtime.heads import HeadFile, stored_accuracy
 from specrun.runtime.language import Expression, ExpressionOptions
-from specrun.runtime.methods import find_method, options_of
+from specrun.runtime.methods import options_of
 from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, check_p_min, check_sampling
 
 # EAGLE-2's trees of 60 nodes are for GPUs: a CPU verifies this many for less than two tokens' time.
@@ -27,8 +31,7 @@ _DEFAULT = DynamicShape(depth=5, topk=2, nodes=6)
 def build_eagle(
     expression: Expression, environment: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
-    """Build `eagle(head.gguf, depth=5, topk=8, nodes=32)`, `eagle(head.gguf, n=4)` or
-    `eagle(head.gguf, tree=4x2)`."""
+    """Build `eagle(head.gguf, depth=5, topk=8, nodes=32)`, `n=4` for a chain or `tree=4x2`."""
     return _build(expression, environment, EagleHead)
 
 
@@ -42,35 +45,19 @@ def build_eagle3(
 def _build(
     expression: Expression, environment: DraftEnvironment, kind: type[EagleHead | Eagle3Head]
 ) -> DrafterWeights:
-    options = options_of(expression)
-    named = options.optional("tree")
-    tree = TreeOptions(
-        tree=None if named is None else find_method(expression.atom).published_tree(named),
-        depth=options.optional_integer("depth"),
-        topk=options.optional_integer("topk"),
-        nodes=options.optional_integer("nodes"),
-        n=options.optional_integer("n"),
-    )
-    schemes: dict[str, TreeSampling] = {"with": "with", "without": "without", "argmax": "argmax"}
-    sampling = schemes[options.choice("sampling", list(schemes), "argmax")]
+    options, tree = options_of(expression), TreeOptions.of(expression)
+    sampling = tree_sampling(options, "argmax")
     path = file_of(expression, environment)
-    shape = _shape(
-        tree,
-        environment.context.n_batch,
-        _planner(expression, options, tree, sampling, path, environment),
-    )
+    plan = _planner(expression, options, tree, sampling, path, environment)
+    shape = _shape(tree, environment.context.n_batch, plan)
     check_sampling(shape, sampling)
     p_min = options.number("p_min", 0.0)
     check_p_min(p_min)
     # Dynamic trees evaluate more nodes than they keep.
     evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
-    head = kind(
-        path,
-        environment.target,
-        ranks=shape.max_width,
-        whole_rows=sampling != "argmax",
-        n_threads=environment.context.n_threads,
-    )
+    head_options: PairOptions = {"ranks": shape.max_width, "whole_rows": sampling != "argmax"}
+    threads = environment.context.n_threads
+    head = kind(path, environment.target, **head_options, n_threads=threads)
     name, n_cells = str(expression), environment.n_ctx + evaluated
 
     def start() -> EagleDrafter:
@@ -101,18 +88,17 @@ def _planner(
 
     def plan(nodes: int, depth: int) -> Topology:
         file = HeadFile(path, expression.atom)
-        accuracy = (
-            head_accuracy(options, MAX_PLANNED_DEPTH, stored_accuracy(file)) if measured else None
-        )
+        accuracy = None
+        if measured:
+            accuracy = head_accuracy(options, MAX_PLANNED_DEPTH, stored_accuracy(file))
         if accuracy is None:
             return best_tree(typical_acceptance(sampling), nodes, depth)
         if tree.nodes is not None:
             return medusa_tree(accuracy[:depth], nodes)
         curve, target = environment.curve, environment.target
+        # Every depth reads the head and an output matrix, which may be the target's.
         output_weights = 0 if "output.weight" in file else target.n_embd * target.vocabulary.size
-        share = (
-            file.header.n_parameters + output_weights
-        ) / target.n_params  # every depth reads the head and an output matrix
+        share = (file.header.n_parameters + output_weights) / target.n_params
         return plan_medusa_tree(accuracy[:depth], curve, share * curve.seconds(1)).topology
 
     return plan
@@ -123,10 +109,8 @@ def _shape(
 ) -> Topology | DynamicShape:
     if tree.n is not None and not tree.asks_for_tree:
         if not 1 <= tree.n <= n_batch - 1:
-            raise OptionError(
-                f"n is {tree.n}: give 1 to {n_batch - 1} tokens, as many as a batch holds beside "
-                "the last one"
-            )
+            most = f"{n_batch - 1} tokens, as many as a batch holds beside the last one"
+            raise OptionError(f"n is {tree.n}: give 1 to {most}")
         return Topology.chain(tree.n)
     if not tree.asks_for_tree:
         return _DEFAULT

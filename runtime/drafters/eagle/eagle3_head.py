@@ -1,5 +1,4 @@
-"""The head of EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and 3.1 in llama.cpp's GGUF layout: it
-reads layer inputs.
+"""The head of EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and 3.1, in llama.cpp's GGUF layout.
 
 The target's features at position j are the inputs of some of its layers there, one after the other
 (three, low, middle and high). fc makes a state g_j of them. With the token after it, t_(j+1), one
@@ -12,39 +11,44 @@ EAGLE-3.1 norms what goes in and comes back: `norm_before_fc`, all features toge
 `enc.output_norm` (the only one that llama.cpp computes too); `fc_norm`, each layer's by a norm of
 its own; `norm_output`, norm(z) is fed back, not z. References: SafeAILab/EAGLE,
 `eagle/model/cnets.py` at 148042c5; vLLM's `llama_eagle3.py`; llama.cpp's `src/models/eagle3.cpp`.
-The file: `eagle3_layout`.
 
-llama.cpp's GGUF layout of EAGLE-3 heads, checked against the target: files of its converter and
-ours are alike.
-
-Keys: `eagle3.target_layers`, `.target_hidden_size`, `.norm_before_residual`, and the sizes that any
-model has. Tensors: `fc.weight` (taps * target's h, h), `enc.output_norm.weight`,
-`fc_norm.{i}.weight`, `blk.0.attn_norm` (1), `blk.0.attn_norm_2` (2), `blk.0.attn_{q,k,v}` (2h,
-...), `blk.0.attn_output`, `blk.0.ffn_norm` (3), `blk.0.ffn_{gate,up,down}`, `output_norm`, `output`
-(h, draft vocab), `d2t` (I64), `token_embd`, `rope_freqs`. Where `output` or `token_embd` is
-missing, it is the target's. Rotary pairs are neighbours, as llama.cpp's converter has them.
+Files of llama.cpp's converter and of ours are alike. Keys: `eagle3.target_layers`,
+`.target_hidden_size`, `.norm_before_residual`, and the sizes that any model has. Tensors:
+`fc.weight` (taps * target's h, h), `enc.output_norm.weight`, `fc_norm.{i}.weight`,
+`blk.0.attn_norm` (1), `blk.0.attn_norm_2` (2), `blk.0.attn_{q,k,v}` (2h, ...), `blk.0.attn_output`,
+`blk.0.ffn_norm` (3), `blk.0.ffn_{gate,up,down}`, `output_norm`, `output` (h, draft vocab), `d2t`
+(I64), `token_embd`, `rope_freqs`. Where `output` or `token_embd` is missing, it is the target's.
+Rotary pairs are neighbours, as llama.cpp's converter has them.
 
 `fc_norm` and `norm_output` of EAGLE-3.1 are keys that llama.cpp does not know: it refuses the
 additional tensors of the first, and ignores the second.
-
-Whether a head's file fits a target, by the checks that opening it would apply, without its weights.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+from contextlib import closing
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
-from specrun.bindings.ggml import ComputeDevice, GraphBuilder, Rope, Tensor, load_tensors
+from specrun.bindings.ggml import (
+    ComputeDevice,
+    GraphBuilder,
+    Rope,
+    Tensor,
+    TensorStore,
+    load_tensors,
+)
 from specrun.bindings.gguf import read_header
 from specrun.bindings.layer_inputs import check_layer_inputs
 from specrun.bindings.model import Model
-from specrun.runtime.drafters.eagle.pair_head import PairHead, PairSizes
-from specrun.runtime.heads import AttentionSizes, HeadFile, Places
+from specrun.runtime.drafters.eagle.pair_head import PairHead, PairOptions, PairSizes
+from specrun.runtime.heads import AttentionSizes, FloatRows, HeadFile, Places
 from specrun.runtime.methods import method_of_head
 
 FEATURES_NORM = "enc.output_norm.weight"
@@ -54,8 +58,7 @@ VOCABULARY_MAP = "d2t"
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Layout:
-    """What a file says of its head: the layers it reads, in its order, its sizes, and which tensors
-    are there."""
+    """What a file says of its head: the layers it reads, in its order, its sizes, its tensors."""
 
     taps: tuple[int, ...]
     sizes: PairSizes
@@ -73,26 +76,19 @@ def read_layout(file: HeadFile, target: Model) -> Eagle3Layout:
         )
     taps = _taps(file, target)
     sizes = _sizes(file, target, len(taps))
-    return Eagle3Layout(
-        taps=taps,
-        sizes=sizes,
-        norm_before_residual=file.flag("norm_before_residual"),
-        norm_output=file.flag("norm_output"),
-        tensors=_tensor_names(file, sizes, target, len(taps)),
-    )
+    tensors = _tensor_names(file, sizes, target, len(taps))
+    before, output = file.flag("norm_before_residual"), file.flag("norm_output")
+    return Eagle3Layout(taps, sizes, before, output, tensors)
 
 
-def checked_target_ids(
-    ids: npt.NDArray[np.int64], file: HeadFile, target: Model
-) -> npt.NDArray[np.int32]:
-    """Return the target's token of each of the head's; each must be a token of the target, and
-    another one."""
+def _target_ids(weights: TensorStore, file: HeadFile, target: Model) -> npt.NDArray[np.int32]:
+    """Return the target's token of each of the head's, from its vocabulary map, checked."""
+    ids = weights.read(VOCABULARY_MAP, np.int64).astype(np.int64, copy=False)
     outside = ids[(ids < 0) | (ids >= target.vocabulary.size)]
     if len(outside):
         raise PairError(
             f"{file.path} cannot draft for {target.path}: its vocabulary map (d2t) names token "
-            f"{outside[0]}, and the "
-            f"target has {target.vocabulary.size}"
+            f"{outside[0]}, and the target has {target.vocabulary.size}"
         )
     tokens, counts = np.unique(ids, return_counts=True)
     if len(tokens) != len(ids):
@@ -104,8 +100,7 @@ def checked_target_ids(
 
 
 def _taps(file: HeadFile, target: Model) -> tuple[int, ...]:
-    """Return the layers whose inputs the head reads, in its order; each must be one of the
-    target's."""
+    """Return the layers of the target whose inputs the head reads, in its order, checked."""
     numbers = file.numbers("target_layers")
     if not numbers or not all(0 <= number < 1e6 and number == int(number) for number in numbers):
         raise MalformedFileError(
@@ -114,9 +109,8 @@ def _taps(file: HeadFile, target: Model) -> tuple[int, ...]:
     taps = tuple(int(number) for number in numbers)
     if max(taps) >= target.n_layer:
         raise PairError(
-            f"{file.path} cannot draft for {target.path}: it reads the input of layer "
-            f"{max(taps)}, and the target has "
-            f"{target.n_layer} layers, the first of them layer 0"
+            f"{file.path} cannot draft for {target.path}: it reads the input of layer {max(taps)}, "
+            f"and the target has {target.n_layer} layers, the first of them layer 0"
         )
     check_layer_inputs(target, taps)
     return taps
@@ -131,9 +125,8 @@ def _sizes(file: HeadFile, target: Model, n_taps: int) -> PairSizes:
             f"{file.path} has {heads} heads and {kv} key-value heads of {head_size} numbers: "
             "convert it again"
         )
-    vocab_size = target.vocabulary.size
-    if "output.weight" in file:
-        vocab_size = file.shape("output.weight")[-1]
+    own_output = "output.weight" in file
+    vocab_size = file.shape("output.weight")[-1] if own_output else target.vocabulary.size
     return PairSizes(
         hidden=hidden,
         features=n_taps * target.n_embd,
@@ -188,25 +181,18 @@ def _tensor_names(file: HeadFile, sizes: PairSizes, target: Model, n_taps: int) 
     elif sizes.vocab_size != target.vocabulary.size:
         raise MalformedFileError(
             f"{file.path} predicts {sizes.vocab_size} tokens of the target's "
-            f"{target.vocabulary.size}, and has no tensor d2t "
-            "that says which"
+            f"{target.vocabulary.size}, and has no tensor d2t that says which"
         )
-    for name, vocab_size in (
-        ("token_embd.weight", target.vocabulary.size),
-        ("output.weight", sizes.vocab_size),
-    ):
+    shared = {"token_embd.weight": target.vocabulary.size, "output.weight": sizes.vocab_size}
+    for name, vocab_size in shared.items():
         if name in file:
             shapes[name] = (h, vocab_size)
         elif h != target.n_embd:
             raise PairError(
                 f"{file.path} cannot draft for {target.path}: it has no {name}, and the target's "
-                "is for states of "
-                f"{target.n_embd} numbers, not {h}"
+                f"is for states of {target.n_embd} numbers, not {h}"
             )
     return tuple(file.require(name, shape) for name, shape in shapes.items())
-
-
-FloatRows = npt.NDArray[np.float32]
 
 
 class Eagle3Head(PairHead):
@@ -218,13 +204,7 @@ class Eagle3Head(PairHead):
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        target: Model,
-        *,
-        ranks: int,
-        whole_rows: bool = False,
-        n_threads: int = 0,
+        self, path: str | os.PathLike[str], target: Model, **options: Unpack[PairOptions]
     ) -> None:
         file = HeadFile(path, "eagle3")
         layout = read_layout(file, target)
@@ -232,22 +212,10 @@ class Eagle3Head(PairHead):
         self._norm_before_residual = layout.norm_before_residual
         self._norm_output = layout.norm_output
         self._target_vocab_size = target.vocabulary.size
-        super().__init__(
-            file,
-            layout.tensors,
-            "blk.0.",
-            layout.sizes,
-            target,
-            ranks=ranks,
-            whole_rows=whole_rows,
-            n_threads=n_threads,
-        )
+        super().__init__(file, layout.tensors, "blk.0.", layout.sizes, target, **options)
         try:
             if VOCABULARY_MAP in self._weights:
-                ids = self._weights.read(VOCABULARY_MAP, np.int64)
-                self._target_ids = checked_target_ids(
-                    ids.astype(np.int64, copy=False), file, target
-                )
+                self._target_ids = _target_ids(self._weights, file, target)
         except BaseException:
             self.close()
             raise
@@ -259,17 +227,12 @@ class Eagle3Head(PairHead):
             features = builder.rms_norm(features, Tensor(self._weights[FEATURES_NORM]), eps)
         if "fc_norm.0.weight" in self._weights:
             width = self.sizes.features // len(self.taps)
-            normed = [
-                builder.rms_norm(
-                    builder.contiguous(builder.columns(features, tap * width, width)),
-                    Tensor(self._weights[f"fc_norm.{tap}.weight"]),
-                    eps,
-                )
-                for tap in range(len(self.taps))
-            ]
-            features = normed[0]
-            for layer in normed[1:]:
-                features = builder.concat(features, layer)
+            normed = []
+            for tap in range(len(self.taps)):
+                own = builder.contiguous(builder.columns(features, tap * width, width))
+                weight = Tensor(self._weights[f"fc_norm.{tap}.weight"])
+                normed.append(builder.rms_norm(own, weight, eps))
+            features = functools.reduce(builder.concat, normed)
         return builder.mul_mat(Tensor(self._weights["fc.weight"]), features)
 
     def predicted(
@@ -300,22 +263,18 @@ def is_head(path: str | os.PathLike[str]) -> bool:
 
 
 def check_head(path: str | os.PathLike[str], target: Model) -> None:
-    """Raise PairError, UnsupportedModelError or MalformedFileError for a head that cannot draft for
-    this target."""
+    """Raise what opening a head for this target would, without loading its weights.
+
+    That is PairError, UnsupportedModelError or MalformedFileError.
+    """
     file = HeadFile(path, read_header(path).architecture)
     if file.kind != "eagle3":
         file.check_target(target)
         return
     if VOCABULARY_MAP not in read_layout(file, target).tensors:
         return
-    device = ComputeDevice(n_threads=1)
-    try:
-        store = load_tensors(path, device, [VOCABULARY_MAP])
-        try:
-            checked_target_ids(
-                store.read(VOCABULARY_MAP, np.int64).astype(np.int64, copy=False), file, target
-            )
-        finally:
-            store.close()
-    finally:
-        device.close()
+    with (
+        closing(ComputeDevice(n_threads=1)) as device,
+        closing(load_tensors(path, device, [VOCABULARY_MAP])) as store,
+    ):
+        _target_ids(store, file, target)

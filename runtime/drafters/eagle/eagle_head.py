@@ -13,10 +13,11 @@ Tensors: `eagle.fc.weight` (2h, h), `eagle.fc.bias` (h, optional), those of `dec
 from __future__ import annotations
 
 import os
+from typing import Unpack
 
 from specrun.bindings.ggml import GraphBuilder, Tensor
 from specrun.bindings.model import Model
-from specrun.runtime.drafters.eagle.pair_head import PairHead, PairSizes
+from specrun.runtime.drafters.eagle.pair_head import PairHead, PairOptions, PairSizes
 from specrun.runtime.heads import HeadFile, Places, layer_attention, layer_tensor_names
 
 
@@ -24,33 +25,17 @@ class EagleHead(PairHead):
     """The head of a file, for the target it was made for; the options are those of `PairHead`."""
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        target: Model,
-        *,
-        ranks: int,
-        whole_rows: bool = False,
-        n_threads: int = 0,
+        self, path: str | os.PathLike[str], target: Model, **options: Unpack[PairOptions]
     ) -> None:
         file = HeadFile(path, "eagle")
         file.check_target(target)
         sizes = _sizes(file)
-        super().__init__(
-            file,
-            _tensor_names(file, sizes),
-            "eagle.",
-            sizes,
-            target,
-            ranks=ranks,
-            whole_rows=whole_rows,
-            n_threads=n_threads,
-        )
+        super().__init__(file, _tensor_names(file, sizes), "eagle.", sizes, target, **options)
 
     def predicted(
         self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places
     ) -> tuple[Tensor, Tensor]:
-        """Return the layer's output for fc [embedding; state] + b, which the output matrix reads as
-        it is."""
+        """Return the layer's output for fc [embedding; state] + b, twice: it is read as it is."""
         x = builder.mul_mat(self._weight("fc.weight"), builder.concat(tokens, states))
         if "eagle.fc.bias" in self._weights:
             x = builder.add(x, self._weight("fc.bias"))
@@ -73,10 +58,8 @@ def _sizes(file: HeadFile) -> PairSizes:
 def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
     """Return all tensors of the file that are used, checked."""
     h = sizes.hidden
-    names = [
-        file.require("eagle.fc.weight", (2 * h, h)),
-        *layer_tensor_names(file, "eagle.", sizes.attention),
-    ]
+    names = [file.require("eagle.fc.weight", (2 * h, h))]
+    names += layer_tensor_names(file, "eagle.", sizes.attention)
     for name, shape in (("eagle.fc.bias", (h,)), ("token_embd.weight", (h, sizes.vocab_size))):
         if name in file:
             names.append(file.require(name, shape))

@@ -1,22 +1,21 @@
-"""What EAGLE's heads have in common: one layer over pairs, as ggml graphs with a key-value cache of
-their own.
+"""EAGLE's heads in general: one Llama layer over pairs, as ggml graphs with a key-value cache.
 
-A head is weights, loaded once; every conversation that drafts with it has cells of its own
-(`PairHead.cells`).
+A head is weights, loaded once (`PairHead`); every conversation that drafts with it has cells of its
+own (`PairHead.cells`).
 
 The pair (f_j, t_(j+1)) joins a state of the target at position j with the token after it, and
 stands at position j. The head predicts the next state, and with an output matrix the draft law of
 t_(j+2). Below the last real pair it feeds itself its own predictions, one pair for each node of the
 draft tree.
-
-The sizes of a head over pairs, and what it says after them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from typing import Required, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +33,11 @@ from specrun.bindings.ggml import (
     load_tensors,
 )
 from specrun.bindings.model import Model
-from specrun.runtime.drafters.eagle.pair_chain import PairChains, PairGraphParts
+from specrun.runtime.drafters.eagle.pair_chain import PairChains
 from specrun.runtime.heads import (
     AttentionSizes,
     ChainTokens,
+    FloatRows,
     HeadFile,
     KeyValueCache,
     LayerWeights,
@@ -51,17 +51,34 @@ from specrun.runtime.heads import (
     ranked_tokens,
 )
 
-FloatRows = npt.NDArray[np.float32]
+PairPlaces = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.bool_]]
+"""Where n pairs stand: positions [n], cells [n], and the cells that each attends to, its own among
+them, [n, cells in use]."""
+
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+
+
+class PairOptions(TypedDict, total=False):
+    """How a head is opened: what is said after each pair, and with how many threads.
+
+    `ranks` is how many tokens are named; `whole_rows` returns all logits, for draws.
+    """
+
+    ranks: Required[int]
+    whole_rows: bool
+    n_threads: int
 
 
 @dataclass(frozen=True, slots=True)
 class PairSizes:
-    """The sizes of a head: its predicted states, the target's features of a pair, the tokens it
-    knows, its layer."""
+    """The sizes of a head and of its layer."""
 
     hidden: int
+    """Of its predicted states."""
     features: int
+    """Of the target's features in a pair."""
     vocab_size: int
+    """How many tokens it knows."""
     feed_forward: int
     norm_eps: float
     attention: AttentionSizes
@@ -81,21 +98,16 @@ class EagleRows:
     logits: FloatRows | None
 
 
-_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
-
-
 class PairHead(ABC):
-    """The weights of a head on the target's device. Close it after the cells it made, before the
-    target.
+    """The weights of a head on the target's device. Close it between its cells and the target.
 
-    `ranks` is how many tokens are named after each pair; `whole_rows` returns all logits, for
-    draws. `names` are the tensors of the file to load, those of the layer beginning with `prefix`;
-    embedding and output matrix are the target's where the file has none.
+    `names` are the tensors of the file to load, those of the layer beginning with `prefix`;
+    embedding and output matrix are the target's where the file has none. For the other options see
+    `PairOptions`.
     """
 
     taps: tuple[int, ...] = ()
-    """The layers of the target whose inputs, one after the other, are its features; none: its final
-    hidden state."""
+    """The layers of the target whose inputs are its features; none: the final hidden state."""
 
     def __init__(
         self,
@@ -106,8 +118,8 @@ class PairHead(ABC):
         target: Model,
         *,
         ranks: int,
-        whole_rows: bool,
-        n_threads: int,
+        whole_rows: bool = False,
+        n_threads: int = 0,
     ) -> None:
         self.sizes = sizes
         self.n_params = file.header.n_parameters
@@ -117,10 +129,9 @@ class PairHead(ABC):
         self._prefix = prefix
         self._target = TargetTensors(target, self.device)
         self._stores: list[TensorStore] = []
-        self._chain_parts: PairGraphParts | None = None
-        self._target_ids: npt.NDArray[np.int32] | None = (
-            None  # the target's tokens by the head's, where these differ
-        )
+        self._chain_ids: Tensor | None = None
+        # The target's tokens by the head's, where these differ.
+        self._target_ids: npt.NDArray[np.int32] | None = None
         try:
             self._weights = load_tensors(file.path, self.device, names)
             self._stores.append(self._weights)
@@ -137,8 +148,7 @@ class PairHead(ABC):
         return self.device.native_seconds
 
     def cells(self, n_cells: int) -> PairCells:
-        """Return what one conversation needs of the head: room for `n_cells` pairs of its own, none
-        of them known."""
+        """Return room for `n_cells` pairs of one conversation, none of them known."""
         return PairCells(self, n_cells)
 
     def close(self) -> None:
@@ -151,16 +161,14 @@ class PairHead(ABC):
     # -- what a kind of head says ------------------------------------------------------------------
 
     def fused(self, builder: GraphBuilder, features: Tensor) -> Tensor:
-        """Return the states (hidden, n) that taps (features, n) become; asked of heads with taps
-        only."""
+        """Return the states (hidden, n) that the features (features, n) become."""
         return features
 
     @abstractmethod
     def predicted(
         self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places
     ) -> tuple[Tensor, Tensor]:
-        """Return the predicted states (hidden, n) and what the output matrix reads, for pairs of
-        both."""
+        """Return the predicted states (hidden, n), and what the output matrix reads of them."""
 
     def target_rows(self, logits: FloatRows) -> FloatRows:
         """Return logits over the head's tokens, [n, vocab], as logits over the target's."""
@@ -170,25 +178,21 @@ class PairHead(ABC):
         """Return the target's tokens for the head's, [n, ranks]."""
         return tokens if self._target_ids is None else self._target_ids[tokens]
 
-    def chain_parts(self) -> PairGraphParts:
-        """Return what graphs of chains are made of.
+    def chain_ids(self) -> Tensor | None:
+        """Return the target's tokens by the head's, I32 (1, vocab), None where they are the same.
 
-        Raises UnsupportedModelError where a drafted token may have no embedding.
+        Graphs of chains feed them on. Raises UnsupportedModelError where one has no embedding.
         """
-        if self._chain_parts is None:
-            ids, table = self._target_ids, None
-            largest = self.output.shape[1] - 1 if ids is None else int(ids.max())
-            if largest >= self.n_embeddings:
-                raise UnsupportedModelError(f"token {largest} of an EAGLE head has no embedding")
-            if ids is not None:
-                store = TensorStore(self.device, {"ids": ("I32", (1, len(ids)))})
-                self._stores.append(store)
-                store.write("ids", ids)
-                table = Tensor(store["ids"])
-            self._chain_parts = PairGraphParts(
-                self.sizes.features, self.embedding, self.output, table, self.fused, self.predicted
-            )
-        return self._chain_parts
+        ids = self._target_ids
+        largest = self.output.shape[1] - 1 if ids is None else int(ids.max())
+        if largest >= self.n_embeddings:
+            raise UnsupportedModelError(f"token {largest} of an EAGLE head has no embedding")
+        if ids is not None and self._chain_ids is None:
+            store = TensorStore(self.device, {"ids": ("I32", (1, len(ids)))})
+            self._stores.append(store)
+            store.write("ids", ids)
+            self._chain_ids = Tensor(store["ids"])
+        return self._chain_ids
 
     # -- the parts of a layer ----------------------------------------------------------------------
 
@@ -214,8 +218,7 @@ class PairHead(ABC):
 class PairCells:
     """One conversation's pairs of a head: their keys and values, and the graphs over them.
 
-    There is room for `n_cells` pairs, which is what was asked for, rounded up. Close it before the
-    head.
+    There is room for `n_cells` pairs: what was asked for, rounded up. Close it before the head.
     """
 
     def __init__(self, head: PairHead, n_cells: int) -> None:
@@ -223,9 +226,7 @@ class PairCells:
         self._native = NativeShare(lambda: head.native_seconds)
         self._graphs: dict[tuple[bool, int, int], Graph] = {}
         self._cache = KeyValueCache(head.device, head.sizes.attention, n_cells)
-        self._chains = PossibleChains(
-            lambda: PairChains(head.device, self._cache, head.chain_parts())
-        )
+        self._chains = PossibleChains(lambda: PairChains(head, self._cache))
         self.n_cells = self._cache.n_cells
 
     @property
@@ -243,32 +244,18 @@ class PairCells:
         """Time in this conversation's graphs."""
         return self._native.seconds
 
-    def evaluate(
-        self,
-        tokens: Sequence[int],
-        states: FloatRows,
-        positions: npt.NDArray[np.int32],
-        cells: npt.NDArray[np.int64],
-        sees: npt.NDArray[np.bool_],
-    ) -> EagleRows:
-        """Evaluate n pairs of a token and the state that the head predicted before it, [n, hidden].
+    def evaluate(self, tokens: Sequence[int], states: FloatRows, *places: *PairPlaces) -> EagleRows:
+        """Evaluate pairs of tokens [n] and states [n, hidden] that the head predicted before them.
 
-        Keys and values go into `cells` [n]; pair i attends to the cells that `sees`
-        [n, cells in use] marks, its own among them.
+        Their keys and values go into their cells.
         """
-        return self._evaluate(tokens, states, positions, cells, sees, real=False)
+        return self._evaluate(tokens, states, places, real=False)
 
     def evaluate_features(
-        self,
-        tokens: Sequence[int],
-        features: FloatRows,
-        positions: npt.NDArray[np.int32],
-        cells: npt.NDArray[np.int64],
-        sees: npt.NDArray[np.bool_],
+        self, tokens: Sequence[int], features: FloatRows, *places: *PairPlaces
     ) -> EagleRows:
-        """Evaluate n pairs of a token and the target's features before it, [n, features]; otherwise
-        as `evaluate`."""
-        return self._evaluate(tokens, features, positions, cells, sees, real=True)
+        """Evaluate pairs of tokens [n] and the target's features before them, [n, features]."""
+        return self._evaluate(tokens, features, places, real=True)
 
     def chain(
         self,
@@ -280,12 +267,11 @@ class PairCells:
         *,
         probabilities: bool = False,
     ) -> ChainTokens | None:
-        """Evaluate m real pairs and a greedy chain below them at once: return its n tokens.
+        """Evaluate m real pairs and a greedy chain below them in one graph: return its n tokens.
 
         The pairs, tokens [m] and features [m, features] of positions `position` on, go into the
         cells after the first `count`, those of the first n - 1 tokens after them; each sees all
-        cells before its own. None where the backends cannot compute it in one graph, or the numbers
-        are too large for one.
+        cells before its own. None where one graph cannot do it.
         """
 
         def run(chains: PairChains) -> ChainTokens:
@@ -303,20 +289,13 @@ class PairCells:
         self._cache.close()
 
     def _evaluate(
-        self,
-        tokens: Sequence[int],
-        states: FloatRows,
-        positions: npt.NDArray[np.int32],
-        cells: npt.NDArray[np.int64],
-        sees: npt.NDArray[np.bool_],
-        *,
-        real: bool,
+        self, tokens: Sequence[int], states: FloatRows, places: PairPlaces, *, real: bool
     ) -> EagleRows:
-        head, (n, used) = self._head, sees.shape
+        head, (n, used) = self._head, places[2].shape
         self._check(tokens, used)
         graph = self._graph(filled_width(n), self._cache.length(used), real=real)
         inputs = graph.inputs
-        fill_places(inputs, positions, cells, sees, self._cache.spare)
+        fill_places(inputs, *places, self._cache.spare)
         inputs["tokens"][0, :n], inputs["tokens"][0, n:] = tokens, 0
         inputs["states"][:n], inputs["states"][n:] = states, 0.0
         with self._native:
@@ -342,41 +321,30 @@ class PairCells:
         fused = real and bool(self._head.taps)  # without taps one graph serves both
         graph = self._graphs.get((fused, width, length))
         if graph is None:
-            self._close_graphs_but(length)
+            # Each has memory of its own: those of all lengths of a long text would be gigabytes. A
+            # round may need two lengths, so the newest other one stays.
+            newest = next((key[2] for key in reversed(self._graphs) if key[2] != length), length)
+            for key in [key for key in self._graphs if key[2] not in (length, newest)]:
+                self._graphs.pop(key).close()
             graph = self._graphs[fused, width, length] = self._build(width, length, fused=fused)
         return graph
 
-    def _close_graphs_but(self, length: int) -> None:
-        """Close all graphs but those of this length and the newest other one, which a round may
-        need beside it.
-
-        Each has memory of its own: those of all lengths of a long text would be gigabytes.
-        """
-        newest = next((key[2] for key in reversed(self._graphs) if key[2] != length), length)
-        for key in [key for key in self._graphs if key[2] not in (length, newest)]:
-            self._graphs.pop(key).close()
-
     def _build(self, n: int, length: int, *, fused: bool) -> Graph:
-        head, builder = self._head, GraphBuilder(self._head.device)
-        try:
+        head, sizes = self._head, self._head.sizes
+        with closing(GraphBuilder(head.device)) as builder:
             tokens = builder.input("tokens", I32, n)
-            states = builder.input(
-                "states", F32, head.sizes.features if fused else head.sizes.hidden, n
-            )
+            states = builder.input("states", F32, sizes.features if fused else sizes.hidden, n)
             if fused:
                 states = head.fused(builder, states)
             places = self._cache.places(builder, n, length)
-            predicted, read = head.predicted(
-                builder, builder.get_rows(head.embedding, tokens), states, places
-            )
+            embedded = builder.get_rows(head.embedding, tokens)
+            predicted, read = head.predicted(builder, embedded, states, places)
             logits = builder.mul_mat(head.output, read)
             builder.output("states", predicted)
             add_ranking(builder, logits, head.ranks)
             if head.whole_rows:
                 builder.output("logits", logits)
             return builder.build()
-        finally:
-            builder.close()
 
 
 def _floats(array: npt.NDArray[np.generic]) -> FloatRows:

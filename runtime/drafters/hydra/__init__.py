@@ -4,13 +4,3 @@ from specrun.runtime.drafters.hydra.build import build_hydra
 from specrun.runtime.drafters.hydra.drafter import HydraDrafter, HydraState
 from specrun.runtime.drafters.hydra.hydra_head import HydraCells, HydraHead
 from specrun.runtime.drafters.hydra.prefix_layer import PrefixCells, PrefixLayer
-
-__all__ = [
-    "HydraCells",
-    "HydraDrafter",
-    "HydraHead",
-    "HydraState",
-    "PrefixCells",
-    "PrefixLayer",
-    "build_hydra",
-]

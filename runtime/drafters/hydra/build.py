@@ -19,8 +19,7 @@ from specrun.runtime.trees import DynamicShape, Topology
 def build_hydra(
     expression: Expression, environment: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
-    """Build `hydra(heads.gguf, nodes=16)`, `hydra(heads.gguf, tree=4x2)`,
-    `hydra(heads.gguf, depth=4, topk=4)`.
+    """Build `hydra(heads.gguf, nodes=16)`, with `tree=4x2`, or with `depth=4, topk=4`.
 
     Static trees are asked for as Medusa's (`head_tree`); `depth` or `topk` ask for a dynamic one,
     `n` for a chain.
@@ -30,9 +29,8 @@ def build_hydra(
     head = HydraHead(path, environment.target, n_threads=environment.context.n_threads)
     try:
         shape = _shape(expression, options, environment, head)
-        head.prepare(
-            [shape.topk] * shape.depth if isinstance(shape, DynamicShape) else ranks_by_depth(shape)
-        )
+        dynamic = isinstance(shape, DynamicShape)
+        head.prepare([shape.topk] * shape.depth if dynamic else ranks_by_depth(shape))
     except BaseException:
         head.close()
         raise
@@ -46,13 +44,7 @@ def _shape(
     environment: DraftEnvironment,
     head: HydraHead,
 ) -> Topology | DynamicShape:
-    tree = TreeOptions(
-        tree=options.optional("tree"),
-        depth=options.optional_integer("depth"),
-        topk=options.optional_integer("topk"),
-        nodes=options.optional_integer("nodes"),
-        n=options.optional_integer("n"),
-    )
+    tree = TreeOptions.of(expression)
     if tree.n is not None and not tree.asks_for_tree:
         if not 1 <= tree.n <= head.n_heads:
             raise OptionError(f"n is {tree.n}: these Hydra heads draft 1 to {head.n_heads} tokens")
@@ -68,10 +60,8 @@ def _shape(
             typical=(TYPICAL_PATH_ACCURACY,) * head.n_heads,
         )
     if options.optional("accuracy") is not None:
-        raise OptionError(
-            f"{expression}: accuracy= is what static trees are made from; leave it out, or "
-            "depth= and topk="
-        )
+        problem = "accuracy= is what static trees are made from; leave it out, or depth= and topk="
+        raise OptionError(f"{expression}: {problem}")
     if tree.depth is None:
         most = head.n_heads if tree.nodes is None else max(1, tree.nodes)
         tree = dataclasses.replace(tree, depth=min(head.n_heads, most))

@@ -1,5 +1,4 @@
-"""Hydra's heads (Ankner et al. 2024, section 3) as ggml graphs: each knows the tokens drafted
-before its own.
+"""Hydra's heads (Ankner et al. 2024, section 3) as ggml graphs: each reads the tokens before.
 
 Head k predicts the token k + 2 places after the hidden state h of position t, given the tokens
 between, t+1 (the target's own) to t+1+k: x = [h; embed(t+1); ...; embed(t+1+k)], then residual
@@ -25,6 +24,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,10 +43,11 @@ from specrun.bindings.ggml import (
     load_tensors,
 )
 from specrun.bindings.model import Model
-from specrun.runtime.drafters.hydra.hydra_chain import HydraChains, HydraGraphParts
+from specrun.runtime.drafters.hydra.hydra_chain import HydraChains
 from specrun.runtime.drafters.hydra.prefix_layer import PrefixCells, PrefixLayer, plan_prefix
 from specrun.runtime.heads import (
     ChainTokens,
+    FloatRows,
     HeadFile,
     NativeShare,
     PossibleChains,
@@ -60,13 +61,12 @@ from specrun.runtime.heads import (
 
 _MAX_HEADS, _MAX_BLOCKS = 32, 16
 
-FloatRows = npt.NDArray[np.float32]
+Paths = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class _HeadTensors:
-    """The names of one head's tensors: (weight, bias) of each block, of the skip connection, of the
-    output."""
+    """The names of a head's tensors: (weight, bias) of each block, the skip and the output."""
 
     blocks: tuple[tuple[str, str], ...]
     skip: tuple[str, str] | None
@@ -81,8 +81,7 @@ class _HeadTensors:
 
 
 class HydraHead:
-    """The weights of a file's heads on the target's device. Close it after the cells it made,
-    before the target.
+    """The weights of a file's heads on the target's device. Close it between cells and target.
 
     `prefix` is the prefix layer where there is one: what it returns is then the state that the
     heads read. `ranks[k]` is how many tokens head k has to name; without it, `prepare` says so
@@ -104,24 +103,25 @@ class HydraHead:
         self.n_params = file.header.n_parameters
         self.prefix: PrefixLayer | None = None
         self._grounded = file.flag("grounded", default=True)
-        self._hidden = target.n_embd
+        self.hidden = target.n_embd
         self._vocab_size = file.size("vocab_size")
         self._heads = _head_tensors(file, self.n_heads, grounded=self._grounded)
         names = [name for head in self._heads for name in head.names]
+        self.n_blocks = max(len(head.blocks) for head in self._heads)
         prefix = plan_prefix(file) if file.flag("prefix_layer") else None
         names += [] if prefix is None else prefix.names
         shared = sum(head.output is None for head in self._heads)
-        self.evaluated_params = self.n_params + shared * self._hidden * self._vocab_size
+        self.evaluated_params = self.n_params + shared * self.hidden * self._vocab_size
         self._ranks: tuple[int, ...] = ()
         self._graphs: dict[tuple[int, int, bool], Graph] = {}
-        self._device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
-        self._target = TargetTensors(target, self._device)
+        self.device = ComputeDevice(gpu=target.n_gpu_layers != 0, n_threads=n_threads)
+        self._target = TargetTensors(target, self.device)
         self._weights: TensorStore | None = None
         try:
-            self._weights = load_tensors(path, self._device, names)
+            self._weights = load_tensors(path, self.device, names)
             if prefix is not None:
-                self.prefix = PrefixLayer(prefix, self._weights, self._device)
-            self._embedding = self._target.embedding() if self._grounded else None
+                self.prefix = PrefixLayer(prefix, self._weights, self.device)
+            self.embedding = self._target.embedding() if self._grounded else None
             self._output = self._target.output() if shared else None
             if ranks is not None:
                 self.prepare(ranks)
@@ -132,18 +132,14 @@ class HydraHead:
     @property
     def native_seconds(self) -> float:
         """Time in the graphs of heads, chains and prefix layer, of all cells."""
-        return self._device.native_seconds
+        return self.device.native_seconds
 
     def cells(self, n_cells: int) -> HydraCells:
-        """Return what one conversation needs of the heads.
-
-        Their prefix layer, where there is one, has room for `n_cells` of its positions.
-        """
+        """Return what one conversation needs, with room for `n_cells` in the prefix layer."""
         return HydraCells(self, n_cells)
 
     def prepare(self, ranks: Sequence[int]) -> None:
-        """Say how many tokens each head has to name; fewer entries than heads leave the last heads
-        out."""
+        """Say how many tokens each head has to name; heads without an entry are left out."""
         if not 0 < len(ranks) <= self.n_heads:
             raise OptionError(
                 f"a tree of depth {len(ranks)}: these Hydra heads reach 1 to {self.n_heads} "
@@ -152,11 +148,8 @@ class HydraHead:
         self._close_graphs()
         self._ranks = tuple(min(rank, self._vocab_size) for rank in ranks)
 
-    def best_tokens(
-        self, state: FloatRows, paths: Sequence[Sequence[int]]
-    ) -> npt.NDArray[np.int32]:
-        """Return the best tokens [n, ranks] after each of n paths, all of one length, below a
-        state.
+    def best_tokens(self, state: FloatRows, paths: Paths) -> npt.NDArray[np.int32]:
+        """Return the best tokens [n, ranks] after each of n paths of one length, below a state.
 
         A path is the tokens from the target's own on; those of k + 1 tokens are head k's. The state
         is [hidden] for all paths or [n, hidden].
@@ -187,13 +180,11 @@ class HydraHead:
 
         Raises UnsupportedModelError where a drafted token may have no embedding.
         """
-        if self._embedding is not None and self._embedding.shape[1] < self._vocab_size:
+        if self.embedding is not None and self.embedding.shape[1] < self._vocab_size:
             raise UnsupportedModelError(
-                f"tokens from {self._embedding.shape[1]} on have no embedding"
+                f"tokens from {self.embedding.shape[1]} on have no embedding"
             )
-        n_blocks = max(len(head.blocks) for head in self._heads)
-        parts = HydraGraphParts(self._hidden, n_blocks, self._embedding, self._logits)
-        return HydraChains(self._device, prefix, parts)
+        return HydraChains(self, prefix)
 
     def close(self) -> None:
         """Free graphs, weights and device; calling it again does nothing."""
@@ -202,35 +193,35 @@ class HydraHead:
             self._weights.close()
             self._weights = None
         self._target.close()
-        self._device.close()
+        self.device.close()
 
     def _evaluate(
         self, state: FloatRows, paths: Sequence[Sequence[int]], *, probabilities: bool
     ) -> tuple[int, Graph]:
-        """Run the graph of a head; only one path of heads that are not grounded, which say the same
-        after all."""
+        """Run the graph of a head; return it, and for how many of the paths it ran.
+
+        Heads that are not grounded say the same after all paths: one is enough.
+        """
         head = len(paths[0]) - 1
         if not 0 <= head < len(self._ranks):
+            most = len(self._ranks)
             raise OptionError(
-                f"a path of {head + 1} tokens: these Hydra heads are prepared for "
-                f"{len(self._ranks)}"
+                f"a path of {head + 1} tokens: these Hydra heads are prepared for {most}"
             )
         n = len(paths) if self._grounded or state.ndim > 1 else 1
         width = filled_width(n)
-        graph = self._graphs.get((head, width, probabilities))
+        key = head, width, probabilities
+        graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[head, width, probabilities] = self._build(
-                head, width, probabilities=probabilities
-            )
+            graph = self._graphs[key] = self._build(head, width, probabilities=probabilities)
         states = graph.inputs["state"]
         states[:n], states[n:] = state, 0.0
         if self._grounded:
-            if not all(
-                0 <= token < self._vocab_size for path in paths for token in path
-            ):  # ggml would end the process
+            known = self._vocab_size
+            if not all(0 <= token < known for path in paths for token in path):
+                # ggml would end the process.
                 raise OptionError(
-                    f"a path with a token outside the {self._vocab_size} tokens of these Hydra "
-                    "heads"
+                    f"a path with a token outside the {known} tokens of these Hydra heads"
                 )
             tokens = graph.inputs["tokens"].reshape(width, head + 1)
             tokens[:n], tokens[n:] = paths, 0
@@ -243,43 +234,32 @@ class HydraHead:
 
     def _build(self, head: int, n: int, *, probabilities: bool) -> Graph:
         """Return the graph of a head for n paths."""
-        builder = GraphBuilder(self._device)
-        try:
-            x = builder.input("state", F32, self._hidden, n)
-            if self._embedding is not None:
+        with closing(GraphBuilder(self.device)) as builder:
+            x = builder.input("state", F32, self.hidden, n)
+            if self.embedding is not None:
                 # The tokens lie path after path, so the embeddings of a path are one row already.
-                embedded = builder.get_rows(
-                    self._embedding, builder.input("tokens", I32, n * (head + 1))
-                )
-                x = builder.concat(x, builder.reshape(embedded, self._hidden * (head + 1), n))
-            logits = self._logits(builder, head, x)
+                tokens = builder.input("tokens", I32, n * (head + 1))
+                embedded = builder.get_rows(self.embedding, tokens)
+                x = builder.concat(x, builder.reshape(embedded, self.hidden * (head + 1), n))
+            logits = self.logits(builder, head, x)
             add_ranking(builder, logits, self._ranks[head], probabilities=probabilities)
             return builder.build()
-        finally:
-            builder.close()
 
-    def _logits(self, builder: GraphBuilder, head: int, x: Tensor) -> Tensor:
+    def logits(self, builder: GraphBuilder, head: int, x: Tensor) -> Tensor:
         """Return a head's logits (vocab, n) for what it reads, (width, n)."""
         tensors = self._heads[head]
         for index, block in enumerate(tensors.blocks):
             skip = tensors.skip if index == 0 else None
             around = x if skip is None else self._linear(builder, *skip, x)
             x = builder.add(around, builder.silu(self._linear(builder, *block, x)))
-        logits = builder.mul_mat(self._output_matrix(tensors), x)
-        return (
-            logits
-            if tensors.output_bias is None
-            else builder.add(logits, self._weight(tensors.output_bias))
-        )
+        matrix = self._output if tensors.output is None else self._weight(tensors.output)
+        assert matrix is not None
+        logits = builder.mul_mat(matrix, x)
+        bias = tensors.output_bias
+        return logits if bias is None else builder.add(logits, self._weight(bias))
 
     def _linear(self, builder: GraphBuilder, weight: str, bias: str, x: Tensor) -> Tensor:
         return builder.add(builder.mul_mat(self._weight(weight), x), self._weight(bias))
-
-    def _output_matrix(self, tensors: _HeadTensors) -> Tensor:
-        if tensors.output is not None:
-            return self._weight(tensors.output)
-        assert self._output is not None
-        return self._output
 
     def _weight(self, name: str) -> Tensor:
         assert self._weights is not None
@@ -287,8 +267,7 @@ class HydraHead:
 
 
 class HydraCells:
-    """What one conversation has of Hydra's heads: its positions in the prefix layer, the graphs of
-    its chains.
+    """One conversation's positions in the prefix layer of Hydra's heads, and its chains' graphs.
 
     `prefix` are the cells of the prefix layer, None where there is none: the heads then read the
     target's hidden states. What the heads say of a state depends on nothing else, so their own
@@ -312,20 +291,16 @@ class HydraCells:
         return self._native.seconds
 
     def states(self, states: FloatRows, position: int, count: int) -> FloatRows:
-        """Return what the heads read, [n, hidden], for the hidden states [n, hidden] of positions
-        `position` on.
+        """Return what the heads read for the hidden states of positions `position` on, [n, hidden].
 
-        That is what `PrefixCells.evaluate` makes of them; without a prefix layer they are read
-        themselves.
+        That is what `PrefixCells.evaluate` makes of them; without a prefix layer themselves.
         """
         if self.prefix is None:
             return states
         with self._native:
             return self.prefix.evaluate(states, position, count)
 
-    def best_tokens(
-        self, state: FloatRows, paths: Sequence[Sequence[int]]
-    ) -> npt.NDArray[np.int32]:
+    def best_tokens(self, state: FloatRows, paths: Paths) -> npt.NDArray[np.int32]:
         """Return the best tokens [n, ranks] after each path; see `HydraHead.best_tokens`."""
         with self._native:
             return self._head.best_tokens(state, paths)
@@ -345,18 +320,14 @@ class HydraCells:
         *,
         probabilities: bool = False,
     ) -> ChainTokens | None:
-        """Return n tokens of a greedy chain after a token, below the last of the hidden states
-        [m, hidden].
+        """Return n tokens of a greedy chain after a token and the last of the states [m, hidden].
 
         With a prefix layer all of them pass through it, as in `PrefixCells.evaluate`. None where
-        the backends cannot compute it in one graph, or the numbers are too large for one.
+        one graph cannot do it.
         """
         self._head.check_chain(token, n)
         if self.prefix is not None and count + len(states) > self.prefix.n_cells:
-            raise OptionError(
-                f"a prefix layer with {self.prefix.n_cells} cells cannot hold "
-                f"{count + len(states)} positions"
-            )
+            raise self.prefix.too_many(count + len(states))
 
         def run(chains: HydraChains) -> ChainTokens:
             with self._native:
@@ -378,20 +349,16 @@ def _head_tensors(file: HeadFile, n_heads: int, *, grounded: bool) -> list[_Head
     found: list[_HeadTensors] = []
     for head in range(n_heads):
         wide = hidden * (head + 2) if grounded else hidden
-        first = f"hydra.{head}.res.0"
-        blocks = [_pair(file, first, wide, hidden)]
-        blocks += [
-            _pair(file, f"hydra.{head}.res.{block}", hidden, hidden) for block in range(1, n_blocks)
-        ]
-        output, bias = f"hydra.{head}.output.weight", f"hydra.{head}.output.bias"
-        found.append(
-            _HeadTensors(
-                tuple(blocks),
-                _pair(file, f"hydra.{head}.skip", wide, hidden) if grounded else None,
-                file.require(output, (hidden, vocab_size)) if output in file else None,
-                file.require(bias, (vocab_size,)) if bias in file else None,
-            )
+        widths = [wide] + [hidden] * (n_blocks - 1)
+        blocks = tuple(
+            _pair(file, f"hydra.{head}.res.{block}", width, hidden)
+            for block, width in enumerate(widths)
         )
+        skip = _pair(file, f"hydra.{head}.skip", wide, hidden) if grounded else None
+        weight, bias = f"hydra.{head}.output.weight", f"hydra.{head}.output.bias"
+        output = file.require(weight, (hidden, vocab_size)) if weight in file else None
+        output_bias = file.require(bias, (vocab_size,)) if bias in file else None
+        found.append(_HeadTensors(blocks, skip, output, output_bias))
     return found
 
 

@@ -1,5 +1,4 @@
-"""Hydra++'s prefix layer (Ankner et al. 2024, section 4.3): one Llama layer over the target's final
-hidden states.
+"""Hydra++'s prefix layer (Ankner et al. 2024, section 4.3): one Llama layer over hidden states.
 
 What it makes of position j, from the hidden states up to j, takes the place of the target's own
 hidden state as the heads' input. It is a whole one-layer Llama without embeddings: x +
@@ -14,6 +13,7 @@ Tensors: `hydra.prefix.attn_norm.weight`, those of `decoder_layer` after `hydra.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.ggml import F32, ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
 from specrun.runtime.heads import (
     AttentionSizes,
+    FloatRows,
     HeadFile,
     KeyValueCache,
     LayerWeights,
@@ -34,8 +35,6 @@ from specrun.runtime.heads import (
     layer_attention,
     layer_tensor_names,
 )
-
-FloatRows = npt.NDArray[np.float32]
 
 _PREFIX = "hydra.prefix."
 
@@ -52,17 +51,14 @@ class PrefixPlan:
 def plan_prefix(file: HeadFile) -> PrefixPlan:
     """Read and check what a file says; raises MalformedFileError."""
     attention = layer_attention(file)
-    norms = [
-        file.require(f"{_PREFIX}{name}.weight", (attention.size,))
-        for name in ("attn_norm", "output_norm")
-    ]
-    names = norms + layer_tensor_names(file, _PREFIX, attention)
+    names = layer_tensor_names(file, _PREFIX, attention)
+    for norm in ("attn_norm", "output_norm"):
+        names.append(file.require(f"{_PREFIX}{norm}.weight", (attention.size,)))
     return PrefixPlan(attention, file.number("attention.layer_norm_rms_epsilon", 1e-6), names)
 
 
 class PrefixLayer:
-    """The layer's weights, which are the head's: nothing here is to be closed but the cells it
-    makes."""
+    """The layer's weights, which the head owns: only the cells that it makes are to be closed."""
 
     def __init__(self, plan: PrefixPlan, weights: TensorStore, device: ComputeDevice) -> None:
         self.plan = plan
@@ -89,21 +85,22 @@ class PrefixCells:
         self.kv_size = layer.plan.attention.kv_size
 
     def evaluate(self, states: FloatRows, position: int, count: int) -> FloatRows:
-        """Return the layer's output [n, hidden] for the hidden states [n, hidden] of positions
-        `position` on.
+        """Return the layer's output for the hidden states of positions `position` on, [n, hidden].
 
         Their keys and values follow the `count` that are in the cache: all of these are seen, and
         none after them.
         """
         n, used = len(states), count + len(states)
         if n < 1 or used > self.n_cells:
-            raise OptionError(
-                f"a prefix layer with {self.n_cells} cells cannot hold {used} positions"
-            )
+            raise self.too_many(used)
         graph = self._graphs.get(self._cache.length(used), filled_width(n))
         self.fill(graph.inputs, states, position, count)
         graph.compute()
         return graph.read("output")[:n].astype(np.float32, copy=False)
+
+    def too_many(self, used: int) -> OptionError:
+        """Return the error for more positions than there are cells."""
+        return OptionError(f"a prefix layer with {self.n_cells} cells cannot hold {used} positions")
 
     def length(self, used: int) -> int:
         """Return how many cells a graph reads so that it sees the first `used` of them."""
@@ -126,8 +123,7 @@ class PrefixCells:
     def fill(
         self, inputs: Mapping[str, npt.NDArray[Any]], states: FloatRows, position: int, count: int
     ) -> None:
-        """Fill a graph's inputs with hidden states; see `evaluate`. Rows of the graph beyond them
-        do nothing."""
+        """Fill a graph's inputs with hidden states, as `evaluate`; its further rows do nothing."""
         n = len(states)
         fill_chain_places(inputs, position, count, n, self._cache.spare, 0)
         rows = inputs["states"]
@@ -141,9 +137,6 @@ class PrefixCells:
         self._cache.close()
 
     def _build(self, length: int, n: int) -> Graph:
-        builder = GraphBuilder(self._layer.device)
-        try:
+        with closing(GraphBuilder(self._layer.device)) as builder:
             builder.output("output", self.add(builder, n, length))
             return builder.build()
-        finally:
-            builder.close()

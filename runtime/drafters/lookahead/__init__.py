@@ -1,11 +1,11 @@
-"""Lookahead and Jacobi decoding (Fu et al. 2024; Santilli et al. 2023): n-grams from the target
-itself."""
+"""Lookahead decoding (Fu et al. 2024) and Jacobi decoding (Santilli et al. 2023)."""
 
 from specrun.runtime.drafters.lookahead.guesses import (
     Guesses,
     LatestGuesses,
     MatchAcceptance,
     PlannedGuesses,
+    add_phrases,
     continuations,
 )
 from specrun.runtime.drafters.lookahead.lookahead import JacobiDrafter, LookaheadDrafter
@@ -16,33 +16,5 @@ from specrun.runtime.drafters.lookahead.plan import (
     plan_lookahead,
     step_compression,
 )
-from specrun.runtime.drafters.lookahead.pool_store import (
-    NgramStore,
-    load_pool,
-    open_store,
-    save_pool,
-)
+from specrun.runtime.drafters.lookahead.pool_store import NgramStore, load_pool, save_pool
 from specrun.runtime.drafters.lookahead.window import LookaheadWindow, window_leaves, window_nodes
-
-__all__ = [
-    "MAX_NGRAM",
-    "Guesses",
-    "JacobiDrafter",
-    "LatestGuesses",
-    "LookaheadDrafter",
-    "LookaheadWindow",
-    "MatchAcceptance",
-    "NgramPool",
-    "NgramStore",
-    "PlannedGuesses",
-    "WindowGuard",
-    "continuations",
-    "guessed_tokens",
-    "load_pool",
-    "open_store",
-    "plan_lookahead",
-    "save_pool",
-    "step_compression",
-    "window_leaves",
-    "window_nodes",
-]

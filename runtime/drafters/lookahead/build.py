@@ -1,4 +1,4 @@
-"""The builders of `lookahead(...)` and `jacobi(...)`: drafting without a second model."""
+"""Builds `lookahead(...)` and `jacobi(...)`, and opens the n-gram pool of an expression."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specrun.runtime.drafters.lookahead.ngram_pool import MAX_NGRAM
 from specrun.runtime.drafters.lookahead.plan import WindowGuard, plan_lookahead
 from specrun.runtime.drafters.lookahead.pool_store import NgramStore, open_store
 from specrun.runtime.drafters.lookahead.window import window_leaves, window_nodes
-from specrun.runtime.language import Expression, ExpressionOptions
+from specrun.runtime.language import Expression
 from specrun.runtime.methods import options_of
 from specrun.runtime.trees import check_leaves
 
@@ -34,9 +34,8 @@ def build_jacobi(
     options = options_of(expression)
     n, seed = options.integer("n", 4), options.integer("seed", 0)
     _require_room(expression, environment, n, 1)
-    return DrafterWeights(
-        str(expression), lambda: JacobiDrafter(n=n, seed=seed, name=str(expression))
-    )
+    name = str(expression)
+    return DrafterWeights(name, lambda: JacobiDrafter(n=n, seed=seed, name=name))
 
 
 def build_lookahead(
@@ -58,20 +57,16 @@ def build_lookahead(
     window, n_guesses = options.optional_integer("window"), options.optional_integer("guesses")
     width = plan_lookahead(curve, ngram).window if window is None else window
     if width < 0 or (n_guesses or 0) < 0:
-        raise OptionError(
-            f"{expression}: window and guesses count columns and n-grams: give 0 or more"
-        )
+        problem = "window and guesses count columns and n-grams: give 0 or more"
+        raise OptionError(f"{expression}: {problem}")
     if given is None and width == 0 and n_guesses is None:
-        # without a window longer ones cost nothing, and tell copies from formulas
+        # Without a window longer n-grams cost nothing, and tell copies from formulas.
         ngram = _NGRAM_OF_TEXT
     guesses = _guesses(curve, width, ngram, n_guesses)
-    _require_room(
-        expression,
-        environment,
-        window_nodes(width, ngram) + guesses().max_nodes,
-        window_leaves(width, ngram) + guesses().max_leaves,
-    )
-    store = _open_store(expression, options, environment, ngram)
+    nodes = window_nodes(width, ngram) + guesses().max_nodes
+    leaves = window_leaves(width, ngram) + guesses().max_leaves
+    _require_room(expression, environment, nodes, leaves)
+    store = open_pool(expression, environment, ngram)
     learn_text, seed = options.choice("text", _YES_NO, "yes") == "yes", options.integer("seed", 0)
 
     def start() -> Drafter:
@@ -92,17 +87,16 @@ def build_lookahead(
 def _guesses(
     curve: CostCurve, width: int, ngram: int, n_guesses: int | None
 ) -> Callable[[], Guesses]:
-    """Return what makes a conversation's guesses, which learn how far to trust the pool: planned
-    where not counted."""
+    """Return what makes a conversation's guesses: so many, or planned ones."""
     if n_guesses is not None:
         return functools.partial(LatestGuesses, n_guesses, ngram)
     leaves = max(width, _FEWEST_PATHS)
     return functools.partial(PlannedGuesses, curve, max_leaves=leaves, max_nodes=_most_nodes(curve))
 
 
-def _open_store(
-    expression: Expression, options: ExpressionOptions, environment: DraftEnvironment, ngram: int
-) -> NgramStore:
+def open_pool(expression: Expression, environment: DraftEnvironment, ngram: int) -> NgramStore:
+    """Return the store of an expression's n-gram pool: its options `pool`, `save` and bounds."""
+    options = options_of(expression)
     path = options.optional("pool")
     keep = options.choice("save", _YES_NO, "yes") == "yes"
     if path is None and not keep:
@@ -127,15 +121,12 @@ def _require_room(
 ) -> None:
     """Raise where no evaluation could hold a proposal of this size."""
     check_leaves(expression, leaves, "lower window or guesses")
-    context = environment.context
-    n_ctx = context.n_ctx or environment.target.n_ctx_train
     for limit, name, advice in (
-        (context.n_batch, "a batch", "the batch size (-b)"),
-        (n_ctx, "a context", "the context size (-c)"),
+        (environment.context.n_batch, "a batch", "the batch size (-b)"),
+        (environment.n_ctx, "a context", "the context size (-c)"),
     ):
         if nodes + 1 > limit:
             raise OptionError(
-                f"{expression} evaluates up to {nodes + 1} tokens at once, which do not fit "
-                f"{name} of {limit}: "
-                f"lower its sizes, or raise {advice}"
+                f"{expression} evaluates up to {nodes + 1} tokens at once, which do not fit {name} "
+                f"of {limit}: lower its sizes, or raise {advice}"
             )

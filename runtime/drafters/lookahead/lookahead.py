@@ -1,19 +1,16 @@
-"""Lookahead decoding: n-grams that the target makes for itself, in the evaluations it does anyway
-(Fu et al. 2024).
+"""Lookahead decoding (Fu et al. 2024) and Jacobi decoding (Santilli et al. 2023).
 
-Each round evaluates two branches in one tree. The lookahead branch (`lookahead_window.py`) runs
-Jacobi iterations on positions ahead and yields an n-gram a column; its nodes are never accepted.
-The verification branch (`ngram_guesses.py`) drafts n-grams of the pool that continue the text, as
+Lookahead decoding: each round evaluates two branches in one tree. The lookahead branch (`window`)
+runs Jacobi iterations on positions ahead and yields an n-gram a column; its nodes are never
+accepted. The verification branch (`guesses`) drafts n-grams of the pool that continue the text, as
 point masses, so that the text is plain decoding's own at every temperature.
 
-Jacobi decoding: guess m tokens, and let the target correct all of them at once (Santilli et al.
-2023).
-
-"Accelerating Transformer Inference for Translation via Parallel Decoding", algorithm 1: greedy
-decoding is the system y_i = argmax p(. | y_1..y_{i-1}, x) for i = 1..m. The iteration evaluates
-every equation with the last iterate on its right side; it reaches the fixed point, greedy
-decoding's own text, after at most m steps, because step k has the first k tokens right, and sooner
-where guesses were right by luck.
+Jacobi decoding: guess m tokens, and let the target correct all of them at once. "Accelerating
+Transformer Inference for Translation via Parallel Decoding", algorithm 1: greedy decoding is the
+system y_i = argmax p(. | y_1..y_{i-1}, x) for i = 1..m. The iteration evaluates every equation with
+the last iterate on its right side; it reaches the fixed point, greedy decoding's own text, after at
+most m steps, because step k has the first k tokens right, and sooner where guesses were right by
+luck.
 
 Here an iterate is a chain of point masses. Verification keeps its correct beginning and adds the
 target's own token, which is the fixed-point test; the greedy tokens after the rest are the next
@@ -42,8 +39,7 @@ _MAX_AHEAD = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """What was proposed: the tree, the root's token, and the window's last row of nodes (none
-    without a window)."""
+    """What was proposed: the tree, the root's token, and the window's last row of nodes, if any."""
 
     tree: DraftTree
     root: int
@@ -51,8 +47,7 @@ class _Proposal:
 
 
 class LookaheadDrafter(Drafter):
-    """Looks ahead with `width` columns for n-grams of `ngram` tokens, and drafts what its pool
-    knows.
+    """Looks ahead with `width` columns for n-grams of `ngram` tokens; drafts what its pool knows.
 
     Width 0 does not look ahead: the pool then learns from the text alone. With `learn_text` every
     n-gram of prompt and answer goes into the pool too, in the order of the text; without it only
@@ -95,8 +90,7 @@ class LookaheadDrafter(Drafter):
         self._ahead: dict[tuple[int, ...], None] = {}
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start an answer with a new window; the pool goes on, unless `tokens` is empty: then it
-        starts over."""
+        """Start an answer with a new window; the pool goes on, but without tokens starts over."""
         self._proposal, self._window = None, None
         self._random = random.Random(self._seed)
         if not tokens:
@@ -142,11 +136,8 @@ class LookaheadDrafter(Drafter):
     # -- the window --------------------------------------------------------------------------------
 
     def _window_for(self, request: DraftRequest) -> LookaheadWindow | None:
-        """Return the window to evaluate, cut to the room there is; it begins where there is room
-        for all of it."""
-        room = (
-            request.max_nodes - self._guesses.max_nodes
-        )  # guesses come first where nodes are short
+        """Return the window to evaluate, cut to the room; it begins with room for all of it."""
+        room = request.max_nodes - self._guesses.max_nodes  # guesses come first
         if self._width == 0 or (self._guard is not None and not self._guard.is_open):
             self._window = None
         elif self._window is None:
@@ -180,11 +171,9 @@ class LookaheadDrafter(Drafter):
         """Return how many of the accepted tokens only the window's n-grams knew."""
         path = tuple(accepted)
         for length in range(len(path), 0, -1):
-            others = (
-                rest for rest in self._store.pool.guesses(root) if (root, *rest) not in self._ahead
-            )
-            if any(rest[:length] == path[:length] for rest in others):
-                return len(path) - length
+            for rest in self._store.pool.guesses(root):
+                if rest[:length] == path[:length] and (root, *rest) not in self._ahead:
+                    return len(path) - length
         return len(path)
 
     # -- the text ----------------------------------------------------------------------------------
@@ -199,14 +188,12 @@ class LookaheadDrafter(Drafter):
 
 
 class JacobiDrafter(Drafter):
-    """Drafts the target's own last guesses for the next `n` positions; the first ones are drawn
-    from the text."""
+    """Drafts the target's last guesses for the next `n` positions; the first are the text's."""
 
     def __init__(self, *, n: int = 4, seed: int = 0, name: str = "jacobi") -> None:
         if n < 1:
-            raise OptionError(
-                f"n is {n}: Jacobi decoding must iterate on at least 1 token (or use none)"
-            )
+            problem = "Jacobi decoding must iterate on at least 1 token (or use none)"
+            raise OptionError(f"n is {n}: {problem}")
         self.name = name
         self.max_nodes = n
         self._seed = seed
@@ -233,15 +220,11 @@ class JacobiDrafter(Drafter):
         tree, self._tree = self._tree, None
         self._iterate.clear()
         kept = len(outcome.path)
-        if (
-            tree is None
-            or not outcome.tree.extends(tree)
-            or outcome.path != tuple(range(kept))
-            or kept > len(tree)
-        ):
+        if tree is None or not outcome.tree.extends(tree):
             return  # a combinator verified something else
+        if outcome.path != tuple(range(kept)) or kept > len(tree):
+            return
         # Row 0 is the root's and row i + 1 that of guess i: after `kept` guesses row `kept` gave
         # the target's own token, and the rows behind it say what follows.
-        self._iterate += (
-            int(outcome.rows.logits(row).argmax()) for row in range(kept + 1, len(tree) + 1)
-        )
+        behind = range(kept + 1, len(tree) + 1)
+        self._iterate += (int(outcome.rows.logits(row).argmax()) for row in behind)

@@ -1,9 +1,9 @@
-"""A pool of n-grams that were seen: what may follow a token, the most recently used first.
+"""The n-gram pool of lookahead decoding and Ouroboros: what may follow a token, the latest first.
 
 The pool of lookahead decoding (Fu et al. 2024, "Break the Sequential Dependency of LLM Inference
 Using Lookahead Decoding", section 3.2) and the phrase pool of Ouroboros (Zhao et al. 2024, section
 3.3): n-grams are kept by their first token, so many for each, and the least recently used makes
-room. `ngram_file.py` gives it a file.
+room. `pool_store.py` gives it a file.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ class NgramPool:
         rests[rest] = None
 
     def guesses(self, first: int, limit: int | None = None) -> list[tuple[int, ...]]:
-        """Return what followed a token, without it: at most `limit`, the most recently used
-        first."""
+        """Return up to `limit` rests of n-grams after a token, the most recently used first."""
         rests = self._rests.get(first)
         return [] if rests is None else list(islice(reversed(rests), limit))
 

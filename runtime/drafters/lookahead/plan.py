@@ -1,5 +1,6 @@
-"""How wide to look ahead: the paper's model of what it yields, over what this machine charges for
-it.
+"""The window of lookahead decoding: how wide it is planned, and when it is closed.
+
+The plan is the paper's model of the yield over this machine's costs:
 
 Fu et al. (2024), section 4.1. A good speculation of b guesses with g = N - 1 tokens each, accepted
 with probability a a token, yields E = (g + 1) - sum_{i=1..g} (1 - a^i)^b tokens with the target's
@@ -7,13 +8,12 @@ own; one round in f has one. So a round yields S = (f - 1 + E) / f tokens, where
 maximises S T(1) / T(n) over W = G, where T is the measured cost of an evaluation and n its tokens:
 root, window and guesses. Where nothing exceeds 1, it does not look ahead.
 
-When to stop looking ahead: a window may only borrow so much time before it has to pay.
-
-The window's cost in a round is what the curve charges for its nodes beside the guesses; its gain is
-the accepted tokens that no other source of n-grams knew. Both are counted in tokens of plain
-decoding. The window is closed where the debt exceeds a credit that grows with the text, and opened
-again when the grown credit covers twice the debt; so the whole loss is bounded by `_CREDIT` tokens
-and `_SHARE` of the text. Nothing is timed: the same text closes it at the same place.
+While decoding, a `WindowGuard` lets the window borrow only so much time before it has to pay. The
+window's cost in a round is what the curve charges for its nodes beside the guesses; its gain is the
+accepted tokens that no other source of n-grams knew. Both are counted in tokens of plain decoding.
+The window is closed where the debt exceeds a credit that grows with the text, and opened again when
+the grown credit covers twice the debt; so the whole loss is bounded by `_CREDIT` tokens and
+`_SHARE` of the text. Nothing is timed: the same text closes it at the same place.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ _WORTH = 1.02  # a plan must promise more than rounding
 
 @dataclass(frozen=True, slots=True)
 class LookaheadPlan:
-    """W columns and at most G guesses; `speed_up` is what the model promises, 1 for W = 0 (do not
-    look ahead)."""
+    """W columns, at most G guesses and the promised speed-up; W = 0 does not look ahead."""
 
     window: int
     guesses: int
@@ -42,8 +41,7 @@ class LookaheadPlan:
 
 
 def guessed_tokens(acceptance: float, n_draft: int, n_guesses: int) -> float:
-    """Return E = (g + 1) - sum_{i=1..g} (1 - a^i)^b, the tokens of a round with b guesses of g
-    tokens.
+    """Return E = (g + 1) - sum_{i=1..g} (1 - a^i)^b: tokens of a round with b guesses of g tokens.
 
     Fu et al. (2024), equation 4: the longest accepted prefix of independent guesses, and the
     target's own token. One guess gives Leviathan's equation 1.
@@ -57,8 +55,7 @@ def guessed_tokens(acceptance: float, n_draft: int, n_guesses: int) -> float:
 def step_compression(
     acceptance: float, n_draft: int, n_guesses: int, rounds_per_hit: float
 ) -> float:
-    """Return S = (f - 1 + E) / f, tokens a round where one round in f has a good speculation
-    (equation 5)."""
+    """Return S = (f - 1 + E) / f: tokens a round if one in f guesses well (equation 5)."""
     if not rounds_per_hit >= 1.0:
         raise OptionError(f"one good speculation in {rounds_per_hit} rounds: give at least 1")
     return (rounds_per_hit - 1.0 + guessed_tokens(acceptance, n_draft, n_guesses)) / rounds_per_hit
@@ -72,13 +69,11 @@ def plan_lookahead(
     rounds_per_hit: float = _ROUNDS_PER_HIT,
     widest: int = _WIDEST,
 ) -> LookaheadPlan:
-    """Return the W = G of most tokens a second for n-grams of `ngram` tokens; W = 0 where plain
-    decoding wins."""
+    """Return the W = G of most tokens a second; W = 0 where plain decoding wins."""
     best = LookaheadPlan(0, 0, 1.0)
     for width in range(1, widest + 1):
-        n_tokens = (ngram - 1) * width + width * (
-            ngram - 1
-        )  # the root is the window's column 0, row 0
+        # Window and guesses; the root is the window's column 0 of row 0.
+        n_tokens = 2 * width * (ngram - 1)
         yielded = step_compression(acceptance, ngram - 1, width, rounds_per_hit)
         speed_up = yielded * curve.seconds(1) / curve.seconds(n_tokens)
         if speed_up > max(best.speed_up, _WORTH):
@@ -86,8 +81,8 @@ def plan_lookahead(
     return best
 
 
-_CREDIT = 8.0
-_SHARE = 0.02
+_CREDIT = 8.0  # tokens of plain decoding that a window may cost at first
+_SHARE = 0.02  # of all tokens, which it may cost beside them
 
 
 class WindowGuard:
@@ -104,8 +99,7 @@ class WindowGuard:
         self._n_tokens = 0
 
     def count(self, n_guessed: int, n_window: int, gained: int, n_tokens: int) -> None:
-        """Count a round that evaluated so many nodes and produced `n_tokens`, `gained` of them
-        thanks to the window."""
+        """Count a round of so many nodes and `n_tokens`, `gained` of them thanks to the window."""
         curve, without = self._curve, 1 + n_guessed
         self._n_tokens += n_tokens
         cost = curve.seconds(without + n_window) - curve.seconds(without) if n_window else 0.0

@@ -1,10 +1,10 @@
-"""A pool of n-grams over its life: loaded, learned into by conversations, set back for a
-measurement, saved.
+"""N-gram pools over their life: loaded from a file, learnt into by conversations, saved.
 
-Pools of n-grams as files: little-endian, versioned, bound to a vocabulary, whole or not at all.
+The file is little-endian, versioned, bound to a vocabulary, and written whole or not at all:
 
-    magic "SPECNGRM" | version u32 | n u32 | n-grams u64 | tokens u64 | vocabulary size u32 |
-    vocabulary SHA-256 lengths u8[n-grams] | tokens i32[tokens] | SHA-256 of all before
+    magic "SPECNGRM" | version u32 | n u32 | n-grams u64 | tokens u64
+    vocabulary size u32 | vocabulary SHA-256 | lengths u8[n-grams] | tokens i32[tokens]
+    SHA-256 of all before
 
 N-grams stand in the order of their use, so that a pool with smaller bounds keeps the latest.
 """
@@ -33,20 +33,16 @@ _MAX_FILE = 1 << 30
 
 
 class SizedVocabulary(Protocol):
-    """What tells a vocabulary from another: `Vocabulary` has it, tests bring their own."""
+    """What tells a vocabulary from another: the number of its tokens and the SHA-256 of all."""
 
     @property
-    def size(self) -> int:
-        """How many tokens there are."""
-
+    def size(self) -> int: ...  # noqa: D102
     @property
-    def fingerprint(self) -> bytes:
-        """The SHA-256 of all tokens."""
+    def fingerprint(self) -> bytes: ...  # noqa: D102
 
 
 def save_pool(pool: NgramPool, path: str | os.PathLike[str], vocabulary: SizedVocabulary) -> None:
-    """Write a pool over `path`: after a crash at any moment the old file or the new one is there,
-    never a part.
+    """Write a pool over `path`; after a crash at any moment the old file or the new one is there.
 
     Raises OptionError if the file cannot be written, SpecrunError if the disk is full.
     """
@@ -69,52 +65,44 @@ def load_pool(
     per_key: int = 16,
     max_keys: int = 16384,
 ) -> NgramPool:
-    """Return the pool of a file, within these bounds; `n` None takes the file's, a smaller one cuts
-    n-grams.
+    """Return the pool of a file within these bounds; a smaller `n` than the file's cuts n-grams.
 
     Raises FileMissingError, MalformedFileError for a file that is no pool, damaged or of another
     version, and ModelError for a pool of another vocabulary.
     """
     place = Path(path)
     content = _read(place)
+
+    def malformed(problem: str) -> MalformedFileError:
+        return MalformedFileError(f"{place} {problem}")
+
     if content[: len(_MAGIC)] != _MAGIC:
-        raise MalformedFileError(
-            f"{place} is not a pool of n-grams; name another file to begin a new pool"
-        )
+        raise malformed("is not a pool of n-grams; name another file to begin a new pool")
     if len(content) < _HEADER.size + _DIGEST:
-        raise MalformedFileError(
-            f"{place} is cut off after {len(content)} bytes; delete it to begin a new pool"
-        )
+        raise malformed(f"is cut off after {len(content)} bytes; delete it to begin a new pool")
     _, version, longest, n_ngrams, n_tokens, size, fingerprint = _HEADER.unpack_from(content)
     if version != _VERSION:
-        raise MalformedFileError(
-            f"{place} has format version {version}, this specrun reads {_VERSION}; delete it"
-        )
+        raise malformed(f"has format version {version}, this specrun reads {_VERSION}; delete it")
     expected = _HEADER.size + n_ngrams + 4 * n_tokens + _DIGEST
     if len(content) != expected:
-        raise MalformedFileError(
-            f"{place} has {len(content)} bytes instead of {expected}; delete it to begin anew"
-        )
+        sizes = f"{len(content)} bytes instead of {expected}"
+        raise malformed(f"has {sizes}; delete it to begin anew")
     if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
-        raise MalformedFileError(
-            f"{place} is damaged (its checksum is wrong); delete it to begin a new pool"
-        )
+        raise malformed("is damaged (its checksum is wrong); delete it to begin a new pool")
     if (size, fingerprint) != (vocabulary.size, vocabulary.fingerprint):
         raise ModelError(
             f"{place} was made with another vocabulary ({size} tokens, the target has "
-            f"{vocabulary.size}); "
-            "give each target a pool of its own"
+            f"{vocabulary.size}); give each target a pool of its own"
         )
     lengths = np.frombuffer(content, np.uint8, n_ngrams, _HEADER.size).astype(np.int64)
     tokens = np.frombuffer(content, "<i4", n_tokens, _HEADER.size + n_ngrams)
     if not _is_sound(lengths, tokens, longest, size):
-        raise MalformedFileError(f"{place} contradicts itself; delete it to begin a new pool")
+        raise malformed("contradicts itself; delete it to begin a new pool")
     pool = NgramPool(n or longest, per_key=per_key, max_keys=max_keys)
     stored: list[int] = tokens.tolist()
     ends: list[int] = np.cumsum(lengths).tolist()
-    pool.update(
-        stored[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)
-    )
+    sized = zip(ends, lengths.tolist(), strict=True)
+    pool.update(stored[end - length : end] for end, length in sized)
     return pool
 
 
@@ -129,9 +117,8 @@ def _is_sound(lengths: np.ndarray, tokens: np.ndarray, longest: int, size: int) 
 def _read(path: Path) -> bytes:
     try:
         if path.stat().st_size > _MAX_FILE:
-            raise MalformedFileError(
-                f"{path} is larger than any pool of n-grams; name another file"
-            )
+            problem = "is larger than any pool of n-grams; name another file"
+            raise MalformedFileError(f"{path} {problem}")
         return path.read_bytes()
     except FileNotFoundError:
         raise FileMissingError(f"there is no file {path}") from None
@@ -157,8 +144,7 @@ class NgramStore:
         self._is_new = False
 
     def for_conversation(self) -> NgramStore:
-        """Return the store that a new conversation feeds: this one where it is saved, else one of
-        its own.
+        """Return the store that a new conversation feeds: this one if it is saved, else its own.
 
         What nobody saves is forgotten with the conversation: its own store begins with what this
         one began with.
@@ -171,18 +157,15 @@ class NgramStore:
         self._is_new = True
 
     def add_text(self, tokens: Sequence[int], start: int, size: int) -> list[tuple[int, ...]]:
-        """Add every n-gram of `size` tokens of a text that ends at position `start` or later;
-        return them in order."""
-        ngrams = [
-            tuple(tokens[end - size : end]) for end in range(max(start + 1, size), len(tokens) + 1)
-        ]
+        """Add the text's n-grams of `size` tokens that end at `start` or later; return them."""
+        ends = range(max(start + 1, size), len(tokens) + 1)
+        ngrams = [tuple(tokens[end - size : end]) for end in ends]
         for ngram in ngrams:
             self.add(ngram)
         return ngrams
 
     def forget(self) -> None:
-        """Return to how the pool began, for all that feed it; what was learned since is still
-        saved."""
+        """Return to how the pool began, for all that feed it; what was learnt is still saved."""
         if self._save is not None and self._is_new:
             self._set_aside = self._together()
         self.pool = self._begun_with.copy()

@@ -1,13 +1,12 @@
-"""The lookahead branch: several Jacobi iterations at once, laid out as a tree of nodes that are
-never accepted.
+"""Lookahead decoding's lookahead branch: several Jacobi iterations at once, as nodes of one tree.
 
-Fu et al. (2024), section 3.1 and figure 2. With window W and n-gram size N there are N - 1 rows of
-W columns. Column 0 of row 0 is the root, the last committed token; the rest of row 0 is a chain
-below it; row r of a column hangs below its row r - 1, so that it stands at position (column + row)
-after the root and sees row 0 up to its column, then its own column. That is (N - 1) W - 1 nodes and
-W leaves. The target's greedy token after a column's last row completes an n-gram; then every row
-moves up by one, and those tokens become the last row. What moves up keeps its position, because the
-root has moved on by one.
+These nodes are evaluated and never accepted. Fu et al. (2024), section 3.1 and figure 2. With
+window W and n-gram size N there are N - 1 rows of W columns. Column 0 of row 0 is the root, the
+last committed token; the rest of row 0 is a chain below it; row r of a column hangs below its row r
+- 1, so that it stands at position (column + row) after the root and sees row 0 up to its column,
+then its own column. That is (N - 1) W - 1 nodes and W leaves. The target's greedy token after a
+column's last row completes an n-gram; then every row moves up by one, and those tokens become the
+last row. What moves up keeps its position, because the root has moved on by one.
 
 Warm-up begins with one row of W + N - 3 random tokens and adds a row a pass for N - 2 passes. Each
 pass drops column 0: the root has taken the place of column 1.
@@ -22,8 +21,7 @@ from specrun.runtime.tree import ROOT, TreeBuilder
 
 
 def window_nodes(width: int, n: int) -> int:
-    """Return the most nodes of any pass with W = `width` and N = `n`: (N - 1) W - 1, or more while
-    warming up."""
+    """Return the most nodes of any pass: (N - 1) W - 1, or more while warming up."""
     return max(rows * _columns(width, n, rows) - 1 for rows in range(1, n)) if width else 0
 
 
@@ -75,15 +73,13 @@ class LookaheadWindow:
         return True
 
     def add_to(self, builder: TreeBuilder) -> list[int]:
-        """Add the window's nodes; return the last row's, by column (ROOT where that is the root
-        itself)."""
+        """Add the window's nodes; return the last row's, by column (ROOT for the root itself)."""
         above = [ROOT]
         for token in self.rows[0]:
             above.append(builder.add_hidden(above[-1], token))
         for row in self.rows[1:]:
-            above = [
-                builder.add_hidden(parent, token) for parent, token in zip(above, row, strict=True)
-            ]
+            places = zip(above, row, strict=True)
+            above = [builder.add_hidden(parent, token) for parent, token in places]
         return above
 
     def advance(self, root: int, outputs: Sequence[int]) -> list[tuple[int, ...]]:
@@ -95,10 +91,7 @@ class LookaheadWindow:
         if not self.is_warm:
             self.rows = [*(row[1:] for row in self.rows), list(outputs[1:])]
             return []
-        ngrams = [
-            (*column, output)
-            for *column, output in zip([root, *self.rows[0]], *self.rows[1:], outputs, strict=True)
-        ]
+        ngrams = list(zip([root, *self.rows[0]], *self.rows[1:], outputs, strict=True))
         below = [*self.rows[1:], list(outputs)]
         self.rows = [below[0][1:], *below[1:]]
         return ngrams

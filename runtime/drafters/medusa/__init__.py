@@ -2,5 +2,3 @@
 
 from specrun.runtime.drafters.medusa.drafter import build_medusa
 from specrun.runtime.drafters.medusa.medusa_head import MedusaHead
-
-__all__ = ["MedusaHead", "build_medusa"]

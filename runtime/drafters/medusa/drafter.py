@@ -1,12 +1,8 @@
-"""Medusa drafts a tree from one hidden state of the target (Cai et al. 2024).
-
-Builds `medusa(heads.gguf, ...)`: the heads, shared, and the tree of their tokens.
-"""
+"""Medusa drafts a tree from one hidden state of the target (Cai et al. 2024); and its builder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,20 +19,6 @@ from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import Topology
 
 
-class TokenHeads(Protocol):
-    """Heads that name the likely tokens at the next places; `heads.medusa_head.MedusaHead` is
-    one."""
-
-    n_params: int
-
-    @property
-    def native_seconds(self) -> float:
-        """Time in their graph, whoever asked."""
-
-    def best_tokens(self, features: npt.NDArray[np.float32]) -> list[list[int]]:
-        """Return each head's tokens for a final hidden state [hidden], the most likely first."""
-
-
 class MedusaDrafter(Drafter):
     """Children of depth k + 1 are head k's tokens by rank, whatever their parent: point masses.
 
@@ -51,7 +33,7 @@ class MedusaDrafter(Drafter):
 
     needs_hidden_states = True
 
-    def __init__(self, heads: TokenHeads, topology: Topology, *, name: str = "medusa") -> None:
+    def __init__(self, heads: MedusaHead, topology: Topology, *, name: str = "medusa") -> None:
         self.name = name
         self.max_nodes = len(topology)
         self.max_leaves = topology.n_leaves
@@ -79,10 +61,8 @@ class MedusaDrafter(Drafter):
             return DraftTree()
         with self._native:
             named = self._heads.best_tokens(self._features)
-        tokens = [
-            named[depth - 1][rank]
-            for depth, rank in zip(topology.depths, topology.ranks, strict=True)
-        ]
+        places = zip(topology.depths, topology.ranks, strict=True)
+        tokens = [named[depth - 1][rank] for depth, rank in places]
         return DraftTree.of_points(tokens, topology.parents)
 
     def observe(self, outcome: RoundOutcome) -> None:
@@ -107,8 +87,7 @@ class MedusaDrafter(Drafter):
 def build_medusa(
     expression: Expression, environment: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
-    """Build `medusa(heads.gguf, tree=4x2)`, `medusa(heads.gguf, nodes=16, accuracy=FILE.csv)` or
-    without options."""
+    """Build `medusa(heads.gguf)`, with `tree=4x2` or `nodes=16, accuracy=FILE.csv`."""
     options = options_of(expression)
     path = file_of(expression, environment)
     head = MedusaHead(path, environment.target, n_threads=environment.context.n_threads)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 import numpy as np
 import numpy.typing as npt
@@ -39,9 +40,7 @@ class MedusaHead:
     """The weights of a file's heads on the target's device. Close it before the target.
 
     What they say depends on the hidden state alone, so conversations share their graph, too.
-
-    `ranks[k]` is how many tokens head k has to name; fewer entries than heads leave the last heads
-    out.
+    `ranks[k]` is how many tokens head k has to name; heads without an entry are left out.
     """
 
     def __init__(
@@ -59,9 +58,8 @@ class MedusaHead:
         self.n_params = file.header.n_parameters
         self._names = _tensor_names(file, self.n_heads)
         self._width, self._vocab_size = target.n_embd, target.vocabulary.size
-        shared = sum(
-            len(own) % 2 == 0 for own in self._names
-        )  # heads that read the target's output matrix
+        # Heads that read the target's output matrix: weights and biases of their blocks are pairs.
+        shared = sum(len(own) % 2 == 0 for own in self._names)
         self.evaluated_params = self.n_params + shared * self._width * self._vocab_size
         self._graph: Graph | None = None
         self._ranks: tuple[int, ...] = ()
@@ -69,9 +67,8 @@ class MedusaHead:
         self._target = TargetTensors(target, self._device)
         self._weights: TensorStore | None = None
         try:
-            self._weights = load_tensors(
-                path, self._device, [name for head in self._names for name in head]
-            )
+            names = [name for head in self._names for name in head]
+            self._weights = load_tensors(path, self._device, names)
             if ranks is not None:
                 self.prepare(ranks)
         except BaseException:
@@ -93,13 +90,11 @@ class MedusaHead:
     def tokens_along(
         self, features: npt.NDArray[np.float32], ranks: int
     ) -> Iterator[list[list[int]]]:
-        """Yield what `best_tokens` returns for each of many hidden states [n, hidden], all heads
-        naming `ranks` tokens.
+        """Yield for each hidden state [n, hidden] what `best_tokens` returns, `ranks` of each head.
 
         Several states share an evaluation, and so the reading of the weights.
         """
-        graph = self._build([ranks] * self.n_heads, _ROWS)
-        try:
+        with closing(self._build([ranks] * self.n_heads, _ROWS)) as graph:
             for start in range(0, len(features), _ROWS):
                 piece = features[start : start + _ROWS]
                 rows = graph.inputs["features"]
@@ -107,31 +102,22 @@ class MedusaHead:
                 found = self._compute(graph, self.n_heads)
                 for row in range(len(piece)):
                     yield [tokens[row] for tokens in found]
-        finally:
-            graph.close()
 
     def _build(self, ranks: Sequence[int], rows: int) -> Graph:
         """Return the graph that names so many tokens of each head for `rows` hidden states."""
         if not 0 < len(ranks) <= self.n_heads:
-            raise OptionError(
-                f"a tree of depth {len(ranks)}: these Medusa heads reach 1 to {self.n_heads} "
-                "tokens deep"
-            )
+            reach = f"these Medusa heads reach 1 to {self.n_heads} tokens deep"
+            raise OptionError(f"a tree of depth {len(ranks)}: {reach}")
         if max(ranks) > self._vocab_size:
-            raise OptionError(
-                f"a tree of {max(ranks)} branches: these Medusa heads know {self._vocab_size} "
-                "tokens"
-            )
+            known = f"these Medusa heads know {self._vocab_size} tokens"
+            raise OptionError(f"a tree of {max(ranks)} branches: {known}")
         n_operations = sum(2 * len(names) + _OPERATIONS for names in self._names)
-        builder = GraphBuilder(self._device, n_operations)
-        try:
+        with closing(GraphBuilder(self._device, n_operations)) as builder:
             features = builder.input("features", F32, self._width, rows)
             for head, count in enumerate(ranks):
                 logits = self._logits(builder, head, features)
                 builder.output(f"tokens{head}", builder.best(logits, count)[0])
             return builder.build()
-        finally:
-            builder.close()
 
     def best_tokens(self, features: npt.NDArray[np.float32]) -> list[list[int]]:
         """Return each head's tokens for a final hidden state [hidden], the most likely first."""
@@ -158,22 +144,19 @@ class MedusaHead:
 
     def _logits(self, builder: GraphBuilder, head: int, features: Tensor) -> Tensor:
         assert self._weights is not None
-        *blocks, output = (
-            self._names[head] if len(self._names[head]) % 2 else (*self._names[head], None)
-        )
+        own = self._names[head]
+        *blocks, output = own if len(own) % 2 else (*own, None)
         state = features
         for weight, bias in zip(blocks[0::2], blocks[1::2], strict=True):
             linear = builder.mul_mat(Tensor(self._weights[str(weight)]), state)
-            state = builder.add(
-                state, builder.silu(builder.add(linear, Tensor(self._weights[str(bias)])))
-            )
+            activated = builder.silu(builder.add(linear, Tensor(self._weights[str(bias)])))
+            state = builder.add(state, activated)
         matrix = self._target.output() if output is None else Tensor(self._weights[output])
         return builder.mul_mat(matrix, state)
 
 
 def _tensor_names(file: HeadFile, n_heads: int) -> list[list[str]]:
-    """Return each head's tensors in order, checked: weight and bias of its blocks, then its output
-    if it has one."""
+    """Return each head's tensors, checked: weights and biases of its blocks, its output if any."""
     hidden, vocab_size = file.size("embedding_length"), file.size("vocab_size")
     n_blocks = file.size("block_count", _MAX_BLOCKS)
     names: list[list[str]] = []

@@ -1,9 +1,7 @@
-"""Multi-token prediction: a target's own NextN blocks draft a chain (DeepSeek-V3, 2412.19437,
-section 2.2).
+"""Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): NextN blocks draft a chain.
 
-Builds `mtp(...)`: NextN blocks of the target, or of a file that holds them apart.
-
-The blocks are shared; every conversation has a context over them.
+The blocks are the target's own, or of a file that holds them apart. They are shared; every
+conversation has a context over them. The builder stands at the end.
 """
 
 from __future__ import annotations
@@ -11,16 +9,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import numpy as np
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
 from specrun.bindings.mtp_context import MtpContext, check_nextn
-from specrun.runtime.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
+from specrun.runtime.drafter import DrafterWeights, DraftRequest
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
 from specrun.runtime.drafters.mtp.state import MtpState
+from specrun.runtime.drafters.states_drafter import StatesDrafter
+from specrun.runtime.heads import FloatRows
 from specrun.runtime.language import Expression
 from specrun.runtime.law import Law
 from specrun.runtime.methods import options_of
@@ -34,7 +34,7 @@ from specrun.runtime.trees import RANKED_TOKENS, check_p_min, draft_chain, ranki
 MtpSampling = Literal["argmax", "with"]
 
 
-class MtpDrafter(Drafter):
+class MtpDrafter(StatesDrafter):
     """Drafts up to `num_draft_tokens` tokens in a row from the target's hidden states.
 
     A model with one block uses it again and again, on its own states; one with several has a block
@@ -43,8 +43,8 @@ class MtpDrafter(Drafter):
     ends a chain before a token whose law gives no token that probability (at temperature 0: at
     temperature 1).
 
-    It is one conversation's: it owns the context, and the model is shared. `n_params` are the
-    parameters that drafting adds to the target's.
+    It owns the context. `n_params` are the parameters that drafting adds to the target's: the
+    blocks', or those of a whole file where they have one of their own.
     """
 
     needs_nextn_states = True
@@ -60,40 +60,26 @@ class MtpDrafter(Drafter):
         name: str = "mtp",
     ) -> None:
         check_p_min(p_min)
-        self.name = name
+        self._state = MtpState(context)
+        super().__init__(name, self._state, context, n_params)
         self.max_nodes = num_draft_tokens
         self._context = context
         self._sampling = sampling
         self._p_min = p_min
-        self._state = MtpState(context)
-        self._prompt: list[int] = []
-        self._n_params = n_params
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Keep the pairs of what the prompt shares with the last text."""
-        self._prompt = list(tokens)
-        self._state.begin(tokens)
-
-    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Pair the prompt's states with the tokens after them."""
-        self._state.learn(start, _states(rows, range(count)), self._prompt)
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return a chain; none where the state before the last token is not known, or the context
-        ends."""
+        """Return a chain; none without the state before the last token or at the context's end."""
         start = len(request.tokens)
-        most = min(
-            self.max_nodes, request.max_depth, request.max_nodes, self._context.n_ctx - start + 1
-        )
+        room = self._context.n_ctx - start + 1
+        most = min(self.max_nodes, request.max_depth, request.max_nodes, room)
         root = self._state.root(request.tokens) if most > 0 else None
         if root is None:
             return DraftTree()
         points = self._sampling == "argmax" or request.params.is_greedy
         params = request.params
         if points and self._p_min == 0.0:
-            params = params.replace(
-                temperature=0.0
-            )  # the favourite is the same, and no law has to be made
+            # The most likely token is the same, and no law has to be made.
+            params = params.replace(temperature=0.0)
         elif params.is_greedy:
             params = ranking_params(params, RANKED_TOKENS)  # a greedy law is always certain
 
@@ -111,36 +97,9 @@ class MtpDrafter(Drafter):
             end_tokens=request.end_tokens,
         )
 
-    def observe(self, outcome: RoundOutcome) -> None:
-        """Pair the target's states of the last token and the accepted drafts with what came after
-        them."""
-        self._state.learn(
-            outcome.start - 1, _states(outcome.rows, outcome.path_rows), outcome.tokens
-        )
-
-    def rewind(self, length: int) -> None:
-        """Forget tokens that were only guesses."""
-        self._state.cut(length)
-
-    @property
-    def native_seconds(self) -> float:
-        """Time in the blocks' evaluations."""
-        return self._context.native_seconds
-
-    @property
-    def n_params(self) -> int:
-        """The blocks' parameters; those of a whole file where they have one of their own."""
-        return self._n_params
-
-    def close(self) -> None:
-        """Free the context."""
-        self._context.close()
-
-
-def _states(
-    rows: EvaluatedRows, which: Sequence[int]
-) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    return np.stack([rows.nextn_state(row) for row in which])
+    def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
+        """Return a copy [n, width] of what the blocks read of these rows."""
+        return np.stack([rows.nextn_state(row) for row in wanted])
 
 
 _DEFAULT_TOKENS = 3  # llama.cpp's --spec-draft-n-max
@@ -153,20 +112,15 @@ def build_mtp(
     options = options_of(expression)
     n = options.optional_integer("n")
     if n is not None and not 1 <= n < environment.context.n_batch:
-        raise OptionError(
-            f"n is {n}: give 1 to {environment.context.n_batch - 1} tokens, as many as a batch "
-            "holds"
-        )
-    schemes: dict[str, MtpSampling] = {"argmax": "argmax", "with": "with"}
-    sampling = schemes[options.choice("sampling", list(schemes), "argmax")]
+        most = f"{environment.context.n_batch - 1} tokens, as many as a batch holds"
+        raise OptionError(f"n is {n}: give 1 to {most}")
+    schemes = list(get_args(MtpSampling))
+    sampling = cast("MtpSampling", options.choice("sampling", schemes, "argmax"))
     p_min = options.number("p_min", 0.0)
     check_p_min(p_min)
-    owns_model = bool(expression.arguments)
-    model = (
-        _open(Path(expression.arguments[0].atom).expanduser(), environment)
-        if owns_model
-        else environment.target
-    )
+    owns_model, model = bool(expression.arguments), environment.target
+    if owns_model:
+        model = _open(Path(expression.arguments[0].atom).expanduser(), environment)
     try:
         n_tokens = _n_tokens(expression, model, n)
         check_nextn(model)
@@ -196,8 +150,7 @@ def build_mtp(
 
 
 def reads_own_blocks(expression: Expression) -> bool:
-    """Whether a drafter may draft with the target's own NextN blocks: the target must then be
-    loaded with them.
+    """Whether a drafter may draft with the target's own NextN blocks, so that they must be loaded.
 
     Bare `auto` does where the target has some.
     """
@@ -213,16 +166,13 @@ def _n_tokens(expression: Expression, model: Model, n: int | None) -> int:
     if blocks < 2:
         return n or _DEFAULT_TOKENS
     if n is not None and n > blocks:
-        raise OptionError(
-            f"{expression}: {model.path} has {blocks} NextN blocks, one for each token, so n is "
-            f"at most {blocks}"
-        )
+        limit = f"{blocks} NextN blocks, one for each token, so n is at most {blocks}"
+        raise OptionError(f"{expression}: {model.path} has {limit}")
     return n or min(_DEFAULT_TOKENS, blocks)
 
 
 def _open(path: Path, environment: DraftEnvironment) -> Model:
-    """Open a file of NextN blocks; raises `PairError` unless they were made for a model like the
-    target."""
+    """Open a file of NextN blocks; raises `PairError` if they were not made for such a target."""
     layers = resolve_gpu_layers(environment.n_gpu_layers, path)
     model = Model(path, n_gpu_layers=layers, use_mmap=environment.use_mmap, load_nextn=True)
     try:

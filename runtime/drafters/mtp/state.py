@@ -1,4 +1,4 @@
-"""What NextN blocks know of one conversation: pairs of its text, and behind them a round's drafts.
+"""The state of NextN blocks in one conversation: pairs of its text, behind them a round's drafts.
 
 The pair of position j is the token x_j with the state that the target had after x_(j-1); position 0
 has no state before it, and gets zeros, as in llama.cpp (common/speculative.cpp at 4df29be4f: this
@@ -11,19 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from specrun.bindings.mtp_context import MtpContext, StateBatch
 from specrun.bindings.rows import Rows
-from specrun.runtime.heads import RowPiece, TextRows
+from specrun.runtime.heads import FloatRows, RowPiece, TextRows
 from specrun.runtime.transform import Logits
 
-FloatRows = npt.NDArray[np.float32]
 
-
-class MtpState:
-    """The pairs of a text are `TextRows` of the target's states: the pair of position j is the row
-    of state j - 1.
+class MtpState(TextRows[None]):
+    """The pairs of a text are rows of the target's states: that of position j is state j - 1's.
 
     So the first row is that of position -1, zeros. Cells are llama.cpp's, by position: a row's own
     is the one after its state's. With several blocks, block i predicts the i-th drafted token. Each
@@ -35,55 +31,41 @@ class MtpState:
     def __init__(self, context: MtpContext) -> None:
         self.context = context
         self._batch = StateBatch(context.n_batch, context.model.n_embd_out)
-        self._rows = TextRows(
-            self._evaluate_all, context.n_ctx, ahead=1, chunk=self._batch.capacity
-        )
-        self._chain: list[
-            tuple[int, FloatRows]
-        ] = []  # the last token's pair and those of the drafts
+        chunk = self._batch.capacity
+        super().__init__(self._evaluate_all, context.n_ctx, ahead=1, chunk=chunk)
+        # The last token's pair and those of the drafts.
+        self._chain: list[tuple[int, FloatRows]] = []
         self._start = 0  # the position of the first of them
         self._next_state: FloatRows = self._batch.states[0]
 
     @property
     def base(self) -> int:
         """The position of the first pair: those before it were given up."""
-        return self._rows.base + 1
+        return super().base + 1
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Keep the pairs that hold for a text."""
-        self._rows.begin(tokens)
-
-    def cut(self, length: int) -> None:
-        """Forget the tokens from position `length` on."""
-        self._rows.cut(length)
-
-    def learn(self, start: int, states: FloatRows, tokens: Sequence[int]) -> None:
-        """Pair the states [n, width] of positions `start` on with the tokens after them; see
-        `TextRows.learn`."""
+    def learn(self, start: int, rows: FloatRows, tokens: Sequence[int]) -> None:
+        """Pair the states [n, width] of positions `start` on with the tokens after them."""
         if start == 0:
-            start, states = -1, np.concatenate([np.zeros_like(states[:1]), states])
-        self._rows.learn(start, states, tokens)
-
-    # -- drafting ----------------------------------------------------------------------------------
+            start, rows = -1, np.concatenate([np.zeros_like(rows[:1]), rows])
+        super().learn(start, rows, tokens)
 
     def root(self, tokens: Sequence[int]) -> Logits | None:
-        """Evaluate what waits and return the logits after the last token, None where its pair is
-        not known.
+        """Evaluate what waits; return the logits after the last token, None if it is not known.
 
         The logits, as those of `after`, are a view that dies with the next evaluation.
         """
         several = self.context.n_blocks > 1
         # The pairs of accepted drafts ride along with the last one: an evaluation of their own
         # would cost more.
-        piece = self._rows.due(tokens, 1 if several else self.context.n_outputs)
+        piece = self.due(tokens, 1 if several else self.context.n_outputs)
         if piece is None:
             return None
         self._make_room(piece)
         self.context.select(0)
         pairs = list(zip(piece.tokens, piece.rows, strict=True))
-        rows = self._evaluate(pairs, piece.position + 1, with_rows=True)
+        rows = self._decode(pairs, piece.position + 1, with_rows=True)
         if not several:
-            self._rows.settle(piece)
+            self.settle(piece)
         self._chain, self._start = pairs[-1:], len(tokens) - 1
         return self._keep_state(rows, len(pairs) - 1)
 
@@ -92,11 +74,11 @@ class MtpState:
         self._chain.append((token, self._next_state))
         if self.context.n_blocks == 1:
             position = self._start + len(self._chain) - 1
-            return self._keep_state(self._evaluate(self._chain[-1:], position, with_rows=True), 0)
+            return self._keep_state(self._decode(self._chain[-1:], position, with_rows=True), 0)
         # The next block has not seen the pairs since the last token.
         self.context.memory.truncate(self._start)
         self.context.select(len(self._chain) - 1)
-        rows = self._evaluate(self._chain, self._start, with_rows=True)
+        rows = self._decode(self._chain, self._start, with_rows=True)
         return self._keep_state(rows, len(self._chain) - 1)
 
     def _keep_state(self, rows: Rows, row: int) -> Logits:
@@ -111,17 +93,16 @@ class MtpState:
             # The cells stay the same ones, or a block would lose what it wrote before.
             self.context.memory.truncate(piece.position + 1)
             self.context.select(block)
-            self._evaluate(pairs, piece.position + 1, with_rows=False)
+            self._decode(pairs, piece.position + 1, with_rows=False)
 
     def _make_room(self, piece: RowPiece) -> None:
-        """Drop what lies where the pairs belong and behind it, before the first pair of all
-        everything."""
+        """Drop what lies where the pairs belong and behind; everything before the first of all."""
         if piece.count:
             self.context.memory.truncate(piece.position + 1)
         else:
             self.context.memory.clear()
 
-    def _evaluate(
+    def _decode(
         self, pairs: Sequence[tuple[int, FloatRows]], start: int, *, with_rows: bool
     ) -> Rows:
         n = len(pairs)

@@ -17,19 +17,3 @@ from specrun.runtime.drafters.retrieval.ngram_index import NgramIndex
 from specrun.runtime.drafters.retrieval.prompt_lookup import PromptLookupDrafter
 from specrun.runtime.drafters.retrieval.realignment import Realignment
 from specrun.runtime.drafters.retrieval.rest import RestDrafter
-
-__all__ = [
-    "LONGEST_MATCH",
-    "Continuation",
-    "Evidence",
-    "MatchTrust",
-    "NgramIndex",
-    "PromptLookupDrafter",
-    "Realignment",
-    "RestDrafter",
-    "Standing",
-    "TreeLimits",
-    "continuation_tree",
-    "teach",
-    "with_reference",
-]

@@ -20,11 +20,9 @@ _PROMPT_LOOKUP = "prompt-lookup"
 def build_prompt_lookup(
     expression: Expression, environment: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
-    """Build
-    `prompt-lookup(n=15, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=FILE)`."""
+    """Build `prompt-lookup(n=15, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=F)`."""
     options = options_of(expression)
-    reference = options.optional("reference")
-    vocabulary = environment.target.vocabulary
+    path, vocabulary = options.optional("reference"), environment.target.vocabulary
     make = functools.partial(
         PromptLookupDrafter,
         num_draft_tokens=options.integer("n", 15),
@@ -32,9 +30,7 @@ def build_prompt_lookup(
         branches=options.integer("branches", 4),
         max_ngram=options.integer("max_ngram", 16),
         min_ngram=options.integer("min_ngram", 2),
-        reference=None
-        if reference is None
-        else read_reference(Path(reference).expanduser(), vocabulary),
+        reference=None if path is None else read_reference(Path(path).expanduser(), vocabulary),
         costs=environment.curve,
         name=str(expression),
     )
@@ -77,20 +73,15 @@ def with_reference(text: str, reference: Path) -> str:
             if any(name == "reference" for name, _ in options):
                 raise OptionError(f"{text} already names a reference: leave out {reference}")
             options, is_call = (*options, ("reference", Expression(str(reference)))), True
-        return Expression(
-            expression.atom,
-            tuple(map(read, expression.arguments)),
-            options,
-            expression.count,
-            is_call,
-        )
+        arguments = tuple(map(read, expression.arguments))
+        return Expression(expression.atom, arguments, options, expression.count, is_call)
 
     expression = str(read(parse_expression(text)))
     if not found:
+        other = "leave out the reference" if text == "none" else f"ensemble({text}, prompt-lookup)"
         raise OptionError(
             f"a reference is read by prompt-lookup, which is not part of {text}: use "
-            "prompt-lookup, or "
-            f"{'ensemble(' + text + ', prompt-lookup)' if text != 'none' else 'leave out the reference'}"
+            f"prompt-lookup, or {other}"
         )
     return expression
 
@@ -98,8 +89,7 @@ def with_reference(text: str, reference: Path) -> str:
 def _sized(drafter: Drafter, environment: DraftEnvironment) -> Drafter:
     if drafter.max_nodes + 1 > environment.context.n_batch:
         raise OptionError(
-            f"{drafter.name}: a tree of {drafter.max_nodes} nodes and its root do not fit a "
-            "batch of "
-            f"{environment.context.n_batch}: lower nodes, or raise the batch size (-b)"
+            f"{drafter.name}: a tree of {drafter.max_nodes} nodes and its root do not fit a batch "
+            f"of {environment.context.n_batch}: lower nodes, or raise the batch size (-b)"
         )
     return drafter

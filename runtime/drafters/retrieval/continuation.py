@@ -1,26 +1,22 @@
-"""From several retrieved continuations to one draft tree: a trie weighted by match and frequency,
-its best nodes.
+"""Draft trees for prompt lookup and REST: the best nodes of a trie of retrieved continuations.
 
 LLMA (Yang et al. 2023) and prompt lookup copy one continuation; REST (He et al. 2023, section 3.2)
 merges all of them into a trie and keeps the most frequent prefixes. Here a node's probability is
 estimated: its parent's, times the trust in a match that long, times its share among the
 continuations that agree so far. Nodes are taken in that order, and as many as gain more tokens than
-their evaluation costs.
-
-What prompt lookup and REST share: retrieve continuations, draft the best of them, learn which
-matches hold.
+their evaluation costs. What was retrieved teaches which matches hold, drafted or not.
 """
 
 from __future__ import annotations
 
-import heapq
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.costs import TYPICAL_CPU, CostCurve
+from specrun.runtime.costs import CostCurve
 from specrun.runtime.drafter import Drafter, DraftRequest, RoundOutcome
+from specrun.runtime.drafters.likely_trees import Guess, grow_likely, most_worthwhile
 from specrun.runtime.drafters.retrieval.match_trust import (
     LONGEST_MATCH,
     Evidence,
@@ -28,7 +24,7 @@ from specrun.runtime.drafters.retrieval.match_trust import (
     Standing,
 )
 from specrun.runtime.drafters.retrieval.realignment import FOUND_AGAIN
-from specrun.runtime.tree import ROOT, DraftTree
+from specrun.runtime.tree import DraftTree
 from specrun.runtime.trees import MAX_NODES, check_leaves
 
 _LEAST_GAIN = 1.1  # expected speed-up from which a round is drafted for: Python costs something too
@@ -68,43 +64,26 @@ class TreeLimits:
     end_tokens: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class _Branch:
-    """A node that may be taken: the continuations that run through it, and the probability that it
-    is right."""
-
-    probability: float
-    parent: int
-    token: int
-    depth: int
-    alive: Sequence[Continuation]
-
-
 def continuation_tree(
     continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits, costs: CostCurve
 ) -> DraftTree:
     """Return the best nodes as point masses; empty where no draft would pay."""
-    taken = _best_first(continuations, trust, limits)
-    best = taken[: _worthwhile([continuation.probability for continuation in taken], costs)[0]]
-    return DraftTree.of_points(
-        [continuation.token for continuation in best],
-        tuple(continuation.parent for continuation in best),
-    )
+    taken = _likely(continuations, trust, limits)
+    best = taken[: most_worthwhile(taken, costs, _LEAST_GAIN)[0]]
+    parents = tuple(guess.parent for guess in best)
+    return DraftTree.of_points([guess.token for guess in best], parents)
 
 
 def promised_speed_up(
     continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits, costs: CostCurve
 ) -> float:
     """Return the expected speed-up of that tree's round over plain decoding; 1 for an empty one."""
-    count, rate = _worthwhile(
-        [node.probability for node in _best_first(continuations, trust, limits)], costs
-    )
+    count, rate = most_worthwhile(_likely(continuations, trust, limits), costs, _LEAST_GAIN)
     return rate * costs.seconds(1) if count else 1.0
 
 
 def teach(trust: MatchTrust, continuations: Sequence[Continuation], tokens: Sequence[int]) -> None:
-    """Tell `trust` how the continuations fared against the tokens that really came, drafted or
-    not."""
+    """Tell `trust` how the continuations fared against the tokens that really came."""
     alive = continuations
     for depth, token in enumerate(tokens):
         alive = [continuation for continuation in alive if len(continuation.tokens) > depth]
@@ -118,53 +97,35 @@ def teach(trust: MatchTrust, continuations: Sequence[Continuation], tokens: Sequ
         alive = ranked[rank][1]
 
 
-def _best_first(
+def _likely(
     continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits
-) -> list[_Branch]:
-    taken: list[_Branch] = []
-    if limits.nodes < 1 or limits.depth < 1:
-        return taken
-    has_child: set[int] = set()
-    leaves = 1
-    queue: list[tuple[float, int, _Branch]] = []
-    serial = 0
-    branches = _children(1.0, ROOT, 0, continuations, trust)
-    while True:
-        for branch in branches:
-            if branch.probability >= _LEAST_PROBABILITY:
-                heapq.heappush(queue, (-branch.probability, serial, branch))
-                serial += 1
-        if not queue or len(taken) == limits.nodes:
-            return taken
-        best = heapq.heappop(queue)[2]
-        branches = []
-        if best.parent in has_child:
-            if leaves == limits.leaves:
-                continue
-            leaves += 1
-        has_child.add(best.parent)
-        taken.append(best)
-        if best.depth < limits.depth and best.token not in limits.end_tokens:
-            branches = _children(best.probability, len(taken) - 1, best.depth, best.alive, trust)
+) -> list[Guess]:
+    """Return the best nodes of the continuations' trie, the most probable first."""
 
+    def below(
+        node: tuple[int, Sequence[Continuation]],
+    ) -> Iterator[tuple[int, float, tuple[int, Sequence[Continuation]]]]:
+        depth, through = node  # the continuations that run through it
+        alive = [continuation for continuation in through if len(continuation.tokens) > depth]
+        if not alive:
+            return
+        standing = _standing(alive, depth)
+        for rank, (token, own) in enumerate(_ranked(alive, depth)):
+            yield token, trust.expected(standing, rank), (depth + 1, own)
 
-def _children(
-    probability: float, parent: int, depth: int, alive: Sequence[Continuation], trust: MatchTrust
-) -> list[_Branch]:
-    """Return what the continuations through a node at `depth` have next, the likeliest first."""
-    alive = [continuation for continuation in alive if len(continuation.tokens) > depth]
-    if not alive:
-        return []
-    standing = _standing(alive, depth)
-    return [
-        _Branch(probability * trust.expected(standing, rank), parent, token, depth + 1, own)
-        for rank, (token, own) in enumerate(_ranked(alive, depth))
-    ]
+    return grow_likely(
+        (0, continuations),
+        below,
+        nodes=limits.nodes,
+        depth=limits.depth,
+        leaves=limits.leaves,
+        end_tokens=limits.end_tokens,
+        least=_LEAST_PROBABILITY,
+    )
 
 
 def _ranked(alive: Sequence[Continuation], depth: int) -> list[tuple[int, Sequence[Continuation]]]:
-    """Return the tokens that come next, those with the most votes first, with the continuations
-    that have them."""
+    """Return the tokens that come next, the most votes first, with the continuations of each."""
     if len(alive) == 1:  # the usual case by far
         return [(alive[0].tokens[depth], alive)]
     groups: dict[int, list[Continuation]] = {}
@@ -185,12 +146,9 @@ def _standing(alive: Sequence[Continuation], depth: int) -> Standing:
     length = first.match + depth
     if first.realigned and length < FOUND_AGAIN:
         return Standing(Evidence.REALIGNED, length)
-    if len(best) > 1 and any(
-        continuation.tokens[depth] != first.tokens[depth] for continuation in best
-    ):
-        return Standing(
-            Evidence.MOST_PLACES if _has_majority(best, depth) else Evidence.DISAGREEING, length
-        )
+    if any(continuation.tokens[depth] != first.tokens[depth] for continuation in best[1:]):
+        majority = _has_majority(best, depth)
+        return Standing(Evidence.MOST_PLACES if majority else Evidence.DISAGREEING, length)
     several = len(best) > 1 or first.weight > 1.0
     return Standing(Evidence.SEVERAL_PLACES if several else Evidence.ONE_PLACE, length)
 
@@ -199,22 +157,9 @@ def _has_majority(alive: Sequence[Continuation], depth: int) -> bool:
     """Return whether one token comes next in most of the places."""
     weights: dict[int, float] = {}
     for continuation in alive:
-        weights[continuation.tokens[depth]] = (
-            weights.get(continuation.tokens[depth], 0.0) + continuation.weight
-        )
+        token = continuation.tokens[depth]
+        weights[token] = weights.get(token, 0.0) + continuation.weight
     return max(weights.values()) >= _MAJORITY * sum(weights.values())
-
-
-def _worthwhile(probabilities: Sequence[float], costs: CostCurve) -> tuple[int, float]:
-    """Return how many of the nodes give the most expected tokens for their evaluation's time, and
-    how many a second."""
-    best, rate, tokens = 0, _LEAST_GAIN / costs.seconds(1), 1.0
-    for count, probability in enumerate(probabilities, 1):
-        tokens += probability
-        achieved = tokens / costs.seconds(count + 1)
-        if achieved > rate:
-            best, rate = count, achieved
-    return best, rate
 
 
 class ContinuationDrafter(Drafter):
@@ -227,13 +172,7 @@ class ContinuationDrafter(Drafter):
     """
 
     def __init__(
-        self,
-        *,
-        depth: int,
-        nodes: int | None,
-        branches: int,
-        name: str,
-        costs: CostCurve = TYPICAL_CPU,
+        self, *, depth: int, nodes: int | None, branches: int, name: str, costs: CostCurve
     ) -> None:
         kind = name.partition("(")[0]
         if depth < 1:
@@ -255,8 +194,7 @@ class ContinuationDrafter(Drafter):
 
     @abstractmethod
     def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
-        """Return what followed earlier occurrences of the last of `tokens`, up to `length` tokens
-        each."""
+        """Return what followed earlier occurrences of the last tokens, up to `length` each."""
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the tree of continuations that pays, empty where none does."""
@@ -269,11 +207,9 @@ class ContinuationDrafter(Drafter):
     def forecast(self, request: DraftRequest) -> float:
         """Return what the continuations found now promise."""
         found = self.retrieve(request.tokens, self._depth)
-        return (
-            promised_speed_up(found, self._trust, self._limits(request), self._costs)
-            if found
-            else 1.0
-        )
+        if not found:
+            return 1.0
+        return promised_speed_up(found, self._trust, self._limits(request), self._costs)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Learn how the retrieved continuations fared, those that were not drafted too."""

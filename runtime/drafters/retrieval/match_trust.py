@@ -1,12 +1,11 @@
-"""How far the continuations of a match can be trusted, learnt from what the target went on to say.
+"""The probability that a match's continuation holds, learnt from what the target went on to say.
 
 What is retrieved differs in kind: one place, several that agree, several that do not (prediction by
 partial matching tells the same cases apart, Cleary & Witten 1984), or a place found again after an
 edit. For each kind, length of match and rank among what followed, a Beta law says how often the
 next token was that one; its evidence fades, because texts change. Buckets are many and a text is
-short, so all of them share one more number: how much better or worse matches have been lately than
-their buckets say, in log-odds. It is moved by every observation, and what was retrieved but not
-drafted is observed too: so a drafter falls silent within some tokens where nothing holds, whatever
+short, so all of them share one more number, `RecentOdds`. What was retrieved but not drafted is
+observed too: so a drafter falls silent within some tokens where nothing holds, whatever
 the lengths of its matches, and notices when they become good again, at no cost.
 
 Everything depends on counts alone, so that the same text gives the same drafts.
@@ -17,19 +16,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from specrun.runtime.drafters.recent_odds import RecentOdds
+from specrun.runtime.drafters.likely_trees import RecentOdds
 
 LONGEST_MATCH = 16
 """Matches of more tokens count as this long: they are as good as certain."""
 
 RANKS = 3
-"""Continuations that are told apart by rank; those behind are trusted as the last of these, and
-teach nothing."""
+"""Continuations told apart by rank; further ones are trusted as the last, and teach nothing."""
 
 
 class Evidence(IntEnum):
-    """What speaks for the next token of the best continuation: where the longest matches were
-    found."""
+    """What speaks for the next token of the best continuation: the places of the longest match."""
 
     ONE_PLACE = 0
     SEVERAL_PLACES = 1
@@ -54,17 +51,13 @@ _SLOPE = (1.3, 1.3, 1.0, 0.7)
 _DOUBT = (4.0, 0.6, 1.2, 1.5)
 _REALIGNED = (0.1, 0.55, 0.7)  # by the tokens matched since the edit
 _SHARES = (0.6, 0.25, 0.15)  # of what disagrees, the share of each rank
-_RUNNERS_UP = (
-    0.25,
-    0.1,
-)  # of what the first one leaves, where there is no disagreement among the longest
+_RUNNERS_UP = (0.25, 0.1)  # of what the first leaves, where the longest do not disagree
 _PRIOR_WEIGHT = 5.0  # ... and that belief weighs as much as so many observations
 _MEMORY = 48.0  # observations after which the older ones count half: texts change
 
 
 class MatchTrust:
-    """The probability that what followed a match before follows it again, by evidence, length and
-    rank."""
+    """The probability that what followed a match follows again, by evidence, length and rank."""
 
     def __init__(self) -> None:
         self._seen = [[[0.0] * RANKS for _ in range(LONGEST_MATCH + 1)] for _ in Evidence]
@@ -76,9 +69,9 @@ class MatchTrust:
         length, rank = min(standing.length, LONGEST_MATCH), min(rank, RANKS - 1)
         prior = _PRIOR[standing.evidence][length][rank]
         seen = self._seen[standing.evidence][length][rank]
-        known = (self._right[standing.evidence][length][rank] + _PRIOR_WEIGHT * prior) / (
-            seen + _PRIOR_WEIGHT
-        )
+        right = self._right[standing.evidence][length][rank]
+        # The mean of a Beta law that began as the prior.
+        known = (right + _PRIOR_WEIGHT * prior) / (seen + _PRIOR_WEIGHT)
         return self._lately.applied(known)
 
     def learn(self, standing: Standing, n_known: int, rank: int | None) -> None:

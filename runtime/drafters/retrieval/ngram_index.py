@@ -1,5 +1,4 @@
-"""Where the last tokens stood before: hashed n-grams with links to earlier occurrences, growing
-with the text.
+"""An index of a growing text: hashed n-grams with links to their earlier occurrences.
 
 As in LZ77's matchers: for a few sizes of n-grams a table holds the latest place of each, and every
 place links to the one before it. A lookup takes the longest known size, follows a bounded number of
@@ -17,35 +16,31 @@ _FORKS_VISITED = 4
 
 
 class NgramIndex:
-    """All tokens of a text, and the places of its n-grams of `min_ngram`, twice that, ...
-    `max_ngram` tokens."""
+    """A text's tokens, and the places of n-grams of `min_ngram`, twice that, ... `max_ngram`."""
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self.tokens: list[int] = []
         self._longest = 2 * max_ngram
-        sizes = []
-        size = min_ngram
-        while size < max_ngram:
-            sizes.append(size)
-            size *= 2
-        self._sizes = (*sizes, max_ngram)
-        self._clear()
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The sizes of n-grams that are looked up, ascending."""
-        return self._sizes
+        sizes = [min_ngram]
+        while sizes[-1] < max_ngram:
+            sizes.append(min(2 * sizes[-1], max_ngram))
+        self.sizes = tuple(sizes)
+        self.clear()
 
     def clear(self) -> None:
         """Forget everything."""
-        self._clear()
+        self.tokens = []
+        # hash of an n-gram -> the position after its latest place; position -> the same of the
+        # place before
+        self._latest: list[dict[int, int]] = [{} for _ in self.sizes]
+        self._links: list[list[int]] = [[0] for _ in self.sizes]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens. Ctrl-C meanwhile forgets everything, so that no half of an entry stays."""
         try:
             self._extend(tokens)
         except BaseException:
-            self._clear()
+            self.clear()
             raise
 
     def rewind(self, length: int) -> None:
@@ -53,12 +48,11 @@ class NgramIndex:
         try:
             self._rewind(length)
         except BaseException:
-            self._clear()
+            self.clear()
             raise
 
     def matches(self, count: int, visited: int = _VISITED) -> list[tuple[int, int]]:
-        """Return up to `count` earlier places that the text's end resembles most: (next position,
-        matched tokens).
+        """Return up to `count` earlier places most like the text's end: (next position, match).
 
         Of every size, from the largest down, the latest `visited` places are looked at until there
         are `count`. Longer matches come first, later ones first among equals; lengths are counted
@@ -66,8 +60,8 @@ class NgramIndex:
         """
         end = len(self.tokens)
         found: dict[int, int] = {}
-        for level in range(len(self._sizes) - 1, -1, -1):
-            size = self._sizes[level]
+        for level in range(len(self.sizes) - 1, -1, -1):
+            size = self.sizes[level]
             if size >= end:
                 continue
             links = self._links[level]
@@ -95,17 +89,17 @@ class NgramIndex:
         return min(place, limit)
 
     def since_fork(self, match: int, visited: int = _FORKS_VISITED) -> int:
-        """Return how many of the `match` last tokens came since the text last stood at a fork, all
-        where it did not.
+        """Return how many of the `match` last tokens came since the text stood at a fork, or all.
 
         A fork is a place inside the match, not far back, whose own match had been followed by
         something else before.
         """
         tokens, end = self.tokens, len(self.tokens)
         for back in range(1, min(match, _FORKS_SOUGHT + 1)):
-            level = self._level_within(match - back)
-            if level is None:
+            levels = [level for level, size in enumerate(self.sizes) if size <= match - back]
+            if not levels:
                 break
+            level = levels[-1]
             came = tokens[end - back]
             place = self._links[level][end - back]
             for _ in range(visited):
@@ -116,15 +110,8 @@ class NgramIndex:
                 place = self._links[level][place]
         return match
 
-    def _level_within(self, length: int) -> int | None:
-        """Return the level of the largest n-grams of at most `length` tokens; None if even the
-        smallest are larger."""
-        levels = [level for level, size in enumerate(self._sizes) if size <= length]
-        return levels[-1] if levels else None
-
     def continuation(self, place: int, length: int) -> list[int]:
-        """Return the `length` tokens from `place` on; what reaches the end goes on with its own
-        beginning."""
+        """Return `length` tokens from `place` on; behind the end they begin again."""
         tokens = self.tokens[place : place + length]
         while len(tokens) < length:  # a text that repeats itself: an LZ77 copy that overlaps
             tokens += tokens[: length - len(tokens)]
@@ -133,7 +120,7 @@ class NgramIndex:
     def _extend(self, new: Sequence[int]) -> None:
         tokens, start = self.tokens, len(self.tokens)
         tokens.extend(new)
-        for size, latest, links in zip(self._sizes, self._latest, self._links, strict=True):
+        for size, latest, links in zip(self.sizes, self._latest, self._links, strict=True):
             for end in range(start + 1, len(tokens) + 1):
                 if end < size:
                     links.append(0)
@@ -143,7 +130,7 @@ class NgramIndex:
                 latest[key] = end
 
     def _rewind(self, length: int) -> None:
-        for size, latest, links in zip(self._sizes, self._latest, self._links, strict=True):
+        for size, latest, links in zip(self.sizes, self._latest, self._links, strict=True):
             for end in range(len(self.tokens), max(length, 0), -1):
                 before = links.pop()
                 if end < size:
@@ -155,10 +142,3 @@ class NgramIndex:
                     else:
                         del latest[key]
         del self.tokens[max(length, 0) :]
-
-    def _clear(self) -> None:
-        self.tokens = []
-        # hash of an n-gram -> the position after its latest place; position -> the same of the
-        # place before
-        self._latest: list[dict[int, int]] = [{} for _ in self._sizes]
-        self._links: list[list[int]] = [[0] for _ in self._sizes]

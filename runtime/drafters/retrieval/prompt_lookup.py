@@ -1,5 +1,4 @@
-"""Prompt lookup: continue the last tokens as they continued before (Saxena 2023; LLMA, Yang et al.
-2023)."""
+"""Prompt lookup (Saxena 2023; LLMA, Yang et al. 2023): the last tokens go on as they did before."""
 
 from __future__ import annotations
 
@@ -19,12 +18,12 @@ _FROM_REFERENCE = 4  # places of the reference that are considered
 
 
 class PromptLookupDrafter(ContinuationDrafter):
-    """Finds the places of prompt, history and reference that the last tokens resemble most, and
-    merges what followed.
+    """Finds the places of the text that the last tokens resemble most, and merges what followed.
 
-    The longest suffix of at least `min_ngram` tokens decides: n-grams of up to `max_ngram` tokens
-    are indexed, matches are compared up to twice that. Among places with equally long matches later
-    ones count more. A round costs the same at any context length.
+    The text is prompt, history and a reference. The longest suffix of at least `min_ngram` tokens
+    decides: n-grams of up to `max_ngram` tokens are indexed, matches are compared up to twice that.
+    Among places with equally long matches later ones count more. A round costs the same at any
+    context length.
     """
 
     def __init__(
@@ -39,9 +38,8 @@ class PromptLookupDrafter(ContinuationDrafter):
         name: str = "prompt-lookup",
         costs: CostCurve = TYPICAL_CPU,
     ) -> None:
-        super().__init__(
-            depth=num_draft_tokens, nodes=nodes, branches=branches, name=name, costs=costs
-        )
+        depth = num_draft_tokens
+        super().__init__(depth=depth, nodes=nodes, branches=branches, name=name, costs=costs)
         if not 1 <= min_ngram <= max_ngram:
             raise OptionError(
                 f"n-gram sizes from {min_ngram} to {max_ngram}: give 1 <= min_ngram <= max_ngram"
@@ -81,17 +79,12 @@ class PromptLookupDrafter(ContinuationDrafter):
             found.append(Continuation(index.continuation(place, length), match, realigned=True))
             matches = [pair for pair in matches if pair[0] != place]
         for place, match in matches:
-            found.append(
-                Continuation(index.continuation(place, length), self._evidence(match), weight)
-            )
+            known = index.continuation(place, length)
+            found.append(Continuation(known, self._evidence(match), weight))
             weight *= _RECENCY
         if self._reference is not None:
-            found += [
-                Continuation(known, match, weight)
-                for match, known in self._reference.nearest(
-                    tokens, _FROM_REFERENCE, length, self._min_ngram
-                )
-            ]
+            near = self._reference.nearest(tokens, _FROM_REFERENCE, length, self._min_ngram)
+            found += [Continuation(known, match, weight) for match, known in near]
         return found
 
     def _evidence(self, match: int) -> int:

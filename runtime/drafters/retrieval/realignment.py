@@ -1,5 +1,4 @@
-"""Finding one's place again after an edit: where a text that was being copied goes on in its
-source.
+"""Realignment after an edit: where a text that was being copied goes on in its source.
 
 A text that repeats an earlier one with some tokens changed leaves it at every change, and the last
 tokens are then found nowhere, or in many places. Copying goes on where it was left: behind the
@@ -39,8 +38,7 @@ class Realignment:
             self.place, self.position, self.copied = place, position, match
 
     def resume(self, index: NgramIndex) -> tuple[int, int] | None:
-        """Return where the source goes on, and how many of the last tokens match there; None
-        without a source."""
+        """Return where the source goes on and how many tokens match there; None without one."""
         tokens = index.tokens
         end = len(tokens)
         since = end - self.position

@@ -1,4 +1,4 @@
-"""REST: continue the last tokens as they continued in a corpus (He et al. 2023)."""
+"""REST (He et al. 2023): the last tokens go on as they did in a corpus, found in a suffix array."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ _MOST_PLACES = 4096
 
 
 class RestDrafter(ContinuationDrafter):
-    """Retrieves the `places` of a datastore with the longest suffix of the last tokens, and merges
-    what followed.
+    """Retrieves the `places` of a datastore with the longest matches, and merges what followed.
 
     Suffixes of `min_match` to 16 tokens count. A round costs a binary search in a mapped file and
     does not depend on the length of the context.
@@ -34,9 +33,8 @@ class RestDrafter(ContinuationDrafter):
         name: str = "rest",
         costs: CostCurve = TYPICAL_CPU,
     ) -> None:
-        super().__init__(
-            depth=num_draft_tokens, nodes=nodes, branches=branches, name=name, costs=costs
-        )
+        depth = num_draft_tokens
+        super().__init__(depth=depth, nodes=nodes, branches=branches, name=name, costs=costs)
         if not 1 <= places <= _MOST_PLACES:
             raise OptionError(f"rest: places is {places}: give 1 to {_MOST_PLACES}")
         if not 1 <= min_match <= DEPTH:

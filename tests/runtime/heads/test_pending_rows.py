@@ -14,7 +14,7 @@ from support.head_chains import PairChainByDepth
 from specrun.runtime.drafters.eagle import EagleRows, EagleState
 from specrun.runtime.drafters.eagle import state as eagle_state
 from specrun.runtime.drafters.hydra import HydraState
-from specrun.runtime.heads import ChainTokens, PendingRows, pending_rows
+from specrun.runtime.heads import ChainTokens, PendingRows, text_rows
 
 VOCAB = 50
 
@@ -227,7 +227,7 @@ def test_a_state_whose_token_came_later_joins_the_others() -> None:
     assert state.base == 10
 
 
-FILES = {pending_rows.__file__, eagle_state.__file__}
+FILES = {text_rows.__file__, eagle_state.__file__}
 
 
 class Interrupted:
@@ -354,7 +354,7 @@ def test_the_prefix_layer_holds_after_chains(seed: int) -> None:
                 assert chain is not None
                 assert chain.tokens == [int(wanted), text[-1], 2]
             elif ask == "state":
-                found = state.at_end(text)
+                found = state.said(text)
                 assert found is not None
                 assert found[0] == wanted
         first, n = len(text) - 1, int(random.integers(1, 5))

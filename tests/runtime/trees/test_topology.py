@@ -97,7 +97,10 @@ def test_impossible_trees_are_refused_by_name(text: str, problem: str) -> None:
         (TreeOptions(tree="sequoia", nodes=10**9), "nodes is 1000000000"),
         (TreeOptions(tree="sequoia", nodes=300), "0 to 256 nodes"),
         (TreeOptions(tree="sequoia", depth=0), "depth is 0"),
-        (TreeOptions(depth=200, topk=3, nodes=200), "in the draft model: 399 leaves"),
+        (
+            TreeOptions(depth=200, topk=3, nodes=200),
+            "in the draft model: 399 leaves need as many sequences",
+        ),
         (TreeOptions(depth=2, topk=250, nodes=1000), "llama.cpp allows 256: lower nodes"),
         (TreeOptions(tree="1x" * 99 + "1"), "do not fit a batch of 64"),
         (TreeOptions(tree="8x8"), "do not fit a batch of 64"),

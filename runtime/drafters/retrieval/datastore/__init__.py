@@ -1,5 +1,4 @@
-"""Corpora of tokens ordered by context: what REST retrieves from, and what prompt lookup reads as a
-reference."""
+"""Corpora as suffix arrays, ordered by context: REST's datastores, prompt lookup's references."""
 
 from specrun.runtime.drafters.retrieval.datastore.build_store import BuildProgress
 from specrun.runtime.drafters.retrieval.datastore.context_index import (
@@ -18,20 +17,3 @@ from specrun.runtime.drafters.retrieval.datastore.store_file import (
     verify_store,
     write_store_header,
 )
-
-__all__ = [
-    "DEPTH",
-    "HEADER_BYTES",
-    "BuildProgress",
-    "ContextIndex",
-    "StoreHeader",
-    "key_width",
-    "open_mapped",
-    "open_store",
-    "order_by_context",
-    "read_reference",
-    "read_store_header",
-    "text_pieces",
-    "verify_store",
-    "write_store_header",
-]

@@ -1,5 +1,7 @@
-"""Builds a datastore from text files: tokenized piece by piece, ordered bucket by bucket, written
-aside and renamed."""
+"""Builds a datastore from text files: tokenized piece by piece, its suffix array by buckets.
+
+It is written beside its place and renamed, so that it appears whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,7 @@ _BYTES_PER_TOKEN = 8.2  # of the file: a token, its place in the order, a share 
 _USUAL_TOKEN_LENGTH = 3.0  # bytes of text; only to refuse early what cannot fit
 
 BuildProgress = Callable[[Literal["reading", "ordering"], int, int], None]
-"""Called with what is done now, how much of it is done, and how much there is: bytes, then
-positions."""
+"""Called with what is done now, how much of it is done and how much there is: bytes, positions."""
 
 
 def build_store(
@@ -47,8 +48,7 @@ def build_store(
     force: bool = False,
     progress: BuildProgress = lambda _what, _done, _total: None,
 ) -> StoreHeader:
-    """Tokenize `files` and write a datastore of them; memory stays at a few hundred MB for any
-    size.
+    """Tokenize `files` and write a datastore; memory stays at a few hundred MB for any size.
 
     `model` names the file of the vocabulary, for messages. Texts are kept apart by separators.
     Raises `OptionError` for an existing `output` without `force`, and for a corpus that is empty or
@@ -86,8 +86,7 @@ def _write_tokens(
     vocabulary: Vocabulary,
     progress: BuildProgress,
 ) -> int:
-    """Write the tokens of all files behind the header, framed by separators; return their
-    number."""
+    """Write the tokens of all files behind the header, framed by separators; return how many."""
     separator = np.array([vocabulary.size], "<i4")
     file.seek(HEADER_BYTES)
     file.write(np.repeat(separator, DEPTH).tobytes())
@@ -122,14 +121,14 @@ def _write_order(
     _, begin, _, _ = header.offsets
     file.seek(begin)
     n_positions, samples, total = 0, [], header.n_tokens - DEPTH
-    for part in order_by_context(
+    ordered = order_by_context(
         tokens, header.n_words, lambda done: progress("ordering", done, total)
-    ):
+    )
+    for part in ordered:
         order = part.astype("<u4")
         file.write(order.tobytes())
-        samples.append(
-            sample_keys(tokens, order[-n_positions % SAMPLE_EVERY :: SAMPLE_EVERY], header.n_words)
-        )
+        sampled = order[-n_positions % SAMPLE_EVERY :: SAMPLE_EVERY]
+        samples.append(sample_keys(tokens, sampled, header.n_words))
         n_positions += len(order)
     if not n_positions:
         raise OptionError("no file of the corpus holds two tokens: there is nothing to continue")

@@ -1,10 +1,9 @@
-"""Looks up contexts among ordered positions: one binary search, then the neighbours.
-
-Orders all positions of a text by the tokens before them: a suffix array of the text read backwards.
+"""A suffix array of a text read backwards: positions ordered by the tokens before them, searched.
 
 Read backwards, "the longest suffix of the context" becomes a longest common prefix, and the
-positions with the longest ones lie next to each other: one binary search finds them. Contexts are
-compared up to DEPTH tokens.
+positions with the longest ones lie next to each other: one binary search finds them, and the best
+matches are its neighbours. Contexts are compared up to DEPTH tokens. The tokens nearest to a
+position are packed into one number, its first key, which sorts as they do.
 
 REST (He et al. 2023) builds suffix arrays with libdivsufsort in several parts. Here numpy sorts
 bucket by bucket: positions are split by their last few tokens into buckets of a bounded size, each
@@ -21,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 DEPTH = 16
-"""How many tokens before a position decide its place; the array of tokens begins with so many
-separators."""
+"""How many tokens before a position decide its place; so many separators begin the tokens."""
 
 _BUCKET = 2_000_000  # positions sorted at once: about 200 MB
 _CHUNK = 2_000_000  # positions looked at in one step
@@ -35,21 +33,39 @@ Positions = npt.NDArray[np.int64]
 
 
 def key_width(vocab_size: int) -> tuple[int, int]:
-    """Return the bits of a token, with room for the separator, and how many tokens fit into one
-    key."""
+    """Return the bits of a token, the separator included, and how many tokens fit into one key."""
     bits = max(1, vocab_size.bit_length())
     return bits, max(1, 63 // bits)
 
 
 def first_keys(tokens: TokenArray, start: int, stop: int, vocab_size: int) -> Keys:
-    """Return the keys of the positions start..stop: their last few tokens, the nearest first, as
-    one number."""
+    """Return the first keys of the positions start..stop."""
     bits, per_key = key_width(vocab_size)
     keys = np.zeros(stop - start, np.int64)
     for back in range(1, min(per_key, DEPTH) + 1):
         keys <<= bits
         keys |= tokens[start - back : stop - back]
     return keys
+
+
+def _packed(
+    tokens: TokenArray, positions: Positions, vocab_size: int, first: int, last: int
+) -> Keys:
+    """Return the tokens from `first` to `last` places before each position as one number."""
+    bits, _ = key_width(vocab_size)
+    keys = np.zeros(len(positions), np.int64)
+    for back in range(first, last + 1):
+        keys <<= bits
+        keys |= tokens[positions - back]
+    return keys
+
+
+def sample_keys(
+    tokens: TokenArray, positions: npt.NDArray[np.uint32], vocab_size: int
+) -> npt.NDArray[np.int64]:
+    """Return the first keys of some positions, int64."""
+    _, per_key = key_width(vocab_size)
+    return _packed(tokens, positions.astype(np.int64), vocab_size, 1, min(per_key, DEPTH))
 
 
 def order_by_context(
@@ -100,20 +116,15 @@ def _positions(tokens: TokenArray, vocab_size: int, low: int, high: int) -> Posi
 
 def _keys(tokens: TokenArray, positions: Positions, vocab_size: int) -> list[Keys]:
     """Return the keys of all DEPTH tokens before some positions, the nearest tokens first."""
-    bits, per_key = key_width(vocab_size)
-    columns = []
-    for first in range(1, DEPTH + 1, per_key):
-        keys = np.zeros(len(positions), np.int64)
-        for back in range(first, min(first + per_key, DEPTH + 1)):
-            keys <<= bits
-            keys |= tokens[positions - back]
-        columns.append(keys)
-    return columns
+    _, per_key = key_width(vocab_size)
+    return [
+        _packed(tokens, positions, vocab_size, first, min(first + per_key - 1, DEPTH))
+        for first in range(1, DEPTH + 1, per_key)
+    ]
 
 
 SAMPLE_EVERY = 64
-"""Every so many positions, the first key is kept apart: a small table that narrows the search
-down."""
+"""Every so many positions, the first key is kept apart: a small table narrows the search down."""
 
 _BACK = np.arange(1, DEPTH + 1)
 
@@ -148,28 +159,22 @@ class ContextIndex:
         framed[DEPTH:-1] = tokens
         parts = list(order_by_context(framed, vocab_size))
         order = np.concatenate(parts).astype(np.uint32) if parts else np.zeros(0, np.uint32)
-        return ContextIndex(
-            framed, order, sample_keys(framed, order[::SAMPLE_EVERY], vocab_size), vocab_size
-        )
+        samples = sample_keys(framed, order[::SAMPLE_EVERY], vocab_size)
+        return ContextIndex(framed, order, samples, vocab_size)
 
     def __len__(self) -> int:
         return len(self._order)
 
     def excerpt(self, share: float, length: int) -> list[int]:
-        """Return up to `length` tokens from a place in the text, 0 <= `share` < 1, without
-        separators."""
+        """Return up to `length` tokens, no separators, from a place, 0 <= `share` < 1."""
         start = DEPTH + int(share * max(1, len(self._tokens) - DEPTH - length))
-        return [
-            token
-            for token in self._tokens[start : start + length].tolist()
-            if 0 <= token < self.vocab_size
-        ]
+        tokens: list[int] = self._tokens[start : start + length].tolist()
+        return [token for token in tokens if 0 <= token < self.vocab_size]
 
     def nearest(
         self, context: Sequence[int], count: int, length: int, min_match: int
     ) -> list[tuple[int, list[int]]]:
-        """Return up to `count` places with the longest matches: the matched tokens and what
-        follows, longest first.
+        """Return up to `count` places of the longest matches, each match's length and what follows.
 
         Matches of fewer than `min_match` tokens are left out, and counted up to DEPTH. What follows
         has up to `length` tokens and ends with its text. Where more than `count` places match
@@ -181,25 +186,21 @@ class ContextIndex:
         query += [self.vocab_size] * (DEPTH - len(query))
         place = self._search(query)
         around = self._order[max(0, place - count) : place + count].astype(np.int64)
-        equal = np.take(self._tokens, around[:, None] - _BACK, mode="clip") == np.array(
-            query, np.int32
-        )
+        before = np.take(self._tokens, around[:, None] - _BACK, mode="clip")
+        equal = before == np.array(query, np.int32)
+        # argmin: the first token that differs.
         matched = np.where(equal.all(axis=1), DEPTH, equal.argmin(axis=1))
         matched = np.minimum(matched, len(context))
         best = np.argsort(-matched, kind="stable")[:count]
         best = best[matched[best] >= min_match]
-        rows = np.take(
-            self._tokens, around[best][:, None] + np.arange(length), mode="clip"
-        ).tolist()
-        return [
-            (match, self._until_end(row))
-            for match, row in zip(matched[best].tolist(), rows, strict=True)
-        ]
+        follows = around[best][:, None] + np.arange(length)
+        rows = np.take(self._tokens, follows, mode="clip").tolist()
+        matches = zip(matched[best].tolist(), rows, strict=True)
+        return [(match, self._until_end(row)) for match, row in matches]
 
     def _until_end(self, row: list[int]) -> list[int]:
-        if (
-            max(row) < self.vocab_size and min(row) >= 0
-        ):  # a damaged file must not feed the target unknown tokens
+        # Separators end a text; a damaged file must not feed the target unknown tokens.
+        if max(row) < self.vocab_size and min(row) >= 0:
             return row
         return row[: next(i for i, token in enumerate(row) if not 0 <= token < self.vocab_size)]
 
@@ -208,10 +209,9 @@ class ContextIndex:
         key = 0
         for token in query[: self._per_key]:
             key = key << self._bits | token
-        low = max(0, int(np.searchsorted(self._samples, key, "left")) - 1) * SAMPLE_EVERY
-        high = min(
-            int(np.searchsorted(self._samples, key, "right")) * SAMPLE_EVERY, len(self._order)
-        )
+        first = int(np.searchsorted(self._samples, key, "left"))
+        last = int(np.searchsorted(self._samples, key, "right"))
+        low, high = max(0, first - 1) * SAMPLE_EVERY, min(last * SAMPLE_EVERY, len(self._order))
         tokens, order = self._tokens, self._order
         while low < high:
             middle = (low + high) // 2
@@ -221,16 +221,3 @@ class ContextIndex:
             else:
                 high = middle
         return low
-
-
-def sample_keys(
-    tokens: TokenArray, positions: npt.NDArray[np.uint32], vocab_size: int
-) -> npt.NDArray[np.int64]:
-    """Return the first keys of some positions, int64."""
-    bits, per_key = key_width(vocab_size)
-    keys = np.zeros(len(positions), np.int64)
-    places = positions.astype(np.int64)
-    for back in range(1, min(per_key, DEPTH) + 1):
-        keys <<= bits
-        keys |= tokens[places - back]
-    return keys

@@ -1,8 +1,4 @@
-"""Reads text files piece by piece, cut where lines end, so that no file has to fit into memory.
-
-A reference text that answers may quote: read, tokenized and ordered in memory when the drafter is
-opened.
-"""
+"""Text files of corpora and references, read piece by piece so that none has to fit into memory."""
 
 from __future__ import annotations
 
@@ -53,11 +49,11 @@ def text_pieces(path: Path, piece: int = _PIECE) -> Iterator[tuple[str, int]]:
 
 
 def _last_end(data: bytes) -> int:
-    """Return where to cut: behind the last line's end, else before the last character, which may be
-    cut short."""
+    """Return where to cut: behind the last line, else before the last character."""
     line_end = data.rfind(b"\n") + 1
     if line_end:
         return line_end
+    # The last character may be cut short: go back to its first byte.
     cut = len(data) - 1
     while cut > max(0, len(data) - 4) and data[cut] & 0xC0 == 0x80:
         cut -= 1
@@ -78,7 +74,7 @@ MAX_REFERENCE_BYTES = 8 << 20
 
 
 def read_reference(path: Path, vocabulary: Vocabulary) -> ContextIndex:
-    """Return the index of a text file's tokens.
+    """Return the index of a text file's tokens: a reference, which answers may quote.
 
     Raises `FileMissingError`, `ModelError` for what is not UTF-8, `OptionError` for an empty or too
     large file.
@@ -87,8 +83,8 @@ def read_reference(path: Path, vocabulary: Vocabulary) -> ContextIndex:
     if n_bytes > MAX_REFERENCE_BYTES:
         raise OptionError(
             f"the reference {path} has {n_bytes / 2**20:,.1f} MiB and may have "
-            f"{MAX_REFERENCE_BYTES >> 20}: shorten "
-            "it, or make a datastore of it (specrun datastore build) and draft with rest(STORE)"
+            f"{MAX_REFERENCE_BYTES >> 20}: shorten it, or make a datastore of it (specrun "
+            "datastore build) and draft with rest(STORE)"
         )
     tokens: list[int] = []
     for text, _ in text_pieces(path):

@@ -1,9 +1,8 @@
-r"""The file of a datastore: a header, then tokens, order and sampled keys, mapped into memory when
-opened.
+r"""The file of a datastore: a header, then tokens, order and sampled keys, mapped when opened.
 
-    0 magic "specrun datastore\n", version (uint32), length of the JSON (uint32), the JSON 4096
-    tokens int32 [n_tokens], order uint32 [n_positions], samples int64 [n_samples]; each at a
-    multiple of 64
+       0  magic "specrun datastore\n", version (uint32), length of the JSON (uint32), the JSON
+    4096  tokens int32 [n_tokens], order uint32 [n_positions], samples int64 [n_samples],
+          each at a multiple of 64
 
 All numbers are little-endian. Sizes are checked against the header before anything is mapped.
 """
@@ -39,11 +38,11 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class StoreHeader:
-    """What a datastore holds: `n_tokens` with separators, `n_positions` ordered ones, and where
-    they come from.
+    """The header: `n_tokens` with separators, `n_positions` ordered ones, and where they come from.
 
-    `vocabulary` is the `Vocabulary.fingerprint`, in hex, that the tokens belong to, `model` the
-    file it was read from, `crc32` that of everything behind the header.
+    `vocabulary` is the `Vocabulary.fingerprint`, in hex, that the tokens belong to, `n_words` its
+    size (the name is the file's), `model` the file it was read from, `crc32` that of everything
+    behind the header.
     """
 
     n_tokens: int
@@ -76,8 +75,7 @@ def write_store_header(file: BinaryIO, header: StoreHeader) -> None:
 
 
 def read_store_header(path: Path) -> StoreHeader:
-    """Return a datastore's header; raises MalformedFileError for what is none, is truncated or
-    contradicts itself."""
+    """Return a datastore's header, checked; raises MalformedFileError."""
     try:
         with path.open("rb") as file:
             head = file.read(HEADER_BYTES)
@@ -85,9 +83,8 @@ def read_store_header(path: Path) -> StoreHeader:
     except OSError as error:
         raise FileMissingError(f"the datastore {path} cannot be read: {error.strerror}") from error
     if len(head) < _PREFIX.size or not head.startswith(_MAGIC):
-        raise MalformedFileError(
-            f"{path} is not a datastore: make one with `specrun datastore build`"
-        )
+        advice = "make one with `specrun datastore build`"
+        raise MalformedFileError(f"{path} is not a datastore: {advice}")
     _, version, length = _PREFIX.unpack_from(head)
     if version != _VERSION:
         raise MalformedFileError(
@@ -98,23 +95,20 @@ def read_store_header(path: Path) -> StoreHeader:
     if size != header.offsets[-1]:
         raise MalformedFileError(
             f"the datastore {path} has {size:,} bytes where its header says "
-            f"{header.offsets[-1]:,}: it is "
-            "truncated or damaged; build it again"
+            f"{header.offsets[-1]:,}: it is truncated or damaged; build it again"
         )
     return header
 
 
 def open_store(path: Path, vocabulary: Vocabulary) -> ContextIndex:
-    """Return the mapped index of a datastore; raises `PairError` unless it was made for this
-    vocabulary."""
-    header = read_store_header(path)
-    if header.vocabulary != vocabulary.fingerprint.hex():
+    """Return the mapped index of a datastore; raises `PairError` for one of another vocabulary."""
+    header, fingerprint = read_store_header(path), vocabulary.fingerprint.hex()
+    if header.vocabulary != fingerprint:
         raise PairError(
             f"the datastore {path} was made for another vocabulary ({header.n_words:,} tokens, "
-            "hash "
-            f"{header.vocabulary[:12]}, of {header.model}) than the target's "
-            f"({vocabulary.size:,} tokens, hash "
-            f"{vocabulary.fingerprint.hex()[:12]}): build it again with -m and this target"
+            f"hash {header.vocabulary[:12]}, of {header.model}) than the target's "
+            f"({vocabulary.size:,} tokens, hash {fingerprint[:12]}): build it again with -m and "
+            "this target"
         )
     return open_mapped(path)
 
@@ -132,8 +126,7 @@ def open_mapped(path: Path) -> ContextIndex:
 
 
 def verify_store(path: Path) -> bool:
-    """Return whether a datastore's content still has the checksum of its header; reads all of
-    it."""
+    """Return whether a datastore's content still has its header's checksum; reads all of it."""
     return content_checksum(path) == read_store_header(path).crc32
 
 
@@ -148,37 +141,27 @@ def content_checksum(path: Path) -> int:
 
 
 def _parsed(text: bytes, path: Path) -> StoreHeader:
+    def malformed(problem: str) -> MalformedFileError:
+        return MalformedFileError(f"the datastore {path} {problem}: build it again")
+
     try:
         values: Any = json.loads(text)
     except ValueError as error:
-        raise MalformedFileError(
-            f"the datastore {path} has a damaged header: build it again"
-        ) from error
+        raise malformed("has a damaged header") from error
     fields = dataclasses.fields(StoreHeader)
     if not isinstance(values, dict) or set(values) != {entry.name for entry in fields}:
-        raise MalformedFileError(
-            f"the datastore {path} has a header without its fields: build it again"
-        )
+        raise malformed("has a header without its fields")
     for entry in fields:
         value = values[entry.name]
-        sound = (
-            isinstance(value, str)
-            if entry.type == "str"
-            else type(value) is int and 0 <= value < _LARGEST**2
-        )
-        if not sound:
-            raise MalformedFileError(
-                f"the datastore {path} says {entry.name} is {str(value)[:40]!r}: build it again"
-            )
+        whole = type(value) is int and 0 <= value < _LARGEST**2
+        if not (isinstance(value, str) if entry.type == "str" else whole):
+            raise malformed(f"says {entry.name} is {str(value)[:40]!r}")
     header = StoreHeader(**values)
-    if not (
-        0 < header.n_positions <= header.n_tokens - DEPTH - 1 < _LARGEST
-        and 0 < header.n_words < 2**31 - 1
-    ):
-        raise MalformedFileError(
-            f"the datastore {path} claims {header.n_positions:,} positions of "
-            f"{header.n_tokens:,} tokens of "
-            f"{header.n_words:,} tokens, which cannot be: build it again"
+    possible = 0 < header.n_positions <= header.n_tokens - DEPTH - 1 < _LARGEST
+    if not possible or not 0 < header.n_words < 2**31 - 1:
+        raise malformed(
+            f"claims {header.n_positions:,} positions in {header.n_tokens:,} tokens of a "
+            f"vocabulary of {header.n_words:,}, which cannot be"
         )
     return header
 

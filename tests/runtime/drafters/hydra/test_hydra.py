@@ -217,13 +217,13 @@ def test_the_state_is_that_of_the_text_after_any_rounds(
         kept.learn(before - 1, np.array([[state_of(text, i)] for i in known], np.float32), text)
         cached = text[:-1]
         if len(text) - 1 <= SumLayer.n_cells:
-            found = kept.at_end(text)
+            found = kept.said(text)
             assert found is not None
             states = [state_of(text, i) * (i + 1) for i in range(len(text) - 1)]
             assert found[0] == (
                 np.float32(sum(states)) if layered else state_of(text, len(text) - 2)
             )
-        assert kept.at_end([*text, 3]) is None
+        assert kept.said([*text, 3]) is None
 
 
 def test_a_gap_or_a_full_cache_costs_drafts_and_nothing_else() -> None:
@@ -232,17 +232,17 @@ def test_a_gap_or_a_full_cache_costs_drafts_and_nothing_else() -> None:
     text = list(range(60))
     kept.learn(0, np.ones((3, 1), np.float32), text)
     kept.learn(10, np.ones((2, 1), np.float32), text)  # positions 3 to 9 are missing
-    found = kept.at_end(text[:13])
+    found = kept.said(text[:13])
     assert found is not None
     assert found[0] == 11 + 12
     kept.learn(11, np.full((2, 1), 5, np.float32), text)  # position 11 is known already
-    found = kept.at_end(text[:14])
+    found = kept.said(text[:14])
     assert found is not None
     assert found[0] == 11 + 12 + 5 * 13
     kept.learn(10, np.full((1, 1), 7, np.float32), text)
-    assert kept.at_end(text[:14]) is found
+    assert kept.said(text[:14]) is found
     kept.learn(13, np.ones((45, 1), np.float32), text)  # more than there are cells
-    assert kept.at_end(text[:58]) is None
+    assert kept.said(text[:58]) is None
 
 
 # -- real targets ----------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_drafts_are_the_references_after_any_rounds(
             if result.finish_reason == "stop":
                 continue
             checked += 1
-            state = drafter._state.at_end(text)
+            state = drafter._state.said(text)
             assert state is not None
             states = torch.tensor(final_states(tiny_model, text, F32)[:-1], dtype=torch.float64)
             expected = fitted.double().read_states(states).numpy()

@@ -1,9 +1,12 @@
-"""What a head knows of one conversation: rows of the target's states, in its cells or pending.
+"""A head's rows of one conversation's text: what of the target's states it has cached, what waits.
 
 EAGLE's heads, Hydra's prefix layer and NextN blocks evaluate one row for each position of the
-committed text and keep its keys and values in a cell. Rows wait until the head is asked to draft:
-they are then evaluated together with the draft, or many at once where nothing was drafted for some
-rounds.
+committed text and keep its keys and values in a cell of their cache. Rows wait until the head is
+asked to draft: they are then evaluated together with the draft, or many at once where nothing was
+drafted for some rounds.
+
+What is known is one value that is replaced as a whole, so that Ctrl-C at any line leaves the old
+state or the new one, never half of a change.
 """
 
 from __future__ import annotations
@@ -26,8 +29,7 @@ _CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class PendingRows:
-    """Rows in order, first in, first out; every change makes new ones, and copies none of the
-    numbers."""
+    """A queue of rows; every change makes a new one, and copies none of the numbers."""
 
     pieces: tuple[FloatRows, ...] = ()
 
@@ -45,19 +47,18 @@ class PendingRows:
 
     def keep(self, n: int) -> PendingRows:
         """Leave out all but the first n rows."""
-        return (
-            self if n >= len(self) else PendingRows().add(self.first(n)) if n > 0 else PendingRows()
-        )
+        if n >= len(self):
+            return self
+        return PendingRows((self.first(n),)) if n > 0 else PendingRows()
 
     def drop(self, n: int) -> PendingRows:
         """Leave out the first n rows."""
-        return PendingRows().add(self.first(len(self))[n:]) if n < len(self) else PendingRows()
+        return PendingRows((self.first(len(self))[n:],)) if n < len(self) else PendingRows()
 
 
 @dataclass(frozen=True, slots=True)
 class RowPiece:
-    """Rows [n, ...] that go into cells: of positions `position` on, into the cells after the first
-    `count`.
+    """Rows [n, ...] of positions `position` on, which go into the cells after the first `count`.
 
     `tokens` are those that each row brings along: the last one that it depends on.
     """
@@ -73,8 +74,7 @@ class RowPiece:
 
 @dataclass(frozen=True, slots=True)
 class _Held(Generic[Said]):
-    """All that is known, as one value: it is replaced as a whole, so that an interrupt finds the
-    old or the new.
+    """All that is known, as one value.
 
     The rows of positions `base` to `base + count - 1` lie in cells 0 to `count - 1`, those of the
     next positions are pending. `last` [1, ...] are the numbers of the last row in a cell and `said`
@@ -111,8 +111,8 @@ class TextRows(Generic[Said]):
         self._n_cells = n_cells
         self._ahead = ahead
         self._chunk = chunk
-        # The beginning of it that the rows depend on is what they belong to. What may follow means
-        # nothing: an interrupt may have left it there.
+        # Rows belong to the beginning of it that they depend on. What may follow means nothing: an
+        # interrupt may have left it there.
         self._text: list[int] = []
         self._held: _Held[Said] = _Held()
 
@@ -156,19 +156,18 @@ class TextRows(Generic[Said]):
         elif n < held.count:
             self._held = _Held(held.base, n)
         else:
-            self._held = dataclasses.replace(
-                held, pending=held.pending.keep(n - held.count), early=None
-            )
+            pending = held.pending.keep(n - held.count)
+            self._held = dataclasses.replace(held, pending=pending, early=None)
 
     def learn(self, start: int, rows: FloatRows, tokens: Sequence[int]) -> None:
-        """Take the rows [n, ...] of positions `start` on of the text `tokens`; nobody may change
-        them any more.
+        """Take the rows [n, ...] of positions `start` on of the text `tokens`, never to be changed.
 
         The token after the last of them may be missing. What is known already stays. Where rows are
         missing before these, or come before all that are known, the others are given up: the head
         then sees less of the text, which costs acceptance and nothing else.
         """
         held = self._held
+        # The row that came too early has its token now: it goes in front of the new ones.
         if held.early is not None and start == held.end + 1:
             start, rows = held.end, np.concatenate([held.early, rows])
         if not held.base <= start <= held.end:
@@ -180,13 +179,8 @@ class TextRows(Generic[Said]):
         last, early = held.last, held.early if end == known else None
         if ready < len(rows) and end == start + ready:
             early = rows[ready : ready + 1]
-        if (
-            end == known
-            and last is None
-            and not held.pending
-            and held.count
-            and start < known <= start + len(rows)
-        ):
+        all_in_cells = end == known and held.count and not held.pending
+        if all_in_cells and last is None and start < known <= start + len(rows):
             last = rows[known - 1 - start : known - start]  # it may have to be evaluated again
         self._text[max(0, known) :] = tokens[max(0, known) : end + self._ahead]
         pending = held.pending.add(rows[known - start : end - start])
@@ -197,8 +191,7 @@ class TextRows(Generic[Said]):
     # -- drafting ----------------------------------------------------------------------------------
 
     def said(self, tokens: Sequence[int]) -> Said | None:
-        """Return what the head says after the row before a text's last token, None where that row
-        is not known."""
+        """Return what the head says after the row before a text's last token; None if unknown."""
         if not self._is_known(tokens):
             return None
         if self._held.said is None:
@@ -208,8 +201,7 @@ class TextRows(Generic[Said]):
         return self._held.said
 
     def due(self, tokens: Sequence[int], most: int) -> RowPiece | None:
-        """Return the rows up to a text's last token that are to be evaluated with a draft, `most`
-        at the most.
+        """Return up to `most` rows before a text's last token, to be evaluated with a draft.
 
         Earlier ones are put into their cells. None where the last row is not known. Whoever has
         evaluated them says so (`settle`), and otherwise they are due again.
@@ -222,8 +214,7 @@ class TextRows(Generic[Said]):
         return self._piece(waiting) if waiting else None
 
     def settle(self, piece: RowPiece, said: Said | None = None) -> None:
-        """Note that the first pending rows lie in their cells now, and what the head said after
-        them."""
+        """Note that the first pending rows lie in their cells, and what the head said then."""
         held, n = self._held, len(piece)
         self._held = _Held(
             held.base, held.count + n, held.pending.drop(n), piece.rows[n - 1 :], said, held.early

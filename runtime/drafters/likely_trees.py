@@ -1,0 +1,112 @@
+"""Trees of point masses by estimated probability: best-first growth, cut where drafting pays best.
+
+Lookahead decoding, prompt lookup and REST draft tokens that followed the same context before. Each
+estimates how likely such a token is to come again; what they do with the estimates is the same and
+stands here. Estimates depend on counts of tokens alone, never on time, so that the same text leads
+to the same drafts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from specrun.runtime.costs import CostCurve
+from specrun.runtime.tree import ROOT
+
+State = TypeVar("State")
+
+
+class Guess(NamedTuple):
+    """A node: the probability of its whole path, its parent (the number of a guess) and token."""
+
+    probability: float
+    parent: int
+    token: int
+
+
+def grow_likely(
+    root: State,
+    children: Callable[[State], Iterable[tuple[int, float, State]]],
+    *,
+    nodes: int,
+    depth: int,
+    leaves: int,
+    end_tokens: frozenset[int],
+    least: float,
+) -> list[Guess]:
+    """Return the most probable nodes below a root, parents before children, within these limits.
+
+    `children(state)` yields the tokens that may follow a node, each with its probability given the
+    path and the state of the node that it makes. Nodes under the probability `least` are left out.
+    """
+    taken: list[Guess] = []
+    has_child: set[int] = set()
+    n_leaves, serial = 1, 0
+    # (-probability, serial, parent, depth, token, state): of equals the first found comes first.
+    queue: list[tuple[float, int, int, int, int, State]] = []
+
+    def expand(probability: float, place: int, level: int, state: State) -> None:
+        nonlocal serial
+        for token, share, below in children(state):
+            if probability * share >= least:
+                heapq.heappush(queue, (-probability * share, serial, place, level, token, below))
+                serial += 1
+
+    if nodes > 0 and depth > 0:
+        expand(1.0, ROOT, 1, root)
+    while queue and len(taken) < nodes:
+        value, _, parent, level, token, state = heapq.heappop(queue)
+        if parent in has_child:  # a second child makes one leaf more, a first one none
+            if n_leaves == leaves:
+                continue
+            n_leaves += 1
+        has_child.add(parent)
+        taken.append(Guess(-value, parent, token))
+        if level < depth and token not in end_tokens:
+            expand(-value, len(taken) - 1, level + 1, state)
+    return taken
+
+
+def most_worthwhile(
+    guesses: Sequence[Guess], curve: CostCurve, least_gain: float, beside: int = 0
+) -> tuple[int, float]:
+    """Return how many guesses, the first ones, yield the most tokens a second; and that rate.
+
+    n of them yield 1 + sum of their probabilities in T(1 + n), with `beside` other nodes in
+    T(1 + beside + n). None are drafted unless they gain `least_gain` over drafting none.
+    """
+    best, rate, tokens = 0, least_gain / curve.seconds(1 + beside), 1.0
+    for count, guess in enumerate(guesses, 1):
+        tokens += guess.probability
+        achieved = tokens / curve.seconds(1 + beside + count)
+        if achieved > rate:
+            best, rate = count, achieved
+    return best, rate
+
+
+_STEP, _FADING, _FURTHEST = 0.25, 0.95, 2.5  # for one surprise, per observation, at most
+
+
+class RecentOdds:
+    """How much better or worse than estimated things have been lately, a shift of log-odds.
+
+    Estimates by class learn slowly where classes are many and a text is short. All of them share
+    this one number, which every observation moves: a change of text shows within some tokens.
+    """
+
+    def __init__(self) -> None:
+        self._shift = 0.0
+
+    def applied(self, probability: float) -> float:
+        """Return an estimate shifted by what was seen lately; what is certain stays so."""
+        if not self._shift or not 0.0 < probability < 1.0:
+            return probability
+        return 1.0 / (1.0 + (1.0 / probability - 1.0) * math.exp(-self._shift))
+
+    def observe(self, expected: float, came: bool) -> None:
+        """Learn whether what had the probability `expected` came."""
+        shift = _FADING * self._shift + _STEP * (came - expected)
+        self._shift = max(-_FURTHEST, min(_FURTHEST, shift))

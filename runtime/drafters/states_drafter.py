@@ -1,0 +1,78 @@
+"""Base of drafters with heads: the target's states of every committed position, kept as rows.
+
+EAGLE's heads, Hydra's and NextN blocks read the target's states along the whole text. After every
+round the states of the root and of the accepted nodes are learnt (never those of the drafts that
+were rejected), and over a prompt those of what the target had not cached.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from specrun.runtime.drafter import Drafter, Owned, RoundOutcome
+from specrun.runtime.heads import FloatRows, TextRows
+from specrun.runtime.target import EvaluatedRows
+
+
+class Cells(Owned, Protocol):
+    """What one conversation has of a head: its cache, and the native time that it caused."""
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in this conversation's graphs."""
+
+
+class StatesDrafter(Drafter):
+    """One conversation's drafter: it owns `cells` of a head that conversations share.
+
+    `state` are the rows of the text, `n_params` the parameters of the head.
+    """
+
+    def __init__(self, name: str, state: TextRows[Any], cells: Cells, n_params: int) -> None:
+        self.name = name
+        self._text_rows = state
+        self._owned = cells
+        self._n_params = n_params
+        self._prompt: list[int] = []
+
+    @abstractmethod
+    def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
+        """Return a copy [n, width] of what the head reads of the target at these rows."""
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Keep the states of what the prompt shares with the last text."""
+        self._prompt = list(tokens)
+        self._text_rows.begin(tokens)
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Take the prompt's states."""
+        self._learn(start, rows, range(count), self._prompt)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Take the states of the root and the accepted nodes."""
+        self._learn(outcome.start - 1, outcome.rows, outcome.path_rows, outcome.tokens)
+
+    def rewind(self, length: int) -> None:
+        """Forget the states of tokens that were only guesses."""
+        self._text_rows.cut(length)
+
+    def _learn(
+        self, start: int, rows: EvaluatedRows, wanted: Sequence[int], tokens: Sequence[int]
+    ) -> None:
+        self._text_rows.learn(start, self.read_states(rows, wanted), tokens)
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in the graphs that this conversation ran."""
+        return self._owned.native_seconds
+
+    @property
+    def n_params(self) -> int:
+        """The head's parameters."""
+        return self._n_params
+
+    def close(self) -> None:
+        """Free the cells."""
+        self._owned.close()

@@ -1,0 +1,242 @@
+"""Graphs of heads on ggml: best tokens by rank, greedy chains in one graph, and their reuse.
+
+Reading a whole row of logits back from the device costs more than a small head computes. So top-k
+and log-sum-exp are part of a head's graph, and only `ranks` numbers of each row leave the device.
+
+A greedy chain goes further: the best token of each depth is found and fed to the next depth inside
+the graph. Tokens are left in a table that outlives the graph, so that a whole chain comes back in
+one read. Whether ggml's backends can do this is asked when a graph is built, and
+`UnsupportedModelError` says that one cannot: the chain is then drafted depth by depth.
+
+A graph has a fixed number of rows. A few sizes serve all batches: rows are filled up to the next
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar, TypeVarTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import UnsupportedModelError
+from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
+from specrun.runtime.drafter import Owned
+
+MOST_CHAIN_TOKENS = 64
+"""The longest chain of one graph."""
+
+_CHAIN_WIDTHS = (1, 2, 4, 8)  # few, because each is a graph of all depths
+MOST_CHAIN_ROWS = _CHAIN_WIDTHS[-1]
+"""The most rows that a chain's graph catches up on before it drafts."""
+
+_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
+
+
+def chain_width(n: int) -> int:
+    """Return the number of rows of the chain's graph that catches up on n."""
+    return next(width for width in _CHAIN_WIDTHS if width >= n)
+
+
+def filled_width(n: int) -> int:
+    """Return the number of rows of the graph that evaluates n."""
+    return next((width for width in _WIDTHS if width >= n), n)
+
+
+class NativeShare:
+    """Counts what passes of `total`, in seconds, inside its `with` blocks; they do not nest.
+
+    So each of the conversations that share a head knows the native time that it caused itself.
+    """
+
+    def __init__(self, total: Callable[[], float]) -> None:
+        self.seconds = 0.0
+        self._total = total
+        self._before = 0.0
+
+    def __enter__(self) -> None:
+        self._before = self._total()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += self._total() - self._before
+
+
+# -- best tokens by rank ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RankedTokens:
+    """A head's best tokens after n rows: `tokens` and natural `log_probs`, both [n, ranks]."""
+
+    tokens: npt.NDArray[np.int32]
+    log_probs: npt.NDArray[np.float32]
+
+
+def add_ranking(
+    builder: GraphBuilder, logits: Tensor, ranks: int, *, probabilities: bool = True
+) -> None:
+    """Let a graph return the best `ranks` tokens of each row of logits (vocab, n).
+
+    `ranked_tokens` reads them, or `tokens_by_rank` those of a graph without `probabilities`.
+    """
+    tokens, values = builder.best(logits, ranks)
+    builder.output("tokens", tokens)
+    if probabilities:
+        # log_sum_exp subtracts the highest logit first, so that no exponential overflows.
+        total = builder.log_sum_exp(logits, values if ranks == 1 else builder.columns(values, 0, 1))
+        builder.output("log_probs", builder.sub(values, total))
+
+
+def tokens_by_rank(graph: Graph, n: int) -> npt.NDArray[np.int32]:
+    """Return the tokens [n, ranks] of the first n rows of a computed graph, the best first."""
+    return graph.read("tokens")[:n].astype(np.int32, copy=False)
+
+
+def ranked_tokens(graph: Graph, n: int) -> RankedTokens:
+    """Return the tokens of the first n rows with their log-probabilities, the best first."""
+    log_probs = graph.read("log_probs")[:n].astype(np.float32, copy=False)
+    return RankedTokens(tokens_by_rank(graph, n), log_probs)
+
+
+# -- graphs over a cache, and those of greedy chains -----------------------------------------------
+
+Key = TypeVarTuple("Key")
+
+
+class LengthGraphs(Generic[*Key]):
+    """Graphs over a cache that are kept to be run again: all read the same number of its cells.
+
+    `build` makes one when it is first asked for, from the length and what else tells them apart.
+    """
+
+    def __init__(self, build: Callable[[int, *Key], Graph]) -> None:
+        self._build = build
+        self._graphs: dict[tuple[*Key], Graph] = {}
+        self._length = 0
+
+    def __len__(self) -> int:
+        """Return how many graphs are kept."""
+        return len(self._graphs)
+
+    def get(self, length: int, *key: *Key) -> Graph:
+        """Return the graph that reads `length` cells; those of another length are closed."""
+        if length != self._length:  # a text that has outgrown one does not come back to it soon
+            LengthGraphs.close(self)
+            self._length = length
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._graphs[key] = self._build(length, *key)
+        return graph
+
+    def close(self) -> None:
+        """Free the graphs."""
+        while self._graphs:
+            self._graphs.popitem()[1].close()
+
+
+@dataclass(frozen=True, slots=True)
+class ChainTokens:
+    """A greedy chain: tokens of the target, and natural log-probabilities [n] if asked for."""
+
+    tokens: list[int]
+    log_probs: npt.NDArray[np.float32] | None = None
+
+
+class ChainGraphs(LengthGraphs[int, int, bool]):
+    """The graphs of greedy chains, and the table in which they leave their tokens.
+
+    `build` takes length, width, the number of tokens and whether probabilities are returned; it
+    adds every depth with `add` and ends with `output`. Close it before the device.
+    """
+
+    def __init__(
+        self, device: ComputeDevice, build: Callable[[int, int, int, bool], Graph]
+    ) -> None:
+        super().__init__(build)
+        size = (MOST_CHAIN_TOKENS,)
+        self._table = TensorStore(device, {"tokens": ("I32", size), "log_probs": ("F32", size)})
+
+    def add(
+        self,
+        builder: GraphBuilder,
+        logits: Tensor,
+        depth: int,
+        *,
+        ids: Tensor | None = None,
+        probabilities: bool,
+    ) -> Tensor:
+        """Note the best token of logits (vocab, 1) as that of a depth, from 0; return it, I32 (1).
+
+        `ids`, I32 (1, vocab), names the target's tokens where the logits are of others.
+        """
+        token = builder.argmax(logits)
+        if probabilities:
+            value = builder.pick(logits, token, 1)
+            self._note(
+                builder, "log_probs", depth, builder.sub(value, builder.log_sum_exp(logits, value))
+            )
+        if ids is not None:
+            token = builder.get_rows(ids, token)
+        self._note(builder, "tokens", depth, token)
+        return token
+
+    def _note(self, builder: GraphBuilder, name: str, depth: int, value: Tensor) -> None:
+        place = builder.columns(Tensor(self._table[name]), depth, 1)
+        builder.keep(builder.copy(value, place))
+
+    def output(self, builder: GraphBuilder, n: int, *, probabilities: bool) -> None:
+        """Let a graph return the first n tokens."""
+        for name in ("tokens", "log_probs") if probabilities else ("tokens",):
+            builder.output(name, builder.columns(Tensor(self._table[name]), 0, n))
+
+    @staticmethod
+    def run(graph: Graph, *, probabilities: bool) -> ChainTokens:
+        """Compute a graph whose inputs are filled; return its tokens."""
+        graph.compute()
+        tokens: list[int] = graph.peek("tokens")[0].tolist()
+        if not probabilities:
+            return ChainTokens(tokens)
+        return ChainTokens(tokens, graph.read("log_probs")[0].astype(np.float32, copy=False))
+
+    def close(self) -> None:
+        """Free graphs and table."""
+        super().close()
+        self._table.close()
+
+
+Chains = TypeVar("Chains", bound=Owned)
+
+
+class PossibleChains(Generic[Chains]):
+    """The chains of a head, where its backends can compute them; that is found out once.
+
+    `prepare` makes them when they are first asked for. It, and drafting with what it returns, may
+    raise UnsupportedModelError: then none is asked for again.
+    """
+
+    def __init__(self, prepare: Callable[[], Chains]) -> None:
+        self.chains: Chains | None = None
+        self._prepare = prepare
+        self._impossible = False
+
+    def draft(
+        self, n_rows: int, n: int, run: Callable[[Chains], ChainTokens]
+    ) -> ChainTokens | None:
+        """Return the n tokens that `run` drafts after `n_rows` rows; None if one graph cannot."""
+        if self._impossible or n > MOST_CHAIN_TOKENS or n_rows > MOST_CHAIN_ROWS:
+            return None
+        try:
+            if self.chains is None:
+                self.chains = self._prepare()
+            return run(self.chains)
+        except UnsupportedModelError:
+            self._impossible = True
+            return None
+
+    def close(self) -> None:
+        """Free the chains."""
+        if self.chains is not None:
+            self.chains.close()
+            self.chains = None
