@@ -22,7 +22,8 @@ from specrun.cli.train.progress import ShownRun, measures_text, shown_run
 if TYPE_CHECKING:
     from specrun.train.data.own_answers import AnswerSettings
     from specrun.train.heads.recipe import HeadRecipe
-    from specrun.train.heads.run import HeadReport, HeadRun
+    from specrun.train.heads.run import HeadRun
+    from specrun.train.trainer.run import TrainingReport
 
 
 def run_head_training(
@@ -36,7 +37,7 @@ def run_head_training(
     """Train a head, draw its curves, convert it where asked for, and say what it can do."""
     from specrun.train.heads.training import train_head
 
-    def train(wanted: HeadRun, shown: ShownRun) -> HeadReport:
+    def train(wanted: HeadRun, shown: ShownRun) -> TrainingReport:
         return train_head(recipe, wanted, shown)
 
     target = states.teacher or source.target.expanduser()
@@ -45,7 +46,7 @@ def run_head_training(
 
 def train_and_report(
     kind: str,
-    train: Callable[[HeadRun, ShownRun], HeadReport],
+    train: Callable[[HeadRun, ShownRun], TrainingReport],
     drafts_for: Path,
     source: TrainSource,
     states: TrainFeatures,
@@ -141,7 +142,7 @@ def _convert(folder: Path, kind: str, result: TrainResult, target: Path) -> Path
 
 def _report(
     kind: str,
-    report: HeadReport,
+    report: TrainingReport,
     plot: Path | None,
     gguf: Path | None,
     result: TrainResult,

@@ -23,7 +23,8 @@ from specrun.cli.train.options import (
 
 if TYPE_CHECKING:
     from specrun.cli.train.progress import ShownRun
-    from specrun.train.heads.run import HeadReport, HeadRun
+    from specrun.train.heads.run import HeadRun
+    from specrun.train.trainer.run import TrainingReport
 
 _JOINT = "Medusa-2"
 
@@ -155,7 +156,7 @@ def medusa(
         recipe, head_weight=head_weight, model_rate=model_rate, heads_alone=heads_alone
     )
 
-    def train(wanted: HeadRun, shown: ShownRun) -> HeadReport:
+    def train(wanted: HeadRun, shown: ShownRun) -> TrainingReport:
         return train_medusa2(both, wanted, shown)
 
     # Joint heads draft for the model that was trained with them.
