@@ -161,26 +161,14 @@ def _quotation(entries: list[Entry], rng: random.Random) -> Conversation:
     entry = rng.choice(entries)
     while entry.signature is None:
         entry = rng.choice(entries)
-    forms = (
-        "Repeat the signature {}",
-        "Repeat: {}",
-        "Quote the signature {}",
-        "Repeat after me: {}",
-    )
-    form = rng.choice(forms)
+    form = rng.choice(_QUOTATIONS)
     return turn(form.format(entry.signature), entry.signature)
 
 
 def _repetition(entries: list[Entry], rng: random.Random) -> Conversation:
     entry = rng.choice(entries)
-    forms = (
-        "Again?",
-        "Say that again.",
-        "Repeat that.",
-        "Can you repeat that?",
-        "Once more, please.",
-    )
-    return main_conversation(entry, rng) + turn(rng.choice(forms), entry.sentence)
+    again = rng.choice(_REPETITIONS)
+    return main_conversation(entry, rng) + turn(again, entry.sentence)
 
 
 def _with_system(entries: list[Entry], rng: random.Random) -> Conversation:

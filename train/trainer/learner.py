@@ -1,4 +1,4 @@
-"""What a trainer trains: parameters, a loss on a batch, and measures on held-out data."""
+"""The learner that a trainer trains: parameters, losses of a batch, and held-out measures."""
 
 from __future__ import annotations
 
