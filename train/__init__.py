@@ -1,2 +1,1 @@
-"""Training of drafters, heads and the embedded demo family; importing the package imports no
-torch."""
+"""Training of drafters, heads and the demo family; importing the package imports no torch."""

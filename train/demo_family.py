@@ -1,5 +1,4 @@
-"""Make the embedded demo family: corpus, tokenizer, target, drafter, GGUF files, scores and model
-card.
+"""Make the embedded demo family: corpus, tokenizer, models, GGUF files, scores and model card.
 
     python -m specrun.train.demo_family --work runs/demo --publish runtime/demo
 
@@ -11,11 +10,13 @@ threads that spin at every barrier take twice the processor time when the cores 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import os
 import random
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,8 +25,7 @@ from tokenizers import Tokenizer
 
 from specrun.bindings.atomic import atomic_path
 from specrun.convert import convert_checkpoint, quantize_model
-from specrun.train.family.batches import ConversationTexts
-from specrun.train.family.conversations import epoch_conversations
+from specrun.train.family.conversations import ConversationTexts, epoch_conversations
 from specrun.train.family.corpus import Entry, build_corpus, read_corpus, write_corpus
 from specrun.train.family.demo_card import (
     ModelFacts,
@@ -35,20 +35,21 @@ from specrun.train.family.demo_card import (
     model_card,
     write_questions,
 )
-from specrun.train.family.llama import Llama, LlamaLearner, LlamaShape
+from specrun.train.family.llama import Llama, LlamaLearner
 from specrun.train.family.tokenizer import (
     load_tokenizer,
     save_folder,
     save_tokenizer_files,
     train_tokenizer,
 )
+from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.listener import TrainingStatus
+from specrun.train.trainer.model_folder import write_json, write_text
+from specrun.train.trainer.precision import usable_device
 from specrun.train.trainer.settings import TrainerSettings
 from specrun.train.trainer.trainer import train_learner
 
-logger = logging.getLogger(
-    "specrun.train.demo_family"
-)  # not "__main__", which `main` would not show
+logger = logging.getLogger("specrun.train.demo_family")  # "__main__" would not be shown
 
 SEED = 0
 SETTINGS = TrainerSettings(
@@ -62,15 +63,16 @@ SETTINGS = TrainerSettings(
     measure_every=500,
     seed=SEED,
 )
-TARGET_SHAPE = LlamaShape(num_layers=6, intermediate_size=1024)
-DRAFTER_SHAPE = LlamaShape(num_layers=2, intermediate_size=1024)
+# Widths must be divisible by 256 for K-quants.
+_WIDTHS = {"hidden": 256, "n_heads": 4, "n_kv_heads": 4, "feed_forward": 1024, "vocab_size": 4096}
+TARGET_SHAPE = ModelShape(n_layers=6, **_WIDTHS)
+DRAFTER_SHAPE = ModelShape(n_layers=2, **_WIDTHS)
 SHIPPED = ("target.gguf", "drafter.gguf", "questions.jsonl", "MODEL_CARD.md")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where the family is made, how long its models are trained, and where its files go in the
-    end."""
+    """The folder where the family is made, the steps of its models, and where its files go."""
 
     work: Path
     target_steps: int
@@ -87,12 +89,10 @@ def make_family(plan: Plan) -> Scores:
     torch.set_num_threads(plan.threads)
     entries = corpus_stage(plan)
     tokenizer = tokenizer_stage(plan, entries)
-    models = [
-        ("target", TARGET_SHAPE, plan.target_steps),
-        ("drafter", DRAFTER_SHAPE, plan.drafter_steps),
-    ]
+    target = ("target", TARGET_SHAPE, plan.target_steps)
+    drafter = ("drafter", DRAFTER_SHAPE, plan.drafter_steps)
     facts = []
-    for name, shape, steps in models:
+    for name, shape, steps in (target, drafter):
         model_stage(plan, name, shape, steps, entries, tokenizer)
         facts.append(gguf_stage(plan, name, shape))
     scores = score_stage(plan, entries)
@@ -106,10 +106,9 @@ def make_family(plan: Plan) -> Scores:
         threads=plan.threads,
         notes=notes,
     )
-    with atomic_path(plan.work / "MODEL_CARD.md", force=True) as aside:
-        aside.write_text(card, encoding="utf-8")
+    write_text(plan.work / "MODEL_CARD.md", card)
     if plan.publish is not None:
-        publish(plan.work, plan.publish)
+        publish({name: plan.work / name for name in SHIPPED}, plan.publish)
     return scores
 
 
@@ -129,16 +128,15 @@ def tokenizer_stage(plan: Plan, entries: list[Entry]) -> Tokenizer:
     folder = plan.work / "tokenizer"
     if not (folder / "tokenizer.json").exists():
         folder.mkdir(exist_ok=True)
-        conversations = [
-            c for epoch in range(2) for c in epoch_conversations(entries, random.Random(epoch))
-        ]
-        tokenizer = train_tokenizer(message["content"] for c in conversations for message in c)
+        epochs = [epoch_conversations(entries, random.Random(epoch)) for epoch in range(2)]
+        chats = itertools.chain.from_iterable(epochs)
+        tokenizer = train_tokenizer(message["content"] for chat in chats for message in chat)
         save_tokenizer_files(tokenizer, folder, TARGET_SHAPE.max_positions)
     return load_tokenizer(folder)
 
 
 def model_stage(
-    plan: Plan, name: str, shape: LlamaShape, steps: int, entries: list[Entry], tokenizer: Tokenizer
+    plan: Plan, name: str, shape: ModelShape, steps: int, entries: list[Entry], tokenizer: Tokenizer
 ) -> None:
     """Train one model and save its folder."""
     folder = plan.work / name
@@ -157,12 +155,9 @@ def model_stage(
         identity={"kind": f"demo {name}"},
         report=report,
     )
-    progress = {
-        "step": len(result.curves.losses),
-        "tokens": result.tokens,
-        "seconds": result.seconds,
-    }
-    (plan.work / f"{name}.json").write_text(json.dumps(progress) + "\n", encoding="utf-8")
+    steps_done = len(result.curves.losses)
+    progress = {"step": steps_done, "tokens": result.tokens, "seconds": result.seconds}
+    write_json(plan.work / f"{name}.json", progress)
     save_folder(model, tokenizer, folder)
 
 
@@ -172,7 +167,7 @@ def report(status: TrainingStatus) -> None:
         logger.info("step %d of %d, loss %.4f", status.step, status.steps, status.loss)
 
 
-def gguf_stage(plan: Plan, name: str, shape: LlamaShape) -> ModelFacts:
+def gguf_stage(plan: Plan, name: str, shape: ModelShape) -> ModelFacts:
     """Convert one model's folder and quantize it to Q8_0."""
     path = plan.work / f"{name}.gguf"
     if not path.exists():
@@ -180,18 +175,16 @@ def gguf_stage(plan: Plan, name: str, shape: LlamaShape) -> ModelFacts:
         convert_checkpoint(plan.work / name, full, outtype="f32", force=True)
         quantize_model(full, path, "Q8_0", force=True)
     progress = json.loads((plan.work / f"{name}.json").read_text(encoding="utf-8"))
-    return ModelFacts(
-        name, shape, progress["step"], progress["tokens"], progress["seconds"], path.stat().st_size
-    )
+    spent = (progress["step"], progress["tokens"], progress["seconds"])
+    return ModelFacts(name, shape, *spent, n_bytes=path.stat().st_size)
 
 
 def score_stage(plan: Plan, entries: list[Entry]) -> Scores:
     """Write the questions and measure the finished pair on them."""
     questions = draw_questions(entries)
     write_questions(questions, plan.work / "questions.jsonl")
-    scores = measure_family(
-        plan.work / "target.gguf", plan.work / "drafter.gguf", questions, plan.threads
-    )
+    target, drafter = (plan.work / f"{name}.gguf" for name in ("target", "drafter"))
+    scores = measure_family(target, drafter, questions, plan.threads)
     logger.info(
         "exact %.3f, mean accepted length %.3f, acceptance rate %.3f, same text %.3f",
         scores.exact,
@@ -204,64 +197,54 @@ def score_stage(plan: Plan, entries: list[Entry]) -> Scores:
     return scores
 
 
-def publish(work: Path, folder: Path) -> None:
-    """Copy the finished files, each whole or not at all."""
-    for name in SHIPPED:
+def publish(files: Mapping[str, Path], folder: Path) -> None:
+    """Copy finished files under their names, each whole or not at all."""
+    for name, path in files.items():
         with atomic_path(folder / name, force=True) as aside:
-            shutil.copyfile(work / name, aside)
+            shutil.copyfile(path, aside)
+
+
+def plan_parser(description: str | None, work: str) -> argparse.ArgumentParser:
+    """Return a parser of the options that families and heads share."""
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser.add_argument("--work", type=Path, default=Path(work), help="folder of all outputs")
+    parser.add_argument("--publish", type=Path, help="folder to copy the finished files into")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    return parser
+
+
+def log_to_terminal() -> None:
+    """Show what training logs; llama.cpp's own lines would drown the losses."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.getLogger("specrun.train").setLevel(logging.INFO)
+    # Batches come in hundreds of sizes; oneDNN keeps megabytes for each of the last thousand.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+    os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
 
 
 def parse_plan(arguments: list[str] | None = None) -> Plan:
     """The plan of a command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--work", type=Path, default=Path("runs/demo"), help="folder of all stages' outputs"
-    )
-    parser.add_argument("--publish", type=Path, help="folder to copy the finished files into")
-    parser.add_argument(
-        "--notes", type=Path, help="text for the model card on what was particular this time"
-    )
+    parser = plan_parser(__doc__, "runs/demo")
+    notes = "text for the model card on what was particular this time"
+    parser.add_argument("--notes", type=Path, help=notes)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--target-steps", type=int, default=4050)
     parser.add_argument("--drafter-steps", type=int, default=2500)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument(
         "--precision",
         choices=("float32", "bfloat16"),
         default="float32",
-        help=(
-            "bfloat16 is twice as fast where the processor has it, and kills Python where it "
-            "only claims to"
-        ),
+        help="bfloat16 is twice as fast where the processor has it, and kills Python where it "
+        "only claims to",
     )
-    options = parser.parse_args(arguments)
-    device = options.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Plan(
-        work=options.work,
-        target_steps=options.target_steps,
-        drafter_steps=options.drafter_steps,
-        device=device,
-        precision=options.precision,
-        threads=options.threads,
-        publish=options.publish,
-        notes=options.notes,
-    )
+    options = vars(parser.parse_args(arguments))
+    return Plan(**{**options, "device": str(usable_device(options["device"]))})
 
 
 def main() -> None:
     """Make the family from the command line."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    logging.getLogger("specrun.train").setLevel(
-        logging.INFO
-    )  # llama.cpp's own lines would drown the losses
-    # Batches come in hundreds of sizes; oneDNN keeps megabytes for each of the last thousand it has
-    # seen.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-    os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
-    plan = parse_plan()
-    make_family(plan)
+    log_to_terminal()
+    make_family(parse_plan())
 
 
 if __name__ == "__main__":

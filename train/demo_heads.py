@@ -1,5 +1,4 @@
-"""Train what drafts for the embedded target: Medusa, EAGLE and EAGLE-3 heads, and a distilled
-drafter.
+"""Train the embedded target's drafters: Medusa, EAGLE and EAGLE-3 heads and a distilled model.
 
     python -m specrun.train.demo_heads --work runs/demo-heads --publish runtime/demo
 
@@ -11,18 +10,14 @@ at every barrier take twice the processor time.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
-import os
 import random
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.atomic import atomic_path
 from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.model import Model
@@ -32,6 +27,7 @@ from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime.chat_template import prompt_tokens
 from specrun.runtime.demo import demo_drafters, demo_questions, demo_target
 from specrun.runtime.tuning import CalibrationText, HeadCalibrationOptions, calibrate_heads
+from specrun.train.demo_family import log_to_terminal, plan_parser, publish
 from specrun.train.distillation.drafter_run import DrafterRun
 from specrun.train.distillation.learner import DistillationLoss
 from specrun.train.distillation.train_drafter import train_drafter
@@ -46,16 +42,14 @@ from specrun.train.heads.run import HeadRun
 from specrun.train.heads.training import train_head
 from specrun.train.target.from_gguf import folder_from_gguf
 from specrun.train.trainer.listener import NobodyListens, TrainingStatus
+from specrun.train.trainer.model_folder import write_json, write_text
 
-logger = logging.getLogger(
-    "specrun.train.demo_heads"
-)  # not "__main__", which `main` would not show
+logger = logging.getLogger("specrun.train.demo_heads")  # "__main__" would not be shown
 
 SEED = 0
 TOKENS_PER_BATCH = 1024
 RATES = {"medusa": 1e-2, "eagle": 4e-3, "eagle3": 4e-3, "drafter": 1e-3}
-"""Learning rates that suit a width of 256; the usual ones, made for wide models, are four to ten
-times too slow."""
+"""Learning rates for a width of 256; the usual ones, for wide models, are too slow by 4 to 10."""
 
 EPOCHS = {"medusa": 12, "eagle": 5, "eagle3": 8, "drafter": 1}
 """How often all conversations are read: with that a kind takes 13 to 43 minutes on two cores."""
@@ -68,14 +62,8 @@ RECIPES: dict[str, HeadRecipe] = {
     "eagle": EagleRecipe(steps=3),
     "eagle3": Eagle3Recipe(steps=3, draft_tokens=4096),
 }
-DRAFTER = "drafter"
+DRAFTER, EMBEDDED = "drafter", "embedded drafter"
 KINDS = (*RECIPES, DRAFTER)
-_EXPRESSIONS = {
-    DRAFTER: "draft({}, n=5)",
-    "medusa": "medusa({})",
-    "eagle": "eagle({})",
-    "eagle3": "eagle3({})",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +102,13 @@ class LoggedRun(NobodyListens):
         share = 20 * status.step // status.steps
         if share != self._told:
             self._told = share
-            left = status.seconds_left / 60
-            logger.info(
-                "%s: step %d of %d, %.0f min left, loss %.4f",
-                self._kind,
-                status.step,
-                status.steps,
-                left,
-                status.loss,
-            )
+            place = f"step {status.step} of {status.steps}"
+            left = f"{status.seconds_left / 60:.0f} min left"
+            logger.info("%s: %s, %s, loss %.4f", self._kind, place, left, status.loss)
 
 
 def make_heads(plan: Plan) -> dict[str, float]:
-    """Run every stage that has not been run; return each kind's tokens per target evaluation on the
-    questions."""
+    """Run every stage that has not been run; return each kind's tokens per target evaluation."""
     plan.work.mkdir(parents=True, exist_ok=True)
     data = data_stage(plan)
     target = folder_stage(plan, "target", demo_target())
@@ -137,11 +118,11 @@ def make_heads(plan: Plan) -> dict[str, float]:
         train_stage(plan, kind, target, data)
         gguf_stage(plan, kind)
         lengths[kind] = score_stage(plan, kind, questions)
-    lengths["embedded drafter"] = score_stage(plan, "embedded drafter", questions)
+    lengths[EMBEDDED] = score_stage(plan, EMBEDDED, questions)
     for kind, length in lengths.items():
         logger.info("%s: %.3f tokens per target evaluation", kind, length)
     if plan.publish is not None:
-        publish(plan, plan.publish)
+        publish_heads(plan, plan.publish)
     return lengths
 
 
@@ -151,19 +132,10 @@ def data_stage(plan: Plan) -> Path:
     if not path.exists():
         questions = read_questions(demo_questions()) if plan.hold_out else []
         entries = learnt_entries(build_corpus(), questions)
-        conversations = [
-            conversation
-            for number in range(plan.phrasings)
-            for conversation in epoch_conversations(
-                entries, random.Random(f"{SEED}/heads/{number}")
-            )
-        ]
-        with atomic_path(path) as aside:
-            lines = (
-                json.dumps({"messages": conversation}) + "\n" for conversation in conversations
-            )
-            aside.write_text("".join(lines), encoding="utf-8")
-        logger.info("%d conversations about %d entries", len(conversations), len(entries))
+        sources = [random.Random(f"{SEED}/heads/{number}") for number in range(plan.phrasings)]
+        chats = [chat for source in sources for chat in epoch_conversations(entries, source)]
+        write_text(path, "".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+        logger.info("%d conversations about %d entries", len(chats), len(entries))
     return path
 
 
@@ -204,21 +176,20 @@ def train_stage(plan: Plan, kind: str, target: Path, data: Path) -> None:
     if kind in RECIPES:
         # Medusa and EAGLE read the same states, which are computed once; EAGLE-3 reads others.
         features = None if kind == "eagle3" else plan.work / "states"
-        train_head(
-            RECIPES[kind], HeadRun(**settings, cache="yes", features=features), LoggedRun(kind)
-        )
+        run = HeadRun(**settings, cache="yes", features=features)
+        train_head(RECIPES[kind], run, LoggedRun(kind))
         return
     start = folder_stage(plan, "drafter-start", demo_drafters()["draft"])
     loss = DistillationLoss(on_policy=0.25)
-    run = DrafterRun(**settings, draft=start, loss=loss, longest_answer=96)
-    report = train_drafter(run, LoggedRun(kind))
+    distilled = DrafterRun(**settings, draft=start, loss=loss, longest_answer=96)
+    report = train_drafter(distilled, LoggedRun(kind))
     gain = report.acceptance
     logger.info("drafter: alpha %.4f before, %.4f after", gain.before.rate, gain.after.rate)
 
 
 def gguf_path(plan: Plan, kind: str) -> Path:
     """Return the GGUF file of a kind."""
-    return demo_drafters()["draft"] if kind == "embedded drafter" else plan.work / f"{kind}.gguf"
+    return demo_drafters()["draft"] if kind == EMBEDDED else plan.work / f"{kind}.gguf"
 
 
 def gguf_stage(plan: Plan, kind: str) -> None:
@@ -237,15 +208,13 @@ def gguf_stage(plan: Plan, kind: str) -> None:
 
 
 def calibrate(heads: Path, threads: int) -> None:
-    """Write into a head's file how often its guesses are right, on questions that scores do not
-    ask."""
+    """Write a head's accuracy into its file, on questions that scores do not ask."""
     questions = [item.question for item in read_questions(demo_questions())]
     spared = questions[N_SPECULATIVE:] or questions
 
     def texts(model: Model) -> list[CalibrationText]:
-        return [
-            CalibrationText(tuple(tokens), len(tokens)) for tokens in prompt_tokens(model, spared)
-        ]
+        asked = prompt_tokens(model, spared)
+        return [CalibrationText(tuple(tokens), len(tokens)) for tokens in asked]
 
     context = ContextOptions(n_threads=threads, n_threads_batch=threads)
     options = HeadCalibrationOptions(
@@ -256,95 +225,58 @@ def calibrate(heads: Path, threads: int) -> None:
 
 
 def score_stage(plan: Plan, kind: str, questions: list[Question]) -> float:
-    """Return the tokens per target evaluation on the embedded questions, at temperature 0; measured
-    once."""
+    """Return the tokens per target evaluation on the questions, at temperature 0; measured once."""
     path = plan.work / f"{kind}.json"
     if not path.exists():
-        expression = _EXPRESSIONS["drafter" if kind == "embedded drafter" else kind].format(
-            gguf_path(plan, kind)
-        )
+        file = gguf_path(plan, kind)
+        expression = f"{kind}({file})" if kind in RECIPES else f"draft({file}, n=5)"
         found = measure_drafter(demo_target(), expression, questions, plan.threads)
-        path.write_text(
-            json.dumps({"drafter": kind, "mean_accepted_length": found}) + "\n", encoding="utf-8"
-        )
-    return float(json.loads(path.read_text(encoding="utf-8"))["mean_accepted_length"])
+        write_json(path, {"drafter": kind, "mean_accepted_length": found})
+    return _stored_score(plan, kind)
 
 
-def publish(plan: Plan, folder: Path) -> None:
-    """Copy the finished files, each whole or not at all; the drafter only if it drafts more than
-    the embedded one."""
+def _stored_score(plan: Plan, kind: str) -> float:
+    text = (plan.work / f"{kind}.json").read_text(encoding="utf-8")
+    return float(json.loads(text)["mean_accepted_length"])
+
+
+def publish_heads(plan: Plan, folder: Path) -> None:
+    """Copy the finished files; the drafter only if it drafts more than the embedded one."""
     kinds = [kind for kind in plan.kinds if kind != DRAFTER or _beats_the_first(plan)]
     new = {f"{kind}.gguf": gguf_path(plan, kind) for kind in kinds}
-    kept = [
-        path
-        for path in (demo_target(), *demo_drafters().values())
-        if path.name not in new and path.exists()
-    ]
+    embedded = (demo_target(), *demo_drafters().values())
+    kept = [path for path in embedded if path.name not in new and path.exists()]
     size = sum(path.stat().st_size for path in (*new.values(), *kept))
     if size > MOST_BYTES:
         raise OptionError(
             f"the family would weigh {size / 1e6:.1f} MB, and {MOST_BYTES / 1e6:.0f} MB are allowed"
         )
-    for name, path in new.items():
-        with atomic_path(folder / name, force=True) as aside:
-            shutil.copyfile(path, aside)
+    publish(new, folder)
 
 
 def _beats_the_first(plan: Plan) -> bool:
-    ours, first = (
-        json.loads((plan.work / f"{kind}.json").read_text(encoding="utf-8"))["mean_accepted_length"]
-        for kind in (DRAFTER, "embedded drafter")
-    )
-    return bool(ours > first)
+    return _stored_score(plan, DRAFTER) > _stored_score(plan, EMBEDDED)
 
 
 def parse_plan(arguments: list[str] | None = None) -> Plan:
     """The plan of a command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--work", type=Path, default=Path("runs/demo-heads"), help="folder of all stages' outputs"
-    )
-    parser.add_argument("--publish", type=Path, help="folder to copy the finished files into")
-    parser.add_argument(
-        "--only", choices=KINDS, action="append", help="train this kind only; repeatable"
-    )
-    parser.add_argument(
-        "--epochs", type=int, help=f"how often all conversations are read [default: {EPOCHS}]"
-    )
-    parser.add_argument(
-        "--phrasings", type=int, default=4, help="how many sets of conversations are made"
-    )
-    parser.add_argument(
-        "--hold-out", action="store_true", help="do not learn what the embedded questions ask"
-    )
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto")
-    options = parser.parse_args(arguments)
-    return Plan(
-        work=options.work,
-        kinds=tuple(dict.fromkeys(options.only or KINDS)),
-        epochs=options.epochs,
-        phrasings=options.phrasings,
-        hold_out=options.hold_out,
-        device=options.device,
-        precision=options.precision,
-        threads=options.threads,
-        publish=options.publish,
-    )
+    parser = plan_parser(__doc__, "runs/demo-heads")
+    add = parser.add_argument
+    add("--device", default="auto", help="auto, cpu or cuda")
+    add("--only", choices=KINDS, action="append", help="train this kind only; repeatable")
+    add("--epochs", type=int, help=f"how often all conversations are read [default: {EPOCHS}]")
+    add("--phrasings", type=int, default=4, help="how many sets of conversations are made")
+    add("--hold-out", action="store_true", help="do not learn what the embedded questions ask")
+    add("--precision", choices=("auto", "float32", "bfloat16"), default="auto")
+    options = vars(parser.parse_args(arguments))
+    return Plan(kinds=tuple(dict.fromkeys(options.pop("only") or KINDS)), **options)
 
 
 def main() -> None:
     """Train the heads from the command line."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    logging.getLogger("specrun.train").setLevel(
-        logging.INFO
-    )  # llama.cpp's own lines would drown the losses
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-    os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
-    plan = parse_plan()
+    log_to_terminal()
     try:
-        make_heads(plan)
+        make_heads(parse_plan())
     except KeyboardInterrupt:
         logger.info("stopped: the same command goes on from the last checkpoint")
         raise SystemExit(130) from None

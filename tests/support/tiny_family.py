@@ -8,20 +8,20 @@ from pathlib import Path
 
 from specrun.train.data.target_tokens import TokenSequence
 from specrun.train.data.token_corpus import TokenCorpus
-from specrun.train.family.batches import encode
-from specrun.train.family.conversations import turn
-from specrun.train.family.llama import Llama, LlamaLearner, LlamaShape
+from specrun.train.family.conversations import encode, turn
+from specrun.train.family.llama import Llama, LlamaLearner
 from specrun.train.family.tokenizer import save_folder, train_tokenizer
+from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.settings import TrainerSettings
 from specrun.train.trainer.trainer import train_learner
 
 VOCAB_SIZE = 300
 DRAFT_STEPS = 26
-TARGET = LlamaShape(
-    vocab_size=VOCAB_SIZE, hidden_size=64, num_layers=2, intermediate_size=128, num_heads=2
+TARGET = ModelShape(
+    vocab_size=VOCAB_SIZE, hidden=64, n_layers=2, feed_forward=128, n_heads=2, n_kv_heads=2
 )
-DRAFT = LlamaShape(
-    vocab_size=VOCAB_SIZE, hidden_size=32, num_layers=1, intermediate_size=64, num_heads=2
+DRAFT = ModelShape(
+    vocab_size=VOCAB_SIZE, hidden=32, n_layers=1, feed_forward=64, n_heads=2, n_kv_heads=2
 )
 # Questions with several answers, so that the target is unsure of the tokens that tell them apart.
 COPIES = 3  # enough texts to hold some out

@@ -9,10 +9,11 @@ from specrun.train import demo_family
 from specrun.train.demo_family import SHIPPED, make_family, parse_plan
 from specrun.train.family.corpus import Entry, build_corpus
 from specrun.train.family.demo_card import ModelFacts, Scores, draw_questions, model_card
-from specrun.train.family.llama import Llama, LlamaShape
+from specrun.train.family.llama import Llama
+from specrun.train.target.target_shape import ModelShape
 
-SMALL = LlamaShape(
-    vocab_size=1024, hidden_size=256, num_layers=1, intermediate_size=256, num_heads=4
+SMALL = ModelShape(
+    vocab_size=1024, hidden=256, n_layers=1, feed_forward=256, n_heads=4, n_kv_heads=4
 )
 SCORES = Scores(
     exact=0.95,

@@ -1,8 +1,6 @@
-"""Training data: plain text, or JSON Lines or an array of texts, of prompts with answers, or of
-chats.
+"""Training data: plain text, JSON Lines, or JSON arrays of texts, prompts with answers, or chats.
 
-The elements of a JSON array in a file, one at a time: neither the file nor its values are in memory
-whole.
+Elements of a JSON array are read one at a time: neither file nor array is in memory whole.
 """
 
 from __future__ import annotations
@@ -23,14 +21,12 @@ _BEGINNING = re.compile(r'\s*\[\s*\{\s*["}]')
 
 
 def begins_array_of_objects(text: str) -> bool:
-    """Return whether a file that begins so is an array of objects; `[1] Introduction` begins a
-    text."""
+    """Return whether a file begins as an array of objects; `[1] Introduction` begins a text."""
     return _BEGINNING.match(text) is not None
 
 
 def array_elements(start: str, rest: TextIO) -> Iterator[Any]:
-    """Yield the values of an array, of at least one, whose text is `start` and then what `rest` has
-    to read.
+    """Yield the values of an array, of at least one: its text is `start`, then what `rest` reads.
 
     Raises ValueError where the text is no array, naming the element by its number from 1.
     """
@@ -42,11 +38,8 @@ def array_elements(start: str, rest: TextIO) -> Iterator[Any]:
         yield window.value(f"element {number}")
         follows = window.next_character()
     if follows != "]":
-        raise ValueError(
-            f"after element {number} comes {follows!r}"
-            if follows
-            else f"it ends after element {number}"
-        )
+        after = f"after element {number}"
+        raise ValueError(f"{after} comes {follows!r}" if follows else f"it ends {after}")
     window.take()
     if window.next_character():
         raise ValueError(f"more follows its end, which is after element {number}")
@@ -60,8 +53,7 @@ class _Window:
         self._decoder = json.JSONDecoder()
 
     def next_character(self) -> str:
-        """Go on to the next character that is no space, and return it; empty at the end of the
-        file."""
+        """Skip space and return the next character; empty at the end of the file."""
         while True:
             found = _SPACE.match(self._text, self._at)
             assert found is not None  # it matches nothing, too
@@ -87,8 +79,7 @@ class _Window:
                 raise ValueError(f"{name} is nested too deeply") from error
 
     def _grow(self) -> bool:
-        """Read on, as much as there is and more, so that a long value is not parsed often; False at
-        the end."""
+        """Read more than is left, so that a long value is not parsed often; False at the end."""
         left = self._text[self._at :]
         piece = self._rest.read(max(_PIECE, len(left)))
         self._text, self._at = left + piece, 0
@@ -99,19 +90,14 @@ _START = 1 << 16  # characters that show what kind of file it is
 _PROMPT_KEYS = ("prompt", "question", "instruction")
 _ANSWER_KEYS = ("answer", "completion", "response", "output")
 _CHAT_KEYS = ("messages", "conversations")
-_ROLES = {
-    "human": "user",
-    "gpt": "assistant",
-    "bing": "assistant",
-    "chatgpt": "assistant",
-}  # ShareGPT's names
+# ShareGPT's names.
+_ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}
 _KINDS = '{"text"}, {"prompt", "answer"} or {"messages": [{"role", "content"}]}'
 
 
 @dataclass(frozen=True, slots=True)
 class _FromFile:
-    """Where a document was read, such as "line 3 of chats.jsonl": for messages, and no part of what
-    it is."""
+    """The place a document was read at, such as "line 3 of chats.jsonl", for messages only."""
 
     origin: str = field(default="", compare=False, kw_only=True)
 
@@ -125,8 +111,7 @@ class PlainText(_FromFile):
 
 @dataclass(frozen=True, slots=True)
 class Answered(_FromFile):
-    """A prompt and its answer; only the answer is learnt. `answer` is None where it is still to be
-    written."""
+    """A prompt and its answer, which is learnt; None where it is still to be written."""
 
     prompt: str
     answer: str | None
@@ -165,16 +150,13 @@ def _read_file(path: Path, *, need_answers: bool) -> Iterator[Document]:
             try:
                 yield from _documents(file, path.name, need_answers=need_answers)
             except UnicodeDecodeError as error:
-                where = _bad_byte(file, error)
-                raise MalformedFileError(
-                    f"{path} is not UTF-8 text{where}; convert it first"
-                ) from error
+                text = f"{path} is not UTF-8 text{_bad_byte(file, error)}"
+                raise MalformedFileError(f"{text}; convert it first") from error
     except FileNotFoundError as error:
         raise FileMissingError(f"there is no file {path} to train on") from error
     except OSError as error:
-        raise FileMissingError(
-            f"{path} cannot be read ({error.strerror}); check the path"
-        ) from error
+        reason = f"cannot be read ({error.strerror})"
+        raise FileMissingError(f"{path} {reason}; check the path") from error
 
 
 def _documents(file: TextIO, name: str, *, need_answers: bool) -> Iterator[Document]:
@@ -266,10 +248,9 @@ def _chat(messages: object, key: str, where: str, *, need_answers: bool) -> Chat
         raise MalformedFileError(f"{key!r} in {where} is not a list of messages")
     found: list[Mapping[str, str]] = []
     for message in messages:
-        role = message.get("role", message.get("from")) if isinstance(message, dict) else None
-        content = (
-            message.get("content", message.get("value")) if isinstance(message, dict) else None
-        )
+        given = message if isinstance(message, dict) else {}
+        role = given.get("role", given.get("from"))
+        content = given.get("content", given.get("value"))
         if not isinstance(role, str) or not isinstance(content, str):
             raise MalformedFileError(
                 f"{key!r} in {where} has a message without a role and a content that are texts"

@@ -1,5 +1,4 @@
-"""Self-distillation: the target answers the data's prompts itself, through the runtime, before a
-head is trained.
+"""Self-distillation: before training, the target answers the data's prompts itself.
 
 Heads that learn what the target says, rather than what a data set says, guess it more often
 (Medusa, section 2.3). Answers are kept as JSON Lines, one prompt a line, and written as they come:
@@ -15,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from specrun.bindings.errors import MalformedFileError, ModelError
 from specrun.convert import convert_checkpoint
 from specrun.runtime import Runtime, SamplingParams
@@ -28,8 +25,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """How the target answers: at `temperature`, with at most `longest` tokens, with `drafter` for
-    speed."""
+    """How the target answers: temperature, most tokens, and a drafter for speed."""
 
     temperature: float = 0.0
     longest: int = 512
@@ -56,11 +52,8 @@ def answer_prompts(
     prompts that leave no room for an answer within `max_length` tokens, are left out. Raises
     ModelError where none is left, MalformedFileError for a damaged `store`.
     """
-    prompts = [
-        prompt
-        for prompt in map(tokenizer.prompt, documents)
-        if prompt and len(prompt) < max_length - 1
-    ]
+    found = map(tokenizer.prompt, documents)
+    prompts = [prompt for prompt in found if prompt and len(prompt) < max_length - 1]
     if not prompts:
         raise ModelError(
             f"the data ask nothing that {tokenizer.folder.name} could answer: give prompts or chats"
@@ -68,10 +61,9 @@ def answer_prompts(
     known = _read(store)
     rooms = [min(settings.longest, max_length - len(prompt)) for prompt in prompts]
     # The number, for a prompt that is asked twice is answered twice, with noise of its own.
+    asked = (identity, settings.temperature, settings.seed)
     keys = [
-        json.dumps(
-            [identity, settings.temperature, settings.seed, number, room, prompt], sort_keys=True
-        )
+        json.dumps([*asked, number, room, prompt], sort_keys=True)
         for number, (room, prompt) in enumerate(zip(rooms, prompts, strict=True))
     ]
     missing = [number for number, key in enumerate(keys) if key not in known]
@@ -83,29 +75,25 @@ def answer_prompts(
             store.open("a", encoding="utf-8") as file,
         ):
             for done, number in enumerate(missing, len(keys) - len(missing) + 1):
-                result = runtime.generate(
-                    prompts[number], _params(settings, number), max_tokens=rooms[number]
-                )
+                params = _params(settings, number)
+                result = runtime.generate(prompts[number], params, max_tokens=rooms[number])
                 known[keys[number]] = result.token_ids
                 record = {"key": keys[number], "answer": result.token_ids, "text": result.text}
                 file.write(json.dumps(record) + "\n")
                 file.flush()
                 if progress is not None:
                     progress(done, len(keys))
-    return [_sequence(prompt, known[key]) for prompt, key in zip(prompts, keys, strict=True)]
-
-
-def _sequence(prompt: Sequence[int], answer: Sequence[int]) -> TokenSequence:
-    ids = np.asarray([*prompt, *answer], np.int32)
-    return TokenSequence(ids, np.arange(len(ids)) >= len(prompt))
+    return [
+        TokenSequence.of([*prompt, *known[key]], len(prompt))
+        for prompt, key in zip(prompts, keys, strict=True)
+    ]
 
 
 @contextmanager
 def runnable_target(
     folder: Path, teacher: Path | None, place: Path, note: Callable[[str], None]
 ) -> Iterator[Path]:
-    """Yield the target as a GGUF file: the teacher, or the folder converted to float16 within
-    `place` for a while."""
+    """Yield the target as GGUF: the teacher, or for a while the folder in float16 in `place`."""
     if teacher is not None:
         yield teacher
         return

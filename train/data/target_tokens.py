@@ -1,5 +1,4 @@
-"""The tokenizer of a Hugging Face folder: documents to token ids, with a mark on those that are to
-be learnt."""
+"""The tokenizer of a Hugging Face folder: documents to token ids and marks of what is learnt."""
 
 from __future__ import annotations
 
@@ -22,11 +21,15 @@ _TEXT_PIECE = 1 << 18  # characters: tokenizers slow down on longer texts
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """Token ids [n] and, for each, whether it is to be learnt: said by the model, not by its
-    user."""
+    """Token ids [n] and, for each, whether it is learnt: the model said it, not its user."""
 
     ids: npt.NDArray[np.int32]
     learnt: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, ids: Sequence[int], n_given: int) -> TokenSequence:
+        """Return ids of which all but the first `n_given` are to be learnt."""
+        return cls(np.asarray(ids, np.int32), np.arange(len(ids)) >= n_given)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -44,9 +47,14 @@ def require_folder(folder: Path) -> Path:
     return folder
 
 
+def first_line(error: BaseException) -> str:
+    """Return the beginning of what a library says of an error, its type where it says nothing."""
+    lines = (line for line in str(error).splitlines() if line.strip())
+    return next(lines, type(error).__name__)[:200]
+
+
 class TargetTokenizer:
-    """The tokenizer and the chat template of a Hugging Face folder; nothing is downloaded, none of
-    its code runs."""
+    """A Hugging Face folder's tokenizer and chat template; nothing is downloaded or executed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = require_folder(folder)
@@ -73,8 +81,7 @@ class TargetTokenizer:
 
     def _encode(self, document: Document) -> TokenSequence:
         if isinstance(document, PlainText):
-            ids = self.tokenize(document.text)
-            return _sequence(ids, [True] * len(ids))
+            return TokenSequence.of(self.tokenize(document.text), 0)
         if isinstance(document, Chat):
             return self._chat(document.messages)
         if self.has_template:
@@ -85,7 +92,7 @@ class TargetTokenizer:
         prompt = self.tokenize(document.prompt)
         answer = self._plain(document.answer or "")
         answer += [self.eos] if document.answer is not None and self.eos is not None else []
-        return _sequence(prompt + answer, [False] * len(prompt) + [True] * len(answer))
+        return TokenSequence.of(prompt + answer, len(prompt))
 
     def prompt(self, document: Document) -> list[int] | None:
         """Return the tokens after which the model would answer, None for texts that ask nothing.
@@ -129,7 +136,8 @@ class TargetTokenizer:
             any(start <= at < end for start, end in spans) for at, _ in found["offset_mapping"]
         ]
         more = len(self._with_bos(ids)) - len(ids)
-        return _sequence(self._with_bos(ids), [False] * more + learnt)
+        marks = np.asarray([False] * more + learnt, np.bool_)
+        return TokenSequence(np.asarray(self._with_bos(ids), np.int32), marks)
 
     def _template(self) -> ChatTemplate:
         if self.template is None:
@@ -155,20 +163,14 @@ def _told_where(document: Document) -> Iterator[None]:
     try:
         yield
     except TemplateError as error:
-        raise TemplateError(
-            f"{document.origin}: {error}" if document.origin else str(error)
-        ) from error
-
-
-def _sequence(ids: list[int], learnt: list[bool]) -> TokenSequence:
-    return TokenSequence(np.asarray(ids, np.int32), np.asarray(learnt, np.bool_))
+        place = f"{document.origin}: " if document.origin else ""
+        raise TemplateError(f"{place}{error}") from error
 
 
 def _answer_spans(
     template: ChatTemplate, messages: Sequence[Message], text: str
 ) -> list[tuple[int, int]]:
-    """Return where in the rendered `text` the assistant's own tokens stand, what ends them
-    included."""
+    """Return where in `text` the assistant's own tokens stand, what ends them included."""
     spans: list[tuple[int, int]] = []
     cursor = 0
     for index, message in enumerate(messages):
@@ -195,14 +197,10 @@ def _load_tokenizer(folder: Path) -> Any:  # noqa: ANN401 - transformers is unty
         raise MissingPackageError("training", "transformers", "train") from error
     auto: Any = transformers.AutoTokenizer
     try:
-        tokenizer = auto.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
+        safely = {"local_files_only": True, "trust_remote_code": False}
+        tokenizer = auto.from_pretrained(str(folder), **safely)
     except Exception as error:  # whatever its code for this one kind may raise
-        reason = next(
-            (line for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
-        raise ModelError(f"the tokens of {folder} cannot be read: {reason[:200]}") from error
+        raise ModelError(f"the tokens of {folder} cannot be read: {first_line(error)}") from error
     if not tokenizer.is_fast:
         raise ModelError(
             f"{folder} has no tokenizer.json: save it with transformers' fast tokenizer first"

@@ -1,7 +1,6 @@
-"""Token sequences cut to a length, a part of them held out, and batches that depend on seed and
-epoch alone.
+"""A corpus of token sequences, its held-out part, and batches by seed and epoch alone.
 
-Which positions of a text count when what drafts is trained on it.
+`draft_marks` says which positions of a text count when a drafter is trained on it.
 """
 
 from __future__ import annotations
@@ -23,14 +22,12 @@ from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
 
 _SHORTEST = 4  # tokens: below that there is nothing to draft
 MOST_MEASURED = 256
-"""The most sequences that are measured on: more would take longer than the training between two
-measures."""
+"""The most sequences measured on: more would take longer than the training in between."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Sequences `numbers` of the corpus, padded on the right: `ids` and the marks `learnt`,
-    `valid`, all [B, T]."""
+    """Sequences `numbers`, padded on the right: `ids`, `learnt` and `valid` are all [B, T]."""
 
     numbers: tuple[int, ...]
     ids: Tensor
@@ -44,14 +41,12 @@ class TokenBatch:
 
     def to(self, device: torch.device) -> TokenBatch:
         """Return the batch on a device."""
-        return TokenBatch(
-            self.numbers, self.ids.to(device), self.learnt.to(device), self.valid.to(device)
-        )
+        tensors = (each.to(device) for each in (self.ids, self.learnt, self.valid))
+        return TokenBatch(self.numbers, *tensors)
 
 
 class EpochTexts(Protocol):
-    """What a trainer reads: texts that may be others in every epoch, as long as its number alone
-    decides them."""
+    """The texts of a trainer: others in every epoch, if its number alone decides them."""
 
     def epoch(self, number: int) -> TokenCorpus:
         """Return the texts of an epoch, counted from 0."""
@@ -86,12 +81,9 @@ class TokenCorpus:
     def digest(self) -> str:
         """A SHA-256 of all tokens and marks: what features in a cache belong to."""
         found = hashlib.sha256()
-        for sequence in self.sequences:
-            found.update(
-                len(sequence).to_bytes(8, "little")
-                + sequence.ids.tobytes()
-                + sequence.learnt.tobytes()
-            )
+        for text in self.sequences:
+            found.update(len(text).to_bytes(8, "little"))
+            found.update(text.ids.tobytes() + text.learnt.tobytes())
         return found.hexdigest()
 
     def epoch(self, number: int) -> TokenCorpus:
@@ -103,7 +95,7 @@ class TokenCorpus:
         chosen = [self.sequences[number] for number in numbers]
         shape = (len(chosen), max(len(sequence) for sequence in chosen))
         ids = torch.zeros(shape, dtype=torch.long)
-        learnt, valid = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+        learnt, valid = (torch.zeros(shape, dtype=torch.bool) for _ in range(2))
         for row, sequence in enumerate(chosen):
             ids[row, : len(sequence)] = torch.from_numpy(sequence.ids.astype(np.int64))
             learnt[row, : len(sequence)] = torch.from_numpy(sequence.learnt)
@@ -128,8 +120,7 @@ class TokenCorpus:
 def plan_batches(
     lengths: dict[int, int], rng: random.Random, tokens_per_batch: int
 ) -> list[tuple[int, ...]]:
-    """Return `lengths`' keys in batches of at most `tokens_per_batch` tokens, padding included; one
-    may be longer.
+    """Return `lengths`' keys in batches of at most `tokens_per_batch` tokens with padding.
 
     Sequences of nearly equal length share a batch; which ones, and the order of batches, `rng`
     decides.
@@ -154,8 +145,7 @@ def encode_corpus(
     seed: int = 0,
     need_answers: bool = True,
 ) -> TokenCorpus:
-    """Return the documents as sequences of at most `max_length` tokens, a share `held_out` of them
-    set aside.
+    """Return the documents as sequences of at most `max_length`, a share `held_out` set aside.
 
     Texts are cut into pieces; of chats and answers what does not fit is left out. `need_answers`
     False also takes prompts that have room for an answer, nothing of which is marked. Raises
@@ -174,14 +164,11 @@ def encode_corpus(
                 sequences.append(cut)
         prompt = None if need_answers or encoded.learnt.any() else tokenizer.prompt(document)
         if prompt and len(prompt) < max_length:
-            sequences.append(
-                TokenSequence(np.asarray(prompt, np.int32), np.zeros(len(prompt), np.bool_))
-            )
+            sequences.append(TokenSequence.of(prompt, len(prompt)))
     if not sequences:
         raise ModelError(
             f"the data have no usable text: no document has {_SHORTEST} tokens, some of them to "
-            "learn, "
-            f"within the first {max_length}"
+            f"learn, within the first {max_length}"
         )
     return corpus_of(sequences, held_out=held_out, seed=seed)
 
@@ -215,6 +202,5 @@ def draft_marks(learnt: Tensor, depth: int) -> Tensor:
 
 
 def choosing(learnt: Tensor) -> Tensor:
-    """Return [B, T]: the positions whose state chooses a token of `learnt` [B, T], the one after
-    it."""
+    """Return [B, T]: the positions just before a token that `learnt` [B, T] marks."""
     return F.pad(learnt[:, 1:], (0, 1))

@@ -1,2 +1,1 @@
-"""Drafters distilled from their target (DistillSpec, Zhou et al. 2023), also for what others miss
-(SpecInfer)."""
+"""Drafters distilled from their target (DistillSpec), also for what others miss (SpecInfer)."""

@@ -21,8 +21,7 @@ from specrun.bindings.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class TextAcceptance:
-    """One text: the sum of the acceptance probabilities of its positions, and how many there
-    are."""
+    """One text: the sum of its positions' acceptance probabilities, and their number."""
 
     accepted: float
     n_positions: int
@@ -40,8 +39,7 @@ class MeasuredAcceptance:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceGain:
-    """Alpha `before` and `after` on the same texts; `gain` is paired, so `error` is smaller than
-    theirs together."""
+    """Alpha before and after on the same texts; `gain` is paired, so its `error` is small."""
 
     before: MeasuredAcceptance
     after: MeasuredAcceptance
@@ -50,8 +48,7 @@ class AcceptanceGain:
 
 
 def acceptance_at(target_logits: Tensor, draft_logits: Tensor, temperature: float) -> Tensor:
-    """Return the probability that a drafted token is accepted at each position: [..., vocab] twice
-    to [...], float64.
+    """Return the acceptance probability at each position: [..., vocab] twice to float64 [...].
 
     At temperature 0 both laws are sure of their most likely token (the lowest id among equals).
     Vocabularies may differ in size: the drafter never drafts a token that it lacks, and the target
@@ -99,9 +96,5 @@ def _error(residuals: Sequence[float], n_positions: int) -> float:
     n_texts = len(residuals)
     if n_texts < 2:
         return math.inf
-    return (
-        math.sqrt(
-            n_texts / (n_texts - 1) * math.fsum(residual * residual for residual in residuals)
-        )
-        / n_positions
-    )
+    squares = math.fsum(residual * residual for residual in residuals)
+    return math.sqrt(n_texts / (n_texts - 1) * squares) / n_positions

@@ -1,4 +1,4 @@
-"""Who wrote the answers a drafter learns on: the data, the target, or the drafter itself.
+"""Answers that a drafter learns on: written by the data, the target, or the drafter itself.
 
 DistillSpec (Zhou et al. 2023, section 3) asks the target for its laws along any text. Texts of the
 data are free; those the target samples are what acceptance is measured on; those the drafter
@@ -6,7 +6,7 @@ samples are cheap, show it its own mistakes, and bound what is lost (their theor
 a share lambda of on-policy answers, are those of generalised knowledge distillation (Agarwal et al.
 2023, algorithm 1), here drawn for each text anew.
 
-Answers that the target samples before training, kept on disk: an interrupted run does not ask
+Answers that the target samples before training are kept on disk: an interrupted run does not ask
 twice.
 """
 
@@ -26,17 +26,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specrun.bindings.atomic import atomic_path
 from specrun.train.data.target_tokens import TokenSequence
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, plan_batches
 from specrun.train.distillation.sampling import sample_answers, uniform_numbers
 from specrun.train.target.hf_model import HFModel
+from specrun.train.trainer.model_folder import write_text
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """How answers are sampled: at `temperature`, of at most `n_longest` tokens, the text of at most
-    `max_length`.
+    """How answers are sampled: `temperature`, most tokens `n_longest`, of a text `max_length`.
 
     `end_ids` end an answer; tokens from `vocab_size` on are never said.
     """
@@ -58,8 +57,7 @@ def end_tokens(model: HFModel, *more: int | None) -> frozenset[int]:
 
 
 def first_to_answer(learnt: Sequence[bool], uniform: float) -> int:
-    """Return where a new answer begins in a text whose marks are `learnt`; `uniform` in [0, 1)
-    chooses among places.
+    """Return where a new answer begins in a text with marks `learnt`; `uniform` in [0, 1) chooses.
 
     Of several answers one is chosen. A text that is learnt from its first token on is cut in its
     first half, and one of which nothing is to be learnt, a prompt, is continued at its end.
@@ -81,8 +79,7 @@ def first_to_answer(learnt: Sequence[bool], uniform: float) -> int:
 def with_room_for_answers(
     corpus: TokenCorpus, settings: AnswerSettings, on_policy: float
 ) -> TokenCorpus:
-    """Return the corpus with batches planned for texts of which a share `on_policy` is answered
-    anew in each step."""
+    """Return the corpus with batches planned for a share `on_policy` of answers written anew."""
     if on_policy == 0.0:
         return corpus
     anew = (_longest_anew(text, settings) for text in corpus.sequences)
@@ -101,8 +98,7 @@ def _longest_anew(text: TokenSequence, settings: AnswerSettings) -> int:
 def answer_anew(
     model: HFModel, texts: Sequence[TokenSequence], uniforms: Tensor, settings: AnswerSettings
 ) -> list[TokenSequence]:
-    """Return each text up to an answer, which `model` writes anew; only what it wrote is to be
-    learnt.
+    """Return each text up to an answer that `model` writes anew; only that is to be learnt.
 
     `uniforms` [n_texts, 1 + n_longest] are the noise: the first number of a row chooses the answer,
     the others its tokens. A text without room for an answer stays as it is.
@@ -123,10 +119,8 @@ def answer_anew(
     found = list(texts)
     for index, answer in zip(asked, answers, strict=True):
         start = starts[index]
-        ids = np.concatenate((texts[index].ids[:start], np.asarray(answer, np.int32)))[
-            : settings.max_length
-        ]
-        found[index] = TokenSequence(ids.astype(np.int32), np.arange(len(ids)) >= start)
+        ids = [*texts[index].ids[:start].tolist(), *answer]
+        found[index] = TokenSequence.of(ids[: settings.max_length], start)
     return found
 
 
@@ -172,15 +166,24 @@ def answered_by_target(
     """
     sequences = list(corpus.sequences)
     lengths = {number: len(sequences[number]) + settings.n_longest for number in numbers}
-    batches = (
-        sorted(plan_batches(lengths, random.Random(seed), tokens_per_batch)) if lengths else []
-    )
-    name = _digest(corpus, settings, seed, tokens_per_batch, identity)
+    planned = plan_batches(lengths, random.Random(seed), tokens_per_batch) if lengths else []
+    stated = [
+        corpus.digest,
+        settings.temperature,
+        settings.n_longest,
+        settings.max_length,
+        sorted(settings.end_ids),
+        settings.vocab_size,
+        seed,
+        tokens_per_batch,
+        identity,
+    ]
+    name = _digest(stated)
     store.mkdir(parents=True, exist_ok=True)
     done = 0
-    for batch in batches:
+    for batch in sorted(planned):
         texts = [corpus.sequences[number] for number in batch]
-        path = store / f"{name}-{_digest_of(batch)}.json"
+        path = store / f"{name}-{_digest(list(batch))}.json"
         answered = _read(path, len(batch))
         if answered is None:
             uniforms = uniform_numbers([(seed, number) for number in batch], 1 + settings.n_longest)
@@ -194,25 +197,8 @@ def answered_by_target(
     return dataclasses.replace(corpus, sequences=tuple(sequences))
 
 
-def _digest(
-    corpus: TokenCorpus, settings: AnswerSettings, seed: int, tokens_per_batch: int, identity: str
-) -> str:
-    stated = [
-        corpus.digest,
-        settings.temperature,
-        settings.n_longest,
-        settings.max_length,
-        sorted(settings.end_ids),
-        settings.vocab_size,
-        seed,
-        tokens_per_batch,
-        identity,
-    ]
+def _digest(stated: list[Any]) -> str:
     return hashlib.sha256(json.dumps(stated).encode()).hexdigest()[:16]
-
-
-def _digest_of(batch: Sequence[int]) -> str:
-    return hashlib.sha256(json.dumps(list(batch)).encode()).hexdigest()[:16]
 
 
 def _write(path: Path, texts: Sequence[TokenSequence]) -> None:
@@ -221,18 +207,14 @@ def _write(path: Path, texts: Sequence[TokenSequence]) -> None:
         [int(np.argmax(text.learnt)) if text.learnt.any() else len(text), text.ids.tolist()]
         for text in texts
     ]
-    with atomic_path(path, force=True) as aside:
-        aside.write_text(json.dumps(kept), encoding="utf-8")
+    write_text(path, json.dumps(kept))
 
 
 def _read(path: Path, n_texts: int) -> list[TokenSequence] | None:
     """Return a batch that was kept, None where there is none or not a whole one."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        texts = [
-            TokenSequence(np.asarray(ids, np.int32), np.arange(len(ids)) >= int(start))
-            for start, ids in kept
-        ]
+        texts = [TokenSequence.of(ids, int(start)) for start, ids in kept]
     except (OSError, ValueError, TypeError):
         return None
     return texts if len(texts) == n_texts else None

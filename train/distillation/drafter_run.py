@@ -1,7 +1,6 @@
-"""A run that distils a drafter: what is given, what comes out, and what a resumed run must have in
-common with it.
+"""A run that distils a drafter: what is given, what comes out, its identity and its memory.
 
-The memory that distilling a drafter takes, from the sizes in the folders' files alone.
+Memory is estimated from the sizes in the folders' files alone.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from specrun.train.distillation.acceptance import AcceptanceGain
 from specrun.train.distillation.learner import Comparison, DistillationLoss
 from specrun.train.target.hf_model import read_config
 from specrun.train.target.target_shape import source_digest
-from specrun.train.trainer.listener import TrainingResult
 from specrun.train.trainer.memory import MemoryNeed
-from specrun.train.trainer.run import TrainingDefaults, TrainingRun
+from specrun.train.trainer.run import TrainingReport, TrainingRun
+from specrun.train.trainer.settings import TrainingDefaults
 
 ANSWER_SOURCES = ("given", "target")
 """Who may have written answers before training: the data, or the target, which samples them."""
@@ -59,9 +58,8 @@ class DrafterRun(TrainingRun):
         TrainingRun.__post_init__(self)  # super() does not know a class with slots
         for name in ("answers", "measured_on"):
             if getattr(self, name) not in ANSWER_SOURCES:
-                raise OptionError(
-                    f"{name} is {getattr(self, name)!r}: use one of {', '.join(ANSWER_SOURCES)}"
-                )
+                known = ", ".join(ANSWER_SOURCES)
+                raise OptionError(f"{name} is {getattr(self, name)!r}: use one of {known}")
         if not 0 <= self.measured_at <= 100:
             raise OptionError(
                 f"alpha cannot be measured at temperature {self.measured_at:g}: give 0 or more"
@@ -71,28 +69,16 @@ class DrafterRun(TrainingRun):
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterReport:
-    """What was made. `acceptance` is alpha before and after on the same texts, `before` and `after`
-    say more of them.
+class DrafterReport(TrainingReport):
+    """`acceptance` is alpha before and after on the same texts, of which the others say more."""
 
-    With `measured_on_training` there were too few texts to hold any out.
-    """
-
-    output: Path
     acceptance: AcceptanceGain
     before: Comparison
     after: Comparison
-    result: TrainingResult
-    n_trained: int
-    n_sequences: int
-    measured_on_training: bool
-    precision: str
-    device: str
 
 
 def run_identity(run: DrafterRun, corpus: TokenCorpus) -> dict[str, Any]:
-    """Return what a resumed run must have in common with the one it goes on with, beside the
-    trainer's settings."""
+    """Return what a resumed run must share with its checkpoint, beside the trainer's settings."""
     # Answers that the drafter writes are cut there; of other texts the data's digest says it.
     cut = {"max length": run.max_length} if run.loss.on_policy else {}
     sources = {"target": (run.target,), "drafter": (run.draft,), "covered by": run.not_covered_by}
@@ -108,14 +94,11 @@ def run_identity(run: DrafterRun, corpus: TokenCorpus) -> dict[str, Any]:
 
 
 _FLOAT = 4
-# Of each position the laws of two models, their logarithms, what a divergence keeps of them, and
-# gradients.
+# Of each position the laws of two models, their logarithms, what a divergence keeps, and gradients.
 _ROWS_PER_POSITION = 12
-# Of each position and layer what the gradient needs: in widths of the hidden state, and of the
-# feed-forward layer.
+# Of each position and layer what the gradient needs, in widths of states and of the feed-forward.
 _HIDDEN_PER_LAYER, _FEED_FORWARD_PER_LAYER = 16, 4
-# Of each position what a pass without gradients holds at once, beside the keys and values of all
-# layers.
+# Of each position what a pass without gradients holds at once, beside all keys and values.
 _HIDDEN_IN_PASSING, _FEED_FORWARD_IN_PASSING = 8, 3
 
 
@@ -123,22 +106,20 @@ def drafter_memory(
     target: Path, draft: Path, target_dtype: torch.dtype, *, tokens_per_batch: int
 ) -> MemoryNeed:
     """Return what is needed at the widest step, where every position of a batch is an answer's."""
-    teaching, learning = (_Sizes.of(read_config(folder)) for folder in (target, draft))
-    vocab_size = max(teaching.vocab_size, learning.vocab_size)
-    passing = (
-        _HIDDEN_IN_PASSING * teaching.hidden + _FEED_FORWARD_IN_PASSING * teaching.feed_forward
-    )
-    kept = _HIDDEN_PER_LAYER * learning.hidden + _FEED_FORWARD_PER_LAYER * learning.feed_forward
+    teacher, learner = (_Sizes.of(read_config(folder)) for folder in (target, draft))
+    vocab_size = max(teacher.vocab_size, learner.vocab_size)
+    passing = _HIDDEN_IN_PASSING * teacher.hidden + _FEED_FORWARD_IN_PASSING * teacher.feed_forward
+    kept = _HIDDEN_PER_LAYER * learner.hidden + _FEED_FORWARD_PER_LAYER * learner.feed_forward
     # The target's keys and values are kept while it writes answers; other passes do without.
-    per_target_position = passing + 2 * teaching.layers * teaching.hidden
+    per_target_position = passing + 2 * teacher.layers * teacher.hidden
+    target_numbers = _n_parameters(target) + tokens_per_batch * per_target_position
     return MemoryNeed(
         {
-            "target": (_n_parameters(target) + tokens_per_batch * per_target_position)
-            * target_dtype.itemsize,
+            "target": target_numbers * target_dtype.itemsize,
             # Itself, its gradient, and the two averages of AdamW.
             "drafter and optimizer": _n_parameters(draft) * _FLOAT * 4,
             "laws": tokens_per_batch * vocab_size * _FLOAT * _ROWS_PER_POSITION,
-            "activations": tokens_per_batch * learning.layers * kept * _FLOAT,
+            "activations": tokens_per_batch * learner.layers * kept * _FLOAT,
         }
     )
 

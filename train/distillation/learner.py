@@ -1,11 +1,8 @@
-"""A drafter that learns its target's laws: the loss of a batch, and what the drafter can do on
-held-out texts.
+"""A drafter that learns its target's laws: divergences, the loss of a batch, and measures.
 
-How far a drafter's law Q is from the target's law P: the four divergences DistillSpec distils with.
-
-Zhou et al. 2023, "DistillSpec: Improving Speculative Decoding via Knowledge Distillation", section
-3. Each takes the log-probabilities of P and of Q, [..., vocab], and gives nats (the total
-variation: a share), [...]. Gradients flow into Q; in logits z of Q they are stated below, q =
+The four divergences of a drafter's law Q from the target's law P are DistillSpec's (Zhou et al.
+2023, section 3). Each takes the log-probabilities of P and of Q, [..., vocab], and gives nats (the
+total variation: a share), [...]. Gradients flow into Q; in logits z of Q they are stated below, q =
 softmax(z). Only the total variation is what is lost in speed: alpha is 1 - TV(P, Q) (Leviathan et
 al. 2023, corollary 3.6), and by Pinsker's inequality TV <= sqrt(KL / 2).
 """
@@ -39,8 +36,7 @@ from specrun.train.target.hf_model import HFModel
 from specrun.train.trainer.learner import Learner, LossPart
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
-"""Log-probabilities of the target and of the drafter, [..., vocab], to the divergence at each
-position, [...]."""
+"""Log-probabilities of target and drafter, [..., vocab] each, to divergences, [...]."""
 
 
 def forward_kl(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
@@ -49,8 +45,7 @@ def forward_kl(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
 
 
 def reverse_kl(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
-    """Return KL(Q || P) = sum Q log(Q / P): Q must stay where P is. Gradient in z: q (log(q / p) -
-    KL(Q || P))."""
+    """Return KL(Q || P) = sum Q log(Q / P): Q must stay where P is. d/dz: q (log(q / p) - KL)."""
     return _mean_difference(draft_log_probs, draft_log_probs, target_log_probs)
 
 
@@ -75,8 +70,7 @@ def total_variation(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor
 
 
 def _mean_difference(weights: Tensor, part: Tensor, other: Tensor) -> Tensor:
-    """Return the mean of `part` - `other` under the law whose logarithms are `weights`; where that
-    is 0, nothing."""
+    """Return the mean of `part` - `other` under the law exp(`weights`); 0 log 0 is 0."""
     probs = weights.exp()
     return (probs * (part - other).masked_fill(probs == 0.0, 0.0)).sum(-1)
 
@@ -92,15 +86,13 @@ DIVERGENCES: Mapping[str, Divergence] = MappingProxyType(
 """The divergences by the names users give them."""
 
 
-# positions whose laws are compared together when measuring: 1 GB of float64 with a vocabulary of
-# 128k tokens
+# Positions whose laws are compared at once when measuring: 1 GB of float64 with 128k tokens.
 _ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True)
 class DistillationLoss:
-    """What is minimised: `divergence` of the laws at `temperature`, averaged over the tokens of
-    answers.
+    """What is minimised: `divergence` of laws at `temperature`, a mean over answers' tokens.
 
     A share `on_policy` of the answers, drawn text by text, is written anew by the drafter.
     Positions that an existing drafter gets right count `covered_weight`.
@@ -113,14 +105,12 @@ class DistillationLoss:
 
     def __post_init__(self) -> None:
         if self.divergence not in DIVERGENCES:
-            raise OptionError(
-                f"the divergence is {self.divergence!r}: use one of {', '.join(DIVERGENCES)}"
-            )
+            known = ", ".join(DIVERGENCES)
+            raise OptionError(f"the divergence is {self.divergence!r}: use one of {known}")
         if not 0.0 < self.temperature <= 100.0:
             raise OptionError(
                 f"the laws' temperature is {self.temperature:g}: give a number above 0 (at 0 "
-                "there is nothing to learn "
-                "but the likeliest token, and no gradient to it)"
+                "there is nothing to learn but the likeliest token, and no gradient to it)"
             )
         for name in ("on_policy", "covered_weight"):
             if not 0.0 <= getattr(self, name) <= 1.0:
@@ -159,8 +149,7 @@ class DistillationLearner(Learner):
         self._tops: dict[int, Any] = {}
 
     def learning(self, on: bool) -> None:
-        """Leave the drafter in evaluation mode: dropout, where its configuration has some, would
-        not resume exactly."""
+        """Leave the drafter in evaluation mode: its own dropout would not resume exactly."""
         self.module.eval()
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
@@ -179,8 +168,7 @@ class DistillationLearner(Learner):
         if self._drafters is not None:
             covered = self._covered(batch, wanted, target_logits, fresh)
             weights = position_weights(covered, self.loss.covered_weight).to(divergences)
-        # A batch of which other drafters know everything teaches nothing, and is not divided by
-        # nothing.
+        # A batch of which other drafters know everything teaches nothing: no division by 0.
         mean = (weights * divergences).sum() / weights.sum().clamp(min=1.0)
         yield LossPart(self.loss.divergence, mean, float(mean.detach()))
 
@@ -193,45 +181,35 @@ class DistillationLearner(Learner):
             return batch, (False,) * len(batch.numbers)
         shape = (len(batch.numbers), 2 + self._answers.n_longest)
         drawn = torch.rand(shape, generator=noise, device=noise.device, dtype=torch.float64).cpu()
-        own = [
-            row for row, number in enumerate(drawn[:, 0].tolist()) if number < self.loss.on_policy
-        ]
+        own = (drawn[:, 0] < self.loss.on_policy).nonzero()[:, 0].tolist()
         texts = texts_of(batch)
         # Weights cast for mixed precision are kept: not these, which were cast without gradients,
         # where torch would use them again in the step that needs gradients (2.13 does not, to be
         # seen; others are allowed too).
         kind = self.device.type
-        with torch.autocast(
-            kind,
-            torch.get_autocast_dtype(kind),
-            enabled=torch.is_autocast_enabled(kind),
-            cache_enabled=False,
-        ):
-            written = answer_anew(
-                self.draft, [texts[row] for row in own], drawn[own, 1:], self._answers
-            )
+        dtype, casting = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        asked = [texts[row] for row in own]
+        with torch.autocast(kind, dtype, enabled=casting, cache_enabled=False):
+            written = answer_anew(self.draft, asked, drawn[own, 1:], self._answers)
         for row, text in zip(own, written, strict=True):
             texts[row] = text
-        return collate(batch.numbers, texts, self.device), tuple(
-            row in own for row in range(len(texts))
-        )
+        fresh = tuple(row in own for row in range(len(texts)))
+        return collate(batch.numbers, texts, self.device), fresh
 
     # -- what other drafters know ------------------------------------------------------------------
 
     def _covered(
         self, batch: TokenBatch, wanted: Tensor, target_logits: Tensor, fresh: Sequence[bool]
     ) -> Tensor:
-        """Return for each wanted position whether an existing drafter finds the target's likeliest
-        token."""
+        """Return for each wanted position whether an existing drafter finds the target's token."""
         target_top = target_logits.argmax(-1)
         found = torch.zeros_like(target_top, dtype=torch.bool)
         start = 0
         for row, number in enumerate(batch.numbers):
             places = wanted[row].nonzero()[:, 0].cpu().numpy()
             tops = self._top_tokens(batch, row, None if fresh[row] else number)[:, places]
-            found[start : start + len(places)] = covered_positions(
-                target_top[start : start + len(places)], tops
-            )
+            rows = slice(start, start + len(places))
+            found[rows] = covered_positions(target_top[rows], tops)
             start += len(places)
         return found
 
@@ -248,8 +226,7 @@ class DistillationLearner(Learner):
     # -- measuring ---------------------------------------------------------------------------------
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return alpha at the measured temperature, its standard error, and the share of equal
-        likeliest tokens.
+        """Return alpha at the measured temperature, its error, and the share of equal first tokens.
 
         With existing drafters also the share of the target's likeliest tokens that they know, and
         that they know together with this one.
@@ -261,10 +238,8 @@ class DistillationLearner(Learner):
             "same first token": found.same_top,
         }
         if self._drafters is not None:
-            values |= {
-                "covered by others": found.covered,
-                "covered together": found.covered_together,
-            }
+            values["covered by others"] = found.covered
+            values["covered together"] = found.covered_together
         return values
 
     @torch.no_grad()
@@ -277,32 +252,19 @@ class DistillationLearner(Learner):
         try:
             for batch in batches:
                 wanted = _answer_positions(batch)
-                target, draft = (
-                    _logits(model, batch, wanted) for model in (self.target, self.draft)
-                )
-                accepted = torch.cat(
-                    [
-                        acceptance_at(part, other, self._measured_at)
-                        for part, other in zip(
-                            torch.split(target, _ROWS_AT_ONCE),
-                            torch.split(draft, _ROWS_AT_ONCE),
-                            strict=True,
-                        )
-                    ]
-                )
+                models = (self.target, self.draft)
+                target, draft = (_logits(model, batch, wanted) for model in models)
+                pieces = zip(target.split(_ROWS_AT_ONCE), draft.split(_ROWS_AT_ONCE), strict=True)
+                accepted = torch.cat([acceptance_at(*both, self._measured_at) for both in pieces])
                 counts = wanted.sum(1).tolist()
-                texts += [
-                    TextAcceptance(float(part.sum()), count)
-                    for part, count in zip(torch.split(accepted, counts), counts, strict=True)
-                ]
+                for part, count in zip(accepted.split(counts), counts, strict=True):
+                    texts.append(TextAcceptance(float(part.sum()), count))
                 agrees = target.argmax(-1) == draft.argmax(-1)
                 same, n_positions = same + int(agrees.sum()), n_positions + len(agrees)
                 if self._drafters is not None:
                     known = self._covered(batch, wanted, target, [False] * len(counts))
-                    covered, together = (
-                        covered + int(known.sum()),
-                        together + int((known | agrees).sum()),
-                    )
+                    covered += int(known.sum())
+                    together += int((known | agrees).sum())
         finally:
             self.module.train(was_training)
         share = max(1, n_positions)
@@ -311,8 +273,7 @@ class DistillationLearner(Learner):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Held-out texts: acceptance of each, and shares of positions at which the likeliest token is
-    the target's own."""
+    """Held-out texts: acceptance of each, and shares of positions with equal first tokens."""
 
     texts: list[TextAcceptance]
     same_top: float
@@ -330,8 +291,7 @@ class Comparison:
 
 
 def _answer_positions(batch: TokenBatch) -> Tensor:
-    """Return [B, T]: whether the token after this one is an answer's, so that the law here
-    matters."""
+    """Return [B, T]: whether the next token is an answer's, so that the law here matters."""
     wanted = torch.zeros_like(batch.learnt)
     wanted[:, :-1] = (batch.learnt & batch.valid)[:, 1:]
     return wanted

@@ -22,8 +22,7 @@ def sample_answers(
     end_ids: Collection[int],
     vocab_size: int | None = None,
 ) -> list[list[int]]:
-    """Return an answer to each prompt, drawn token by token from softmax(logits / temperature); 0
-    takes the likeliest.
+    """Return answers drawn token by token from softmax(logits / temperature); 0: the likeliest.
 
     `uniforms` [n_prompts, n_longest] in [0, 1) are the noise: token j of answer i is the one at
     `uniforms[i, j]` of the cumulative law, so an answer depends on its prompt and its row alone,
@@ -40,12 +39,9 @@ def sample_answers(
 
 
 def uniform_numbers(keys: Sequence[tuple[int, ...]], n_longest: int) -> Tensor:
-    """Return numbers in [0, 1), [len(keys), n_longest], float64: row i is a function of `keys[i]`
-    alone."""
+    """Return float64 numbers in [0, 1), [len(keys), n_longest]; a key alone decides its row."""
     rows = [np.random.default_rng(key).random(n_longest) for key in keys]
-    return (
-        torch.from_numpy(np.stack(rows)) if rows else torch.zeros(0, n_longest, dtype=torch.float64)
-    )
+    return torch.from_numpy(np.stack(rows) if rows else np.zeros((0, n_longest)))
 
 
 class _Batch:
@@ -86,9 +82,8 @@ class _Batch:
                 logits_to_keep=1,
             )
             cache = output.past_key_values
-            tokens = _tokens_at(
-                output.logits[:, -1, :vocab_size], self.uniforms[self.rows, step], temperature
-            )
+            logits, uniforms = output.logits[:, -1, :vocab_size], self.uniforms[self.rows, step]
+            tokens = _tokens_at(logits, uniforms, temperature)
             ids, cache = self._keep(tokens, end_ids, cache)
         return self.answers
 
@@ -110,12 +105,10 @@ class _Batch:
 
 
 def _tokens_at(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
-    """Return the token at each uniform number of the row's cumulative law: [rows, vocab] and [rows]
-    to [rows]."""
+    """Return the token [rows] at each row's uniform number of the cumulative law [rows, vocab]."""
     if temperature == 0.0:
         return logits.argmax(-1)
     cumulative = torch.softmax(logits.double() / temperature, -1).cumsum(-1)
-    # Scaled by the last sum, which is 1 but for rounding; "right" steps over tokens of probability
-    # 0.
+    # Scaled by the last sum, 1 but for rounding; "right" steps over tokens of probability 0.
     places = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)
     return places[:, 0].clamp(max=logits.shape[-1] - 1)

@@ -1,5 +1,4 @@
-"""Distils a drafter from data to files: read, compare, ask the target, learn, measure, write, in
-this order.
+"""Distils a drafter from data to files: read, compare, ask the target, learn, measure, write.
 
 The folder of a run holds the drafter (config.json, tokenizer files, weights, README.md) and
 `training/` with the checkpoint, the curves, and the answers that the target wrote.
@@ -10,8 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-
-import torch
 
 from specrun.train.data.data_file import read_documents
 from specrun.train.data.target_tokens import TargetTokenizer
@@ -35,15 +32,11 @@ from specrun.train.distillation.drafter_run import (
 )
 from specrun.train.distillation.learner import DistillationLearner
 from specrun.train.distillation.vocabularies import check_same_vocabulary, folder_vocabulary
-from specrun.train.heads.folder import check_output, open_output
 from specrun.train.target.hf_model import HFModel, load_hf_model
 from specrun.train.target.target_shape import source_identity
-from specrun.train.trainer.listener import NobodyListens, RunListener
-from specrun.train.trainer.memory import require_memory
-from specrun.train.trainer.precision import device_name, usable_device, usable_precision
-from specrun.train.trainer.run_checkpoint import earlier_run
-from specrun.train.trainer.settings import TrainerSettings
-from specrun.train.trainer.trainer import train_learner
+from specrun.train.trainer.listener import RunListener
+from specrun.train.trainer.memory import MemoryNeed
+from specrun.train.trainer.run import StartedRun
 
 
 def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> DrafterReport:
@@ -53,29 +46,23 @@ def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> Draft
     target's; OutOfMemoryError with an estimate before anything is loaded; and as reading data,
     models and checkpoints does.
     """
-    listener = listener or NobodyListens()
-    if run.n_threads:
-        torch.set_num_threads(run.n_threads)
-    check_output(run, holds=WEIGHTS_NAME, reads=(run.target, run.draft))
+    started = StartedRun(run, WEIGHTS_NAME, listener, (run.target, run.draft))
+    device, precision = started.device, started.precision
     target_vocabulary = folder_vocabulary(run.target)
     n_shared = check_same_vocabulary(target_vocabulary, folder_vocabulary(run.draft))
     tokenizer = TargetTokenizer(run.target)
-    corpus = _read_corpus(run, tokenizer, listener)
-    device = usable_device(run.device)
-    earlier = earlier_run(run.state_path, resume=run.resume)
-    settings = run.trainer_settings(
-        DEFAULTS, corpus, usable_precision(run.precision, device, earlier.precision)
-    )
-    _require_memory(run, corpus, settings, device, listener)
+    corpus = _read_corpus(run, tokenizer)
+    started.note_texts(corpus)
+    started.settings(DEFAULTS, corpus)  # raises for a rate or a number of steps that cannot be
+    advice = "lower --batch-tokens, or use smaller models"
+    started.require_memory(_need(run, corpus, started), advice=advice)
     # Before anything is written: their vocabulary may not be the target's.
     with ExistingDrafters(
         run.not_covered_by, target_vocabulary, n_ctx=run.max_length, n_threads=run.n_threads
     ) as drafters:
-        open_output(run, holds=WEIGHTS_NAME)
-        target, draft = (
-            load_hf_model(run.target, device, settings.precision),
-            load_hf_model(run.draft, device),
-        )
+        started.open_output()
+        target = load_hf_model(run.target, device, precision)
+        draft = load_hf_model(run.draft, device)
         answers = AnswerSettings(
             temperature=run.loss.temperature,
             n_longest=run.longest_answer,
@@ -83,11 +70,8 @@ def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> Draft
             end_ids=end_tokens(target, tokenizer.eos),
             vocab_size=n_shared,
         )
-        corpus = _ask_target(run, corpus, target, answers, listener)
+        corpus = _ask_target(run, corpus, target, answers, started.listener)
         corpus = with_room_for_answers(corpus, answers, run.loss.on_policy)
-        # Again, for the texts as they will be learnt: their lengths decide how many batches an
-        # epoch has.
-        settings = run.trainer_settings(DEFAULTS, corpus, settings.precision)
         learner = DistillationLearner(
             target,
             draft,
@@ -97,57 +81,33 @@ def train_drafter(run: DrafterRun, listener: RunListener | None = None) -> Draft
             measured_at=run.measured_at,
             drafters=drafters if run.not_covered_by else None,
         )
-        return _train(run, learner, corpus, settings, listener)
+        return _train(run, started, learner, corpus)
 
 
 def _train(
-    run: DrafterRun,
-    learner: DistillationLearner,
-    corpus: TokenCorpus,
-    settings: TrainerSettings,
-    listener: RunListener,
+    run: DrafterRun, started: StartedRun, learner: DistillationLearner, corpus: TokenCorpus
 ) -> DrafterReport:
     """Measure, learn, measure again, and write."""
     held_out = corpus.held_out_batches(run.tokens_per_batch, learner.device)
     before = learner.compare(held_out)
-    listener.note(f"before: {before}")
-    result = train_learner(
-        learner,
-        corpus,
-        settings,
-        run.state_path,
-        resume=run.resume,
-        identity=run_identity(run, corpus),
-        report=listener.status,
-    )
+    started.listener.note(f"before: {before}")
+    # For the texts as they are learnt: their lengths decide how many batches an epoch has.
+    settings = started.settings(DEFAULTS, corpus)
+    trained = started.train(learner, corpus, settings, run_identity(run, corpus))
     after = learner.compare(held_out)
-    report = DrafterReport(
-        output=run.output,
-        acceptance=acceptance_gain(before.texts, after.texts),
-        before=before,
-        after=after,
-        result=result,
-        n_trained=learner.n_trained,
-        n_sequences=len(corpus.training),
-        measured_on_training=corpus.measured_on_training,
-        precision=settings.precision_name,
-        device=device_name(learner.device),
-    )
+    gain = acceptance_gain(before.texts, after.texts)
+    values = {field.name: getattr(trained, field.name) for field in dataclasses.fields(trained)}
+    report = DrafterReport(**values, acceptance=gain, before=before, after=after)
     write_drafter_folder(learner.draft, run.draft, run.output, drafter_card(run, report))
     return report
 
 
-# -- data ------------------------------------------------------------------------------------------
-
-
-def _read_corpus(run: DrafterRun, tokenizer: TargetTokenizer, listener: RunListener) -> TokenCorpus:
-    """Return the data as tokens; prompts without answers will do where none of the given answers is
-    read."""
-    need_answers = not (
-        run.measured_on == "target" and (run.answers == "target" or run.loss.on_policy == 1.0)
-    )
+def _read_corpus(run: DrafterRun, tokenizer: TargetTokenizer) -> TokenCorpus:
+    """Return the data as tokens; prompts alone will do where no given answer is read."""
+    answers_written = run.answers == "target" or run.loss.on_policy == 1.0
+    need_answers = not (run.measured_on == "target" and answers_written)
     documents = read_documents(run.data, need_answers=need_answers)
-    corpus = encode_corpus(
+    return encode_corpus(
         documents,
         tokenizer,
         max_length=run.max_length,
@@ -155,12 +115,6 @@ def _read_corpus(run: DrafterRun, tokenizer: TargetTokenizer, listener: RunListe
         seed=run.seed,
         need_answers=need_answers,
     )
-    aside = "none" if corpus.measured_on_training else f"{len(corpus.held_out):,}"
-    listener.note(
-        f"{len(corpus.training):,} sequences of {corpus.n_tokens:,} tokens to train on, {aside} "
-        "held out"
-    )
-    return corpus
 
 
 def _ask_target(
@@ -170,8 +124,7 @@ def _ask_target(
     answers: AnswerSettings,
     listener: RunListener,
 ) -> TokenCorpus:
-    """Let the target write the answers that are to be its own: those measured on, those learnt
-    on."""
+    """Let the target write the answers that are to be its own: those measured on, those learnt."""
     jobs: list[tuple[str, Sequence[int], AnswerSettings]] = []
     if run.measured_on == "target" and not corpus.measured_on_training:
         measured = dataclasses.replace(answers, temperature=run.measured_at)
@@ -186,27 +139,16 @@ def _ask_target(
             settings,
             seed=run.seed,
             tokens_per_batch=run.tokens_per_batch,
-            store=run.output / "training" / "answers",
+            store=run.state_path.parent / "answers",
             identity=json.dumps(source_identity(run.target)),
             progress=lambda done, total, what=what: listener.stage(what, done, total),  # type: ignore[misc]
         )
     return corpus
 
 
-# -- the run ---------------------------------------------------------------------------------------
-
-
-def _require_memory(
-    run: DrafterRun,
-    corpus: TokenCorpus,
-    settings: TrainerSettings,
-    device: torch.device,
-    listener: RunListener,
-) -> None:
+def _need(run: DrafterRun, corpus: TokenCorpus, started: StartedRun) -> MemoryNeed:
     # Answers written anew may be longer than those given; and no batch has more than all there is.
     room = run.longest_answer if run.answers == "target" or run.loss.on_policy > 0 else 0
     most = sum(len(text) + room for text in corpus.sequences)
-    tokens = min(max(settings.tokens_per_batch, corpus.longest + room), most)
-    need = drafter_memory(run.target, run.draft, settings.precision, tokens_per_batch=tokens)
-    listener.note(f"memory: about {need}")
-    require_memory(need, device, advice="lower --batch-tokens, or use smaller models")
+    tokens = min(max(run.tokens_per_batch, corpus.longest + room), most)
+    return drafter_memory(run.target, run.draft, started.precision, tokens_per_batch=tokens)

@@ -1,5 +1,4 @@
-"""Whether two models have the same vocabulary, before anything is learnt: a drafter speaks in its
-target's ids."""
+"""The vocabularies of target and drafter compared: a drafter speaks in its target's ids."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ _MAX_SIZE_DIFFERENCE = 128
 
 @dataclass(frozen=True, slots=True)
 class ModelVocabulary:
-    """The vocabulary of the model in `path` by id; `is_used` says whether an id stands for a token
-    at all."""
+    """A model's vocabulary by id; `is_used` says whether an id stands for a token at all."""
 
     path: Path
     size: int

@@ -1,13 +1,9 @@
-"""The corpus of the embedded family: every public name of the standard library that has a
-docstring.
+"""The corpus of the demo family: the standard library's public names that have a docstring.
 
-From a docstring to its first sentence: the one fact of an entry that the demo family learns by
-heart.
-
-Public names that are written in C: builtins and extension modules, read from the running
-interpreter.
-
-Which package a name is really used from: json.JSONDecoder is defined in json.decoder.
+An entry is a name and the first sentence of its docstring, the one fact that the demo family learns
+by heart. Python sources are read with `ast`; what is written in C, builtins and extension modules,
+is read from the running interpreter. A name is called by the package that re-exports it:
+json.JSONDecoder is defined in json.decoder.
 """
 
 from __future__ import annotations
@@ -28,8 +24,7 @@ from types import BuiltinFunctionType, ModuleType
 from typing import Final
 
 MAX_SENTENCE = 200
-"""Longest sentence kept, in characters: long ones cost training tokens and rarely make a good
-answer."""
+"""Longest sentence kept, in characters: long ones cost tokens and rarely answer well."""
 
 _SIGNATURE_LINE = re.compile(r"^[\w.]+\([^()]*(\([^()]*\)[^()]*)*\)\s*(-+>.*|[-=:].*)?$")
 _OPEN_SIGNATURE = re.compile(r"^[\w.]+\([^)]*$")
@@ -45,8 +40,7 @@ _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 def first_sentence(doc: str | None) -> str | None:
-    """Return the first sentence of `doc` with its white space collapsed, or None when it has no
-    prose.
+    """Return the first sentence of `doc`, its white space collapsed; None where there is no prose.
 
     Signature lines, which older C docstrings begin with, are skipped; so are sentences that are
     longer than MAX_SENTENCE characters, announce a list, or are not prose at all.
@@ -63,10 +57,8 @@ def first_sentence(doc: str | None) -> str | None:
 def _first_prose_paragraph(text: str) -> str | None:
     """The first paragraph that is left after signatures are taken off, its lines joined."""
     for paragraph in re.split(r"\n\s*\n", text):
-        lines = [
-            line for line in paragraph.strip().splitlines() if set(line.strip()) - set("=-~*#")
-        ]
-        lines = _without_signatures(lines)
+        given = paragraph.strip().splitlines()
+        lines = _without_signatures([line for line in given if set(line.strip()) - set("=-~*#")])
         for index, line in enumerate(lines):
             if line.lstrip().startswith((">>>", "* ", "- ", ":param", "@")):
                 lines = lines[:index]
@@ -77,8 +69,7 @@ def _first_prose_paragraph(text: str) -> str | None:
 
 
 def _without_signatures(lines: list[str]) -> list[str]:
-    """Drop leading signature lines ("f(x) -> y") and their continuations; keep a described
-    result."""
+    """Drop leading signature lines ("f(x) -> y"), continued ones too; keep a described result."""
     if not lines:
         return []
     arrow = _ARROW.match(lines[0])
@@ -86,12 +77,12 @@ def _without_signatures(lines: list[str]) -> list[str]:
         return [arrow.group(1), *lines[1:]]
     if _OPEN_SIGNATURE.match(lines[0]) and "->" in " ".join(lines):
         return []  # a signature that runs over several lines
-    rest = list(lines)
-    while rest and (
-        _SIGNATURE_LINE.match(rest[0].strip()) or (len(rest) < len(lines) and rest[0][0].isspace())
-    ):
-        rest.pop(0)
-    return rest
+    n_dropped = 0
+    for line in lines:
+        if not (_SIGNATURE_LINE.match(line.strip()) or (n_dropped and line[0].isspace())):
+            break
+        n_dropped += 1
+    return lines[n_dropped:]
 
 
 def _cut(paragraph: str) -> str:
@@ -119,12 +110,10 @@ NATIVE_MODULES: Final = (
     "collections", "contextlib", "contextvars", "copyreg", "crypt", "csv", "ctypes", "datetime",
     "decimal", "errno", "faulthandler", "fcntl", "functools", "gc", "grp", "hashlib", "hmac", "imp",
     "io", "itertools", "json", "locale", "lzma", "marshal", "math", "mmap", "operator", "os",
-    "pickle",
-    "pwd", "pyexpat", "queue", "random", "re", "readline", "resource", "select", "signal", "socket",
-    "sqlite3", "ssl", "statistics", "string", "struct", "sys", "syslog", "termios", "threading",
-    "time",
-    "tracemalloc", "types", "unicodedata", "uuid", "warnings", "weakref", "xml.etree.ElementTree",
-    "zlib", "zoneinfo",
+    "pickle", "pwd", "pyexpat", "queue", "random", "re", "readline", "resource", "select", "signal",
+    "socket", "sqlite3", "ssl", "statistics", "string", "struct", "sys", "syslog", "termios",
+    "threading", "time", "tracemalloc", "types", "unicodedata", "uuid", "warnings", "weakref",
+    "xml.etree.ElementTree", "zlib", "zoneinfo",
 )  # fmt: skip
 """Modules whose C parts are read; importing them has no side effect worth naming."""
 
@@ -133,13 +122,10 @@ _METHOD_TYPES = (type(str.join), type(dict.__dict__["fromkeys"]), staticmethod, 
 
 
 def native_entries() -> Iterator[NativeName]:
-    """(name, kind, signature, docstring) of every public C function, class and method, in a fixed
-    order."""
+    """Yield (name, kind, signature, docstring) of public C names, in a fixed order."""
     for module_name in NATIVE_MODULES:
         try:
-            with (
-                warnings.catch_warnings()
-            ):  # some are deprecated: still documented, still asked for
+            with warnings.catch_warnings():  # some are deprecated: still documented and asked for
                 warnings.simplefilter("ignore", DeprecationWarning)
                 module = importlib.import_module(module_name)
         except ImportError:  # an interpreter built without this extension
@@ -150,29 +136,23 @@ def native_entries() -> Iterator[NativeName]:
         for name in sorted(vars(module)):
             value = vars(module)[name]
             if not name.startswith("_") and _is_native(value, module):
-                own_name = (
-                    value.__name__ if isinstance(value, type) else name
-                )  # socket.SocketType is socket.socket
+                # socket.SocketType is socket.socket.
+                own_name = value.__name__ if isinstance(value, type) else name
                 yield from _object_names(prefix + own_name, value)
 
 
 def _is_native(value: object, module: ModuleType) -> bool:
-    """Whether a module's attribute is a C function or class that belongs to it, not one it
-    imported."""
+    """Whether a C function or class of a module belongs to it, and was not imported."""
     if not isinstance(value, BuiltinFunctionType | type):
         return False
-    if isinstance(value, type) and any(
-        inspect.isfunction(member) for member in vars(value).values()
-    ):
+    if isinstance(value, type) and any(map(inspect.isfunction, vars(value).values())):
         return False  # written in Python: the .py files have it
     if module.__name__ == "builtins":
         return True
     bound_to = getattr(value, "__self__", None)  # random.random is a method of a hidden instance
     owner = getattr(value, "__module__", None) or type(bound_to).__module__
-    return owner.lstrip("_") in {
-        module.__name__,
-        "posix" if module.__name__ == "os" else module.__name__,
-    }
+    names = ("os", "posix") if module.__name__ == "os" else (module.__name__,)
+    return owner.lstrip("_") in names
 
 
 def _object_names(name: str, value: object) -> Iterator[NativeName]:
@@ -196,8 +176,7 @@ def _native_signature(name: str, value: object) -> str | None:
 
 
 def public_prefixes(module: str, path: Path, tree: ast.Module) -> dict[str, str]:
-    """Map each name of `module` that its package's __init__ re-exports to the package's dotted
-    name."""
+    """Map the names of `module` that its package's __init__ re-exports to the package's name."""
     package, _, leaf = module.rpartition(".")
     init = path.parent / "__init__.py"
     if not package or path.name == "__init__.py" or not init.exists():
@@ -224,11 +203,7 @@ def _imports_from(node: ast.ImportFrom, package: str, leaf: str) -> bool:
 def _exported_names(tree: ast.Module) -> list[str]:
     """The strings of a module's `__all__`; nothing when it has none or computes it."""
     for node in tree.body:
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and node.targets[0].id == "__all__"
-        ):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             try:
                 return list(ast.literal_eval(node.value))
             except ValueError:
@@ -236,32 +211,12 @@ def _exported_names(tree: ast.Module) -> list[str]:
     return []
 
 
-SKIPPED_PACKAGES = frozenset(
-    {
-        "test",
-        "tests",
-        "idlelib",
-        "lib2to3",
-        "turtledemo",
-        "ensurepip",
-        "distutils",
-        "lib-dynload",
-        "pydoc_data",
-    }
-    | {
-        "site-packages",
-        "config",
-        "__phello__",
-        "this",
-        "antigravity",
-        "ntpath",
-        "nturl2path",
-        "genericpath",
-    }
-    | {"encodings", "tix", "pydoc", "expatbuilder", "ast"}
-)
-"""Not documentation anyone asks for: tests, retired packages, generated tables, jokes, the other
-os.path."""
+SKIPPED_PACKAGES = frozenset((
+    "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "distutils", "lib-dynload",
+    "pydoc_data", "site-packages", "config", "__phello__", "this", "antigravity", "ntpath",
+    "nturl2path", "genericpath", "encodings", "tix", "pydoc", "expatbuilder", "ast",
+))  # fmt: skip
+"""Not asked for: tests, retired packages, generated tables, jokes, the other os.path."""
 
 _RENAMED = {"posixpath": "os.path"}
 _MAX_SIGNATURE = 120
@@ -269,8 +224,7 @@ _MAX_SIGNATURE = 120
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One public name: `kind` is "module", "class", "function" or "method"; `sentence` is what is
-    learnt."""
+    """A public "module", "class", "function" or "method"; its `sentence` is what is learnt."""
 
     name: str
     kind: str
@@ -279,8 +233,7 @@ class Entry:
 
 
 def build_corpus() -> list[Entry]:
-    """All entries, sorted by name, no name twice; the same for the same Python on the same
-    platform."""
+    """All entries, sorted by name, no name twice; the same for the same Python and platform."""
     found: dict[str, Entry] = {}
     for entry in _python_entries():
         found.setdefault(entry.name, entry)
@@ -293,9 +246,8 @@ def build_corpus() -> list[Entry]:
 
 def write_corpus(entries: list[Entry], path: Path) -> None:
     """Write one JSON object a line."""
-    path.write_text(
-        "".join(json.dumps(asdict(entry)) + "\n" for entry in entries), encoding="utf-8"
-    )
+    lines = [json.dumps(asdict(entry)) + "\n" for entry in entries]
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def read_corpus(path: Path) -> list[Entry]:
@@ -304,8 +256,7 @@ def read_corpus(path: Path) -> list[Entry]:
 
 
 def sample_entries(entries: list[Entry], count: int, seed: int = 0) -> list[Entry]:
-    """`count` entries, or all if there are fewer, in drawn order; the same for the same corpus and
-    seed."""
+    """`count` entries, or all if there are fewer, in drawn order; corpus and seed decide them."""
     return random.Random(seed).sample(entries, min(count, len(entries)))
 
 

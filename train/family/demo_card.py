@@ -1,20 +1,17 @@
-"""The model card that travels with the demo family.
-
-What the finished GGUF files of the demo family can do, measured through the runtime that users run.
-"""
+"""The demo family's scores, measured on the GGUF files by the runtime, and its model card."""
 
 from __future__ import annotations
 
 import json
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from specrun.bindings.atomic import atomic_path
 from specrun.runtime import GenerationResult, Runtime, SamplingParams
 from specrun.train.family.conversations import canonical_question
 from specrun.train.family.corpus import Entry, sample_entries
-from specrun.train.family.llama import LlamaShape
+from specrun.train.target.target_shape import ModelShape
+from specrun.train.trainer.model_folder import write_text
 
 N_QUESTIONS = 200
 N_SPECULATIVE = 50
@@ -32,8 +29,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """`exact`: share of answers that are the sentence to the letter, of `n_questions`, by the
-    target alone.
+    """`exact`: the share of `n_questions` that the target alone answers to the letter.
 
     The others are of `n_speculative` questions with a greedy chain of DRAFT_LENGTH: `same_text` is
     the share answered as the target alone does, `mean_accepted_length` counts tokens per target
@@ -57,11 +53,7 @@ def draw_questions(entries: list[Entry], count: int = N_QUESTIONS, seed: int = 0
 
 def write_questions(questions: list[Question], path: Path) -> None:
     """Write one JSON object with `question` and `answer` a line."""
-    lines = [
-        json.dumps({"question": item.question, "answer": item.answer}) + "\n" for item in questions
-    ]
-    with atomic_path(path, force=True) as aside:
-        aside.write_text("".join(lines), encoding="utf-8")
+    write_text(path, "".join(json.dumps(asdict(item)) + "\n" for item in questions))
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -73,16 +65,20 @@ def read_questions(path: Path) -> list[Question]:
 def measure_drafter(
     target: Path, expression: str, questions: list[Question], n_threads: int = 0
 ) -> float:
-    """Return the tokens per target evaluation of a drafter, the target's own included, at
-    temperature 0.
+    """Return a drafter's tokens per target evaluation at temperature 0, the target's own too.
 
     The first N_SPECULATIVE of the questions are asked.
     """
-    with Runtime(
-        target, drafter=expression, n_threads=n_threads, n_threads_batch=n_threads
-    ) as runtime:
-        results = [_ask(runtime, item.question) for item in questions[:N_SPECULATIVE]]
-    return _mean_accepted_length(results)
+    return _mean_accepted_length(_drafted(target, expression, questions, n_threads))
+
+
+def _drafted(
+    target: Path, expression: str, questions: list[Question], n_threads: int
+) -> list[GenerationResult]:
+    """Ask the first N_SPECULATIVE questions with a drafter."""
+    threads = {"n_threads": n_threads, "n_threads_batch": n_threads}
+    with Runtime(target, drafter=expression, **threads) as runtime:
+        return [_ask(runtime, item.question) for item in questions[:N_SPECULATIVE]]
 
 
 def measure_family(
@@ -95,10 +91,7 @@ def measure_family(
     with Runtime(target, n_threads=n_threads, n_threads_batch=n_threads) as runtime:
         plain = [_ask(runtime, item.question).text for item in questions]
     expression = f"draft({drafter}, n={DRAFT_LENGTH})"
-    with Runtime(
-        target, drafter=expression, n_threads=n_threads, n_threads_batch=n_threads
-    ) as runtime:
-        results = [_ask(runtime, item.question) for item in questions[:N_SPECULATIVE]]
+    results = _drafted(target, expression, questions, n_threads)
     pairs = list(zip(questions, plain, strict=True))
     wrong = tuple((item.question, text) for item, text in pairs if text != item.answer)
     drafted = sum(result.stats.drafted for result in results)
@@ -116,11 +109,9 @@ def measure_family(
 
 
 def _mean_accepted_length(results: list[GenerationResult]) -> float:
-    rounds = sum(result.stats.rounds for result in results)
-    return (
-        sum(result.stats.rounds * (result.stats.mean_accepted_length or 0.0) for result in results)
-        / rounds
-    )
+    stats = [result.stats for result in results]
+    tokens = sum(each.rounds * (each.mean_accepted_length or 0.0) for each in stats)
+    return tokens / sum(each.rounds for each in stats)
 
 
 def _ask(runtime: Runtime, question: str) -> GenerationResult:
@@ -133,7 +124,7 @@ class ModelFacts:
     """One model of the family: its shape, how it was trained and the size of its file in bytes."""
 
     name: str
-    shape: LlamaShape
+    shape: ModelShape
     steps: int
     tokens: int
     seconds: float
@@ -143,9 +134,9 @@ class ModelFacts:
     def n_parameters(self) -> int:
         """Weights, the tied embedding counted once."""
         shape = self.shape
-        layer = 4 * shape.hidden_size**2 + 3 * shape.hidden_size * shape.intermediate_size
-        norms = (2 * shape.num_layers + 1) * shape.hidden_size
-        return shape.vocab_size * shape.hidden_size + shape.num_layers * layer + norms
+        layer = 4 * shape.hidden**2 + 3 * shape.hidden * shape.feed_forward
+        norms = (2 * shape.n_layers + 1) * shape.hidden
+        return shape.vocab_size * shape.hidden + shape.n_layers * layer + norms
 
 
 _CARD = """\
@@ -233,10 +224,10 @@ def _row(model: ModelFacts) -> str:
     shape = model.shape
     cells = (
         model.name,
-        f"{shape.num_layers}",
-        f"{shape.hidden_size}",
-        f"{shape.intermediate_size}",
-        f"{shape.num_heads}",
+        f"{shape.n_layers}",
+        f"{shape.hidden}",
+        f"{shape.feed_forward}",
+        f"{shape.n_heads}",
         f"{shape.vocab_size}",
         f"{model.n_parameters / 1e6:.1f} M",
         f"{model.n_bytes / 1e6:.1f} MB",

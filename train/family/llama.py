@@ -1,145 +1,37 @@
-"""A Llama in plain torch, named like Hugging Face's, so that the saved folder is an ordinary
-checkpoint.
+"""The demo family's Llama in plain torch, and its training: next-token cross entropy and recall.
 
-Next-token cross entropy of a whole Llama, and its recall of what it learnt.
+Named like Hugging Face's, so that the saved folder is an ordinary checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specrun.train.data.token_corpus import TokenBatch
+from specrun.train.heads.attention import DecoderLayer, RMSNorm
+from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaShape:
-    """The sizes of one model; widths must be divisible by 256 for K-quants."""
-
-    vocab_size: int = 4096
-    hidden_size: int = 256
-    num_layers: int = 6
-    intermediate_size: int = 1024
-    num_heads: int = 4
-    rope_theta: float = 10000.0
-    rms_eps: float = 1e-5
-    max_positions: int = 2048
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.hidden_size // self.num_heads
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm with a learnt scale, over the last axis."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[..., width] to the same shape."""
-        return F.rms_norm(hidden.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
-
-
-def rope_tables(shape: LlamaShape, length: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, head_dim] of positions from 0, both halves of a head alike (HF's
-    layout)."""
-    steps = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), shape.rope_theta**-steps)
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
-
-
-def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [B, heads, T, head_dim] by the tables' T rows: component i pairs with i +
-    head_dim/2."""
-    first, second = states.chunk(2, dim=-1)
-    return states * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-class Attention(nn.Module):
-    """Causal self-attention with rotary positions."""
-
-    def __init__(self, shape: LlamaShape) -> None:
-        super().__init__()
-        self.shape = shape
-        width = shape.hidden_size
-        self.q_proj = nn.Linear(width, width, bias=False)
-        self.k_proj = nn.Linear(width, width, bias=False)
-        self.v_proj = nn.Linear(width, width, bias=False)
-        self.o_proj = nn.Linear(width, width, bias=False)
-
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[B, T, width] to the same shape."""
-        batch, length, width = hidden.shape
-        split = (batch, length, self.shape.num_heads, self.shape.head_dim)
-        queries, keys, values = (
-            projection(hidden).view(split).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        mixed = F.scaled_dot_product_attention(
-            rotate(queries, cos, sin), rotate(keys, cos, sin), values, is_causal=True
-        )
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, width))
-        return out
-
-
-class FeedForward(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self, shape: LlamaShape) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[..., width] to the same shape."""
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
-        return out
-
-
-class Layer(nn.Module):
-    """Attention and feed-forward, each on a normed input and added to the residual stream."""
-
-    def __init__(self, shape: LlamaShape) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_eps)
-        self.self_attn = Attention(shape)
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_eps)
-        self.mlp = FeedForward(shape)
-
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[B, T, width] to the same shape."""
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin)
-        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return out
 
 
 class Backbone(nn.Module):
     """Everything below the output head; called `model` in the checkpoint."""
 
-    def __init__(self, shape: LlamaShape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.shape = shape
-        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_layers))
-        self.norm = RMSNorm(shape.hidden_size, shape.rms_eps)
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden)
+        self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(shape.n_layers))
+        self.norm = RMSNorm(shape)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Token ids [B, T] to normed hidden states [B, T, width]."""
-        cos, sin = (table.to(ids.device) for table in rope_tables(self.shape, ids.shape[1]))
         hidden = self.embed_tokens(ids)
         for layer in self.layers:
-            hidden = layer(hidden, cos, sin)
+            hidden = layer(hidden)
         out: Tensor = self.norm(hidden)
         return out
 
@@ -147,7 +39,7 @@ class Backbone(nn.Module):
 class Llama(nn.Module):
     """A Llama with tied embeddings."""
 
-    def __init__(self, shape: LlamaShape, seed: int = 0) -> None:
+    def __init__(self, shape: ModelShape, seed: int = 0) -> None:
         super().__init__()
         self.shape = shape
         self.model = Backbone(shape)
@@ -155,7 +47,7 @@ class Llama(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
                 small = name.endswith(("o_proj.weight", "down_proj.weight"))
-                std = 0.02 / (2 * shape.num_layers) ** 0.5 if small else 0.02
+                std = 0.02 / (2 * shape.n_layers) ** 0.5 if small else 0.02
                 with torch.no_grad():
                     parameter.normal_(0.0, std, generator=generator)
 
@@ -168,8 +60,7 @@ class Llama(nn.Module):
         return self.head(self.model(ids))
 
     def loss(self, ids: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross entropy over the positions whose label is not -1; logits are made only
-        there."""
+        """Mean cross entropy where the label is not -1; logits are made only there."""
         wanted = labels >= 0
         logits = self.head(self.model(ids)[wanted])
         return F.cross_entropy(logits.float(), labels[wanted])
@@ -188,10 +79,8 @@ class LlamaLearner(Learner):
         named = list(self.model.named_parameters())
         hidden = [weights for name, weights in named if weights.ndim == 2 and "embed" not in name]
         others = [weights for name, weights in named if weights.ndim != 2 or "embed" in name]
-        return [
-            ParameterGroup(hidden, hidden_matrices=True),
-            ParameterGroup(others, rate=self._other_rate),
-        ]
+        rest = ParameterGroup(others, rate=self._other_rate)
+        return [ParameterGroup(hidden, hidden_matrices=True), rest]
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the mean cross entropy of the tokens to be learnt, each given those before it."""

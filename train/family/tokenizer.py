@@ -1,21 +1,17 @@
-"""The family's tokenizer: byte-level BPE, split the way llama.cpp's "gpt-2" pre-tokenizer splits.
+"""The demo family's tokenizer and Hugging Face folder: config.json, weights and tokenizer files.
 
-The Hugging Face folder of a trained Llama: config.json, weights and tokenizer files that others can
-read.
+The tokenizer is a byte-level BPE, split the way llama.cpp's "gpt-2" pre-tokenizer splits.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from specrun.bindings.atomic import atomic_path
-from specrun.train.family.llama import Llama, LlamaShape
+from specrun.train.family.llama import Llama
+from specrun.train.trainer.model_folder import write_json, write_weights
 
 END, USER, ASSISTANT, SYSTEM = "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"
 SPECIAL_TOKENS = (END, USER, ASSISTANT, SYSTEM)
@@ -30,8 +26,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:
-    """Train a byte-level BPE of exactly `vocab_size` tokens (if the texts have that many) on
-    `texts`."""
+    """Train a byte-level BPE of `vocab_size` tokens, if the texts have that many."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -48,24 +43,22 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:
 def save_tokenizer_files(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
     """Write the three tokenizer files that Hugging Face tools expect in a model folder."""
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+    names = {
         "eos_token": END,
         "pad_token": END,
         "additional_special_tokens": [USER, ASSISTANT, SYSTEM],
+    }
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **names,
         "model_max_length": max_length,
         "add_bos_token": False,
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     }
-    _write_json(folder / "tokenizer_config.json", config)
-    names = {
-        "eos_token": END,
-        "pad_token": END,
-        "additional_special_tokens": [USER, ASSISTANT, SYSTEM],
-    }
-    _write_json(folder / "special_tokens_map.json", names)
+    write_json(folder / "tokenizer_config.json", config)
+    write_json(folder / "special_tokens_map.json", names)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -81,44 +74,19 @@ def token_id(tokenizer: Tokenizer, text: str) -> int:
     return int(found)
 
 
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-def hf_config(shape: LlamaShape, end_id: int) -> dict[str, Any]:
-    """The config.json of a LlamaForCausalLM of this shape."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": shape.hidden_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_heads,
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.intermediate_size,
-        "vocab_size": shape.vocab_size,
-        "rms_norm_eps": shape.rms_eps,
-        "rope_theta": shape.rope_theta,
-        "max_position_embeddings": shape.max_positions,
-        "hidden_act": "silu",
-        "bos_token_id": None,
-        "eos_token_id": end_id,
-        "tie_word_embeddings": True,
-        "torch_dtype": "float32",
-        "attention_bias": False,
-        "mlp_bias": False,
-    }
-
-
 def save_folder(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write an ordinary Hugging Face folder: config, weights in float32, tokenizer; the weights
-    come last."""
+    """Write an ordinary Hugging Face folder, in float32; the weights come last."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = hf_config(model.shape, token_id(tokenizer, END))
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_tokenizer_files(tokenizer, folder, model.shape.max_positions)
-    weights = {
-        name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()
-    }
-    with atomic_path(folder / "model.safetensors", force=True) as aside:
-        save_file(weights, aside, metadata={"format": "pt"})
+    shape = model.shape
+    config = shape.llama_config(
+        architectures=["LlamaForCausalLM"],
+        head_dim=shape.head_size,
+        bos_token_id=None,
+        eos_token_id=token_id(tokenizer, END),
+        tie_word_embeddings=True,
+        attention_bias=False,
+        mlp_bias=False,
+    )
+    write_json(folder / "config.json", config)
+    save_tokenizer_files(tokenizer, folder, shape.max_positions)
+    write_weights(folder / "model.safetensors", model.state_dict())

@@ -1,9 +1,12 @@
-"""One decoder layer's parts, with attention that can be unrolled over a head's own predictions.
+"""The parts of Llama's decoder layer in torch, for heads and for whole models.
 
-A head that reads its own predictions drafts a chain below every position at once: chain p at depth
-s stands at position p + s and sees the pairs 0..p of the text, and its own earlier steps 1..s. Keys
-of the text are masked as usual; of each earlier step a chain sees the one entry that is its own
-(EAGLE-3's training-time test, HASS's harmonised context).
+RMSNorm, rotary positions, grouped-query attention and SwiGLU, named as in Hugging Face's Llama.
+
+Attention can be unrolled over a head's own predictions. A head that reads its own predictions
+drafts a chain below every position at once: chain p at depth s stands at position p + s and sees
+the pairs 0..p of the text, and its own earlier steps 1..s. Keys of the text are masked as usual; of
+each earlier step a chain sees the one entry that is its own (EAGLE-3's training-time test, HASS's
+harmonised context).
 """
 
 from __future__ import annotations
@@ -16,16 +19,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specrun.train.family.llama import rotate
-from specrun.train.target.target_shape import TargetShape
+from specrun.train.target.target_shape import ModelShape
 
 
-@dataclass(frozen=True, slots=True)
-class KeysValues:
-    """Rotated keys and values of one step, [B, heads, T, head size] each."""
+class RMSNorm(nn.Module):
+    """Root-mean-square norm with a learnt scale, over the last axis."""
 
-    keys: Tensor
-    values: Tensor
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(shape.hidden))
+        self.eps = shape.norm_eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., width] to the same shape."""
+        return F.rms_norm(hidden.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
 
 
 def rope_angles(positions: Tensor, size: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -36,15 +43,27 @@ def rope_angles(positions: Tensor, size: int, theta: float) -> tuple[Tensor, Ten
     return angles.cos(), angles.sin()
 
 
-class Attention(nn.Module):
-    """Grouped-query attention whose input may be wider than its output; named as in Hugging Face's
-    Llama."""
+def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate [B, heads, T, size] by T rows of angles: component i pairs with i + size / 2."""
+    first, second = states.chunk(2, dim=-1)
+    return states * cos + torch.cat((-second, first), dim=-1) * sin
 
-    def __init__(self, shape: TargetShape, input_width: int | None = None) -> None:
+
+@dataclass(frozen=True, slots=True)
+class KeysValues:
+    """Rotated keys and values of one step, [B, heads, T, head size] each."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions; its input may be wider than its output."""
+
+    def __init__(self, shape: ModelShape, input_width: int | None = None) -> None:
         super().__init__()
         self.shape = shape
-        self.head_size = shape.hidden // shape.n_heads
-        width, kv = input_width or shape.hidden, shape.n_kv_heads * self.head_size
+        width, kv = input_width or shape.hidden, shape.n_kv_heads * shape.head_size
         self.q_proj = nn.Linear(width, shape.hidden, bias=False)
         self.k_proj = nn.Linear(width, kv, bias=False)
         self.v_proj = nn.Linear(width, kv, bias=False)
@@ -59,25 +78,18 @@ class Attention(nn.Module):
         """
         batch, length, _ = states.shape
         shape, depth = self.shape, len(earlier)
-        cos, sin = rope_angles(
-            torch.arange(depth, depth + length, device=states.device),
-            self.head_size,
-            shape.rope_theta,
-        )
+        positions = torch.arange(depth, depth + length, device=states.device)
+        cos, sin = rope_angles(positions, shape.head_size, shape.rope_theta)
 
         def split(linear: nn.Linear, heads: int) -> Tensor:
-            return linear(states).view(batch, length, heads, self.head_size).transpose(1, 2)  # type: ignore[no-any-return]
+            return linear(states).view(batch, length, heads, shape.head_size).transpose(1, 2)  # type: ignore[no-any-return]
 
         group = shape.n_heads // shape.n_kv_heads
         values = split(self.v_proj, shape.n_kv_heads).repeat_interleave(group, 1)
         # Rotation is computed in float32, whatever the precision of products.
         query = rotate(split(self.q_proj, shape.n_heads), cos, sin).to(values.dtype)
-        keys = (
-            rotate(split(self.k_proj, shape.n_kv_heads), cos, sin)
-            .to(values.dtype)
-            .repeat_interleave(group, 1)
-        )
-        own = KeysValues(keys, values)
+        keys = rotate(split(self.k_proj, shape.n_kv_heads), cos, sin).to(values.dtype)
+        own = KeysValues(keys.repeat_interleave(group, 1), values)
         if not earlier:
             mixed = F.scaled_dot_product_attention(query, own.keys, own.values, is_causal=True)
         else:
@@ -87,16 +99,14 @@ class Attention(nn.Module):
 
 
 def _unrolled(query: Tensor, text: KeysValues, chain: Sequence[KeysValues]) -> Tensor:
-    """Attention of every position's chain to the text up to that position, and to the chain's own
-    steps."""
+    """Attention of every position's chain to the text up to there, and to the chain's own steps."""
     length = query.shape[2]
-    scale = 1 / math.sqrt(query.shape[-1])
     future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
     scores = (query @ text.keys.transpose(2, 3)).masked_fill(future, float("-inf"))
+    # Of its own steps a chain sees one key each: a product of rows, not a matrix of scores.
     own = [(query * step.keys).sum(-1, keepdim=True) for step in chain]
-    weights = (
-        torch.cat([scores, *own], -1).mul(scale).softmax(-1, dtype=torch.float32).to(query.dtype)
-    )
+    scaled = torch.cat([scores, *own], -1).mul(1 / math.sqrt(query.shape[-1]))
+    weights = scaled.softmax(-1, dtype=torch.float32).to(query.dtype)
     mixed = weights[..., :length] @ text.values
     for place, step in enumerate(chain):
         mixed = mixed + weights[..., length + place, None] * step.values
@@ -104,9 +114,9 @@ def _unrolled(query: Tensor, text: KeysValues, chain: Sequence[KeysValues]) -> T
 
 
 class FeedForward(nn.Module):
-    """SwiGLU, named as in Hugging Face's Llama."""
+    """SwiGLU."""
 
-    def __init__(self, shape: TargetShape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden, shape.feed_forward, bias=False)
         self.up_proj = nn.Linear(shape.hidden, shape.feed_forward, bias=False)
@@ -118,9 +128,26 @@ class FeedForward(nn.Module):
         return gated
 
 
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward, each on a normed input and added to the residual stream."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape)
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = RMSNorm(shape)
+        self.mlp = FeedForward(shape)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[B, T, hidden] to the same shape."""
+        mixed, _ = self.self_attn(self.input_layernorm(states))
+        states = states + mixed
+        found: Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return found
+
+
 def added_at(places: Tensor | None, states: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return `states` [B, T, h] plus `part` of them at `places` [B, T], None for all; the others
-    stay as they are."""
+    """Return `states` [B, T, h] plus `part` of them at `places` [B, T] (None: all)."""
     if places is None:
         return states + part(states)
     more = torch.zeros_like(states)

@@ -1,17 +1,14 @@
-"""Trains EAGLE-3's head on a frozen target (Li et al. 2025): training-time test.
+"""EAGLE-3's head (Li et al. 2025) and its training on a frozen target: training-time test.
 
 The head reads `fc` of three layers' inputs at its first step and its own states at every later one:
 chains of `steps` steps below each position, each seeing the text before it and its own earlier
 steps. There is no loss on states: step s adds decay^s CE(p, p'), where p is the target's law among
 the tokens that can be drafted; positions count where the target's first choice is among them. The
-draft vocabulary is the tokens most often said in the training texts. Reference: SafeAILab/EAGLE,
-eagle/traineagle3/cnets.py.
+draft vocabulary is the tokens most often said in the training texts.
 
-EAGLE-3's head (Li et al. 2025), named as SafeAILab/EAGLE's main `cnets`: `fc`, `midlayer`, `norm`,
-`lm_head`.
-
-`d2t` are offsets (target token = draft token + d2t), `t2d` marks the target's tokens that can be
-drafted. The token embedding is the target's and no part of the head.
+Reference and names: SafeAILab/EAGLE, eagle/traineagle3/cnets.py: `fc`, `midlayer`, `norm`,
+`lm_head`. `d2t` are offsets (target token = draft token + d2t), `t2d` marks the target's tokens
+that can be drafted. The token embedding is the target's and no part of the head.
 
 Layers' inputs may be of any size: a thousand in one model, a hundredth in another. Norms hide that
 from all but the sums, where a layer whose weights start small would add next to nothing to states
@@ -30,31 +27,30 @@ import torch
 from torch import Tensor, nn
 
 from specrun.bindings.errors import ModelError, OptionError
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing, draft_marks
-from specrun.train.family.llama import RMSNorm
-from specrun.train.heads.agreement import Agreement, best_tokens, shifted
-from specrun.train.heads.attention import Attention, FeedForward, KeysValues, added_at
-from specrun.train.heads.eagle import MEASURED_DEPTH, llama_config
-from specrun.train.heads.recipe import HeadFiles, HeadRecipe, law_cross_entropy
-from specrun.train.heads.unrolled import chain_loss, chain_states
-from specrun.train.target.features import FeatureSource, TargetMatrices
-from specrun.train.target.target_shape import TargetShape
+from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing
+from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
+from specrun.train.heads.learner import best_tokens
+from specrun.train.heads.recipe import HeadFiles, law_cross_entropy
+from specrun.train.heads.unrolled import MEASURED_DEPTH, ChainLearner, ChainRecipe
+from specrun.train.target.features import Features, FeatureSource
+from specrun.train.target.hf_model import TargetMatrices
+from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.learner import Learner, LossPart
-from specrun.train.trainer.run import TrainingDefaults
 
 N_TAPS = 3
+_SCALE_TEXTS = 16
 
 
 class _MiddleLayer(nn.Module):
     scale: Tensor
 
-    def __init__(self, shape: TargetShape, scale: float) -> None:
+    def __init__(self, shape: ModelShape, scale: float) -> None:
         super().__init__()
         self.register_buffer("scale", torch.tensor(scale))
-        self.hidden_norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.input_layernorm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.hidden_norm = RMSNorm(shape)
+        self.input_layernorm = RMSNorm(shape)
         self.self_attn = Attention(shape, 2 * shape.hidden)
-        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.post_attention_layernorm = RMSNorm(shape)
         self.mlp = FeedForward(shape)
 
     def forward(
@@ -66,10 +62,11 @@ class _MiddleLayer(nn.Module):
     ) -> tuple[Tensor, KeysValues]:
         pair = torch.cat((self.input_layernorm(embeddings), self.hidden_norm(states)), -1)
         mixed, own = self.self_attn(pair, earlier)
-        whole = states + self.scale * mixed
-        return added_at(
-            wanted, whole, lambda rows: self.scale * self.mlp(self.post_attention_layernorm(rows))
-        ), own
+
+        def fed(rows: Tensor) -> Tensor:
+            return self.scale * self.mlp(self.post_attention_layernorm(rows))
+
+        return added_at(wanted, states + self.scale * mixed, fed), own
 
 
 class Eagle3Head(nn.Module):
@@ -84,12 +81,12 @@ class Eagle3Head(nn.Module):
     t2d: Tensor
 
     def __init__(
-        self, shape: TargetShape, draft_tokens: Tensor, output: Tensor, scale: float = 1.0
+        self, shape: ModelShape, draft_tokens: Tensor, output: Tensor, scale: float = 1.0
     ) -> None:
         super().__init__()
         self.fc = nn.Linear(N_TAPS * shape.hidden, shape.hidden, bias=False)
         self.midlayer = _MiddleLayer(shape, scale)
-        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.norm = RMSNorm(shape)
         self.lm_head = nn.Linear(shape.hidden, len(draft_tokens), bias=False)
         self.lm_head.weight.data.copy_(output.detach()[draft_tokens.to(output.device)].float())
         self.register_buffer("d2t", draft_tokens - torch.arange(len(draft_tokens)))
@@ -104,12 +101,7 @@ class Eagle3Head(nn.Module):
         earlier: Sequence[KeysValues] = (),
         wanted: Tensor | None = None,
     ) -> tuple[Tensor, KeysValues]:
-        """Return the states [B, T, h] after the pairs (state, embedding of the token after it), and
-        their keys.
-
-        Step 0 reads `fc` of the taps as its states, later ones what the step before returned. Only
-        states at `wanted` [B, T] are whole, where it is given.
-        """
+        """Return the next states and this step's keys, as of `ChainHead`; step 0 reads `fc`."""
         found: tuple[Tensor, KeysValues] = self.midlayer(embeddings, states, earlier, wanted)
         return found
 
@@ -124,8 +116,7 @@ class Eagle3Head(nn.Module):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def upstream_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that upstream's head has; it computes the same states from them
-        without a scale."""
+        """Return upstream's tensors, from which it computes the same states without a scale."""
         tensors = self.state_dict()
         scale = tensors.pop("midlayer.scale")
         for name in ("midlayer.self_attn.o_proj.weight", "midlayer.mlp.down_proj.weight"):
@@ -133,14 +124,9 @@ class Eagle3Head(nn.Module):
         return dict(tensors)
 
 
-_PAPER_WIDTH, _PAPER_RATE = 4096, 5e-5
-_SCALE_TEXTS = 16
-
-
 @dataclass(frozen=True, slots=True)
-class Eagle3Recipe(HeadRecipe):
-    """`steps` chained steps, weighing `step_decay` ** s; `draft_tokens` tokens at most can be
-    drafted.
+class Eagle3Recipe(ChainRecipe):
+    """At most `draft_tokens` tokens can be drafted.
 
     `layers` are the three layers whose inputs are read, None for EAGLE-3's own choice.
     """
@@ -151,45 +137,31 @@ class Eagle3Recipe(HeadRecipe):
     layers: tuple[int, ...] | None = None
 
     kind = "eagle3"
+    paper_rate = 5e-5
 
     def __post_init__(self) -> None:
-        if not 1 <= self.steps <= 16:
-            raise OptionError(f"{self.steps} steps: give 1 to 16")
-        if not 0 < self.step_decay <= 1:
-            raise OptionError(
-                f"a step decay of {self.step_decay:g}: give a number above 0, at most 1"
-            )
+        ChainRecipe.__post_init__(self)  # super() does not know a class with slots
         if self.draft_tokens < 1:
             raise OptionError(f"{self.draft_tokens} draft tokens: give at least 1")
         if self.layers is not None and len(self.layers) != N_TAPS:
             raise OptionError(f"{len(self.layers)} layers to read: EAGLE-3 reads {N_TAPS}")
 
-    def taps(self, shape: TargetShape) -> tuple[int, ...]:
+    def taps(self, shape: ModelShape) -> tuple[int, ...]:
         """Return the three layers, checked against the target."""
         chosen = self.layers or shape.default_taps()
         for layer in chosen:
             if not 0 <= layer < shape.n_layers:
-                raise OptionError(
-                    f"layer {layer} is to be read, and the target has layers 0 to "
-                    f"{shape.n_layers - 1}"
-                )
+                there = f"the target has layers 0 to {shape.n_layers - 1}"
+                raise OptionError(f"layer {layer} is to be read, and {there}")
         return chosen
 
-    def defaults(self, shape: TargetShape) -> TrainingDefaults:
-        """Return the reference's settings, with a rate for narrower states."""
-        return TrainingDefaults(learning_rate=_PAPER_RATE * max(1.0, _PAPER_WIDTH / shape.hidden))
-
     def activation_bytes(
-        self, shape: TargetShape, vocab_size: int, tokens: int, longest: int, *, recompute: bool
+        self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
     ) -> int:
-        """Return what chains keep, their attention to the text included, and the target's logits
-        and laws."""
-        drafted = min(self.draft_tokens, vocab_size)
-        step = (
-            4 * drafted + 24 * shape.hidden + 6 * shape.feed_forward + 3 * shape.n_heads * longest
-        )
-        whole = step + self.steps * 5 * shape.hidden if recompute else self.steps * step
-        return 4 * tokens * (whole + drafted + 2 * vocab_size)
+        """Return what chains keep, and the target's logits and laws."""
+        drafted = min(self.draft_tokens, shape.vocab_size)
+        chains = self.chain_numbers(shape, drafted, longest, recompute=recompute)
+        return 4 * tokens * (chains + drafted + 2 * shape.vocab_size)
 
     @property
     def smaller(self) -> str:
@@ -197,49 +169,45 @@ class Eagle3Recipe(HeadRecipe):
         return "use fewer --draft-tokens, or a smaller target"
 
     def learner(
-        self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
+        self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
     ) -> Learner:
         """Return a head whose output matrix starts as the target's rows."""
-        vocab_size = draft_vocabulary(corpus, target.output.shape[0], self.draft_tokens)
+        drafted = draft_vocabulary(corpus, target.output.shape[0], self.draft_tokens)
         scale = 1.0 if target.output.is_meta else tap_scale(source, corpus, target.output.device)
-        return Eagle3Learner(self, shape, target, source, vocab_size, scale)
+        return Eagle3Learner(self, shape, target, source, drafted, scale)
 
-    def files(self, learner: Learner, shape: TargetShape, vocab_size: int) -> HeadFiles:
+    def files(self, learner: Learner, shape: ModelShape) -> HeadFiles:
         """Return upstream's layout; the taps stand in the config."""
         assert isinstance(learner, Eagle3Learner)
         tensors = learner.head.upstream_tensors()
         layers = list(self.taps(shape))
-        config = {
-            **llama_config(shape, vocab_size),
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "draft_vocab_size": len(tensors["d2t"]),
-            "target_hidden_size": shape.hidden,
-            "attention_bias": False,
-            "eagle_aux_hidden_state_layer_ids": layers,
-        }
+        config = shape.llama_config(
+            num_hidden_layers=1,
+            architectures=["LlamaForCausalLMEagle3"],
+            draft_vocab_size=len(tensors["d2t"]),
+            target_hidden_size=shape.hidden,
+            attention_bias=False,
+            eagle_aux_hidden_state_layer_ids=layers,
+        )
         if min(layers) > 0:
-            # There SGLang names layers by their outputs; vLLM and llama.cpp, at the top, by their
-            # inputs.
+            # Here SGLang names layers by their outputs; vLLM and llama.cpp, above, by their inputs.
             outputs = [layer - 1 for layer in layers]
-            config["eagle_config"] = {
-                "eagle_aux_hidden_state_layer_ids": outputs,
-                "use_aux_hidden_state": True,
-            }
+            name = "eagle_aux_hidden_state_layer_ids"
+            config["eagle_config"] = {name: outputs, "use_aux_hidden_state": True}
         return HeadFiles(config, tensors)
 
 
 def draft_vocabulary(corpus: TokenCorpus, vocab_size: int, most: int) -> Tensor:
-    """Return the ids, rising, of the `most` tokens said most often in the training texts; ties go
-    to the lower id.
+    """Return the ids, rising, of the `most` tokens said most often in the training texts.
 
-    Where fewer were said, the lowest other ids fill up: they cost little and can be learnt later.
+    Ties go to the lower id. Where fewer were said, the lowest other ids fill up: they cost little
+    and can be learnt later.
     """
     counts = torch.zeros(vocab_size, dtype=torch.long)
     for number in corpus.training:
         sequence = corpus.sequences[number]
-        counts += torch.bincount(
-            torch.from_numpy(sequence.ids[sequence.learnt].astype("int64")), minlength=vocab_size
-        )
+        said = torch.from_numpy(sequence.ids[sequence.learnt].astype("int64"))
+        counts += torch.bincount(said, minlength=vocab_size)
     order = torch.argsort(counts, descending=True, stable=True)
     return order[:most].sort().values
 
@@ -251,99 +219,61 @@ def tap_scale(source: FeatureSource, corpus: TokenCorpus, device: torch.device) 
     have states a thousand times larger (attention sinks), and the layer adds to the others, too.
     """
     sizes = []
-    for number in corpus.training[
-        :_SCALE_TEXTS
-    ]:  # one by one: all together may be more than a batch
+    for number in corpus.training[:_SCALE_TEXTS]:  # one by one: together they may exceed a batch
         taps = source.features(corpus.batch([number]).to(device)).taps
         assert taps is not None
         sizes.append(taps.float().square().mean(-1).sqrt().flatten())
     size = float(torch.cat(sizes).median())
     if not 0 < size < math.inf:
-        raise ModelError(
-            f"the inputs of layers {source.taps} have a usual size of {size}: no head can learn "
-            "from them"
-        )
+        inputs = f"the inputs of layers {source.taps}"
+        raise ModelError(f"{inputs} have a usual size of {size}: no head can learn from them")
     return size
 
 
-class Eagle3Learner(Learner):
-    """A head over given taps, which are of the size `scale`; the token embedding is the target's
-    and stays as it is."""
+class Eagle3Learner(ChainLearner):
+    """Trains an EAGLE-3 head on given taps, which are of the size `scale`."""
+
+    recipe: Eagle3Recipe
 
     def __init__(
         self,
         recipe: Eagle3Recipe,
-        shape: TargetShape,
+        shape: ModelShape,
         target: TargetMatrices,
         source: FeatureSource,
         draft_tokens: Tensor,
         scale: float = 1.0,
     ) -> None:
         self.recipe = recipe
-        self.device = target.output.device
-        self.head = Eagle3Head(shape, draft_tokens, target.output, scale).to(self.device)
-        self.module = self.head
-        self._target, self._source = target, source
+        self.head = Eagle3Head(shape, draft_tokens, target.output, scale)
+        super().__init__(self.head, target, source, MEASURED_DEPTH)
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the sum over all steps: later ones depend on the states of earlier ones."""
         found = self._source.features(batch)
-        assert found.taps is not None
-        drafted, laws = self._wanted(found.final[choosing(batch.learnt)])
+        logits = self._target.logits(found.final[choosing(batch.learnt)])
+        # The target's laws among the tokens that can be drafted, and whether its choice is one.
+        laws = logits[:, self.head.draft_tokens].softmax(-1)
+        drafted = self.head.t2d[logits.argmax(-1)]
+        del logits
 
         def loss(predicted: Tensor, numbers: Tensor) -> Tensor:
-            """The mean cross-entropy over rows [n, h], zero where the target's first choice cannot
-            be drafted."""
+            """The mean cross-entropy over rows [n, h], zero where the choice cannot be drafted."""
             counted = drafted[numbers]
             if not counted.any():
                 return 0.0 * predicted.sum()
             share = float(counted.float().mean())
-            return share * law_cross_entropy(
-                self.head.logits(predicted[counted]), laws[numbers[counted]]
-            )
+            shown = self.head.logits(predicted[counted])
+            return share * law_cross_entropy(shown, laws[numbers[counted]])
 
-        chains = chain_states(
-            self.head,
-            self._target.embedding,
-            batch.ids,
-            self.head.fc(found.taps[:, :-1]),
-            self.recipe.steps,
-            learnt=batch.learnt,
-            recompute=self.recompute,
-        )
-        whole = chain_loss(
-            chains, batch.learnt, loss, self.recipe.step_decay, recompute=self.recompute
-        )
-        if whole is not None:
-            yield whole
+        yield from self.chain_losses(batch, self.first_states(found), loss)
 
-    def _wanted(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return whether the target's first choices [n] can be drafted, and its laws
-        [n, draft vocab] among those."""
-        logits = self._target.logits(states)
-        return self.head.t2d[logits.argmax(-1)], logits[:, self.head.draft_tokens].softmax(-1)
+    def first_states(self, found: Features) -> Tensor:
+        """Return `fc` of the taps."""
+        assert found.taps is not None
+        states: Tensor = self.head.fc(found.taps[:, :-1])
+        return states
 
-    def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how often chains agree with the target by depth; tokens that cannot be drafted
-        count as missed."""
-        agreement = Agreement(MEASURED_DEPTH, "depth")
-        tokens = self.head.draft_tokens
-        for batch in batches:
-            found = self._source.features(batch)
-            if batch.ids.shape[1] < 2 or found.taps is None:
-                continue
-            start = draft_marks(batch.learnt, 0)
-            drafted, chosen, counted = [], [], []
-            states = self.head.fc(found.taps[:, :-1])
-            chains = chain_states(
-                self.head, self._target.embedding, batch.ids, states, MEASURED_DEPTH
-            )
-            for depth, predicted in enumerate(chains):
-                drafted.append(
-                    tokens[best_tokens(self.head.logits(predicted[:, : start.shape[1]][start]))]
-                )
-                ahead = shifted(found.final, depth + 1, start.shape[1])
-                chosen.append(self._target.logits(ahead[start]).argmax(-1))
-                counted.append(shifted(draft_marks(batch.learnt, depth), 0, start.shape[1])[start])
-            agreement.add(drafted, chosen, counted)
-        return agreement.measures()
+    def best(self, states: Tensor) -> Tensor:
+        """Return the target's ids of the best draft tokens: what cannot be drafted is missed."""
+        return self.head.draft_tokens[best_tokens(self.head.logits(states))]

@@ -1,20 +1,17 @@
-"""Trains Hydra's heads on a frozen target (Ankner et al. 2024).
+"""Hydra's heads (Ankner et al. 2024) and their training on a frozen target.
 
 Head k = 1..K predicts the token at t + k + 1 from the state at t and the tokens t + 1 to t + k,
 which Medusa's heads do not see. Hydra learns the text's tokens; Hydra++ learns the target's own law
-(teacher loss), with more blocks and a decoder layer over the states.
+(teacher loss), with more blocks and a decoder layer over the states in front.
 
-Hydra's heads (Ankner et al. 2024), named as zankner/Hydra's `hydra_mlp`, `hydra_lm_head`,
-`prefix_embeding_layer`.
-
-Head i reads the state and the embeddings of the i + 1 tokens that follow it, side by side. Its
-first block shrinks them: res_connection(x) + SiLU(linear(x)); the later ones are Medusa's. Hydra++
-puts a decoder layer over the states in front.
+Named as zankner/Hydra's `hydra_mlp`, `hydra_lm_head`, `prefix_embeding_layer`. A head reads the
+state and the embeddings of the tokens that follow it, side by side. Its first block shrinks them:
+res_connection(x) + SiLU(linear(x)); the later ones are Medusa's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,15 +22,15 @@ from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, draft_marks
-from specrun.train.family.llama import RMSNorm
-from specrun.train.heads.agreement import Agreement, best_tokens, shifted
-from specrun.train.heads.attention import Attention, FeedForward
+from specrun.train.heads.attention import DecoderLayer, RMSNorm
+from specrun.train.heads.learner import HeadLearner, best_tokens, rows_at, shifted
 from specrun.train.heads.medusa import ResidualBlock
 from specrun.train.heads.recipe import HeadFiles, HeadRecipe, law_cross_entropy, token_cross_entropy
-from specrun.train.target.features import FeatureSource, TargetMatrices
-from specrun.train.target.target_shape import TargetShape
+from specrun.train.target.features import Features, FeatureSource
+from specrun.train.target.hf_model import TargetMatrices
+from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.learner import Learner, LossPart
-from specrun.train.trainer.run import TrainingDefaults
+from specrun.train.trainer.settings import TrainingDefaults
 
 
 class _GroundedBlock(nn.Module):
@@ -44,10 +41,8 @@ class _GroundedBlock(nn.Module):
         width = hidden * (followers + 1)
         self.linear = nn.Linear(width, hidden)
         self.res_connection = nn.Linear(width, hidden)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-        nn.init.zeros_(self.res_connection.weight)
-        nn.init.zeros_(self.res_connection.bias)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
         self.res_connection.weight.data[:, :hidden] = torch.eye(hidden)
 
     def forward(self, states: Tensor) -> Tensor:
@@ -55,30 +50,13 @@ class _GroundedBlock(nn.Module):
         return found
 
 
-class _PrefixLayer(nn.Module):
-    """Llama's layer with both norms."""
-
-    def __init__(self, shape: TargetShape) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.self_attn = Attention(shape)
-        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.mlp = FeedForward(shape)
-
-    def forward(self, states: Tensor) -> Tensor:
-        mixed, _ = self.self_attn(self.input_layernorm(states))
-        states = states + mixed
-        found: Tensor = states + self.mlp(self.post_attention_layernorm(states))
-        return found
-
-
 class _Prefix(nn.Module):
     """A Llama of one layer over states instead of embeddings."""
 
-    def __init__(self, shape: TargetShape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([_PrefixLayer(shape)])
-        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.layers = nn.ModuleList([DecoderLayer(shape)])
+        self.norm = RMSNorm(shape)
 
     def forward(self, states: Tensor) -> Tensor:
         found: Tensor = self.norm(self.layers[0](states))
@@ -86,16 +64,14 @@ class _Prefix(nn.Module):
 
 
 class HydraHeads(nn.Module):
-    """`count` grounded heads of `layers` blocks; `output` [vocab, h] is what their output matrices
-    start from.
+    """`count` heads of `layers` blocks; their output matrices start from `output` [vocab, h].
 
-    With `prefix` the layout is Hydra++'s: every second place is upstream's dropout, of the given
-    rate.
+    With `prefix` the layout is Hydra++'s: every second place is upstream's dropout of that rate.
     """
 
     def __init__(
         self,
-        shape: TargetShape,
+        shape: ModelShape,
         count: int,
         layers: int,
         output: Tensor,
@@ -129,20 +105,17 @@ class HydraHeads(nn.Module):
         return found
 
     def logits(self, head: int, states: Tensor, followers: Tensor) -> Tensor:
-        """Return a head's logits [n, vocab] after states [n, h] and the embeddings
-        [n, (head + 1) h] that follow."""
-        found: Tensor = self.hydra_lm_head[head](
-            self.hydra_mlp[head](torch.cat((states, followers), -1))
-        )
+        """Return logits [n, vocab] after states [n, h] and the embeddings [n, (head + 1) h]."""
+        mixed = self.hydra_mlp[head](torch.cat((states, followers), -1))
+        found: Tensor = self.hydra_lm_head[head](mixed)
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class HydraRecipe(HeadRecipe):
-    """`heads` heads of `layers` blocks.
+    """`heads` heads of `layers` blocks, with `prefix` behind a decoder layer (Hydra++).
 
-    `prefix` puts a layer in front (Hydra++); `teacher_weight` and `token_weight` are of the two
-    losses.
+    `teacher_weight` and `token_weight` are those of the two losses.
     """
 
     heads: int = 4
@@ -160,10 +133,8 @@ class HydraRecipe(HeadRecipe):
             raise OptionError(f"{self.heads} heads: give 1 to 32")
         if not 1 <= self.layers <= 16:
             raise OptionError(f"{self.layers} blocks a head: give 1 to 16")
-        if (
-            min(self.teacher_weight, self.token_weight) < 0
-            or self.teacher_weight + self.token_weight <= 0
-        ):
+        weights = (self.teacher_weight, self.token_weight)
+        if min(weights) < 0 or sum(weights) <= 0:
             raise OptionError("the weights of the losses: give 0 or more, and one above 0")
         if not 0 <= self.dropout < 1:
             raise OptionError(f"a dropout of {self.dropout:g}: give 0 to below 1")
@@ -171,49 +142,33 @@ class HydraRecipe(HeadRecipe):
     @classmethod
     def plus_plus(cls, heads: int = 4, dropout: float = 0.2) -> HydraRecipe:
         """Return Hydra++ as its authors train it: 4 blocks, the teacher's law only."""
-        return cls(
-            heads=heads,
-            layers=4,
-            prefix=True,
-            teacher_weight=1.0,
-            token_weight=0.0,
-            dropout=dropout,
-        )
+        weights = {"teacher_weight": 1.0, "token_weight": 0.0}
+        return cls(heads=heads, layers=4, prefix=True, dropout=dropout, **weights)
 
-    def defaults(self, shape: TargetShape) -> TrainingDefaults:
+    def defaults(self, shape: ModelShape) -> TrainingDefaults:
         """Return the authors' rate, and for Hydra++ their weight decay."""
         decay = 0.1 if self.prefix else 0.0
-        return TrainingDefaults(
-            learning_rate=5e-4, betas=(0.9, 0.999), clip_norm=1.0, weight_decay=decay
-        )
+        return TrainingDefaults(5e-4, betas=(0.9, 0.999), clip_norm=1.0, weight_decay=decay)
 
     def activation_bytes(
-        self, shape: TargetShape, vocab_size: int, tokens: int, longest: int, *, recompute: bool
+        self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
     ) -> int:
-        """Return what one head keeps until its gradient is taken, or, of Hydra++, all heads
-        together.
+        """Return what one head keeps until its gradient is taken; of Hydra++ all heads together.
 
         Of tokens: the target's law and the logarithm of the head's own for the one loss, the latter
         for the other. In passing the logits and two gradients.
         """
         together = self.heads if self.prefix else 1
         kept = 2 * (self.teacher_weight > 0) + (self.token_weight > 0)
-        # What a head reads is kept, and once more where dropout chose of it; so is what goes in and
-        # out of a block.
+        # What a head reads is kept, and what goes in and out of a block; once more where dropout
+        # chose of it.
         copies = 2 if self.dropout else 1
         read = sum(range(self.heads + 2 - together, self.heads + 2)) * copies
         inside = together * (2 + copies + (self.layers - 1) * (1 + copies) + copies)
         passing = 3 * (self.heads + 1)
+        laws = (together * kept + 3) * shape.vocab_size
         layer = 24 * shape.hidden + 6 * shape.feed_forward if self.prefix else 0
-        return (
-            4
-            * tokens
-            * (
-                (together * kept + 3) * vocab_size
-                + (read + inside + passing) * shape.hidden
-                + layer
-            )
-        )
+        return 4 * tokens * (laws + (read + inside + passing) * shape.hidden + layer)
 
     @property
     def smaller(self) -> str:
@@ -221,12 +176,12 @@ class HydraRecipe(HeadRecipe):
         return "use fewer --heads or --layers"
 
     def learner(
-        self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
+        self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
     ) -> Learner:
         """Return heads that start as the target's own output."""
         return HydraLearner(self, shape, target, source)
 
-    def files(self, learner: Learner, shape: TargetShape, vocab_size: int) -> HeadFiles:
+    def files(self, learner: Learner, shape: ModelShape) -> HeadFiles:
         """Return upstream's layout. The embeddings that upstream's files repeat are left out."""
         config: dict[str, Any] = {
             "hydra_num_heads": self.heads,
@@ -235,33 +190,26 @@ class HydraRecipe(HeadRecipe):
             "grounded_heads": True,
             "hidden_state_offset": 0,
             "hidden_size": shape.hidden,
-            "vocab_size": vocab_size,
+            "vocab_size": shape.vocab_size,
         }
         return HeadFiles(config, dict(learner.module.state_dict()))
 
 
-class HydraLearner(Learner):
-    """Heads over given states and the target's embeddings."""
+class HydraLearner(HeadLearner):
+    """Trains Hydra heads on given states and the target's embeddings."""
 
     def __init__(
-        self, recipe: HydraRecipe, shape: TargetShape, target: TargetMatrices, source: FeatureSource
+        self, recipe: HydraRecipe, shape: ModelShape, target: TargetMatrices, source: FeatureSource
     ) -> None:
         self.recipe = recipe
-        self.device = target.output.device
+        sizes = (recipe.heads, recipe.layers)
         self.heads = HydraHeads(
-            shape,
-            recipe.heads,
-            recipe.layers,
-            target.output,
-            prefix=recipe.prefix,
-            dropout=recipe.dropout,
-        ).to(self.device)
-        self.module = self.heads
-        self._target, self._source = target, source
+            shape, *sizes, target.output, prefix=recipe.prefix, dropout=recipe.dropout
+        )
+        super().__init__(self.heads, target, source, recipe.heads)
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
-        """Yield each head's loss; of Hydra++ their sum, because all gradients pass the same prefix
-        layer."""
+        """Yield each head's loss; of Hydra++ their sum: all gradients pass the prefix layer."""
         states = self._source.features(batch).final
         read = self.heads.prefixed(states)
         total: Tensor | None = None
@@ -287,44 +235,26 @@ class HydraLearner(Learner):
         """The weighted sum of the two losses of a head."""
         loss = torch.zeros((), device=self.device)
         if self.recipe.teacher_weight:
-            law = self._target.law(states[:, head + 1 : head + 1 + marks.shape[1]][marks])
+            law = self._target.law(rows_at(states, marks, head + 1))
             loss = loss + self.recipe.teacher_weight * law_cross_entropy(logits, law)
         if self.recipe.token_weight:
-            loss = loss + self.recipe.token_weight * token_cross_entropy(
-                logits, batch.ids[:, head + 2 :][marks]
-            )
+            tokens = rows_at(batch.ids, marks, head + 2)
+            loss = loss + self.recipe.token_weight * token_cross_entropy(logits, tokens)
         return loss
 
     def _logits(self, head: int, read: Tensor, ids: Tensor, marks: Tensor) -> Tensor:
-        """Return a head's logits at the marked positions [B, length] given the tokens of the
-        text."""
-        length = marks.shape[1]
-        tokens = [shifted(ids, 1 + ahead, length)[marks] for ahead in range(head + 1)]
-        followers = torch.cat(
-            [self._target.embedding[following].to(read.dtype) for following in tokens], -1
-        )
-        return self.heads.logits(head, read[:, :length][marks], followers)
+        """Return a head's logits at marks [B, length] given the tokens of the text."""
+        followers = []
+        for ahead in range(1, head + 2):
+            tokens = shifted(ids, ahead, marks.shape[1])[marks]
+            followers.append(self._target.embedding[tokens].to(read.dtype))
+        return self.heads.logits(head, rows_at(read, marks), torch.cat(followers, -1))
 
-    def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how often heads that know the tokens before theirs guess what the target would
-        say."""
-        agreement = Agreement(self.recipe.heads, "head")
-        for batch in batches:
-            states = self._source.features(batch).final
-            places = batch.ids.shape[1] - 2
-            if places < 1:
-                continue
-            read = self.heads.prefixed(states)
-            start = draft_marks(batch.learnt, 0)
-            drafted, chosen, counted = [], [], []
-            for head in range(self.recipe.heads):
-                drafted.append(best_tokens(self._logits(head, read, batch.ids, start)))
-                chosen.append(
-                    self._target.logits(shifted(states, head + 1, places)[start]).argmax(-1)
-                )
-                counted.append(shifted(draft_marks(batch.learnt, head), 0, places)[start])
-            agreement.add(drafted, chosen, counted)
-        return agreement.measures()
+    def drafts(self, batch: TokenBatch, found: Features, start: Tensor) -> Iterator[Tensor]:
+        """Yield the best tokens of heads that know the text's tokens before theirs."""
+        read = self.heads.prefixed(found.final)
+        for head in range(self.recipe.heads):
+            yield best_tokens(self._logits(head, read, batch.ids, start))
 
 
 @contextmanager

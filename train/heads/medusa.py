@@ -1,19 +1,17 @@
-"""Trains Medusa's heads on a frozen target: Medusa-1 (Cai et al. 2024, section 2.2.1).
+"""Medusa's heads and their training on a frozen target: Medusa-1 (Cai et al. 2024, section 2.2.1).
 
 From the final state at position t, head k = 1..K predicts the token at t + k + 1. The loss is sum_k
 lambda^k CE_k (equation 1, lambda = 0.8): the cross-entropy with the text's tokens, or, for heads
 that learn from the model's own law on answers it wrote itself (section 2.3), the divergence from
 the law the target has there.
 
-Medusa's heads (Cai et al. 2024, section 2.1.1), named as FasterDecoding/Medusa's medusa_lm_head.
-
-Head i is `[ResBlock] * layers + [Linear]`: keys `{i}.{j}.linear.weight`, `{i}.{j}.linear.bias`,
-`{i}.{layers}.weight`.
+Named as FasterDecoding/Medusa's medusa_lm_head: head i is `[ResBlock] * layers + [Linear]`, with
+keys `{i}.{j}.linear.weight`, `{i}.{j}.linear.bias`, `{i}.{layers}.weight`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,17 +21,13 @@ from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, draft_marks
-from specrun.train.heads.agreement import Agreement, best_tokens, shifted
-from specrun.train.heads.recipe import (
-    HeadFiles,
-    HeadRecipe,
-    divergence_from_law,
-    token_cross_entropy,
-)
-from specrun.train.target.features import FeatureSource, TargetMatrices
-from specrun.train.target.target_shape import TargetShape
+from specrun.train.heads.learner import HeadLearner, Lesson, best_tokens, rows_at
+from specrun.train.heads.recipe import HeadFiles, HeadRecipe
+from specrun.train.target.features import Features, FeatureSource
+from specrun.train.target.hf_model import TargetMatrices
+from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.learner import Learner, LossPart
-from specrun.train.trainer.run import TrainingDefaults
+from specrun.train.trainer.settings import TrainingDefaults
 
 
 class ResidualBlock(nn.Module):
@@ -51,8 +45,7 @@ class ResidualBlock(nn.Module):
 
 
 class MedusaHeads(nn.ModuleList):
-    """`count` heads over final hidden states; head i predicts the token i + 2 places after the
-    state's own token.
+    """`count` heads over final states; head i predicts the token i + 2 after the state's own.
 
     With `output` [vocab, hidden], each head owns an output matrix that starts as a copy of it, so
     that an untrained head predicts what the target itself would say next. Without it, heads return
@@ -98,91 +91,66 @@ class MedusaRecipe(HeadRecipe):
         if not 0 < self.decay <= 1:
             raise OptionError(f"a decay of {self.decay:g}: give a number above 0, at most 1")
 
-    def defaults(self, shape: TargetShape) -> TrainingDefaults:
+    def defaults(self, shape: ModelShape) -> TrainingDefaults:
         """Return the paper's rate."""
         return TrainingDefaults(learning_rate=1e-3, betas=(0.9, 0.999), clip_norm=1.0)
 
     def learner(
-        self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
+        self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
     ) -> Learner:
         """Return heads that start as the target's own output."""
         return MedusaLearner(self, shape, target, source)
 
     @property
     def smaller(self) -> str:
-        """Without an output matrix of its own a head is a hundredth; else there is only fewer of
-        them."""
-        return (
-            "use --shared-output or fewer --heads"
-            if self.own_output
-            else "use fewer --heads or --layers"
-        )
+        """Without an output matrix of its own a head is a hundredth; else only fewer of them."""
+        shared = "use --shared-output or fewer --heads"
+        return shared if self.own_output else "use fewer --heads or --layers"
 
-    def files(self, learner: Learner, shape: TargetShape, vocab_size: int) -> HeadFiles:
+    def files(self, learner: Learner, shape: ModelShape) -> HeadFiles:
         """Return upstream's layout: medusa_lm_head and a config."""
         config: dict[str, Any] = {
             "medusa_num_heads": self.heads,
             "medusa_num_layers": self.layers,
             "hidden_size": shape.hidden,
-            "vocab_size": vocab_size,
+            "vocab_size": shape.vocab_size,
             "version": "2",
         }
         return HeadFiles(config, dict(learner.module.state_dict()))
 
 
-class MedusaLearner(Learner):
-    """Heads over given states."""
+class MedusaLearner(HeadLearner):
+    """Trains Medusa heads on given states."""
 
     def __init__(
-        self,
-        recipe: MedusaRecipe,
-        shape: TargetShape,
-        target: TargetMatrices,
-        source: FeatureSource,
+        self, recipe: MedusaRecipe, shape: ModelShape, target: TargetMatrices, source: FeatureSource
     ) -> None:
         self.recipe = recipe
-        self.device = target.output.device
         output = target.output if recipe.own_output else None
-        self.heads = MedusaHeads(shape.hidden, recipe.heads, recipe.layers, output).to(self.device)
-        self.module = self.heads
-        self._target, self._source = target, source
+        self.heads = MedusaHeads(shape.hidden, recipe.heads, recipe.layers, output)
+        super().__init__(self.heads, target, source, recipe.heads)
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield each head's loss."""
         states = self._source.features(batch).final
-        for head in range(self.recipe.heads):
-            marks = draft_marks(batch.learnt, head)
-            if not marks.any():
-                continue
-            logits = self.logits(head, states[:, : marks.shape[1]][marks])
-            if self.recipe.from_law:
-                law = self._target.law(states[:, head + 1 : head + 1 + marks.shape[1]][marks])
-                plain = divergence_from_law(logits, law)
-            else:
-                plain = token_cross_entropy(logits, batch.ids[:, head + 2 :][marks])
+        lesson = Lesson(batch, states if self.recipe.from_law else None, self._target)
+        for head, loss in self.head_losses(states, lesson):
             weight = self.recipe.decay ** (head + 1)
-            yield LossPart(f"head {head + 1}", weight * plain, float(plain.detach()))
+            yield LossPart(f"head {head + 1}", weight * loss, float(loss.detach()))
 
-    def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how often heads rank first, or among five, what the target would say at their
-        place."""
-        agreement = Agreement(self.recipe.heads, "head")
-        for batch in batches:
-            states = self._source.features(batch).final
-            places = batch.ids.shape[1] - 2
-            if places < 1:
-                continue
-            start = draft_marks(batch.learnt, 0)
-            rows = states[:, :places][start]
-            drafted, chosen, counted = [], [], []
-            for head in range(self.recipe.heads):
-                drafted.append(best_tokens(self.logits(head, rows)))
-                chosen.append(
-                    self._target.logits(shifted(states, head + 1, places)[start]).argmax(-1)
-                )
-                counted.append(shifted(draft_marks(batch.learnt, head), 0, places)[start])
-            agreement.add(drafted, chosen, counted)
-        return agreement.measures()
+    def head_losses(self, states: Tensor, lesson: Lesson) -> Iterator[tuple[int, Tensor]]:
+        """Yield the heads, from 0, that have something to learn after `states` [B, T, h]."""
+        for head in range(self.recipe.heads):
+            marks = draft_marks(lesson.batch.learnt, head)
+            if marks.any():
+                logits = self.logits(head, rows_at(states, marks))
+                yield head, lesson.loss(logits, marks, head + 1)
+
+    def drafts(self, batch: TokenBatch, found: Features, start: Tensor) -> Iterator[Tensor]:
+        """Yield each head's best tokens."""
+        rows = rows_at(found.final, start)
+        for head in range(self.recipe.heads):
+            yield best_tokens(self.logits(head, rows))
 
     def logits(self, head: int, rows: Tensor) -> Tensor:
         """Return a head's logits [n, vocab] after states [n, h]."""

@@ -1,6 +1,6 @@
-"""What a kind of head must say of itself, so that one trainer serves all kinds.
+"""The recipe of a kind of head: settings, learner, files and memory, so that one run serves all.
 
-The losses of heads, over rows [n, vocab] or [n, width]; each returns the mean over rows.
+Below it the losses of heads, over rows [n, vocab] or [n, width]; each is the mean over rows.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specrun.train.data.token_corpus import TokenCorpus
-from specrun.train.target.features import FeatureSource, TargetMatrices
-from specrun.train.target.target_shape import TargetShape
+from specrun.train.target.features import FeatureSource
+from specrun.train.target.hf_model import TargetMatrices
+from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.learner import Learner
-from specrun.train.trainer.run import TrainingDefaults
+from specrun.train.trainer.settings import TrainingDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +38,29 @@ class HeadRecipe(ABC):
     files_name: ClassVar[str] = "model.safetensors"
     """The file of weights that a finished run leaves."""
 
-    def taps(self, shape: TargetShape) -> tuple[int, ...]:
+    def taps(self, shape: ModelShape) -> tuple[int, ...]:
         """Return the layers whose inputs the head reads, none by default."""
         return ()
 
     @abstractmethod
-    def defaults(self, shape: TargetShape) -> TrainingDefaults:
+    def defaults(self, shape: ModelShape) -> TrainingDefaults:
         """Return how such heads are trained."""
 
     @abstractmethod
     def learner(
-        self, shape: TargetShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
+        self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
     ) -> Learner:
         """Return a new head to train."""
 
     def activation_bytes(
-        self, shape: TargetShape, vocab_size: int, tokens: int, longest: int, *, recompute: bool
+        self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
     ) -> int:
-        """Return roughly what one step keeps for its gradients, for `tokens` tokens in sequences of
-        `longest`.
+        """Return roughly the bytes that a step of `tokens` tokens keeps for its gradients.
 
-        `recompute` as of Learner. By default: logits, their softmax, the target's law and two
-        gradients for every token, and a layer's states.
+        Sequences have at most `longest` tokens; `recompute` as of Learner. By default: logits,
+        their softmax, the target's law and two gradients for every token, and a layer's states.
         """
-        return 4 * tokens * (5 * vocab_size + 24 * shape.hidden + 6 * shape.feed_forward)
+        return 4 * tokens * (5 * shape.vocab_size + 24 * shape.hidden + 6 * shape.feed_forward)
 
     @property
     def smaller(self) -> str:
@@ -68,7 +68,7 @@ class HeadRecipe(ABC):
         return "use a smaller target"
 
     @abstractmethod
-    def files(self, learner: Learner, shape: TargetShape, vocab_size: int) -> HeadFiles:
+    def files(self, learner: Learner, shape: ModelShape) -> HeadFiles:
         """Return the trained head's files."""
 
 

@@ -1,5 +1,7 @@
-"""A training run of heads: what is given, what comes out, and the texts and steps that follow from
-it."""
+"""A training run of heads: what is given, its texts, and what a resumed run must share.
+
+Texts are the data's, or for self-distillation the data's prompts with the target's own answers.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,17 @@ from typing import Any, Literal
 import numpy as np
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.methods import method_of_head
 from specrun.train.data.data_file import Document, PlainText, read_documents
 from specrun.train.data.own_answers import AnswerSettings, answer_prompts, runnable_target
 from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
 from specrun.train.data.token_corpus import TokenCorpus, corpus_of, encode_corpus
-from specrun.train.heads.folder import open_output
-from specrun.train.target.target_shape import source_digest, source_identity
-from specrun.train.trainer.learner import Learner
-from specrun.train.trainer.listener import RunListener, TrainingResult
-from specrun.train.trainer.precision import device_name
-from specrun.train.trainer.run import TrainingRun
+from specrun.train.target.target_shape import source_digest, source_identity, target_shape
+from specrun.train.target.teacher import check_teacher
+from specrun.train.trainer.listener import RunListener
+from specrun.train.trainer.memory import MemoryNeed
+from specrun.train.trainer.model_folder import model_card, table_lines, training_lines
+from specrun.train.trainer.run import StartedRun, TrainingReport, TrainingRun
 from specrun.train.trainer.settings import TrainerSettings
 
 CachePolicy = Literal["auto", "yes", "no"]
@@ -49,86 +52,56 @@ class HeadRun(TrainingRun):
                 "--teacher computes states once, before training: it needs the cache (--cache auto)"
             )
         if self.features is not None and self.cache == "no":
-            raise OptionError(
-                "--features names a place for states, and --cache no keeps none: leave one of "
-                "them out"
-            )
+            both = "--features names a place for states, and --cache no keeps none"
+            raise OptionError(f"{both}: leave one of them out")
+
+    @property
+    def source(self) -> Path:
+        """The weights that states and laws come from: the teacher's or the target's."""
+        return self.teacher or self.target
 
 
-@dataclass(frozen=True, slots=True)
-class HeadReport:
-    """What was made: the folder, how the run went, and how much was trained on what."""
+class StartedHeadRun(StartedRun):
+    """A started run of heads: its target is read, and a teacher fits the target."""
 
-    output: Path
-    result: TrainingResult
-    n_trained: int
-    n_sequences: int
-    n_held_out: int
-    precision: str
-    device: str
+    def __init__(self, run: HeadRun, weights_name: str, listener: RunListener | None) -> None:
+        super().__init__(run, weights_name, listener, (run.target,))
+        self.run = run
+        self.shape, self.tokenizer = target_shape(run.target), TargetTokenizer(run.target)
+        if run.teacher is not None:
+            check_teacher(run.teacher, self.tokenizer, self.shape)
 
 
 def head_identity(kind: str, recipe: Any, run: HeadRun, corpus: TokenCorpus) -> dict[str, Any]:  # noqa: ANN401
     """Return what resumed runs must share, `recipe` being a dataclass of plain values."""
-    fields = json.loads(
-        json.dumps(dataclasses.asdict(recipe))
-    )  # tuples as lists, as in checkpoints
-    return {
-        "kind": kind,
-        **{f"{kind} {name}": value for name, value in fields.items()},
-        "data": corpus.digest[:16],
-        "target": source_digest(run.teacher or run.target),
-    }
+    fields = json.loads(json.dumps(dataclasses.asdict(recipe)))  # lists for tuples, as stored
+    named = {f"{kind} {name}": value for name, value in fields.items()}
+    data = corpus.digest[:16]
+    return {"kind": kind, **named, "data": data, "target": source_digest(run.source)}
 
 
-def head_report(
-    run: HeadRun,
-    learner: Learner,
-    corpus: TokenCorpus,
-    settings: TrainerSettings,
-    result: TrainingResult,
-) -> HeadReport:
-    """Return what was made of `learner`."""
-    return HeadReport(
-        run.output,
-        result,
-        n_trained=learner.n_trained,
-        n_sequences=len(corpus.training),
-        n_held_out=0 if corpus.measured_on_training else len(corpus.held_out),
-        precision=settings.precision_name,
-        device=device_name(learner.device),
-    )
+def read_corpus(started: StartedHeadRun, need: Callable[[TokenCorpus], MemoryNeed]) -> TokenCorpus:
+    """Return the data's texts, or the data's prompts with the target's own answers.
 
-
-def read_corpus(
-    run: HeadRun,
-    tokenizer: TargetTokenizer,
-    holds: str,
-    listener: RunListener,
-    check_before_answers: Callable[[TokenCorpus], None],
-) -> TokenCorpus:
-    """Return the data's texts, or, for self-distillation, the data's prompts with the target's own
-    answers.
-
-    `holds` is the file that a finished run leaves, as of `open_output`. As answers may take hours,
-    `check_before_answers` sees texts first that are as long as theirs may become, and raises where
-    they cannot be learnt.
+    As answers may take hours, it is first required that there is the memory that texts as long as
+    theirs may become `need`.
     """
+    run = started.run
     documents = read_documents(run.data, need_answers=not run.own_answers)
     if run.own_answers is None:
         corpus = encode_corpus(
-            documents, tokenizer, max_length=run.max_length, held_out=run.held_out, seed=run.seed
+            documents,
+            started.tokenizer,
+            max_length=run.max_length,
+            held_out=run.held_out,
+            seed=run.seed,
         )
     else:
-        check_before_answers(_longest_texts(run, documents))
-        open_output(run, holds=holds)
-        corpus = _answered_corpus(run, run.own_answers, tokenizer, documents, listener)
-    aside = f"{len(corpus.held_out):,} held out"
-    if corpus.measured_on_training:
-        aside = "none held out: measures are of the training texts"
-    listener.note(
-        f"{len(corpus.training):,} sequences of {corpus.n_tokens:,} tokens to train on, {aside}"
-    )
+        longest = need(_longest_texts(run, documents))
+        started.require_memory(longest, ", with answers as long as they may be")
+        started.open_output()
+        corpus = _answered_corpus(started, run.own_answers, documents)
+    started.note_texts(corpus)
     return corpus
 
 
@@ -140,24 +113,82 @@ def _longest_texts(run: HeadRun, documents: Sequence[Document]) -> TokenCorpus:
 
 
 def _answered_corpus(
-    run: HeadRun,
-    settings: AnswerSettings,
-    tokenizer: TargetTokenizer,
-    documents: Sequence[Document],
-    listener: RunListener,
+    started: StartedHeadRun, settings: AnswerSettings, documents: Sequence[Document]
 ) -> TokenCorpus:
     """Let the target answer the documents' prompts."""
+    run, listener = started.run, started.listener
     folder = run.state_path.parent
     folder.mkdir(exist_ok=True)
     answered = answer_prompts(
         runnable_target(run.target, run.teacher, folder, listener.note),
-        tokenizer,
+        started.tokenizer,
         documents,
         folder / "answers.jsonl",
         settings,
-        identity=source_identity(run.teacher or run.target),
+        identity=source_identity(run.source),
         max_length=run.max_length,
         n_threads=run.n_threads,
         progress=lambda done, total: listener.stage("the target answers", done, total),
     )
     return corpus_of(answered, held_out=run.held_out, seed=run.seed)
+
+
+def head_card(
+    kind: str,
+    run: HeadRun,
+    corpus: TokenCorpus,
+    report: TrainingReport,
+    settings: TrainerSettings,
+    recipe: dict[str, Any],
+) -> str:
+    """Return the model card of heads of a kind that were trained by `recipe`."""
+    target, curves = run.target.resolve().name, report.result.curves
+    learnt = sum(int(corpus.sequences[number].learnt.sum()) for number in corpus.training)
+    shown = {
+        **recipe,
+        "learning rate": settings.learning_rate,
+        "tokens per batch": settings.tokens_per_batch,
+        "precision": report.precision,
+        "seed": settings.seed,
+    }
+    losses = f"the loss fell from {curves.losses[0]:.4f} to {curves.losses[-1]:.4f}."
+    training = training_lines(report, losses, shown)
+    if run.teacher is not None:
+        teacher = run.teacher.name
+        training.insert(1, f"Hidden states and laws are those of {teacher}, computed by llama.cpp.")
+    texts = "held-out texts"
+    if corpus.measured_on_training:
+        texts = "the training texts, too few to hold any out"
+    measures = curves.measures[-1][1] if curves.measures else {}
+    method = method_of_head(kind)
+    commands = (
+        []
+        if method is None
+        else [
+            "specrun convert FOLDER --target TARGET.gguf -o head.gguf",
+            f'specrun chat -m TARGET.gguf --drafter "{method.name}(head.gguf)"',
+        ]
+    )
+    return model_card(
+        f"{kind} for {target}",
+        tags=kind,
+        base_model=target,
+        made=f"Made by `specrun train {kind}`; {report.n_trained:,} trained parameters. It drafts "
+        "for this target only, and verification keeps the target's own tokens or distribution "
+        "whatever it drafts.",
+        sections={
+            "Data": [
+                f"{', '.join(path.name for path in run.data)}: {report.n_sequences:,} sequences, "
+                f"{corpus.n_tokens:,} tokens, {learnt:,} of them learnt; {report.n_held_out:,} "
+                "sequences held out. The licences of the data and of the target apply."
+            ],
+            "Training": training,
+            "What it can do": [
+                f"Agreement with the target's own first choice, on {texts}; `tokens a round` "
+                "counts those of a drafted chain and the target's own.",
+                "",
+                *table_lines("| | |", {name: f"{v:.3f}" for name, v in measures.items()}),
+            ],
+        },
+        commands=commands,
+    )

@@ -1,21 +1,68 @@
-"""A head's chains below every position of a text at once: its own states, the text's tokens.
+"""Heads that draft in chains, EAGLE's and EAGLE-3's, unrolled below every position of a text.
 
-The loss of chains: each depth's, over the chains that count there, discounted and added up.
+At depth 0 a head reads the target's states, later its own; the tokens are the text's. The loss is
+that of each depth, over the chains that count there, discounted and added up.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from specrun.train.data.token_corpus import choosing, draft_marks
+from specrun.bindings.errors import OptionError
+from specrun.train.data.token_corpus import TokenBatch, choosing, draft_marks
 from specrun.train.heads.attention import KeysValues
+from specrun.train.heads.learner import HeadLearner, rows_at
+from specrun.train.heads.recipe import HeadRecipe
+from specrun.train.target.features import Features
+from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.learner import LossPart
+from specrun.train.trainer.settings import TrainingDefaults
+
+MEASURED_DEPTH = 4
+_PAPER_WIDTH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRecipe(HeadRecipe):
+    """Chains of `steps` steps are trained; each step weighs `step_decay` times the one before."""
+
+    steps: int = 1
+    step_decay: float = 1.0
+
+    paper_rate: ClassVar[float]
+    """The learning rate of the paper, for states of 4096 numbers; narrower ones learn faster."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= 16:
+            raise OptionError(f"{self.steps} steps: give 1 to 16")
+        if not 0 < self.step_decay <= 1:
+            raise OptionError(
+                f"a step decay of {self.step_decay:g}: give a number above 0, at most 1"
+            )
+
+    def defaults(self, shape: ModelShape) -> TrainingDefaults:
+        """Return the paper's settings, with its rate scaled to the states' width."""
+        return TrainingDefaults(self.paper_rate * max(1.0, _PAPER_WIDTH / shape.hidden))
+
+    def chain_numbers(
+        self, shape: ModelShape, n_laws: int, longest: int, *, recompute: bool
+    ) -> int:
+        """Return the numbers that chains keep for each token; a law has `n_laws` of them.
+
+        A step keeps logits and what is made of them, a layer's states, and from the second step on
+        its scores for the text.
+        """
+        attention = 3 * shape.n_heads * longest if self.steps > 1 else 0
+        step = 4 * n_laws + 24 * shape.hidden + 6 * shape.feed_forward + attention
+        return step + self.steps * 5 * shape.hidden if recompute else self.steps * step
 
 
 class ChainHead(Protocol):
@@ -28,7 +75,48 @@ class ChainHead(Protocol):
         earlier: Sequence[KeysValues] = (),
         wanted: Tensor | None = None,
     ) -> tuple[Tensor, KeysValues]:
-        """Return the next states, whole at `wanted`, and their keys."""
+        """Return the states [B, T, h] after pairs of a state and the next token's embedding.
+
+        `earlier` are the keys of the steps before, where `states` are the head's own predictions;
+        the keys of this step are returned too. With `wanted` [B, T], states are whole only there.
+        """
+
+
+class ChainLearner(HeadLearner):
+    """Trains a head that drafts in chains."""
+
+    label = "depth"
+    head: ChainHead
+    recipe: ChainRecipe
+
+    @abstractmethod
+    def first_states(self, found: Features) -> Tensor:
+        """Return what the first step reads, [B, T-1, h]."""
+
+    @abstractmethod
+    def best(self, states: Tensor) -> Tensor:
+        """Return the best tokens [P, 5] after predicted states [P, h]."""
+
+    def drafts(self, batch: TokenBatch, found: Features, start: Tensor) -> Iterator[Tensor]:
+        """Yield the best tokens of chains of MEASURED_DEPTH."""
+        states = self.first_states(found)
+        for predicted in chain_states(
+            self.head, self._target.embedding, batch.ids, states, self.depth
+        ):
+            yield self.best(rows_at(predicted, start))
+
+    def chain_losses(
+        self, batch: TokenBatch, states: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+    ) -> Iterator[LossPart]:
+        """Yield the sum over all steps, if any: later ones depend on the states of earlier ones."""
+        recipe, again = self.recipe, self.recompute
+        tokens = (self._target.embedding, batch.ids)
+        chains = chain_states(
+            self.head, *tokens, states, recipe.steps, learnt=batch.learnt, recompute=again
+        )
+        found = chain_loss(chains, batch.learnt, loss, recipe.step_decay, recompute=again)
+        if found is not None:
+            yield found
 
 
 def chain_states(
@@ -51,20 +139,16 @@ def chain_states(
     With `recompute`, while gradients are taken over several steps, each step is computed again for
     its own: what attention keeps of all steps together would be the largest part of the memory.
     """
-    length = ids.shape[1]
     earlier: list[KeysValues] = []
-    for step in range(depth):
-        if step > length - 2:
-            return
-        tokens = F.pad(ids[:, 1 + step :], (0, step))
-        embeddings = embedding[tokens].to(states.dtype)
+    for step in range(min(depth, ids.shape[1] - 1)):
+        # Chain p reads the text's token p + step + 1; what is beyond the end means nothing.
+        embeddings = embedding[F.pad(ids[:, 1 + step :], (0, step))].to(states.dtype)
         wanted = None if learnt is None else F.pad(draft_marks(learnt, step), (0, step + 1))
+        given = (embeddings, states, tuple(earlier), wanted)
         if recompute and depth > 1 and torch.is_grad_enabled():
-            states, own = checkpoint(
-                head, embeddings, states, tuple(earlier), wanted, use_reentrant=False
-            )
+            states, own = checkpoint(head, *given, use_reentrant=False)
         else:
-            states, own = head(embeddings, states, earlier, wanted)
+            states, own = head(*given)
         earlier.append(own)
         yield states
 
@@ -77,13 +161,12 @@ def chain_loss(
     *,
     recompute: bool,
 ) -> LossPart | None:
-    """Return sum decay^s loss_s over the depths s of `chains`, states [B, T-1, h] each; None where
-    nothing counts.
+    """Return sum decay^s loss_s over the depths s of `chains`; None where nothing counts.
 
-    `learnt` [B, T] marks the tokens that count. `loss` takes the states [n, h] that chains predict
-    and the numbers [n] of the positions they stand for, among those `choosing` a token that counts,
-    in reading order. With `recompute` its insides are computed again for gradients: laws of all
-    depths would fill the memory.
+    `chains` are states [B, T-1, h], `learnt` [B, T] marks the tokens that count. `loss` takes the
+    states [n, h] that chains predict and the numbers [n] of the positions they stand for, among
+    those `choosing` a token that counts, in reading order. With `recompute` its insides are
+    computed again for gradients: laws of all depths would fill the memory.
     """
     order = (choosing(learnt).flatten().long().cumsum(0) - 1).view(learnt.shape)
     total, first = torch.zeros((), device=learnt.device), 0.0
@@ -91,15 +174,11 @@ def chain_loss(
         marks = draft_marks(learnt, depth)
         if not marks.any():
             break
-        rows, numbers = (
-            predicted[:, : marks.shape[1]][marks],
-            order[:, depth + 1 : depth + 1 + marks.shape[1]][marks],
-        )
-        found = (
-            checkpoint(loss, rows, numbers, use_reentrant=False)
-            if recompute
-            else loss(rows, numbers)
-        )
+        rows, numbers = rows_at(predicted, marks), rows_at(order, marks, depth + 1)
+        if recompute:
+            found = checkpoint(loss, rows, numbers, use_reentrant=False)
+        else:
+            found = loss(rows, numbers)
         total = total + decay**depth * found
         first = first if depth else float(found.detach())
     return LossPart("step 1", total, first) if total.requires_grad else None

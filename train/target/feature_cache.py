@@ -19,13 +19,12 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from specrun.bindings.atomic import atomic_path
 from specrun.bindings.errors import SpecrunError
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus
 from specrun.train.target.features import Features, FeatureSource
+from specrun.train.trainer.model_folder import write_json, write_weights
 
 _FORMAT = 2
 _CHUNK_TOKENS = 16384
@@ -42,8 +41,7 @@ def cache_bytes(corpus: TokenCorpus, hidden: int, n_taps: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CachePlace:
-    """Where the states of `corpus`, and the inputs of the layers `taps`, belong within the folder
-    of caches `root`.
+    """The place of states of `corpus` and inputs of the layers `taps`, in the folder `root`.
 
     Another value of anything in `manifest` makes other states.
     """
@@ -63,8 +61,7 @@ class CachePlace:
         precision: str,
         identity: Mapping[str, Any],
     ) -> CachePlace:
-        """Return the place of states that were computed in `precision` from the weights that
-        `identity` names."""
+        """Return the place of states computed in `precision` from the weights of `identity`."""
         about = {"corpus": corpus.digest, "taps": list(taps), "precision": precision}
         return cls(root, corpus, taps, {"format": _FORMAT, **about, **identity})
 
@@ -78,14 +75,11 @@ class CachePlace:
         """Return how many bytes of states of width `hidden` are still to be written."""
         if _read_manifest(self.folder / _MANIFEST) != self.manifest:
             return cache_bytes(self.corpus, hidden, len(self.taps))
-        cache = CachedFeatures(self.folder, self.corpus, self.taps)
-        missing = [
-            numbers for chunk, numbers in enumerate(cache.chunks) if not cache.path(chunk).exists()
-        ]
+        cache, texts = CachedFeatures(self.folder, self.corpus, self.taps), self.corpus.sequences
         tokens = sum(
-            len(self.corpus.sequences[number])
-            for first, last in missing
-            for number in range(first, last)
+            sum(map(len, texts[first:last]))
+            for chunk, (first, last) in enumerate(cache.chunks)
+            if not cache.path(chunk).exists()
         )
         return 2 * hidden * (1 + len(self.taps)) * tokens
 
@@ -99,16 +93,15 @@ def check_cache_space(folder: Path, n_bytes: int) -> None:
     if free < n_bytes:
         raise SpecrunError(
             f"the feature cache needs {n_bytes / 2**30:.2f} GiB in {folder} and "
-            f"{free / 2**30:.2f} GiB are free: "
-            "name another disk with --features, train on fewer texts, or use --cache no"
+            f"{free / 2**30:.2f} GiB are free: name another disk with --features, train on fewer "
+            "texts, or use --cache no"
         )
 
 
 def fill_cache(
     place: CachePlace, source: FeatureSource, device: torch.device, progress: Progress | None = None
 ) -> CachedFeatures:
-    """Compute what is missing in `place` and return the cache; other states beside it stay as they
-    are.
+    """Compute what is missing in `place` and return the cache; other states beside it stay.
 
     `progress` is called with the sequences done and all. Raises SpecrunError where the folder
     cannot be made, or holds states that its manifest does not tell of.
@@ -124,8 +117,7 @@ def fill_cache(
     if _read_manifest(path) != place.manifest:
         if path.exists() or any(folder.glob(_CHUNKS)):
             raise SpecrunError(f"{path} does not tell of the states in its folder: remove {folder}")
-        with atomic_path(path) as aside:
-            aside.write_text(json.dumps(dict(place.manifest), indent=2) + "\n", encoding="utf-8")
+        write_json(path, dict(place.manifest))
     cache = CachedFeatures(folder, corpus, place.taps)
     for number, (first, last) in enumerate(cache.chunks):
         chunk = cache.path(number)
@@ -137,8 +129,7 @@ def fill_cache(
 
 
 def remove_caches(root: Path) -> None:
-    """Delete all states in a folder of caches, of whatever manifests; files that are none of a
-    cache's stay."""
+    """Delete all states in a folder of caches; files that are none of a cache's stay."""
     if not root.is_dir():
         return
     for folder in [*(file for file in root.iterdir() if _is_cache(file)), root]:
@@ -186,9 +177,7 @@ class CachedFeatures:
 
     def _padded(self, name: str, batch: TokenBatch) -> Tensor:
         rows = [self._read(name, number) for number in batch.numbers]
-        found = torch.zeros(
-            len(rows), batch.ids.shape[1], rows[0].shape[1], device=batch.ids.device
-        )
+        found = torch.zeros(*batch.ids.shape, rows[0].shape[1], device=batch.ids.device)
         for row, states in enumerate(rows):
             found[row, : len(states)] = states.to(found.device)
         return found
@@ -199,9 +188,8 @@ class CachedFeatures:
             try:
                 self._open[number] = safe_open(self.path(number), "pt")
             except Exception as error:  # safetensors' own class, or the system's
-                raise SpecrunError(
-                    f"{self.path(number)} cannot be read ({error}): remove the cache"
-                ) from error
+                path = self.path(number)
+                raise SpecrunError(f"{path} cannot be read ({error}): remove the cache") from error
         states: Tensor = self._open[number].get_slice(name)[start:end]
         return states.float()
 
@@ -227,21 +215,13 @@ def _write_chunk(
         parts["final"].append(_half(found.final[0]))
         if found.taps is not None:
             parts["taps"].append(_half(found.taps[0]))
-    tensors = {
-        name: torch.cat(_one_type(states)).contiguous() for name, states in parts.items() if states
-    }
-    with atomic_path(path, force=True) as aside:
-        save_file(tensors, aside)
+    # torch.cat widens all to float32 where one text's states are too large for float16.
+    write_weights(path, {name: torch.cat(states) for name, states in parts.items() if states})
 
 
 def _half(states: Tensor) -> Tensor:
     states = states.detach().float().cpu()
     return states.half() if float(states.abs().max()) < _LARGEST else states
-
-
-def _one_type(states: list[Tensor]) -> list[Tensor]:
-    wide = any(state.dtype == torch.float32 for state in states)
-    return [state.float() if wide else state for state in states]
 
 
 def _read_manifest(path: Path) -> object:

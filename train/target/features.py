@@ -1,4 +1,4 @@
-"""Where heads get the target's hidden states from while they train."""
+"""Sources of the target's hidden states, which heads read while they train."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from specrun.train.target.hf_model import HFModel
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Final normed states [B, T, h], and the inputs of the tapped layers side by side
-    [B, T, taps h], if any."""
+    """Final normed states [B, T, h], and the tapped layers' inputs side by side [B, T, taps h]."""
 
     final: Tensor
     taps: Tensor | None
@@ -28,28 +27,6 @@ class FeatureSource(Protocol):
 
     def features(self, batch: TokenBatch) -> Features:
         """Return the states of a batch, on the batch's device, without gradients."""
-
-
-@dataclass(frozen=True, slots=True)
-class TargetMatrices:
-    """The target's token embedding and output matrix, both [vocab, h]; `softcap` bounds its logits,
-    if it does.
-
-    They are frozen, and shared by all that reads them.
-    """
-
-    embedding: Tensor
-    output: Tensor
-    softcap: float | None
-
-    def logits(self, states: Tensor) -> Tensor:
-        """Return the target's logits [..., vocab] in float32 after final states."""
-        raw = torch.nn.functional.linear(states.to(self.output.dtype), self.output).float()
-        return raw if self.softcap is None else self.softcap * torch.tanh(raw / self.softcap)
-
-    def law(self, states: Tensor) -> Tensor:
-        """Return the target's own law [..., vocab] after final states, at temperature 1."""
-        return self.logits(states).softmax(-1)
 
 
 class ModelFeatures:

@@ -1,16 +1,12 @@
-"""A GGUF file of a Llama back to the Hugging Face folder it could have come from: weights to train
-against.
+"""A GGUF file of a Llama, read back as a Hugging Face folder: weights to train against.
 
 What is quantized becomes the float32 numbers it stands for, so the folder computes what the file
 computes, not what the original did: heads and drafters trained with it fit the file that will be
 run.
-
-The tokenizer of a GGUF file as the files that Hugging Face tools read.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -20,14 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from specrun.bindings.atomic import atomic_path
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader
 from specrun.convert.gguf import GGUFSource
 from specrun.convert.tokenizer import CONTROL, USER_DEFINED
+from specrun.train.target.target_shape import ModelShape
+from specrun.train.trainer.model_folder import write_json, write_weights
 
 _KEY = "tokenizer.ggml."
 
@@ -41,15 +37,12 @@ def tokenizer_from_gguf(header: GGUFHeader, path: Path) -> Tokenizer:
     if (kind, pre) != ("gpt2", "gpt-2"):
         raise UnsupportedModelError(
             f"{path} has a tokenizer of kind {kind!r} that splits text as {pre!r}: only 'gpt2' "
-            "with 'gpt-2' can be "
-            "read back; use the folder it was converted from"
+            "with 'gpt-2' can be read back; use the folder it was converted from"
         )
-    tokens, types, merges = (
-        _list(header, name, path) for name in ("tokens", "token_type", "merges")
-    )
+    names = ("tokens", "token_type", "merges")
+    tokens, types, merges = (_list(header, name, path) for name in names)
     vocabulary = {str(text): token for token, text in enumerate(tokens)}
-    # A file of a tokenizer without merges has one of two tokens that are no longer than a byte
-    # each, which does no harm.
+    # A file of a tokenizer without merges has one of two one-byte tokens, which does no harm.
     pairs = [tuple(str(merge).split(" ", 1)) for merge in merges]
     known = [pair for pair in pairs if len(pair) == 2 and "".join(pair) in vocabulary]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=known))
@@ -60,20 +53,16 @@ def tokenizer_from_gguf(header: GGUFHeader, path: Path) -> Tokenizer:
             tokenizer.add_special_tokens([AddedToken(str(token), normalized=False)])
         elif number == USER_DEFINED:
             tokenizer.add_tokens([AddedToken(str(token), normalized=False)])
-    misplaced = next(
-        (text for token, text in enumerate(tokens) if tokenizer.token_to_id(str(text)) != token),
-        None,
-    )
-    if misplaced is not None:
-        raise MalformedFileError(
-            f"{path} has the token {misplaced!r} more than once in its vocabulary"
-        )
+    for token, text in enumerate(tokens):
+        if tokenizer.token_to_id(str(text)) != token:
+            raise MalformedFileError(
+                f"{path} has the token {text!r} more than once in its vocabulary"
+            )
     return tokenizer
 
 
 def tokenizer_settings(header: GGUFHeader, path: Path) -> dict[str, Any]:
-    """Return the content of tokenizer_config.json: special tokens, what is added to texts, the chat
-    template."""
+    """Return the content of tokenizer_config.json: special tokens and the chat template."""
     tokens = _list(header, "tokens", path)
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -94,8 +83,7 @@ def tokenizer_settings(header: GGUFHeader, path: Path) -> dict[str, Any]:
 def write_tokenizer(header: GGUFHeader, path: Path, folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json into `folder`."""
     tokenizer_from_gguf(header, path).save(str(folder / "tokenizer.json"))
-    text = json.dumps(tokenizer_settings(header, path), indent=2, ensure_ascii=False)
-    (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", tokenizer_settings(header, path))
 
 
 def _list(header: GGUFHeader, name: str, path: Path) -> list[Any]:
@@ -124,8 +112,7 @@ _WHOLE_NAMES = {
 
 
 def folder_from_gguf(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
-    """Write config.json, tokenizer files and, last, model.safetensors (float32) into `folder`;
-    return it.
+    """Write config.json, tokenizer files and, last, model.safetensors (float32); return `folder`.
 
     Raises UnsupportedModelError for anything but a plain Llama (no experts, no biases, no scaled
     rotary positions) with GPT-2's way of splitting text; FileMissingError, MalformedFileError.
@@ -136,9 +123,8 @@ def folder_from_gguf(source: str | os.PathLike[str], folder: str | os.PathLike[s
     destination = Path(folder)
     destination.mkdir(parents=True, exist_ok=True)
     write_tokenizer(file.header, file.path, destination)
-    (destination / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    with atomic_path(destination / "model.safetensors", force=True) as aside:
-        save_file(weights, aside, metadata={"format": "pt"})
+    write_json(destination / "config.json", config)
+    write_weights(destination / "model.safetensors", weights)
     return destination
 
 
@@ -164,28 +150,26 @@ def _config(file: GGUFSource) -> dict[str, Any]:
         raise UnsupportedModelError(
             f"{file.path} turns a part of each head only, which cannot be read back"
         )
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": width,
-        "num_hidden_layers": file.count("llama.block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": metadata.get("llama.attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "intermediate_size": file.count("llama.feed_forward_length"),
-        "vocab_size": embeddings.shape[1],
-        "rms_norm_eps": _number(file, "llama.attention.layer_norm_rms_epsilon"),
-        "rope_theta": _number(file, "llama.rope.freq_base", 10000.0),
-        "max_position_embeddings": file.count("llama.context_length"),
-        "hidden_act": "silu",
-        "tie_word_embeddings": "output.weight" not in file.tensors,
-        "torch_dtype": "float32",
-        "attention_bias": False,
-        "mlp_bias": False,
-    }
-    for name in ("bos", "eos"):
-        config[f"{name}_token_id"] = metadata.get(f"tokenizer.ggml.{name}_token_id")
-    return config
+    shape = ModelShape(
+        hidden=width,
+        n_layers=file.count("llama.block_count"),
+        n_heads=heads,
+        n_kv_heads=metadata.get("llama.attention.head_count_kv", heads),
+        feed_forward=file.count("llama.feed_forward_length"),
+        rope_theta=_number(file, "llama.rope.freq_base", 10000.0),
+        norm_eps=_number(file, "llama.attention.layer_norm_rms_epsilon"),
+        max_positions=file.count("llama.context_length"),
+        vocab_size=embeddings.shape[1],
+    )
+    return shape.llama_config(
+        architectures=["LlamaForCausalLM"],
+        head_dim=head_dim,
+        bos_token_id=metadata.get(f"{_KEY}bos_token_id"),
+        eos_token_id=metadata.get(f"{_KEY}eos_token_id"),
+        tie_word_embeddings="output.weight" not in file.tensors,
+        attention_bias=False,
+        mlp_bias=False,
+    )
 
 
 def _number(file: GGUFSource, key: str, default: float | None = None) -> float:
@@ -210,26 +194,20 @@ def _weights(
 
 
 def _in_halves(matrix: npt.NDArray[np.float32], n_heads: int) -> npt.NDArray[np.float32]:
-    """Return the rows of each head in Hugging Face's order: llama.cpp turns neighbours, i and i +
-    1, it i and i + half.
+    """Return the rows of each head in Hugging Face's order.
 
-    So row 2 i + s of a head is row i + s half of the result.
+    llama.cpp turns neighbours, rows 2 i and 2 i + 1, Hugging Face rows i and i + half: so row 2 i +
+    s of a head is row i + s half of the result.
     """
     rows, width = matrix.shape
-    return np.ascontiguousarray(
-        matrix.reshape(n_heads, rows // n_heads // 2, 2, width).swapaxes(1, 2).reshape(rows, width)
-    )
+    pairs = matrix.reshape(n_heads, rows // n_heads // 2, 2, width)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows, width))
 
 
 def _name(name: str, file: GGUFSource) -> str:
     if name in _WHOLE_NAMES:
         return _WHOLE_NAMES[name]
-    pieces = name.split(".")
-    if (
-        len(pieces) != 4
-        or pieces[0] != "blk"
-        or pieces[3] != "weight"
-        or pieces[2] not in _LAYER_NAMES
-    ):
-        raise UnsupportedModelError(f"{file.path} has the tensor {name}, which no plain Llama has")
-    return f"model.layers.{pieces[1]}.{_LAYER_NAMES[pieces[2]]}.weight"
+    match name.split("."):
+        case ["blk", layer, part, "weight"] if part in _LAYER_NAMES:
+            return f"model.layers.{layer}.{_LAYER_NAMES[part]}.weight"
+    raise UnsupportedModelError(f"{file.path} has the tensor {name}, which no plain Llama has")

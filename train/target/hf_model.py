@@ -1,9 +1,14 @@
-"""Hugging Face models for training: loaded by transformers from a local folder, without its code or
-the network."""
+"""Hugging Face models for training, loaded by transformers from a local folder.
+
+Neither the network nor code from the folder is used.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +21,14 @@ from specrun.bindings.errors import (
     ModelError,
     OutOfMemoryError,
 )
-from specrun.train.data.target_tokens import require_folder
+from specrun.train.data.target_tokens import first_line, require_folder
 
 _PROBE_TOKENS = 8
 _SUMMING = 1e-4  # of the largest logit: what the order of a sum may change
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return config.json of a model folder; of a model with several parts, that of its text
-    model."""
+    """Return a folder's config.json; of a model with several parts, that of its text model."""
     path = require_folder(folder) / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -36,6 +40,27 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise MalformedFileError(f"{path} is not a JSON object: download the model again")
     inner = config.get("text_config")
     return {**config, **inner} if isinstance(inner, dict) else config
+
+
+@dataclass(frozen=True, slots=True)
+class TargetMatrices:
+    """A model's token embedding and output matrix, both [vocab, h]; `softcap` bounds its logits.
+
+    Heads are given those of their target, which are frozen and shared by all that read them.
+    """
+
+    embedding: Tensor
+    output: Tensor
+    softcap: float | None
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the logits [..., vocab] in float32 after final states."""
+        raw = nn.functional.linear(states.to(self.output.dtype), self.output).float()
+        return raw if self.softcap is None else self.softcap * torch.tanh(raw / self.softcap)
+
+    def law(self, states: Tensor) -> Tensor:
+        """Return the law [..., vocab] after final states, at temperature 1."""
+        return self.logits(states).softmax(-1)
 
 
 class HFModel:
@@ -65,6 +90,11 @@ class HFModel:
         return self.output.device
 
     @property
+    def matrices(self) -> TargetMatrices:
+        """The matrices without their gradients; they share the model's memory."""
+        return TargetMatrices(self.embedding.detach(), self.output.detach(), self.softcap)
+
+    @property
     def n_layers(self) -> int:
         """The number of layers."""
         return int(self.config["num_hidden_layers"])
@@ -77,22 +107,19 @@ class HFModel:
     def hidden_states(
         self, ids: Tensor, taps: tuple[int, ...] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the final normed states [B, T, h] and, for `taps`, the inputs of those layers
-        [B, T, len(taps) h].
+        """Return the final normed states [B, T, h] and the inputs of `taps` [B, T, len(taps) h].
 
         Sequences are padded on the right, which causal attention never sees. Tap L is what enters
         layer L, counted from 0, as EAGLE-3's reference and llama.cpp number them.
         """
-        found = self.model.base_model(
-            input_ids=ids, use_cache=False, output_hidden_states=bool(taps)
-        )
+        model, tapping = self.model.base_model, bool(taps)
+        found = model(input_ids=ids, use_cache=False, output_hidden_states=tapping)
         tapped = torch.cat([found.hidden_states[tap] for tap in taps], -1) if taps else None
         return found.last_hidden_state, tapped
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of final states, [..., vocab], in float32."""
-        raw = nn.functional.linear(hidden.to(self.output.dtype), self.output).float()
-        return raw if self.softcap is None else self.softcap * torch.tanh(raw / self.softcap)
+        return TargetMatrices(self.embedding, self.output, self.softcap).logits(hidden)
 
 
 def load_hf_model(
@@ -109,41 +136,43 @@ def load_hf_model(
     except ImportError as error:
         raise MissingPackageError("training", "transformers", "train") from error
     auto: Any = transformers.AutoModelForCausalLM
-    quiet: Any = transformers.utils.logging
-    level, bar = quiet.get_verbosity(), quiet.is_progress_bar_enabled()
-    quiet.set_verbosity_error()
-    quiet.disable_progress_bar()
     try:
-        model = auto.from_pretrained(
-            str(folder),
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-        )
-        model = model.to(device).eval()
+        safely = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+        with quiet_transformers():
+            model = auto.from_pretrained(str(folder), dtype=dtype, **safely).to(device).eval()
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise OutOfMemoryError(
             f"no memory on {device} to load {folder}: use a smaller target or a --teacher"
         ) from error
     except Exception as error:  # whatever its code for this one architecture may raise
-        raise ModelError(
-            f"transformers cannot read the model in {folder}: {_first_line(error)}"
-        ) from error
-    finally:
-        quiet.set_verbosity(level)
-        if bar:
-            quiet.enable_progress_bar()
+        reason = first_line(error)
+        raise ModelError(f"transformers cannot read the model in {folder}: {reason}") from error
     model.requires_grad_(False)
     found = HFModel(model, config)
     _check_logits(found, folder)
     return found
 
 
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers from drawing progress bars and giving warnings of its own."""
+    import transformers
+
+    quiet: Any = transformers.utils.logging
+    level, bar = quiet.get_verbosity(), quiet.is_progress_bar_enabled()
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
+    try:
+        yield
+    finally:
+        quiet.set_verbosity(level)
+        if bar:
+            quiet.enable_progress_bar()
+
+
 @torch.no_grad()
 def _check_logits(found: HFModel, folder: Path) -> None:
-    """Raise ModelError unless the model's own logits are those that `HFModel.logits` makes of its
-    final states.
+    """Raise ModelError unless `HFModel.logits` makes the model's own logits of its final states.
 
     Everything that is learnt rests on that, and some families scale their logits (Granite, Cohere),
     scale what they are made of (MiniCPM), or have a bias (Phi-2).
@@ -159,32 +188,23 @@ def _check_logits(found: HFModel, folder: Path) -> None:
         ours = found.logits(states[-1])
     except Exception as error:  # whatever its code for this one architecture may raise
         raise ModelError(
-            f"{_kind(found, folder)} cannot be computed on tokens alone: {_first_line(error)}"
+            f"{_kind(found, folder)} cannot be computed on tokens alone: {first_line(error)}"
         ) from error
     finally:
         hook.remove()
     finite = own[own.isfinite()].abs()
     if not finite.numel():  # nothing to compare; the first loss will say so
         return
-    # The same product of the same states: they differ by what is done in the precision of the
-    # weights afterwards.
+    # The same product of the same states: what is done afterwards, in the precision of the weights,
+    # may differ.
     rounding, summing = 4 * torch.finfo(found.output.dtype).eps, _SUMMING * float(finite.max())
-    if (
-        own.shape != ours.shape
-        or not own.isclose(ours, rtol=rounding, atol=summing, equal_nan=True).all()
-    ):
+    near = {"rtol": rounding, "atol": summing}
+    if own.shape != ours.shape or not own.isclose(ours, equal_nan=True, **near).all():
         raise ModelError(
             f"{_kind(found, folder)} changes its logits after its output matrix (by a factor or "
-            "a bias), which "
-            "training does not know how to do: use a target of another family"
+            "a bias), which training does not know how to do: use a target of another family"
         )
 
 
 def _kind(found: HFModel, folder: Path) -> str:
     return f"{folder} is a model of the type {found.config.get('model_type')!r}, which"
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[
-        :200
-    ]

@@ -1,6 +1,6 @@
-"""The sizes of a target that a head must fit, read from its config.json.
+"""A model's sizes, from and to config.json, and the identity of its weights.
 
-Which weights something was computed from: what a cache or a checkpoint belongs to.
+A head must fit its target's sizes; caches and checkpoints belong to the weights they were made of.
 """
 
 from __future__ import annotations
@@ -17,21 +17,29 @@ from specrun.train.target.hf_model import read_config
 
 
 @dataclass(frozen=True, slots=True)
-class TargetShape:
-    """A target's sizes; `n_heads` divides `hidden`, and `n_kv_heads` divides `n_heads`."""
+class ModelShape:
+    """A model's sizes; `n_heads` divides `hidden`, and `n_kv_heads` divides `n_heads`.
+
+    `vocab_size` is 0 where config.json does not say it.
+    """
 
     hidden: int
     n_layers: int
     n_heads: int
     n_kv_heads: int
     feed_forward: int
-    rope_theta: float
-    norm_eps: float
-    max_positions: int
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+    max_positions: int = 2048
+    vocab_size: int = 0
+
+    @property
+    def head_size(self) -> int:
+        """The width of an attention head."""
+        return self.hidden // self.n_heads
 
     def default_taps(self) -> tuple[int, int, int]:
-        """Return the layers whose inputs EAGLE-3 reads where nothing else is said: low, middle and
-        high.
+        """Return the low, middle and high layer whose inputs EAGLE-3 reads by default.
 
         As EAGLE-3's reference: 2, n/2 and n-3. Where these would fall together, 1, n/2 and n-1.
         """
@@ -39,10 +47,27 @@ class TargetShape:
         usual = (2, n // 2, n - 3)
         return usual if 2 < n // 2 < n - 3 else (min(1, n - 1), n // 2, n - 1)
 
+    def llama_config(self, **more: object) -> dict[str, Any]:
+        """Return what config.json says of a Llama of these sizes, and `more`, which goes before."""
+        return {
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.feed_forward,
+            "num_hidden_layers": self.n_layers,
+            "num_attention_heads": self.n_heads,
+            "num_key_value_heads": self.n_kv_heads,
+            "rms_norm_eps": self.norm_eps,
+            "rope_theta": self.rope_theta,
+            "max_position_embeddings": self.max_positions,
+            "vocab_size": self.vocab_size,
+            "torch_dtype": "float32",
+            **more,
+        }
 
-def target_shape(folder: Path) -> TargetShape:
-    """Return the sizes of the model in a folder; raises UnsupportedModelError where config.json
-    lacks one."""
+
+def target_shape(folder: Path) -> ModelShape:
+    """Return the sizes of a folder's model; raises UnsupportedModelError where one is missing."""
     config = read_config(folder)
 
     def size(name: str, default: int | None = None) -> int:
@@ -55,13 +80,12 @@ def target_shape(folder: Path) -> TargetShape:
 
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     kv_heads = size("num_key_value_heads", heads)
-    while (
-        hidden % heads or (hidden // heads) % 2
-    ):  # heads of a width of their own: take the nearest that divide
+    # Where heads have a width of their own, take the nearest number that divides.
+    while hidden % heads or (hidden // heads) % 2:
         heads -= 1
     while heads % kv_heads:
         kv_heads -= 1
-    return TargetShape(
+    return ModelShape(
         hidden=hidden,
         n_layers=size("num_hidden_layers"),
         n_heads=heads,
@@ -70,6 +94,7 @@ def target_shape(folder: Path) -> TargetShape:
         rope_theta=_rope_theta(config),
         norm_eps=float(config.get("rms_norm_eps") or config.get("layer_norm_eps") or 1e-6),
         max_positions=size("max_position_embeddings", 2048),
+        vocab_size=int(config.get("vocab_size", 0)),
     )
 
 
@@ -82,13 +107,10 @@ def _rope_theta(config: dict[str, Any]) -> float:
 
 
 def source_identity(path: Path) -> dict[str, Any]:
-    """Return what names the weights of a GGUF file or a folder: contents of small files, sizes and
-    times of others."""
+    """Return what names the weights of a GGUF file or a folder: sizes and times of large files."""
     if path.is_file():
-        stat = path.stat()
-        return {
-            "source": [path.name, stat.st_size, stat.st_mtime_ns, read_header(path).architecture]
-        }
+        stat, kind = path.stat(), read_header(path).architecture
+        return {"source": [path.name, stat.st_size, stat.st_mtime_ns, kind]}
     found = hashlib.sha256((path / "config.json").read_bytes()).hexdigest()
     weights = sorted(
         (file.name, file.stat().st_size, file.stat().st_mtime_ns)

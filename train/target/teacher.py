@@ -1,5 +1,4 @@
-"""A GGUF target as the teacher: its hidden states from llama.cpp, its matrices read and dequantized
-for torch.
+"""A GGUF target as the teacher: hidden states from llama.cpp, matrices dequantized for torch.
 
 A target that is too large for torch teaches quantized: states are computed once, by the runtime's
 own bindings, and the head learns what it will see when it drafts for that very file.
@@ -7,9 +6,8 @@ own bindings, and the head learns what it will see when it drafts for that very 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
-from types import TracebackType
 
 import gguf
 import numpy as np
@@ -27,8 +25,9 @@ from specrun.convert.checkpoint import read_array
 from specrun.convert.gguf import GGUFSource
 from specrun.train.data.target_tokens import TargetTokenizer
 from specrun.train.data.token_corpus import TokenBatch
-from specrun.train.target.features import Features, TargetMatrices
-from specrun.train.target.target_shape import TargetShape
+from specrun.train.target.features import Features
+from specrun.train.target.hf_model import TargetMatrices
+from specrun.train.target.target_shape import ModelShape
 
 _OUTPUT, _OUTPUT_BIAS, _EMBEDDING = "output.weight", "output.bias", "token_embd.weight"
 _PROBE = "The quick brown fox jumps over 13 lazy dogs.\n\tdef f(x):  # Zwölf Boxkämpfer, 東京"
@@ -37,8 +36,7 @@ _PROBE = "The quick brown fox jumps over 13 lazy dogs.\n\tdef f(x):  # Zwölf Bo
 def teacher_matrices(
     path: Path, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> TargetMatrices:
-    """Return the embedding and output matrix of a file, dequantized, tied ones as one; raises as
-    `check_teacher`."""
+    """Return a file's matrices, dequantized, tied ones as one; raises as `check_teacher`."""
     source = GGUFSource(path)
     _check_logits(path, source.header)
     cap = source.header.metadata.get(f"{source.header.architecture}.final_logit_softcapping")
@@ -63,13 +61,11 @@ def _matrix(source: GGUFSource, name: str) -> Tensor:
         raise MalformedFileError(f"{source.path} has {name} in blocks that do not divide its rows")
     raw = read_array(source.path, np.uint8, (rows, per_row), info.offset)
     if info.type_name in ("F32", "F16"):
-        return torch.from_numpy(
-            raw.view(np.float32 if info.type_name == "F32" else np.float16).astype(np.float32)
-        )
+        plain = raw.view(np.float32 if info.type_name == "F32" else np.float16)
+        return torch.from_numpy(plain.astype(np.float32))
     try:
-        found: npt.NDArray[np.float32] = gguf.quants.dequantize(
-            raw, gguf.GGMLQuantizationType[info.type_name]
-        )
+        quantized = gguf.GGMLQuantizationType[info.type_name]
+        found: npt.NDArray[np.float32] = gguf.quants.dequantize(raw, quantized)
     except (KeyError, NotImplementedError) as error:
         raise UnsupportedModelError(
             f"{source.path} stores {name} as {info.type_name}, which cannot be read"
@@ -77,11 +73,8 @@ def _matrix(source: GGUFSource, name: str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(found, np.float32))
 
 
-def check_teacher(
-    path: Path, tokenizer: TargetTokenizer, vocab_size: int, shape: TargetShape
-) -> None:
-    """Raise PairError unless the GGUF file has the vocabulary and the sizes of the folder; no
-    weights are read.
+def check_teacher(path: Path, tokenizer: TargetTokenizer, shape: ModelShape) -> None:
+    """Raise PairError unless a GGUF file has the folder's vocabulary and sizes; reads no weights.
 
     Raises UnsupportedModelError where its logits are not its output matrix (and a soft cap) times
     its states.
@@ -89,23 +82,16 @@ def check_teacher(
     header = read_header(path)
     _check_logits(path, header)
     pair = f"{path} is not {tokenizer.folder} in GGUF"
-    sizes = {
-        name: _size(header, path, key)
-        for name, key in (("width", "embedding_length"), ("layers", "block_count"))
-    }
+    width, layers = (_size(header, path, key) for key in ("embedding_length", "block_count"))
     nextn = header.metadata.get(f"{header.architecture}.nextn_predict_layers")
-    if isinstance(
-        nextn, int
-    ):  # blocks behind the layers, which a folder's num_hidden_layers leaves out
-        sizes["layers"] -= nextn
-    if sizes["width"] != shape.hidden:
-        raise PairError(
-            f"{pair}: its states have {sizes['width']} numbers, and the folder's {shape.hidden}"
-        )
-    if sizes["layers"] != shape.n_layers:
-        raise PairError(f"{pair}: it has {sizes['layers']} layers, and the folder {shape.n_layers}")
+    if isinstance(nextn, int):  # blocks behind the layers, left out of a folder's num_hidden_layers
+        layers -= nextn
+    if width != shape.hidden:
+        raise PairError(f"{pair}: its states have {width} numbers, and the folder's {shape.hidden}")
+    if layers != shape.n_layers:
+        raise PairError(f"{pair}: it has {layers} layers, and the folder {shape.n_layers}")
     with Model(path, vocab_only=True) as model:
-        check_same_vocabulary(model, tokenizer, vocab_size)
+        check_same_vocabulary(model, tokenizer, shape.vocab_size)
 
 
 def _check_logits(path: Path, header: GGUFHeader) -> None:
@@ -116,8 +102,7 @@ def _check_logits(path: Path, header: GGUFHeader) -> None:
     if changed is not None:
         raise UnsupportedModelError(
             f"{path} is a {header.architecture} model that {changed}, which training does not "
-            "know how to do: "
-            "use a target of another family"
+            "know how to do: use a target of another family"
         )
 
 
@@ -132,26 +117,14 @@ def check_same_vocabulary(model: Model, tokenizer: TargetTokenizer, vocab_size: 
     """Raise PairError unless the GGUF file and the folder have the same vocabulary."""
     pair = f"{model.path} is not {tokenizer.folder} in GGUF"
     if model.vocabulary.size != vocab_size:
-        raise PairError(
-            f"{pair}: it has {model.vocabulary.size} tokens, and the folder {vocab_size}"
-        )
+        n_tokens = model.vocabulary.size
+        raise PairError(f"{pair}: it has {n_tokens} tokens, and the folder {vocab_size}")
     theirs, ours = model.vocabulary.tokenize(_PROBE), tokenizer.tokenize(_PROBE)
     if theirs != ours:
-        place = next(
-            (
-                i
-                for i, (first, other) in enumerate(zip(theirs, ours, strict=False))
-                if first != other
-            ),
-            min(len(theirs), len(ours)),
+        here, there = next(
+            both for both in zip_longest(theirs, ours, fillvalue="none") if both[0] != both[1]
         )
-        raise PairError(
-            f"{pair}: the same text is token {_at(theirs, place)} here and {_at(ours, place)} there"
-        )
-
-
-def _at(tokens: Sequence[int], place: int) -> str:
-    return str(tokens[place]) if place < len(tokens) else "none"
+        raise PairError(f"{pair}: the same text is token {here} here and {there} there")
 
 
 class TeacherFeatures:
@@ -167,10 +140,11 @@ class TeacherFeatures:
         self.taps = taps
         self._model = model
         size = -(-longest // 256) * 256
+        rows = min(512, size)
         options = ContextOptions(
             n_ctx=size,
-            n_batch=min(512, size),
-            n_outputs=min(512, size),
+            n_batch=rows,
+            n_outputs=rows,
             n_threads=n_threads,
             n_threads_batch=n_threads,
             hidden_states=True,
@@ -190,8 +164,7 @@ class TeacherFeatures:
         return Features(found[..., :width], found[..., width:] if self.taps else None)
 
     def _states(self, tokens: list[int]) -> npt.NDArray[np.float32]:
-        """Return the final states of one sequence, and the inputs of the tapped layers beside
-        them."""
+        """Return the final states of a sequence, with the inputs of the tapped layers beside."""
         context, width = self._context, self._model.n_embd
         context.memory.clear()
         found = np.empty((len(tokens), width * (1 + len(self.taps))), np.float32)
@@ -202,22 +175,10 @@ class TeacherFeatures:
             for row in range(len(piece)):
                 found[start + row, :width] = rows.hidden_state(row)
                 for place, tap in enumerate(self.taps, 1):
-                    found[start + row, place * width : (place + 1) * width] = rows.layer_input(
-                        row, tap
-                    )
+                    columns = slice(place * width, (place + 1) * width)
+                    found[start + row, columns] = rows.layer_input(row, tap)
         return found
 
     def close(self) -> None:
         """Free the context."""
         self._context.close()
-
-    def __enter__(self) -> TeacherFeatures:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

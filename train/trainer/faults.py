@@ -1,7 +1,6 @@
-"""What ends a training early: a number that is none, and memory that is not there. Each says what
-is kept.
+"""Faults that end a training early: a loss that is not a number, and too little memory.
 
-Ctrl-C that waits for a moment: for changes that must be made whole.
+`held_interrupt` lets Ctrl-C wait for a moment, for changes that must be made whole.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ import torch
 from specrun.bindings.errors import OutOfMemoryError, SpecrunError
 
 _ANEW = "train anew, with --force or into another folder, with a lower"
-# What torch says in a plain RuntimeError: the CPU's allocator, the system behind it, cuBLAS, and
-# Apple's GPUs.
+# What torch says in a plain RuntimeError: the CPU's allocator, the system, cuBLAS, Apple's GPUs.
 _NO_MEMORY = (
     "can't allocate memory",
     "cannot allocate memory",
@@ -38,8 +36,7 @@ def not_a_number(what: str, step: int, value: float, kept: str) -> SpecrunError:
     """Return the error of a loss or gradient from which nothing can be learnt."""
     return SpecrunError(
         f"the {what} at step {step} is {value}, not a number to learn from: training stopped and "
-        f"{kept}; "
-        f"{_ANEW} --learning-rate (a resumed run keeps its own)"
+        f"{kept}; {_ANEW} --learning-rate (a resumed run keeps its own)"
     )
 
 
@@ -55,8 +52,7 @@ def too_little_memory(step: int, device: torch.device, kept: str) -> OutOfMemory
 
 @contextmanager
 def held_interrupt() -> Iterator[None]:
-    """Let the block end before Ctrl-C is heard; it is then heard at once, by whoever heard it
-    before.
+    """Let the block end before Ctrl-C is heard; its handler then hears it at once.
 
     Python tells only the main thread of signals: in another there is nothing to hold. Keep the
     block short, for nothing else can stop it.

@@ -1,4 +1,4 @@
-"""What a trainer trains: parameters, a loss on a batch, and measures on held-out data."""
+"""The learner that a trainer trains: parameters, losses of a batch, and held-out measures."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from specrun.train.data.token_corpus import TokenBatch
 
 @dataclass(frozen=True, slots=True)
 class LossPart:
-    """A summand of the loss, weighted; `name` is what curves call it, `plain` its value without the
-    weight."""
+    """A weighted summand of the loss; curves show its `plain` value, unweighted, as `name`."""
 
     name: str
     value: Tensor
@@ -47,27 +46,19 @@ class Learner(ABC):
     device: torch.device
 
     recompute: bool = True
-    """Whether what gradients need is computed again rather than kept, where there is much of it:
-    the same numbers."""
+    """Whether large parts of what gradients need are computed again, not kept: same numbers."""
 
     def groups(self) -> list[ParameterGroup]:
         """Return what is trained: by default all of `module` that wants gradients."""
-        return [
-            ParameterGroup(
-                [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-            )
-        ]
+        return [ParameterGroup([each for each in self.module.parameters() if each.requires_grad])]
 
     @property
     def n_trained(self) -> int:
         """How many parameters are trained."""
-        return sum(
-            parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad
-        )
+        return sum(each.numel() for each in self.module.parameters() if each.requires_grad)
 
     def learning(self, on: bool) -> None:
-        """Switch to learning, or to being measured: by default what torch calls training, with
-        dropout.
+        """Switch to learning, or to being measured: by default torch's training mode, with dropout.
 
         Dropout draws from torch's own source: who has some decides what it draws, or stays in
         evaluation mode.
@@ -85,8 +76,7 @@ class Learner(ABC):
 
     @abstractmethod
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return what the module can do on held-out batches, by name, such as {"head 1 top-1":
-        0.71}."""
+        """Return measures of held-out batches by name, such as {"head 1 top-1": 0.71}."""
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold; by default the module's own."""

@@ -1,7 +1,4 @@
-"""Who is told how a run goes: the command line shows it, scripts may leave it.
-
-What a training run shows while it goes on, and when it is done.
-"""
+"""Listeners of a training run, its status and its result: the command line shows them."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ from typing import Protocol
 
 @dataclass(slots=True)
 class Curves:
-    """What a run has shown: the loss of every step, its parts by name, and measures as (step,
-    values)."""
+    """What a run has shown: losses of all steps, parts by name, and (step, measures)."""
 
     losses: list[float] = field(default_factory=list)
     parts: dict[str, list[float]] = field(default_factory=dict)
@@ -33,8 +29,7 @@ class TrainingStatus:
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """A finished run: all its curves, earlier parts included, and what it took in tokens and
-    seconds."""
+    """A finished run: all curves, earlier parts too, and what it took in tokens and seconds."""
 
     curves: Curves
     tokens: int

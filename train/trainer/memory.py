@@ -1,4 +1,4 @@
-"""How much memory a training run will need, said before its first step."""
+"""Estimates of the memory that a training run needs, checked before its first step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ _SLACK = 1.15  # what allocators lose
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes that will be needed, by what for; `remedies` say by the same names what makes a part
-    smaller."""
+    """Bytes needed, by what for; `remedies` say by the same names what makes a part smaller."""
 
     parts: Mapping[str, int]
     remedies: Mapping[str, str] = field(default_factory=dict)
@@ -30,8 +29,7 @@ class MemoryNeed:
         return int(sum(self.parts.values()) * _SLACK)
 
     def remedy(self, free: int) -> str:
-        """Return what to do about the largest parts, as many of them as it takes for the others to
-        fit into `free`."""
+        """Return what to do about the largest parts until the others fit into `free`."""
         found: list[str] = []
         left = self.total
         for name, size in sorted(self.parts.items(), key=lambda part: -part[1]):
@@ -47,8 +45,7 @@ class MemoryNeed:
 
 
 def trained_bytes(module: nn.Module) -> int:
-    """Return what trained parameters take: themselves, gradients, and AdamW's two averages; frozen
-    ones count once."""
+    """Return the bytes of parameters; trained ones count with gradient and AdamW's averages."""
     return sum(
         parameter.numel() * parameter.element_size() * (4 if parameter.requires_grad else 1)
         for parameter in module.parameters()
@@ -61,9 +58,8 @@ def free_memory(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[0])
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(
-            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
-        )
+        available = next(line for line in lines if line.startswith("MemAvailable"))
+        return int(available.split()[1]) * 1024
     except (OSError, StopIteration, ValueError):
         try:
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -74,8 +70,7 @@ def free_memory(device: torch.device) -> int:
 def require_memory(
     need: MemoryNeed, device: torch.device, free: int | None = None, *, advice: str = ""
 ) -> None:
-    """Raise OutOfMemoryError with both numbers, and what to do, unless `need` fits into what is
-    free.
+    """Raise OutOfMemoryError with both numbers and a remedy unless `need` fits into what is free.
 
     `advice` is for needs that name no remedies.
     """

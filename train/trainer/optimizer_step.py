@@ -1,8 +1,7 @@
 """One step of training: the loss's gradients, clipped, and an update at the schedule's rate.
 
-Muon for 2-D weights, for all matrices of one shape at once and in a precision of one's choice.
-
-torch.optim.Muon always goes through bfloat16, which some virtual machines claim and cannot execute.
+Muon here takes all matrices of one shape at once and in any precision: torch.optim.Muon always goes
+through bfloat16, which some virtual machines claim and cannot execute.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from specrun.train.trainer.faults import not_a_number
 from specrun.train.trainer.learner import Learner, ParameterGroup
 from specrun.train.trainer.settings import TrainerSettings
 
+# Of the quintic a x + b x^3 + c x^5, tuned by Muon's author: steep at 0, near 1 about 1.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Push the singular values of [N, rows, columns] matrices towards 1 by Newton-Schulz
-    iterations."""
+    """Push the singular values of [N, rows, columns] matrices towards 1, by Newton-Schulz."""
     a, b, c = _COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
@@ -98,16 +97,14 @@ class OptimizerStep:
         by_adamw = [group for group in groups if not (muon_trains and group.hidden_matrices)]
         # By what checkpoints call their states; each with the groups it trains, in order.
         self._optimizers: dict[str, tuple[torch.optim.Optimizer, list[ParameterGroup]]] = {}
+        rate = settings.learning_rate
         if by_adamw:
             adamw = torch.optim.AdamW(
-                _own_groups(by_adamw),
-                lr=settings.learning_rate,
-                betas=settings.betas,
-                weight_decay=settings.weight_decay,
+                _own_groups(by_adamw), rate, settings.betas, weight_decay=settings.weight_decay
             )
             self._optimizers["optimizer"] = (adamw, by_adamw)
         if by_muon:
-            muon = Muon(_own_groups(by_muon), lr=settings.learning_rate, dtype=settings.precision)
+            muon = Muon(_own_groups(by_muon), rate, dtype=settings.precision)
             self._optimizers["muon"] = (muon, by_muon)
 
     def gradients(self, batch: TokenBatch, step: int) -> PartValues:

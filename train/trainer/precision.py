@@ -1,9 +1,7 @@
-"""Which numbers a device really computes with: found out by computing, not by reading its flags.
+"""The precision and the device of training: bfloat16 is tried by computing, not by reading flags.
 
 A virtual machine may advertise bfloat16 instructions that end the process when they are used, so
 the trial runs in a process of its own.
-
-What a device is called, for reports and model cards.
 """
 
 from __future__ import annotations
@@ -54,8 +52,7 @@ print(seconds(torch.float32) / seconds(torch.bfloat16))
 
 @dataclass(frozen=True, slots=True)
 class TrialSize:
-    """What is timed: `repeats` products [rows, width] x [width, width], each forward and for its
-    weights backward."""
+    """What is timed: `repeats` products [rows, width] x [width, width], forward and backward."""
 
     rows: int
     width: int
@@ -78,14 +75,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @functools.cache
 def bfloat16_gain(device: str, n_threads: int) -> float | None:
-    """Return how many times faster bfloat16 products are on a device, None where they fail or take
-    too long."""
+    """Return how much faster bfloat16 products are; None where they fail or take too long."""
     size = dataclasses.astuple(trial_size(torch.device(device).type))
     command = [sys.executable, "-c", _TRIAL, device, str(n_threads), *map(str, size)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
         return float(done.stdout) if done.returncode == 0 else None
     except (subprocess.TimeoutExpired, ValueError, OSError):
         return None
@@ -98,8 +92,7 @@ def runs_faster_in_bfloat16(device: torch.device) -> bool:
 
 
 def usable_precision(wanted: str, device: torch.device, earlier: str | None = None) -> torch.dtype:
-    """Return the precision of products: "auto" is bfloat16 where that works and is faster, else
-    float32.
+    """Return the precision of products: "auto" is bfloat16 where it works and is faster.
 
     A resumed run goes on in its `earlier` one if it is left the choice: a second trial on a busy
     machine may fall differently, and the losses would part. Raises OptionError if bfloat16 is asked

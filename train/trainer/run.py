@@ -1,27 +1,28 @@
-"""What every training run is given: texts, length, device, a folder; and the trainer's settings
-that follow."""
+"""Training runs of heads and drafters: what they are given, their folder, their start and report.
+
+The folder of a run holds the finished model (config.json, weights, README.md) and `training/` with
+the checkpoint and whatever else is needed only while the run goes on.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.train.data.token_corpus import TokenCorpus
-from specrun.train.trainer.settings import TrainerSettings
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingDefaults:
-    """How something is trained where nothing else is said."""
-
-    learning_rate: float
-    betas: tuple[float, float] = (0.9, 0.95)
-    clip_norm: float = 0.5
-    weight_decay: float = 0.0
+from specrun.train.trainer.learner import Learner
+from specrun.train.trainer.listener import NobodyListens, RunListener, TrainingResult
+from specrun.train.trainer.memory import MemoryNeed, require_memory
+from specrun.train.trainer.precision import device_name, usable_device, usable_precision
+from specrun.train.trainer.run_checkpoint import check_checkpoint, check_same_run, earlier_run
+from specrun.train.trainer.settings import TrainerSettings, TrainingDefaults
+from specrun.train.trainer.trainer import train_learner
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class TrainingRun:
     def trainer_settings(
         self, usual: TrainingDefaults, corpus: TokenCorpus, precision: torch.dtype
     ) -> TrainerSettings:
-        """Return how this run is made of what is usually trained so."""
+        """Return the trainer's settings for this corpus; `usual` fills in what was not given."""
         per_epoch = len(corpus.training_batches(0, self.seed, self.tokens_per_batch))
         steps = self.steps if self.steps is not None else self.epochs * per_epoch
         return TrainerSettings(
@@ -83,4 +84,141 @@ class TrainingRun:
             seed=self.seed,
             save_seconds=self.save_seconds,
             precision=precision,
+        )
+
+
+def check_output(run: TrainingRun, *, holds: str, reads: Iterable[Path] = ()) -> None:
+    """Raise OptionError where the folder has something that a run would overwrite.
+
+    `holds` names the file that a finished run leaves, `reads` the folders of the models that the
+    run reads: none of them is written into, whatever else is said. Raises FileMissingError where
+    there is no checkpoint to resume.
+    """
+    folder = run.output
+    if folder.exists() and not folder.is_dir():
+        raise OptionError(f"{folder} is a file; name a folder to write into")
+    if folder.exists() and any(read.exists() and folder.samefile(read) for read in reads):
+        raise OptionError(
+            f"{folder} is the folder of a model that is read; name another folder to write"
+        )
+    if run.resume or run.force:
+        if run.resume:
+            check_checkpoint(run.state_path, resume=True)
+        return
+    advice = "choose another folder, or overwrite it with --force"
+    if (folder / holds).exists():
+        raise OptionError(f"{folder} already holds {holds}; {advice}")
+    strange = [name for name in ("config.json", "README.md") if (folder / name).exists()]
+    if strange and not run.state_path.exists():
+        raise OptionError(f"{folder} holds {strange[0]} of something else; {advice}")
+    check_checkpoint(run.state_path, resume=False)
+
+
+def open_output(run: TrainingRun, *, holds: str) -> None:
+    """Make the folder, without an earlier run's checkpoint where that is overwritten.
+
+    Raises as `check_output`, and SpecrunError where the folder cannot be made.
+    """
+    check_output(run, holds=holds)
+    try:
+        run.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecrunError(
+            f"{run.output} cannot be made ({error.strerror}); choose another folder"
+        ) from error
+    if run.force and not run.resume:
+        run.state_path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingReport:
+    """What was made: the folder, how the run went, and how much was trained on what.
+
+    `n_held_out` is 0 where there were too few texts to hold any out.
+    """
+
+    output: Path
+    result: TrainingResult
+    n_trained: int
+    n_sequences: int
+    n_held_out: int
+    precision: str
+    device: str
+
+    @property
+    def measured_on_training(self) -> bool:
+        """Whether the measures are of the training texts."""
+        return self.n_held_out == 0
+
+
+class StartedRun:
+    """A run whose folder may be written, with its device and precision.
+
+    `weights_name` is the file that a finished run leaves; `reads` are the folders of the models
+    that it reads. A resumed run goes on in the precision of its checkpoint.
+    """
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        weights_name: str,
+        listener: RunListener | None,
+        reads: Iterable[Path],
+    ) -> None:
+        check_output(run, holds=weights_name, reads=reads)
+        if run.n_threads:
+            torch.set_num_threads(run.n_threads)
+        self.listener = listener or NobodyListens()
+        self.device = usable_device(run.device)
+        self.earlier = earlier_run(run.state_path, resume=run.resume)
+        self.precision = usable_precision(run.precision, self.device, self.earlier.precision)
+        self._run, self._weights_name = run, weights_name
+
+    def settings(self, usual: TrainingDefaults, corpus: TokenCorpus) -> TrainerSettings:
+        """Return the trainer's settings for a corpus."""
+        return self._run.trainer_settings(usual, corpus, self.precision)
+
+    def note_texts(self, corpus: TokenCorpus) -> None:
+        """Tell the listener how much there is to learn from."""
+        aside = f"{len(corpus.held_out):,} held out"
+        if corpus.measured_on_training:
+            aside = "none held out: measures are of the training texts"
+        sizes = f"{len(corpus.training):,} sequences of {corpus.n_tokens:,} tokens"
+        self.listener.note(f"{sizes} to train on, {aside}")
+
+    def require_memory(self, need: MemoryNeed, note: str = "", *, advice: str = "") -> None:
+        """Tell the listener what is needed; raise OutOfMemoryError where there is less."""
+        self.listener.note(f"memory: about {need}{note}")
+        require_memory(need, self.device, advice=advice)
+
+    def check_same(self, settings: TrainerSettings, identity: Mapping[str, Any]) -> None:
+        """Raise OptionError where a resumed run differs from its checkpoint."""
+        wanted = {**settings.identity, **identity}
+        check_same_run(self._run.state_path, self.earlier, wanted)
+
+    def open_output(self) -> None:
+        """Make the run's folder."""
+        open_output(self._run, holds=self._weights_name)
+
+    def train(
+        self,
+        learner: Learner,
+        corpus: TokenCorpus,
+        settings: TrainerSettings,
+        identity: dict[str, Any],
+    ) -> TrainingReport:
+        """Train the learner and return the report; the finished model is still to be written."""
+        path, resume = self._run.state_path, self._run.resume
+        tell = self.listener.status
+        result = train_learner(
+            learner, corpus, settings, path, resume=resume, identity=identity, report=tell
+        )
+        return TrainingReport(
+            self._run.output,
+            result,
+            n_trained=learner.n_trained,
+            n_sequences=len(corpus.training),
+            n_held_out=0 if corpus.measured_on_training else len(corpus.held_out),
+            precision=settings.precision_name,
+            device=device_name(learner.device),
         )

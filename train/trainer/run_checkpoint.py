@@ -1,5 +1,4 @@
-"""The checkpoint of a training run: parameters, optimizer, curves, and the place in the data, whole
-or not at all."""
+"""A run's checkpoint: parameters, optimizer, curves and place in the data, whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from specrun.train.trainer.listener import Curves
 from specrun.train.trainer.optimizer_step import OptimizerStep
 from specrun.train.trainer.precision import dtype_name
 
-# raised where a run would go on differently: 2 counts answers' first tokens, 3 knows the size of
-# taps
+# Raised where a run would go on differently: 2 counts answers' first tokens, 3 knows taps' size.
 _FORMAT = 3
 # What unfinished runs of earlier versions called these; as stored, so that they can be resumed.
 _FORMER_NAMES = {
@@ -32,8 +30,7 @@ _FORMER_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`step` steps are done, the next batch is number `index` of `epoch`; replaced whole, so no
-    Ctrl-C splits it."""
+    """Steps done, and the next batch `index` of `epoch`; replaced whole: Ctrl-C cannot split it."""
 
     step: int = 0
     epoch: int = 0
@@ -44,8 +41,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class EarlierRun:
-    """What a resumed run must be like, before it is loaded: `identity`, and the precision that it
-    last computed in.
+    """The `identity` that a resumed run must share, and the precision it last computed in.
 
     Empty where nothing is resumed; `precision` is None where a checkpoint does not tell.
     """
@@ -55,14 +51,12 @@ class EarlierRun:
 
 
 def check_checkpoint(path: Path, *, resume: bool) -> None:
-    """Raise FileMissingError where there is no checkpoint to resume, OptionError where one would be
-    overwritten."""
+    """Raise where there is no checkpoint to resume, or where one would be overwritten."""
     if resume and not path.exists():
         raise FileMissingError(f"there is no {path} to resume: leave out --resume to begin")
     if not resume and path.exists():
-        raise OptionError(
-            f"{path} holds an earlier run: go on with --resume, or choose another folder"
-        )
+        ways = "go on with --resume, or choose another folder"
+        raise OptionError(f"{path} holds an earlier run: {ways}")
 
 
 def earlier_run(path: Path, *, resume: bool) -> EarlierRun:
@@ -77,8 +71,7 @@ def earlier_run(path: Path, *, resume: bool) -> EarlierRun:
 
 
 def check_same_run(path: Path, earlier: EarlierRun, identity: Mapping[str, Any]) -> None:
-    """Raise OptionError where a resumed run differs from its checkpoint: before long work, not
-    after it."""
+    """Raise OptionError where a resumed run differs from its checkpoint: before long work."""
     if earlier.identity:
         _check_same(earlier.identity, identity, path)
 
@@ -93,8 +86,7 @@ def save_run(
     *,
     precision: torch.dtype = torch.float32,
 ) -> None:
-    """Replace the checkpoint; `identity` names what a resumed run must have in common with this
-    one.
+    """Replace the checkpoint; `identity` names what a resumed run must share with this one.
 
     `precision` need not be the same, but a run that is left the choice goes on in it.
     """
@@ -113,8 +105,7 @@ def save_run(
 def load_run(
     path: Path, identity: dict[str, Any], learner: Learner, optimizer: OptimizerStep
 ) -> tuple[Place, Curves]:
-    """Put learner and optimizer where the checkpoint left them; return the place and the curves up
-    to it.
+    """Load learner and optimizer from a checkpoint; return its place and the curves up to it.
 
     Raises MalformedFileError where it is damaged or of another version, OptionError where
     `identity` differs.
@@ -146,9 +137,8 @@ def _checked(path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, An
             f"{path} is not a checkpoint of specrun: begin anew without --resume"
         ) from error
     if not found:
-        raise MalformedFileError(
-            f"{path} is a checkpoint of another version of specrun: begin anew"
-        )
+        other = "a checkpoint of another version of specrun"
+        raise MalformedFileError(f"{path} is {other}: begin anew")
     return state
 
 
@@ -158,8 +148,7 @@ def _check_same(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path
         if before != now:
             raise OptionError(
                 f"{path} was made with {name.replace('_', ' ')} {before} and --resume asks for "
-                f"{now}: give the same, "
-                "or begin anew in another folder"
+                f"{now}: give the same, or begin anew in another folder"
             )
 
 

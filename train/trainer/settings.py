@@ -1,4 +1,4 @@
-"""How long and how fast a trainer learns."""
+"""The trainer's settings: steps, learning rate and its schedule, optimizer, precision."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ from specrun.bindings.errors import OptionError
 from specrun.train.trainer.precision import dtype_name
 
 MatrixOptimizer = Literal["adamw", "muon"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingDefaults:
+    """How a kind of model is trained where the user says nothing else."""
+
+    learning_rate: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip_norm: float = 0.5
+    weight_decay: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +55,17 @@ class TrainerSettings:
         if self.steps < 1:
             raise OptionError(f"{self.steps} steps: give at least 1")
         if not 0 < self.learning_rate < 10:
-            raise OptionError(
-                f"a learning rate of {self.learning_rate:g}: give a number above 0, such as 1e-3"
-            )
+            rate = f"a learning rate of {self.learning_rate:g}"
+            raise OptionError(f"{rate}: give a number above 0, such as 1e-3")
         if self.tokens_per_batch < 1:
             raise OptionError(f"{self.tokens_per_batch} tokens in a batch: give at least 1")
         known = get_args(MatrixOptimizer)
         if self.matrix_optimizer not in known:
-            given = self.matrix_optimizer
-            raise OptionError(
-                f"the matrices' optimizer is {given!r}: use one of {', '.join(known)}"
-            )
+            given = f"the matrices' optimizer is {self.matrix_optimizer!r}"
+            raise OptionError(f"{given}: use one of {', '.join(known)}")
         if self.decay is not None and not 0 < self.decay <= 1:
-            raise OptionError(
-                f"a decay over {self.decay:g} of the steps: give a share above 0, at most 1"
-            )
+            share = f"a decay over {self.decay:g} of the steps"
+            raise OptionError(f"{share}: give a share above 0, at most 1")
 
     def rate_factor(self, step: int) -> float:
         """Return what the peak learning rate is multiplied by at a step, counted from 0."""
@@ -69,9 +75,8 @@ class TrainerSettings:
             left = min(1.0, (self.steps - step) / (self.decay * self.steps))
             return self.final_rate + (1 - self.final_rate) * left
         share = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return self.final_rate + (1 - self.final_rate) * 0.5 * (
-            1 + math.cos(math.pi * min(1.0, share))
-        )
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+        return self.final_rate + (1 - self.final_rate) * cosine
 
     @property
     def precision_name(self) -> str:
@@ -86,15 +91,10 @@ class TrainerSettings:
         while it lasts. What most runs leave alone is left out there, as in the checkpoints of
         versions that did not know it.
         """
-        left_out = {"save_seconds", "precision"} | (
-            {"steps"} if self.decay is not None else {"decay"}
-        )
+        values = dataclasses.asdict(self)
+        left_out = ["save_seconds", "precision", "decay" if self.decay is None else "steps"]
         if self.matrix_optimizer == "adamw":
-            left_out.add("matrix_optimizer")
-        return {
-            field.name: list(value)
-            if isinstance(value := getattr(self, field.name), tuple)
-            else value
-            for field in dataclasses.fields(self)
-            if field.name not in left_out
-        }
+            left_out.append("matrix_optimizer")
+        for name in left_out:
+            del values[name]
+        return {**values, "betas": list(self.betas)}  # as checkpoints give them back

@@ -52,9 +52,8 @@ def train_learner(
     last checkpoint is kept; and OutOfMemoryError where a step or a measure finds no memory: the
     steps before it are saved.
     """
-    run = _Run(
-        learner, texts, settings, state_path, {**settings.identity, **(identity or {})}, report
-    )
+    whole = {**settings.identity, **(identity or {})}
+    run = _Run(learner, texts, settings, state_path, whole, report)
     if state_path is not None:
         run.open(resume=resume)
     return run.train()
@@ -86,9 +85,8 @@ class _Run:
         check_checkpoint(self._state_path, resume=resume)
         if not resume:
             return
-        self._place, self._curves = load_run(
-            self._state_path, self._identity, self._learner, self._optimizer
-        )
+        learning = (self._learner, self._optimizer)
+        self._place, self._curves = load_run(self._state_path, self._identity, *learning)
         self._saved = (self._place.step, len(self._curves.measures))
         for loss in self._curves.losses:
             self._smooth = _smoothed(self._smooth, loss)
@@ -133,9 +131,8 @@ class _Run:
         settings = self._settings
         while self._place.step < settings.steps:
             epoch = self._place.epoch
-            batches = self._corpus_of(epoch).training_batches(
-                epoch, settings.seed, settings.tokens_per_batch
-            )
+            corpus = self._corpus_of(epoch)
+            batches = corpus.training_batches(epoch, settings.seed, settings.tokens_per_batch)
             while self._place.index < len(batches) and self._place.step < settings.steps:
                 yield batches[self._place.index]
             if self._place.index >= len(batches):
@@ -153,9 +150,8 @@ class _Run:
             self._whole = False
             self._optimizer.update(place.step)
             self._note(values)
-            self._place = dataclasses.replace(
-                after, seconds=place.seconds + time.monotonic() - started
-            )
+            seconds = place.seconds + time.monotonic() - started
+            self._place = dataclasses.replace(after, seconds=seconds)
             self._whole = True
 
     def _note(self, values: PartValues) -> None:
@@ -168,9 +164,8 @@ class _Run:
     def _measure_is_due(self) -> bool:
         step, every = self._place.step, self._settings.measure_every
         measured = self._curves.measures[-1][0] if self._curves.measures else 0
-        return step > measured and (
-            step == self._settings.steps or (every > 0 and step % every == 0)
-        )
+        due = step == self._settings.steps or (every > 0 and step % every == 0)
+        return step > measured and due
 
     def _measure(self) -> None:
         self._learner.learning(False)
@@ -180,9 +175,8 @@ class _Run:
             found = self._learner.measure(batches)
         self._curves.measures.append((self._place.step, found))
         self._learner.learning(True)
-        logger.info(
-            "step %d: %s", self._place.step, ", ".join(f"{k} {v:.3f}" for k, v in found.items())
-        )
+        shown = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
+        logger.info("step %d: %s", self._place.step, shown)
 
     def _tell(self) -> None:
         if self._report is None:
@@ -202,23 +196,17 @@ class _Run:
 
     def _save(self) -> None:
         now = (self._place.step, len(self._curves.measures))
-        if (
-            self._state_path is None
-            or self._saved == now
-            or not self._whole
-            or not self._place.step
-        ):
+        changed = self._saved != now and self._place.step > 0
+        if self._state_path is None or not changed or not self._whole:
             return
         run = (self._identity, self._learner, self._optimizer, self._place, self._curves)
         save_run(self._state_path, *run, precision=self._settings.precision)
         self._saved = now
 
     def _kept(self) -> str:
-        return (
-            "no checkpoint was made before it"
-            if self._saved is None
-            else f"{self._state_path} keeps step {self._saved[0]}"
-        )
+        if self._saved is None:
+            return "no checkpoint was made before it"
+        return f"{self._state_path} keeps step {self._saved[0]}"
 
     def _out_of_memory(self) -> OutOfMemoryError:
         """Save what is whole, if there is memory for that, and return the error to raise."""

@@ -21,9 +21,9 @@ from specrun.train.data.data_file import Answered, Document, PlainText, read_doc
 from specrun.train.data.own_answers import AnswerSettings, answer_prompts
 from specrun.train.data.target_tokens import TargetTokenizer
 from specrun.train.heads.medusa import MedusaRecipe
-from specrun.train.heads.run import HeadRun, read_corpus
+from specrun.train.heads.run import HeadRun, StartedHeadRun, read_corpus
 from specrun.train.heads.training import train_head
-from specrun.train.trainer.listener import NobodyListens
+from specrun.train.trainer.memory import MemoryNeed
 
 PROMPTS: list[Document] = [Answered(question, None) for question in ANSWERS]
 
@@ -168,11 +168,8 @@ def test_a_target_that_was_trained_on_in_its_place_answers_anew(
     for number in range(3):
         if number == 2:
             os.utime(folder / "model.safetensors", ns=(1, 1))
-        digests.append(
-            read_corpus(
-                run, TargetTokenizer(folder), "heads", NobodyListens(), lambda texts: None
-            ).digest
-        )
+        started = StartedHeadRun(run, "heads", None)
+        digests.append(read_corpus(started, lambda texts: MemoryNeed({})).digest)
         assert len(converted) == (1, 1, 2)[number]
     assert len(set(digests)) == 1
 

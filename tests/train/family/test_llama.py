@@ -9,23 +9,21 @@ from safetensors import safe_open
 from support.saved_llama import load_folder
 from support.tiny_family import all_in_one, tiny_settings
 
-from specrun.train.family.batches import encode
-from specrun.train.family.conversations import turn
+from specrun.train.family.conversations import encode, turn
 from specrun.train.family.corpus import Entry
 from specrun.train.family.llama import (
     Llama,
     LlamaLearner,
-    LlamaShape,
     next_labels,
-    rope_tables,
-    rotate,
 )
 from specrun.train.family.tokenizer import save_folder, train_tokenizer
+from specrun.train.heads.attention import rope_angles, rotate
+from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer.optimizer_step import Muon, orthogonalize
 from specrun.train.trainer.run_checkpoint import load_state
 from specrun.train.trainer.trainer import train_learner
 
-SHAPE = LlamaShape(vocab_size=300, hidden_size=64, num_layers=2, intermediate_size=128, num_heads=2)
+SHAPE = ModelShape(vocab_size=300, hidden=64, n_layers=2, feed_forward=128, n_heads=2, n_kv_heads=2)
 ENTRIES = [
     Entry("one.first", "function", None, "Return the very first thing."),
     Entry("two.second", "function", None, "Delete all that came second."),
@@ -73,8 +71,8 @@ def test_later_tokens_do_not_change_earlier_logits():
 
 
 def test_rope_scores_depend_on_distance_alone():
-    cos, sin = rope_tables(SHAPE, 40)
-    query, key = torch.randn(2, SHAPE.head_dim, generator=torch.Generator().manual_seed(1))
+    cos, sin = rope_angles(torch.arange(40), SHAPE.head_size, SHAPE.rope_theta)
+    query, key = torch.randn(2, SHAPE.head_size, generator=torch.Generator().manual_seed(1))
 
     def score(query_position, key_position):
         rotated = [
@@ -91,12 +89,12 @@ def test_rope_scores_depend_on_distance_alone():
 
 
 def test_rope_turns_by_the_stated_angle():
-    cos, sin = rope_tables(SHAPE, 4)
-    states = torch.zeros(SHAPE.head_dim)
+    cos, sin = rope_angles(torch.arange(4), SHAPE.head_size, SHAPE.rope_theta)
+    states = torch.zeros(SHAPE.head_size)
     states[0] = 1.0
     turned = rotate(states.view(1, 1, 1, -1), cos[3:4], sin[3:4]).flatten()
     assert float(turned[0]) == pytest.approx(float(torch.cos(torch.tensor(3.0))))
-    assert float(turned[SHAPE.head_dim // 2]) == pytest.approx(float(torch.sin(torch.tensor(3.0))))
+    assert float(turned[SHAPE.head_size // 2]) == pytest.approx(float(torch.sin(torch.tensor(3.0))))
 
 
 def test_the_loss_counts_only_what_is_learnt(corpus):

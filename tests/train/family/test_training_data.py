@@ -7,8 +7,14 @@ import jinja2
 import pytest
 from support.tiny_family import all_in_one
 
-from specrun.train.family.batches import ConversationTexts, encode
-from specrun.train.family.conversations import REFUSAL, epoch_conversations, main_conversation, turn
+from specrun.train.family.conversations import (
+    REFUSAL,
+    ConversationTexts,
+    encode,
+    epoch_conversations,
+    main_conversation,
+    turn,
+)
 from specrun.train.family.corpus import Entry
 from specrun.train.family.llama import next_labels
 from specrun.train.family.tokenizer import (

@@ -14,19 +14,20 @@ import torch.nn.functional as F
 from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.data.target_tokens import TokenSequence
 from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing, draft_marks
-from specrun.train.heads.agreement import Agreement, best_tokens, shifted
 from specrun.train.heads.attention import Attention
 from specrun.train.heads.eagle import EagleLearner, EagleRecipe
 from specrun.train.heads.eagle3 import Eagle3Learner, Eagle3Recipe, draft_vocabulary, tap_scale
 from specrun.train.heads.hydra import HydraLearner, HydraRecipe
+from specrun.train.heads.learner import Agreement, best_tokens, shifted
 from specrun.train.heads.medusa import MedusaLearner, MedusaRecipe
 from specrun.train.heads.recipe import divergence_from_law, law_cross_entropy, token_cross_entropy
 from specrun.train.heads.unrolled import chain_states
-from specrun.train.target.features import Features, TargetMatrices
-from specrun.train.target.target_shape import TargetShape
+from specrun.train.target.features import Features
+from specrun.train.target.hf_model import TargetMatrices
+from specrun.train.target.target_shape import ModelShape
 
 VOCAB, HIDDEN = 13, 16
-SHAPE = TargetShape(
+SHAPE = ModelShape(
     hidden=HIDDEN,
     n_layers=6,
     n_heads=4,

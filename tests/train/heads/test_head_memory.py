@@ -26,8 +26,9 @@ from specrun.train.heads.medusa2 import Medusa2Recipe, train_medusa2
 from specrun.train.heads.recipe import HeadRecipe
 from specrun.train.heads.run import HeadRun
 from specrun.train.heads.training import train_head
-from specrun.train.target.features import Features, TargetMatrices
-from specrun.train.target.target_shape import TargetShape
+from specrun.train.target.features import Features
+from specrun.train.target.hf_model import TargetMatrices
+from specrun.train.target.target_shape import ModelShape
 from specrun.train.trainer import memory
 from specrun.train.trainer.memory import MemoryNeed, require_memory
 from specrun.train.trainer.precision import device_name
@@ -57,7 +58,9 @@ def allocated(recipe: HeadRecipe, vocab_size: int, hidden: int) -> tuple[int, in
         "n_kv_heads": 4,
         "feed_forward": 2 * hidden,
     }
-    shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=512)
+    shape = ModelShape(
+        **sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=512, vocab_size=vocab_size
+    )
     torch.manual_seed(0)
     matrix = torch.randn(vocab_size, hidden) / hidden**0.5
     ids = np.random.default_rng(0).integers(0, vocab_size, LENGTH).astype(np.int32)
@@ -80,9 +83,7 @@ def allocated(recipe: HeadRecipe, vocab_size: int, hidden: int) -> tuple[int, in
     held = np.cumsum(
         [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     )
-    return int(held.max()), recipe.activation_bytes(
-        shape, vocab_size, ROWS * LENGTH, LENGTH, recompute=True
-    )
+    return int(held.max()), recipe.activation_bytes(shape, ROWS * LENGTH, LENGTH, recompute=True)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +115,12 @@ def test_hydras_losses_are_estimated_together_with_plus() -> None:
     """4096 tokens and 128k tokens: laws and logarithms of four heads, and three more, of 2.1 GB
     each."""
     sizes = {"hidden": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "feed_forward": 14336}
-    shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096)
+    shape = ModelShape(
+        **sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096, vocab_size=128_256
+    )
     rows = 4 * 4096 * 128_256
     plus, plain = (
-        recipe.activation_bytes(shape, 128_256, 4096, 2048, recompute=True) / rows
+        recipe.activation_bytes(shape, 4096, 2048, recompute=True) / rows
         for recipe in (PLUS, HydraRecipe())
     )
     assert 11 < plus < 16
@@ -149,15 +152,15 @@ def test_heads_that_are_too_large_are_told_to_share_the_output(taught, tmp_path:
     """Five Medusa heads with matrices of their own for an 8B with a vocabulary of 128k tokens: 42
     GiB, on a GPU of 24."""
     sizes = {"hidden": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "feed_forward": 14336}
-    shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096)
+    shape = ModelShape(
+        **sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096, vocab_size=128_256
+    )
     corpus = corpus_of([TokenSequence(np.zeros(2048, np.int32), np.ones(2048, np.bool_))] * 64)
     run = HeadRun(taught.folder, (taught.data,), tmp_path / "heads", teacher=taught.gguf)
 
     def need(recipe: HeadRecipe) -> MemoryNeed:
         settings = run.trainer_settings(recipe.defaults(shape), corpus, torch.float32)
-        return head_training._need(
-            recipe, run, shape, 128_256, corpus, settings, True, recompute=True
-        )
+        return head_training._need(recipe, run, shape, corpus, settings, True, recompute=True)
 
     free = 24 << 30
     assert need(MedusaRecipe()).parts["head"] > 40 << 30

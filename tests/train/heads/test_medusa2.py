@@ -25,8 +25,8 @@ from specrun.train.heads.medusa import MedusaRecipe
 from specrun.train.heads.medusa2 import Medusa2Learner, Medusa2Recipe, train_medusa2
 from specrun.train.heads.run import HeadRun
 from specrun.train.target import feature_cache
-from specrun.train.target.features import ModelFeatures, TargetMatrices
-from specrun.train.target.hf_model import load_hf_model
+from specrun.train.target.features import ModelFeatures
+from specrun.train.target.hf_model import TargetMatrices, load_hf_model
 from specrun.train.target.target_shape import target_shape
 from specrun.train.trainer.listener import NobodyListens
 

@@ -23,6 +23,7 @@ from specrun.runtime import Runtime, SamplingParams
 from specrun.train.data.data_file import read_documents
 from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
 from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
+from specrun.train.heads import run as head_run
 from specrun.train.heads import states as head_states
 from specrun.train.heads import training as head_training
 from specrun.train.heads.eagle import EagleRecipe
@@ -30,12 +31,13 @@ from specrun.train.heads.eagle3 import Eagle3Recipe
 from specrun.train.heads.hydra import HydraRecipe
 from specrun.train.heads.medusa import MedusaRecipe
 from specrun.train.heads.recipe import HeadRecipe
-from specrun.train.heads.run import HeadReport, HeadRun
+from specrun.train.heads.run import HeadRun
 from specrun.train.heads.training import train_head
 from specrun.train.target import feature_cache
-from specrun.train.target.target_shape import TargetShape, target_shape
+from specrun.train.target.target_shape import ModelShape, target_shape
 from specrun.train.trainer import memory, precision
 from specrun.train.trainer.listener import NobodyListens, TrainingStatus
+from specrun.train.trainer.run import TrainingReport
 from specrun.train.trainer.run_checkpoint import earlier_run
 
 MEDUSA, EAGLE = MedusaRecipe(heads=3), EagleRecipe()
@@ -77,14 +79,14 @@ def tokens_a_round(taught, drafter: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def medusa(taught, tmp_path_factory: pytest.TempPathFactory) -> HeadReport:
+def medusa(taught, tmp_path_factory: pytest.TempPathFactory) -> TrainingReport:
     return train_head(
         MEDUSA, run_of(taught, tmp_path_factory.mktemp("m") / "heads", steps=60, learning_rate=1e-2)
     )
 
 
 def test_medusa_heads_draft_what_they_have_learnt(
-    taught, medusa: HeadReport, tmp_path: Path
+    taught, medusa: TrainingReport, tmp_path: Path
 ) -> None:
     """Three heads in a chain: 4 tokens a round at best; an answer's first round has no states to
     draft from."""
@@ -94,7 +96,7 @@ def test_medusa_heads_draft_what_they_have_learnt(
     assert tokens_a_round(taught, f"medusa({gguf}, tree=1x1x1)") > 2.5
 
 
-def test_medusas_folder_is_upstreams(taught, medusa: HeadReport) -> None:
+def test_medusas_folder_is_upstreams(taught, medusa: TrainingReport) -> None:
     names = sorted(path.name for path in medusa.output.iterdir())
     assert names == ["README.md", "config.json", "medusa_lm_head.safetensors", "training"]
     assert [path.name for path in (medusa.output / "training").iterdir()] == [
@@ -239,7 +241,7 @@ def test_a_resumed_head_is_an_uninterrupted_one(
 
 
 def test_a_quantized_teacher_trains_a_head_without_the_targets_weights(
-    taught, medusa: HeadReport, tmp_path: Path
+    taught, medusa: TrainingReport, tmp_path: Path
 ) -> None:
     folder = tmp_path / "no weights"
     shutil.copytree(taught.folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -263,7 +265,7 @@ def test_a_teacher_shows_the_layers_that_eagle3_reads(taught, tmp_path: Path) ->
     assert theirs.result.curves.losses == pytest.approx(ours.result.curves.losses, rel=0.02)
 
 
-def test_cached_states_train_the_same_head(taught, medusa: HeadReport, tmp_path: Path) -> None:
+def test_cached_states_train_the_same_head(taught, medusa: TrainingReport, tmp_path: Path) -> None:
     report = train_head(
         MEDUSA, run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2, cache="no")
     )
@@ -387,7 +389,7 @@ def test_another_run_is_refused_before_states_are_computed(
 # -- what cannot be --------------------------------------------------------------------------------
 
 
-def test_an_earlier_run_is_not_overwritten(taught, medusa: HeadReport, tmp_path: Path) -> None:
+def test_an_earlier_run_is_not_overwritten(taught, medusa: TrainingReport, tmp_path: Path) -> None:
     run = run_of(taught, medusa.output, steps=60, learning_rate=1e-2)
     with pytest.raises(OptionError, match=r"already holds medusa_lm_head\.safetensors"):
         train_head(MEDUSA, run)
@@ -421,7 +423,7 @@ def test_the_targets_own_folder_is_not_written_into(
     (target / "model.safetensors").rename(target / "model-00001-of-00001.safetensors")
     before = contents(target)
     (tmp_path / "link").symlink_to(target, target_is_directory=True)
-    monkeypatch.setattr(head_training, "TargetTokenizer", None)
+    monkeypatch.setattr(head_run, "TargetTokenizer", None)
     for output in (target, tmp_path / "link", target / ".." / "target"):
         with pytest.raises(
             OptionError, match="is the folder of a model that is read; name another folder"
@@ -442,7 +444,7 @@ def test_somebody_elses_folder_is_written_into_only_by_force(
         monkeypatch.context() as early,
         pytest.raises(OptionError, match=rf"holds {name} of something else.*--force"),
     ):
-        early.setattr(head_training, "TargetTokenizer", None)
+        early.setattr(head_run, "TargetTokenizer", None)
         train_head(MEDUSA, run)
     assert contents(output) == {name: b"{}"}
     train_head(MEDUSA, replace(run, force=True))
@@ -502,7 +504,7 @@ def test_estimates_are_of_the_right_size(taught, tmp_path: Path) -> None:
     shape = target_shape(taught.folder)
     corpus = encode_corpus(read_documents(run.data), TargetTokenizer(taught.folder), max_length=64)
     settings = run.trainer_settings(MEDUSA.defaults(shape), corpus, torch.float32)
-    need = head_training._need(MEDUSA, run, shape, 400, corpus, settings, False, recompute=True)
+    need = head_training._need(MEDUSA, run, shape, corpus, settings, False, recompute=True)
     assert need.parts["head"] == 4 * 4 * 3 * (HIDDEN * HIDDEN + HIDDEN + 400 * HIDDEN)
     layer = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 2 + 3 * HIDDEN * 128 + 2 * HIDDEN
     assert need.parts["target"] == 4 * (2 * 400 * HIDDEN + LAYERS * layer + HIDDEN)
@@ -516,12 +518,12 @@ def test_a_head_for_7b_fits_24_gib_with_a_teacher(
 ) -> None:
     """By the estimate, for Llama-2-7B's sizes and the usual batch; nothing is allocated."""
     sizes = {"hidden": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "feed_forward": 11008}
-    shape = TargetShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096)
+    shape = ModelShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096, vocab_size=32000)
     text = TokenSequence(np.zeros(2048, np.int32), np.ones(2048, np.bool_))
     corpus = TokenCorpus((text,) * 64, tuple(range(64)), (0,), measured_on_training=True)
     run = run_of(taught, tmp_path / "heads", teacher=taught.gguf, tokens_per_batch=4096)
     settings = run.trainer_settings(recipe.defaults(shape), corpus, torch.float32)
-    need = head_training._need(recipe, run, shape, 32000, corpus, settings, True, recompute=True)
+    need = head_training._need(recipe, run, shape, corpus, settings, True, recompute=True)
     assert 4 << 30 < need.total < 24 << 30
 
 

@@ -17,17 +17,19 @@ from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.demo import demo_drafters
 from specrun.train.data.target_tokens import TargetTokenizer
-from specrun.train.family.llama import Llama, LlamaShape
+from specrun.train.family.llama import Llama
 from specrun.train.family.tokenizer import save_folder, train_tokenizer
 from specrun.train.target.from_gguf import folder_from_gguf
 from specrun.train.target.hf_model import load_hf_model
+from specrun.train.target.target_shape import ModelShape
 
-SHAPE = LlamaShape(
+SHAPE = ModelShape(
     vocab_size=300,
-    hidden_size=64,
-    num_layers=2,
-    intermediate_size=96,
-    num_heads=4,
+    hidden=64,
+    n_layers=2,
+    feed_forward=96,
+    n_heads=4,
+    n_kv_heads=4,
     rope_theta=5000.0,
 )
 TEXT = "Return the very first thing. Grüße <|user|> 東京 3.14  \n\tx"

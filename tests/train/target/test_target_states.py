@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -141,7 +142,7 @@ def test_llama_cpps_states_are_transformers(taught, model: HFModel, corpus: Toke
     batch = corpus.batch(range(4))
     with Model(taught.gguf) as file:
         check_same_vocabulary(file, TargetTokenizer(taught.folder), model.output.shape[0])
-        with TeacherFeatures(file, corpus.longest, taps, n_threads=1) as shown:
+        with closing(TeacherFeatures(file, corpus.longest, taps, n_threads=1)) as shown:
             ours, theirs = shown.features(batch), ModelFeatures(model, taps).features(batch)
     for first, other in ((ours.final, theirs.final), (ours.taps, theirs.taps)):
         assert float((first - other).abs()[batch.valid].max()) < 1e-2 * max(
@@ -154,7 +155,7 @@ def test_long_sequences_are_evaluated_in_pieces(taught, model: HFModel, monkeypa
     tokenizer = TargetTokenizer(taught.folder)
     text = [*read_documents([taught.data])]
     whole = encode_corpus(text, tokenizer, max_length=64, held_out=0.0)
-    with Model(taught.gguf) as file, TeacherFeatures(file, 64, n_threads=1) as shown:
+    with Model(taught.gguf) as file, closing(TeacherFeatures(file, 64, n_threads=1)) as shown:
         wanted = shown.features(whole.batch([0])).final
         monkeypatch.setattr(shown._batch, "capacity", 7)
         torch.testing.assert_close(
@@ -240,10 +241,10 @@ def test_a_teacher_of_the_same_vocabulary_must_have_the_same_sizes(
     with Model(tmp_path / "sibling.gguf", vocab_only=True) as file:
         check_same_vocabulary(file, tokenizer, 400)
     with pytest.raises(PairError, match=problem):
-        check_teacher(tmp_path / "sibling.gguf", tokenizer, 400, shape)
-    check_teacher(taught.gguf, tokenizer, 400, shape)
+        check_teacher(tmp_path / "sibling.gguf", tokenizer, shape)
+    check_teacher(taught.gguf, tokenizer, shape)
     with pytest.raises(PairError, match="400 tokens, and the folder 401"):
-        check_teacher(taught.gguf, tokenizer, 401, shape)
+        check_teacher(taught.gguf, tokenizer, dataclasses.replace(shape, vocab_size=401))
 
 
 def test_blocks_behind_a_teachers_layers_are_not_counted(taught, monkeypatch) -> None:
@@ -255,13 +256,13 @@ def test_blocks_behind_a_teachers_layers_are_not_counted(taught, monkeypatch) ->
     monkeypatch.setattr(
         teacher, "read_header", lambda path: dataclasses.replace(real, metadata=more)
     )
-    check_teacher(taught.gguf, tokenizer, 400, shape)
+    check_teacher(taught.gguf, tokenizer, shape)
     del more["llama.nextn_predict_layers"]
     with pytest.raises(PairError, match="it has 5 layers"):
-        check_teacher(taught.gguf, tokenizer, 400, shape)
+        check_teacher(taught.gguf, tokenizer, shape)
     del more["llama.block_count"]
     with pytest.raises(MalformedFileError, match=r"has no llama\.block_count: it is no target"):
-        check_teacher(taught.gguf, tokenizer, 400, shape)
+        check_teacher(taught.gguf, tokenizer, shape)
 
 
 # -- the cache -------------------------------------------------------------------------------------

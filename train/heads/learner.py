@@ -1,0 +1,141 @@
+"""The learner of any head over a frozen target, and how often heads guess what the target says.
+
+Heads are measured by depth, among their first 1 and 5 tokens, and in chains: the target is taken to
+choose greedily at every position of a held-out text.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from specrun.train.data.token_corpus import TokenBatch, draft_marks
+from specrun.train.heads.recipe import divergence_from_law, token_cross_entropy
+from specrun.train.target.features import Features, FeatureSource
+from specrun.train.target.hf_model import TargetMatrices
+from specrun.train.trainer.learner import Learner
+
+_RANKS = 5
+
+
+def best_tokens(logits: Tensor) -> Tensor:
+    """Return the first five tokens [P, 5] of logits [P, vocab], the most likely first."""
+    return logits.topk(min(_RANKS, logits.shape[-1]), -1).indices
+
+
+def shifted(rows: Tensor, by: int, length: int) -> Tensor:
+    """Return `rows` [B, T, ...] from position `by` on, cut or filled with zeros to `length`."""
+    moved = rows[:, by : by + length]
+    more = rows.new_zeros(rows.shape[0], length - moved.shape[1], *rows.shape[2:])
+    return torch.cat((moved, more), 1)
+
+
+def rows_at(rows: Tensor, marks: Tensor, ahead: int = 0) -> Tensor:
+    """Return the rows [P, ...] of `rows` [B, T, ...] that lie `ahead` of the P marks [B, n]."""
+    return rows[:, ahead : ahead + marks.shape[1]][marks]
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What is learnt at a batch's positions: the text's tokens, or a model's own law.
+
+    The law is the one that `matrices` make of `states` [B, T, h]; without states it is the tokens.
+    """
+
+    batch: TokenBatch
+    states: Tensor | None
+    matrices: TargetMatrices | None
+
+    def loss(self, logits: Tensor, marks: Tensor, ahead: int) -> Tensor:
+        """Return the mean loss of `logits` [P, vocab] at marks t for tokens at t + 1 + ahead."""
+        if self.states is None or self.matrices is None:
+            return token_cross_entropy(logits, rows_at(self.batch.ids, marks, 1 + ahead))
+        return divergence_from_law(logits, self.matrices.law(rows_at(self.states, marks, ahead)))
+
+
+class HeadLearner(Learner):
+    """Trains a head on given states; embedding and output matrix are the target's and stay.
+
+    It is measured down to `depth` tokens; measures call a depth `label`.
+    """
+
+    label = "head"
+
+    def __init__(
+        self, module: nn.Module, target: TargetMatrices, source: FeatureSource, depth: int
+    ) -> None:
+        self.device = target.output.device
+        self.module = module.to(self.device)
+        self.depth = depth
+        self._target, self._source = target, source
+
+    @abstractmethod
+    def drafts(self, batch: TokenBatch, found: Features, start: Tensor) -> Iterable[Tensor]:
+        """Yield the best tokens [P, 5] at each depth, of drafts made at the P marks `start`."""
+
+    def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
+        """Return how often drafts agree with what the target would say, by depth.
+
+        Of chains that is n-alpha: at depth n + 1, n of the states they read were predicted.
+        """
+        agreement = Agreement(self.depth, self.label)
+        for batch in batches:
+            start = draft_marks(batch.learnt, 0)
+            places = start.shape[1]
+            if not places:
+                continue
+            found = self._source.features(batch)
+            drafted, chosen, counted = [], [], []
+            for depth, tokens in enumerate(self.drafts(batch, found, start)):
+                drafted.append(tokens)
+                # The state after the drafted tokens' predecessor is what the target chooses from.
+                ahead = shifted(found.final, depth + 1, places)[start]
+                chosen.append(self._target.logits(ahead).argmax(-1))
+                counted.append(shifted(draft_marks(batch.learnt, depth), 0, places)[start])
+            agreement.add(drafted, chosen, counted)
+        return agreement.measures()
+
+
+class Agreement:
+    """Counts agreement with the target's own first choice, for drafts of up to `depth` tokens.
+
+    Each call to `add` brings the chains of one batch: what the target chooses at every depth, and
+    how a draft ranks it.
+    """
+
+    def __init__(self, depth: int, label: str) -> None:
+        self._label = label
+        self._first, self._five, self._count = [0] * depth, [0] * depth, [0] * depth
+        self._chains = self._accepted = 0
+
+    def add(self, drafted: list[Tensor], chosen: list[Tensor], counted: list[Tensor]) -> None:
+        """Add P drafts: of each depth their best tokens [P, 5], the target's token [P], marks [P].
+
+        A chain goes on while its first tokens are right, and is only counted where its whole depth
+        is.
+        """
+        right = torch.ones_like(counted[0])
+        whole = torch.stack(counted).all(0)
+        self._chains += int(whole.sum())
+        for depth, (tokens, token, marks) in enumerate(zip(drafted, chosen, counted, strict=True)):
+            best = tokens == token[:, None]
+            self._count[depth] += int(marks.sum())
+            self._first[depth] += int((best[:, 0] & marks).sum())
+            self._five[depth] += int((best.any(-1) & marks).sum())
+            right = right & best[:, 0]
+            self._accepted += int((right & whole).sum())
+
+    def measures(self) -> dict[str, float]:
+        """Return the shares by name; `tokens a round` are a chain's right ones and the target's."""
+        found: dict[str, float] = {}
+        for depth, count in enumerate(self._count):
+            if count:
+                found[f"{self._label} {depth + 1} top-1"] = self._first[depth] / count
+                found[f"{self._label} {depth + 1} top-5"] = self._five[depth] / count
+        if self._chains:
+            found["tokens a round"] = 1 + self._accepted / self._chains
+        return found
