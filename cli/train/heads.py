@@ -22,7 +22,8 @@ from specrun.cli.train.training import check_result, draw_and_convert, print_rep
 if TYPE_CHECKING:
     from specrun.train.data.own_answers import AnswerSettings
     from specrun.train.heads.recipe import HeadRecipe
-    from specrun.train.heads.run import HeadReport, HeadRun
+    from specrun.train.heads.run import HeadRun
+    from specrun.train.trainer.run import TrainingReport
 
 _HEADS, _HEAD, _JOINT = Section("Heads"), Section("Head"), Section("Medusa-2")
 _POSITIVE = click.FloatRange(0, min_open=True)
@@ -249,7 +250,7 @@ def _train_recipe(recipe: HeadRecipe, job: TrainJob, states: TrainFeatures) -> N
 
 def _train(
     kind: str,
-    train: Callable[[HeadRun, ShownRun], HeadReport],
+    train: Callable[[HeadRun, ShownRun], TrainingReport],
     drafts_for: Path,
     job: TrainJob,
     states: TrainFeatures,

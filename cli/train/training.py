@@ -14,8 +14,7 @@ from specrun.cli.train.options import TrainJob, TrainResult
 
 if TYPE_CHECKING:
     from specrun.convert.conversion import ConversionReport
-    from specrun.train.distillation.drafter_run import DrafterReport
-    from specrun.train.heads.run import HeadReport
+    from specrun.train.trainer.run import TrainingReport
     from specrun.train.trainer.run import TrainingRun
 
 
@@ -44,7 +43,7 @@ def check_result(result: TrainResult) -> Path | None:
 def draw_and_convert(
     job: TrainJob,
     run: TrainingRun,
-    report: HeadReport | DrafterReport,
+    report: TrainingReport,
     plot: Path | None,
     title: str,
     convert: Callable[..., ConversionReport],
@@ -70,7 +69,7 @@ def draw_and_convert(
 def print_report(
     job: TrainJob,
     kind: str,
-    report: HeadReport | DrafterReport,
+    report: TrainingReport,
     files: Mapping[str, Path | None],
     *,
     shown: Mapping[str, str],
