@@ -115,10 +115,7 @@ def _ask(
 
 
 def _target_laws(
-    tokens: Sequence[int],
-    tree: DraftTree,
-    rows: EvaluatedRows,
-    params: SamplingParams,
+    tokens: Sequence[int], tree: DraftTree, rows: EvaluatedRows, params: SamplingParams
 ) -> LawAt:
     """Return what gives the target's law after a node: its logits under the settings of
     sampling."""
@@ -132,9 +129,7 @@ def _target_laws(
 
 
 def _cut_at_end(
-    tree: DraftTree,
-    accepted: Acceptance,
-    end_tokens: frozenset[int],
+    tree: DraftTree, accepted: Acceptance, end_tokens: frozenset[int]
 ) -> tuple[tuple[int, ...], int | None]:
     """Return path and next token, cut at the first end token, after which nothing is generated."""
     for index, node in enumerate(accepted.path):

@@ -78,10 +78,7 @@ def tuned_expression(
     """
     try:
         plans = load_plans(
-            target,
-            draft,
-            describe_settings(context, n_gpu_layers, n_gpu_layers_draft),
-            warn=warn,
+            target, draft, describe_settings(context, n_gpu_layers, n_gpu_layers_draft), warn=warn
         )
     except OSError as error:
         warn(f"the stored plan cannot be read ({error.strerror}); {_AGAIN}")
