@@ -24,8 +24,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterator[Path]:
-    """Yield the path of an empty file in the same folder, which becomes `path` when the block ends
-    well.
+    """Yield the path of an empty file in the same folder, which becomes `path` at a good end.
 
     The file is then synced, renamed over `path`, and the folder synced. On any exception,
     KeyboardInterrupt too, it is removed and an existing `path` stays as it was.
@@ -54,8 +53,7 @@ def atomic_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterato
 
 
 def check_target(target: Path, *, force: bool = False) -> None:
-    """Raise unless `target` can be written: its folder is there, and no file, unless `force` is
-    given."""
+    """Raise unless `target` can be written: its folder exists, and no such file, unless `force`."""
     if not target.parent.is_dir():
         raise FileMissingError(
             f"there is no folder {target.parent} to write {target.name} into; create it first"
@@ -69,8 +67,7 @@ def check_target(target: Path, *, force: bool = False) -> None:
 
 
 def require_writable(target: Path) -> None:
-    """Raise SpecrunError unless files can be made beside `target`: before long work, not after
-    it."""
+    """Raise SpecrunError unless files can be made beside `target`: asked before long work."""
     aside = _aside(target)
     try:
         _create(aside, target)
@@ -133,8 +130,7 @@ _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 @contextmanager
 def unnamed_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterator[Path]:
-    """Yield a path to open and write, whose content becomes the file `path` when the block ends
-    well.
+    """Yield a path to open and write; its content becomes the file `path` at a good end.
 
     The path may be opened by this process only, and not renamed or removed. Otherwise as
     `atomic_path`, with the same errors.
@@ -163,8 +159,7 @@ def unnamed_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterat
 
 
 def _open_unnamed(target: Path) -> int | None:
-    """Return a file without a name in the folder of `target`, None where there are no such
-    files."""
+    """Return a file without a name in the folder of `target`, None where that is not supported."""
     kind = getattr(os, "O_TMPFILE", None)
     if kind is None or not os.path.isdir("/proc/self/fd"):
         return None

@@ -82,8 +82,7 @@ class Batch:
         ids: Sequence[int] | IntArray,
         outputs: Sequence[int] | npt.NDArray[np.int8],
     ) -> None:
-        """Write n tokens: `id_counts[n]` says how many of the flat `ids` belong to each token in
-        turn.
+        """Write n tokens; `id_counts[n]` says how many of the flat `ids` belong to each in turn.
 
         None gives every token one id. Read-only arrays are remembered: passing the same ones again
         writes tokens and positions only.
@@ -175,8 +174,7 @@ class Batch:
         ids: Sequence[int] | IntArray,
         n_outputs: int,
     ) -> None:
-        """Write consecutive tokens from position `start` on, all in `ids`; the last `n_outputs`
-        give rows."""
+        """Write tokens from position `start` on, all in `ids`; the last `n_outputs` give rows."""
         n = len(tokens)
         outputs = np.zeros(n, np.int8)
         if n_outputs:
@@ -191,8 +189,7 @@ def _lowest(values: Sequence[int] | IntArray) -> int:
 
 
 def _bounds(values: Sequence[int] | IntArray) -> tuple[int, int]:
-    """Return the lowest and the highest value; Python is quicker than numpy on the few tokens of a
-    tree."""
+    """Return lowest and highest value; on a tree's few tokens Python is quicker than numpy."""
     if isinstance(values, np.ndarray):
         return int(values.min()), int(values.max())
     return min(values), max(values)

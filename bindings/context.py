@@ -77,8 +77,7 @@ class Context:
             raise
 
     def _check_model(self) -> None:
-        """Raise `UnsupportedModelError` for a model that llama.cpp would assert on, or make nothing
-        of."""
+        """Raise `UnsupportedModelError` for a model that llama.cpp would assert on."""
         model = self.model
         if not model.can_generate:
             raise UnsupportedModelError(

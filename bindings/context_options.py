@@ -89,11 +89,9 @@ class ContextOptions:
 
     @classmethod
     def chosen_names(cls) -> list[str]:
-        """Return the names of the fields that users choose; rows, sequences and states follow from
-        the drafter."""
+        """Return the names of the fields that users choose; the others follow from the drafter."""
         return [field_.name for field_ in fields(cls) if not field_.metadata]
 
     def size_for(self, model: Model) -> int:
-        """Return the context's length for a model: no more than it was trained for, unless `rope`
-        stretches that."""
+        """Return the length for a model: what it was trained for at most, unless `rope` stretches."""
         return self.rope.context_size(self.n_ctx, model.n_ctx_train, model.rope_factor)

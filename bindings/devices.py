@@ -68,8 +68,7 @@ def system_info() -> str:
 
 
 def available_cores() -> int:
-    """Return how many processors this process may use: llama.cpp spins, so more threads only
-    hurt."""
+    """Return how many processors this process may use: llama.cpp spins, so more threads hurt."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -117,8 +117,7 @@ class DecodeFailedError(DecodeError):
 
 
 class MissingPackageError(SpecrunError):
-    """`what` needs a package that is not installed; the extra of pyproject.toml named `extra`
-    brings it."""
+    """`what` needs a package that is not installed; pyproject.toml's `extra` brings it."""
 
     def __init__(self, what: str, package: str, extra: str) -> None:
         super().__init__(f"{what} needs the package {package}: {extra_command(extra)}")
@@ -163,7 +162,6 @@ _DECODE_ERRORS: dict[int, tuple[type[DecodeError], str]] = {
 
 
 def decode_error(code: int, n_tokens: int) -> DecodeError:
-    """Return the named error for a non-zero return code of `llama_decode` over `n_tokens`
-    tokens."""
+    """Return the named error for a return code of `llama_decode` over `n_tokens` tokens."""
     kind, text = _DECODE_ERRORS.get(code, (DecodeFailedError, _DECODE_ERRORS[-3][1]))
     return kind(f"{text.format(n=n_tokens)} (llama_decode returned {code})", code)

@@ -29,8 +29,7 @@ _NUMPY_TYPES: dict[int, type[np.generic]] = {F32: np.float32, 26: np.int32}
 
 
 class GraphTensor(ctypes.Structure):
-    """`ggml_tensor`: shape `ne` (row length first), strides in bytes `nb`, operation and
-    sources."""
+    """`ggml_tensor`: shape `ne` (row length first), strides `nb` in bytes, operation, sources."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -74,8 +73,7 @@ def operation_number(name: str) -> int:
 
 
 def tensor_array(tensor: GraphTensor) -> npt.NDArray[Any]:
-    """Return a computed tensor of F32 or I32 as an array, its shape in numpy's order
-    [ne3, ne2, ne1, ne0].
+    """Return a computed F32 or I32 tensor as an array of numpy's shape [ne3, ne2, ne1, ne0].
 
     A view where the numbers lie in the machine's memory, valid until ggml reuses that memory; a
     copy from any other device.
@@ -101,8 +99,7 @@ def tensor_array(tensor: GraphTensor) -> npt.NDArray[Any]:
 _FEWEST_ROWS = 16  # as llama.cpp's own tool: fewer are no part of a text that is read in batches
 
 InputSums = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
-"""Sums of squares float32 [n, width], and how many rows each is of, int64 [n]; n as in
-`ImportanceEntry`."""
+"""Sums of squares float32 [n, width], of int64 [n] rows each; n as in `ImportanceEntry`."""
 
 
 class InputObserver:
@@ -202,8 +199,7 @@ class InputObserver:
 def expert_sums(
     inputs: npt.NDArray[np.float32], chosen: npt.NDArray[np.int32], n_experts: int
 ) -> InputSums:
-    """Return sums and counts [n_experts, ...] of inputs [tokens, 1 or used, width] sent to `chosen`
-    [tokens, used]."""
+    """Return sums and counts [n_experts, ...] of inputs [tokens, 1 or used, width] by expert."""
     n_tokens, used = chosen.shape
     experts = chosen.reshape(-1)
     if experts.size and not 0 <= experts.min() <= experts.max() < n_experts:
@@ -224,7 +220,6 @@ def expert_sums(
 
 
 def _plain_name(name: bytes) -> str:
-    """Return the matrix's own name: where the scheduler copied it to a device, that stands before a
-    #."""
+    """Return a matrix's own name: where the scheduler copied it to a device, the part after a #."""
     parts = name.split(b"#")
     return (parts[1] if len(parts) > 1 else parts[0]).decode("utf-8", "replace")

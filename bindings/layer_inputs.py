@@ -39,8 +39,7 @@ LAYER_INPUT_ARCHITECTURES = frozenset(
         "qwen3moe",
     }
 )
-"""Architectures whose graphs hand out their layers' inputs in the llama.cpp of llama-cpp-python
-0.3.36.
+"""Architectures whose graphs hand out layer inputs in llama-cpp-python 0.3.36's llama.cpp.
 
 Recurrent and hybrid ones are left out where their state cannot take drafts back.
 """
@@ -59,8 +58,7 @@ _GET = (
 
 
 def check_layer_inputs(model: Model, layers: Sequence[int]) -> None:
-    """Raise UnsupportedModelError unless llama.cpp hands out inputs of this model's layers,
-    OptionError for no layer.
+    """Raise UnsupportedModelError for a model without layer inputs, OptionError for no layer.
 
     Layers count from 0; the input of layer 0 are the token embeddings.
     """
@@ -80,8 +78,7 @@ def check_layer_inputs(model: Model, layers: Sequence[int]) -> None:
 
 
 class LayerInputs:
-    """Views of the inputs of `layers` in every evaluation of a context from now on. Check the model
-    first.
+    """Views of the inputs of `layers` in all evaluations from now on. Check the model first.
 
     A row belongs to each token of a batch in order, whether it asks for output or not. Views die
     with the next evaluation, as all views of a context do.
@@ -98,8 +95,7 @@ class LayerInputs:
             enable(context, layer, True)
 
     def rows(self, layer: int, count: int) -> npt.NDArray[np.float32]:
-        """Return the inputs of a layer at the first `count` or more tokens of the last batch,
-        float32 [n, width]."""
+        """Return a layer's inputs at the first `count` or more tokens, float32 [n, width]."""
         if layer not in self._layers:
             raise OptionError(
                 f"this context was made without the inputs of layer {layer} "

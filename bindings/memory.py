@@ -50,8 +50,7 @@ class Memory:
         self._open_handle = None
 
     def note_evaluation(self, n_tokens: int) -> None:
-        """Remember that a recurrent state has seen so many tokens at once: it holds what was before
-        the later ones."""
+        """Note how many tokens a recurrent state saw at once: it can return to before them."""
         self._may_take_back = min(self._n_rollback, n_tokens - 1)
 
     def truncate(self, start: int, end: int = -1, sequence: int = ALL_SEQUENCES) -> None:
@@ -75,8 +74,7 @@ class Memory:
             )
 
     def _take_back(self, sequence: int, start: int, end: int) -> None:
-        """Drop the positions from `start` on of a memory that refuses unless they are few, or
-        beyond what it holds."""
+        """Drop the positions from `start` on, or raise if the state cannot take back that many."""
         last = self.last_position(sequence)
         if last < start:
             return

@@ -160,15 +160,13 @@ class Model:
 
     @property
     def rope_scaling_kind(self) -> str:
-        """How the file scales positions: "none", "linear", "yarn", ...; empty where it does not
-        say."""
+        """How the file scales positions: "none", "linear", "yarn", ...; "" if it does not say."""
         value = self.header.metadata.get(f"{self.architecture}.rope.scaling.type")
         return value if isinstance(value, str) else ""
 
     @property
     def rope_factor(self) -> float:
-        """How many times longer than the original context the file's own scaling makes
-        `n_ctx_train`."""
+        """How many times the original context the file's own scaling makes `n_ctx_train`."""
         for key in ("rope.scaling.factor", "rope.scale_linear"):
             factor = self.header.metadata.get(f"{self.architecture}.{key}")
             if isinstance(factor, (int, float)) and factor > 0.0:
@@ -182,8 +180,7 @@ class Model:
 
     @property
     def n_embd_out(self) -> int:
-        """The width of the states that NextN blocks read; of the hidden states themselves in most
-        architectures."""
+        """The width of the states that NextN blocks read: mostly that of the hidden states."""
         return int(self._native.llama_model_n_embd_out(self.handle))
 
     @property
@@ -209,14 +206,12 @@ class Model:
 
     @property
     def can_roll_back(self) -> bool:
-        """Whether a memory that cannot branch can at least take back the tokens of the last
-        evaluation."""
+        """Whether a memory that cannot branch can take back tokens of the last evaluation."""
         return not self.can_branch and self.architecture in ROLLBACK_ARCHITECTURES
 
     @property
     def can_generate(self) -> bool:
-        """Whether this is a left-to-right decoder: encoders, encoder-decoders and diffusion models
-        are not."""
+        """Whether it is a left-to-right decoder, not an encoder, a pair of both or diffusion."""
         native, handle = self._native, self.handle
         encodes = native.llama_model_has_encoder(handle) or native.llama_model_is_diffusion(handle)
         return bool(native.llama_model_has_decoder(handle)) and not encodes

@@ -21,8 +21,7 @@ _MTP = 1  # llama_context_type
 
 
 class StateBatch(Batch):
-    """A batch whose tokens come with hidden states: `states` is float32 [capacity, width], read as
-    it stands."""
+    """A batch with hidden states beside the tokens: `states`, float32 [capacity, width]."""
 
     def __init__(self, capacity: int, width: int) -> None:
         super().__init__(capacity, 1)
@@ -32,8 +31,7 @@ class StateBatch(Batch):
 
 
 class MtpContext(Context):
-    """Evaluates a model's NextN blocks, which keep keys and values of their own; the trunk is not
-    evaluated.
+    """Evaluates a model's NextN blocks, with keys and values of their own, and not its trunk.
 
     Token x_i at position i comes with the state that its context's `Rows.nextn_state` gave for
     position i - 1. The rows are logits for position i + 1, and a state in the place of the trunk's
@@ -100,8 +98,7 @@ def can_draft_nextn(model: Model) -> bool:
 
 
 def check_nextn(model: Model) -> None:
-    """Raise `UnsupportedModelError` unless llama.cpp can draft with the NextN blocks of this
-    model."""
+    """Raise `UnsupportedModelError` unless llama.cpp can draft with this model's NextN blocks."""
     works = ", ".join(NEXTN_ARCHITECTURES)
     if not model.nextn.count:
         raise UnsupportedModelError(

@@ -29,8 +29,7 @@ _NAME = re.compile(r"(?P<base>.*)-\d{5}-of-\d{5}\.gguf")
 
 
 def split_headers(path: Path, header: GGUFHeader) -> list[GGUFHeader]:
-    """Return the header of a model's first file, and those of its other files as far as they are
-    there.
+    """Return the header of a model's first file, and those of its other files that are there.
 
     llama.cpp names them `base-00001-of-00003.gguf` and so on, and refuses to load a model that is
     not complete.
@@ -68,8 +67,7 @@ NEXTN_ARCHITECTURES = (
 """Whose NextN blocks llama.cpp has a graph for."""
 
 SEVERAL_BLOCKS = ("hy_v3", "mimo2", "step35")
-"""Of these, which may have more than one block: one for each drafted token. The others assert that
-they have one."""
+"""Those that may have several blocks, one for each drafted token; the others assert one."""
 
 ROLLBACK_ARCHITECTURES = (
     "bailingmoe3",
@@ -84,8 +82,7 @@ ROLLBACK_ARCHITECTURES = (
     "qwen35moe",
     "qwen4exp",
 )
-"""Recurrent and hybrid architectures whose state can take back the tokens of the last evaluation
-(n_rs_seq)."""
+"""Recurrent and hybrid architectures that can take back tokens of the last evaluation."""
 
 _MOST_BLOCKS = 64
 
@@ -104,8 +101,7 @@ class NextnBlocks:
 
 
 def read_nextn(path: Path, header: GGUFHeader) -> NextnBlocks:
-    """Return the NextN blocks of a model, by the headers of its files; `header` is that of `path`,
-    the first."""
+    """Return the NextN blocks of a model by its files' headers; `header` is that of the first."""
     n_all, n_nextn = _declared(header)
     if not n_nextn:
         return NextnBlocks()
@@ -134,8 +130,7 @@ def _declared(header: GGUFHeader) -> tuple[int, int]:
 
 
 def show_nextn_states(context: Any, *, only_rows: bool = False) -> None:  # noqa: ANN401 - a ctypes pointer
-    """Let a context give the states that NextN blocks read: of every token, or only of those that
-    ask for a row."""
+    """Let a context give the states that NextN blocks read: every token's, or only rows'."""
     flag = ctypes.c_bool
     show = _function(
         "llama_set_embeddings_nextn", "P13llama_contextbb", None, ctypes.c_void_p, flag, flag

@@ -81,8 +81,7 @@ class RopeScaling:
         return self.scale > 1.0 or self.freq_base > 0.0
 
     def context_size(self, asked: int, trained: int, factor: float = 1.0) -> int:
-        """Return the context to make: `asked` tokens (0: as many as there are), cut only where
-        nothing is stretched.
+        """Return the context to make: `asked` tokens (0: the most), cut where nothing is stretched.
 
         `trained` is what the file says, `factor` how far that is stretched already: `scale` takes
         its place.
@@ -92,8 +91,7 @@ class RopeScaling:
         return min(asked or trained, trained)
 
     def check(self, kind_of_file: str, factor: float) -> None:
-        """Raise OptionError where a file's own scaling ("none", "linear", "yarn", or ""; `factor`)
-        defeats this."""
+        """Raise OptionError where a file's own scaling (a kind or "", `factor`) defeats this."""
         if self.kind == "model" and kind_of_file == "none" and self.scale not in (0.0, 1.0):
             raise OptionError(
                 f"rope scale is {self.scale:g}, and the model's file says that its positions are "

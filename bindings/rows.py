@@ -161,8 +161,7 @@ class Rows:
         return rows[token]  # type: ignore[no-any-return]
 
     def nextn_state(self, token: int) -> FloatRows:
-        """Return what NextN blocks read of the batch's token i, whether or not it asked for a row:
-        a view.
+        """Return what NextN blocks read of token i of the batch, row or not: a view [n_embd_out].
 
         float32 of the model's `n_embd_out` numbers.
         """

@@ -201,8 +201,7 @@ def _strftime_now(form: str) -> str:
 
 
 def prompt_tokens(model: Model, prompts: Sequence[str], as_text: bool = False) -> list[list[int]]:
-    """Return each prompt's tokens: a user's message where the model has a chat template, else, or
-    `as_text`, bare."""
+    """Return each prompt's tokens, as a chat message if there is a template and not `as_text`."""
     vocabulary = model.vocabulary
     if as_text or model.chat_template is None:
         return [vocabulary.tokenize(prompt) for prompt in prompts]

@@ -63,8 +63,7 @@ class Law:
         return 0.0
 
     def token_at(self, uniform: float) -> int:
-        """Return the token at `uniform` (in [0, 1)) of the cumulative law; never one of zero
-        mass."""
+        """Return the token at `uniform` (in [0, 1)) of the cumulative law, none of zero mass."""
         if len(self.probs) == 1:
             return 0 if self.ids is None else int(self.ids[0])
         cumulative = self.probs.cumsum()
@@ -108,8 +107,7 @@ class Law:
         return Law(left / total, self.ids) if total > 0.0 else self
 
     def aligned_to(self, other: Law) -> FloatArray:
-        """Return this law's probabilities of the tokens on which `other` is defined, in its
-        order."""
+        """Return this law's probabilities of the tokens of `other`, in its order."""
         if other.ids is None:
             dense = np.zeros(len(other.probs))
             if self.ids is None:
@@ -192,8 +190,7 @@ class RankedLaw(Law):
         return laws
 
     def best(self, count: int) -> list[tuple[int, float]]:
-        """Return the `count` most likely tokens with their probabilities in the whole law, none of
-        zero."""
+        """Return the `count` most likely tokens with their whole-law probabilities, none of 0."""
         try:
             return self._best[:count]
         except AttributeError:

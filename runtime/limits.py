@@ -38,8 +38,7 @@ class RoundLimits:
         self.context_full = False
 
     def next_round(self, n_committed: int) -> Allowance | None:
-        """Return what the next round may draft after `n_committed` tokens, or None if it may not
-        start.
+        """Return what the next round may draft after `n_committed` tokens; None: it may not start.
 
         The last committed token is not cached yet, so it needs a position; then come the tree's
         nodes. The tree shrinks before the context overflows.

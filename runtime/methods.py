@@ -82,8 +82,7 @@ class Method:
     """How many drafters it is made of, which are then its unnamed arguments; None: any number."""
 
     counts_members: bool = False
-    """Whether a member may carry the number of tokens that it drafts, as in
-    `relay(draft@2, ...)`."""
+    """Whether a member may carry a number of tokens to draft, as in `relay(draft@2, ...)`."""
 
     counted_by_n: bool = False
     """Whether that number, as a member of a relay, is its own option `n`."""

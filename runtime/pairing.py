@@ -31,8 +31,7 @@ def check_rollback(target: Model) -> None:
 
 
 def check_verifiable(target: Model, name: str, max_leaves: int) -> None:
-    """Raise `UnsupportedModelError` if this target cannot verify trees of so many leaves; `name` is
-    the drafter's."""
+    """Raise `UnsupportedModelError` if it cannot verify trees of so many leaves, by `name`."""
     if max_leaves > 1 and not target.can_branch:
         raise UnsupportedModelError(
             f"{target.path} is a hybrid model ({target.architecture}): it can verify one chain "
@@ -42,8 +41,7 @@ def check_verifiable(target: Model, name: str, max_leaves: int) -> None:
 
 
 def check_pair(target: Model, draft: Model) -> None:
-    """Raise `PairError` unless the draft model's vocabulary is the target's,
-    `UnsupportedModelError` if it cannot draft."""
+    """Raise `PairError` for another vocabulary, `UnsupportedModelError` if it cannot draft."""
     if not draft.can_branch:
         raise UnsupportedModelError(
             f"{draft.path} is a recurrent or hybrid model ({draft.architecture}): it cannot take "
@@ -100,8 +98,7 @@ def check_blocks(target: Model, blocks: Model) -> None:
 
 
 def check_same_vocabulary(first: Model, other: Model) -> None:
-    """Raise `PairError` unless both models have the same vocabulary, word for word: the first
-    difference is named."""
+    """Raise `PairError` with the first difference unless both models have one vocabulary."""
     ours, theirs = first.vocabulary, other.vocabulary
     pair = f"{first.path} and {other.path} cannot be compared"
     if ours.kind != theirs.kind:

@@ -18,8 +18,7 @@ from specrun.runtime.transform import Logits, log_probability
 
 @dataclass(frozen=True, slots=True)
 class SpecStats:
-    """Statistics of one answer; times in seconds, rates in tokens per second, None where nothing
-    was counted.
+    """Statistics of one answer: seconds, tokens per second; None where nothing was counted.
 
     `drafted` counts candidate nodes, `accepted` the kept ones, `mean_accepted_length` is tokens per
     target evaluation, with the target's own token; `acceptance_by_position[i]` is the share of
@@ -118,15 +117,13 @@ class RoundCounter:
 
     @property
     def acceptance_given_prefix(self) -> Sequence[float]:
-        """The share of the tests at each depth that kept a token there, down to the last depth that
-        was tested."""
+        """The share of tests at each depth that kept a token, down to the last tested depth."""
         pairs = zip(self._accepted_at, self.tested_by_position, strict=False)
         return tuple(accepted / tested for accepted, tested in pairs)
 
     @property
     def tested_by_position(self) -> Sequence[int]:
-        """In how many rounds drafts were tested at each depth: all depths above had kept a
-        token."""
+        """In how many rounds each depth was tested: all depths above had kept a token."""
         return tuple(tested for tested in self._tested_at if tested)
 
 
@@ -162,8 +159,7 @@ class TokenEvent:
 
     @property
     def logprob(self) -> float:
-        """The target's log-probability of the token: a softmax over the vocabulary, made when first
-        asked."""
+        """The target's log-probability of the token: a softmax, computed when first asked."""
         if self._logprob is None:
             self._logprob = log_probability(self._logits(), self.token_id)
         return self._logprob
@@ -190,8 +186,7 @@ class TokenEvent:
 
 
 class LogprobKeeper:
-    """Keeps `TokenEvent.logprob` readable after the target's rows are gone, at the price of what is
-    used.
+    """Keeps `TokenEvent.logprob` readable when the rows are gone, at the price of what is used.
 
     A softmax over the vocabulary for every token would be the largest part of a round's overhead.
     Only events that somebody still holds when the next round starts need anything: the last one,
@@ -242,8 +237,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """A finished answer. `token_ids` include the token that ended it, if one did; `text` does
-    not."""
+    """A finished answer. `token_ids` include a token that ended it; `text` does not."""
 
     text: str
     token_ids: list[int]

@@ -61,8 +61,7 @@ class RuntimeOptions:
 
 
 class Runtime:
-    """A target, a drafter and their cache, ready to answer. Not for use from several threads at
-    once.
+    """A target, a drafter and their cache, ready to answer. Not for several threads at once.
 
     `drafter` is an expression of the drafter language (`"none"`, `"prompt-lookup"`,
     `"draft(small.gguf, n=5)"`, ...). Further options are those of `RuntimeOptions` and of its
@@ -156,8 +155,7 @@ class Runtime:
         *,
         max_tokens: int | None = None,
     ) -> GenerationStream:
-        """Return a stream of token events that answer a conversation of {"role", "content"}
-        messages."""
+        """Return a stream of token events that answer {"role", "content"} messages."""
         return self.stream(self.chat_prompt(messages), params, max_tokens=max_tokens)
 
     def chat(
@@ -167,8 +165,7 @@ class Runtime:
         *,
         max_tokens: int | None = None,
     ) -> GenerationResult:
-        """Return the finished answer to a conversation; what it shares with the last one is not
-        evaluated again."""
+        """Return the finished answer; what it shares with the last one is not evaluated again."""
         return self.stream_chat(messages, params, max_tokens=max_tokens).drain()
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
@@ -225,8 +222,7 @@ class Runtime:
         return self._template
 
     def close(self) -> None:
-        """Free all native memory: drafter, target's context, drafter's weights, target; again does
-        nothing."""
+        """Free the native memory of drafter, context, weights and target; again does nothing."""
         self._session = None
         self._opened.close()
 
@@ -256,8 +252,7 @@ class Runtime:
 
 
 def _parse_options(values: dict[str, Any]) -> RuntimeOptions:
-    """Return the options of these names; those of a context may be given one by one beside
-    `context`."""
+    """Return the options; those of a context may be given one by one beside `context`."""
     own = [field.name for field in dataclasses.fields(RuntimeOptions)]
     of_context = ContextOptions.chosen_names()
     for name in values:

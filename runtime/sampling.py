@@ -26,8 +26,7 @@ def _is_bias(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling settings, applied in llama.cpp's order: bias, penalties, top-k, top-p, min-p,
-    temperature.
+    """Sampling settings in llama.cpp's order: bias, penalties, top-k, top-p, min-p, temperature.
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch a truncation off. Penalties
     look at the last `repeat_last_n` tokens (0: none, -1: all). `logit_bias` maps token ids to what

@@ -69,8 +69,7 @@ class Session:
     def open(
         cls, model: Model, drafter: Drafter, options: ContextOptions, rule: AcceptanceRule
     ) -> Session:
-        """Make a context that verifies the drafter's trees, and a session over it; closes the
-        drafter if that fails."""
+        """Make a context for the drafter's trees and a session; on failure, close the drafter."""
         try:
             context = Context(model, target_context_options(options, drafter))
         except BaseException:
@@ -102,8 +101,7 @@ class Session:
         seed: int,
         max_tokens: int | None = None,
     ) -> GenerationStream:
-        """Return a stream that answers the prompt, given as tokens; nothing runs until it is
-        iterated.
+        """Return a stream that answers the prompt's tokens; nothing runs until it is iterated.
 
         `max_tokens` None goes on until the model ends or the context is full. Raises
         `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one or a
@@ -152,8 +150,7 @@ class Session:
             raise ClosedError("the runtime was closed while an answer was being streamed")
 
     def close(self) -> None:
-        """Free the drafter, then the target's context; an answer that is being streamed cannot go
-        on."""
+        """Free the drafter, then the target's context; an answer under way cannot go on."""
         self.closed = True
         try:
             self.drafter.close()
@@ -171,13 +168,11 @@ class Session:
         self._busy = False
 
     def load_prompt(self, prompt: Sequence[int]) -> int:
-        """Bring the conversation to a prompt; return how many of its tokens the cache already
-        held."""
+        """Bring the conversation to a prompt; return how many of its tokens were cached before."""
         return self.conversation.begin(self.target, prompt)
 
     def forget(self) -> None:
-        """Empty the cache and what the drafter keeps of the text, so that the next answer shares
-        nothing with it."""
+        """Empty the cache and the drafter's state: the next answer shares nothing with them."""
         self.require_idle()
         self.conversation.forget(self.target)
 

@@ -53,8 +53,7 @@ def count_leaves(parents: tuple[int, ...]) -> int:
 
 @functools.lru_cache(maxsize=256)
 def layout_tree(parents: tuple[int, ...], n_sequences: int) -> TreeLayout:
-    """Return the layout of the tree with these parents; usable if it has at most `n_sequences`
-    leaves."""
+    """Return the layout of a tree; usable if it has at most `n_sequences` leaves."""
     n = len(parents)
     inner = set(parents)
     leaves = [node for node in range(n) if node not in inner] or [ROOT]
@@ -98,8 +97,7 @@ class Move(NamedTuple):
 def moves_onto(
     path: tuple[int, ...], parents: tuple[int, ...], n_sequences: int
 ) -> tuple[Move, ...]:
-    """Return the moves of all sequences that do not hold the whole of `path`, a path from the root
-    of a tree.
+    """Return the moves of all sequences that do not hold the whole of `path` from the root.
 
     Rounds repeat a few shapes and paths, so they are worked out once. Raises `OptionError` for what
     is no path.
@@ -130,8 +128,7 @@ _HIDDEN_STATE_ROWS = 64
 
 
 class EvaluatedRows(Protocol):
-    """The rows of one evaluation: 0 for the root, i + 1 for node i. Views die with the next
-    evaluation."""
+    """The rows of one evaluation, valid until the next: 0 for the root, i + 1 for node i."""
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """Return the logits of one row, [n_vocab]."""
@@ -173,15 +170,13 @@ class CachedText:
 
 
 class Target(Protocol):
-    """What the decoding loop needs of a target; tests pass scripted ones. What it caches, the text
-    knows."""
+    """What the decoding loop needs of a target; the text knows what is cached."""
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
         """Evaluate the last committed token, which is not cached yet, and the tree below it."""
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
-        """Keep the evaluated root and these nodes, a path from the root down; append their tokens,
-        drop the others."""
+        """Keep the root and these nodes, a path from the root down; append their tokens."""
 
 
 class DraftSize(Protocol):
@@ -228,8 +223,7 @@ class TargetModel:
             memory.clear()
 
     def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
-        """Evaluate the text's tokens up to position `end`, without output rows unless the context
-        has hidden states.
+        """Evaluate the text's tokens up to `end`: with rows only if there are hidden states.
 
         With states of any kind `learn` is told each piece: the position of its first token, its
         rows, how many.
@@ -249,8 +243,7 @@ class TargetModel:
             text.n_cached = start + len(piece)
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
-        """Evaluate the text's last token, all others being cached, and `tree` below it in one
-        llama_decode."""
+        """Evaluate the text's last token, the only one not cached, and `tree` below it at once."""
         if text.n_cached != len(text.tokens) - 1:
             raise OptionError(
                 f"of {len(text.tokens)} tokens {text.n_cached} are cached: a tree grows from the "
@@ -259,8 +252,7 @@ class TargetModel:
         return self._evaluate_at(text.n_cached, text.tokens[-1], tree)
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
-        """Keep the root and the nodes of `path` for every sequence, touching only the round's
-        positions."""
+        """Keep root and `path` for every sequence, touching only the round's positions."""
         self._keep_at(text.n_cached, tree, path)
         text.commit(tree.tokens[node] for node in path)
 
@@ -287,8 +279,7 @@ class TargetModel:
         return self.context.decode(self._batch)
 
     def _keep_at(self, root: int, tree: DraftTree, path: Sequence[int]) -> None:
-        """Keep the token at position `root` and the nodes of `path` below it, for every
-        sequence."""
+        """Keep the token at `root` and the nodes of `path` below it, for every sequence."""
         layout = layout_tree(tree.parents, self._n_sequences)
         moves = moves_onto(tuple(path), tree.parents, self._n_sequences)
         end = root + 1 + len(path)
@@ -305,8 +296,7 @@ class TargetModel:
                 memory.branch(source, sequence, root + 1 + shared, end)
 
     def _require_chain(self, n_nodes: int, layout: TreeLayout) -> None:
-        """Raise `UnsupportedModelError` unless a recurrent state can take back all nodes of a
-        tree."""
+        """Raise `UnsupportedModelError` unless a recurrent state can take back the whole tree."""
         context = self.context
         most = context.options.n_rollback if context.model.can_roll_back else 0
         if layout.n_leaves > 1 or n_nodes > most:

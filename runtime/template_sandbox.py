@@ -92,8 +92,7 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
 
 
 class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The environment chat templates are compiled in, with the whitespace rules model makers rely
-    on."""
+    """The environment of chat templates, with the whitespace rules that model makers expect."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     code_generator_class = _CodeGenerator

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 
 class TextAssembler:
-    """Turns pieces of bytes into text that can be shown, holding back what a stop string may still
-    claim.
+    """Turns bytes into text that can be shown, holding back what a stop string may still claim.
 
     Bytes of an unfinished character wait for the rest; text that could be the beginning of a stop
     string waits until it is one or not. Nothing of a stop string is ever released.
@@ -22,13 +21,11 @@ class TextAssembler:
         self.stopped_by: str | None = None
 
     def push(self, piece: bytes) -> str:
-        """Return the text that became certain with `piece`; sets `stopped_by` when a stop string is
-        complete."""
+        """Return the text that is certain with `piece`; a complete stop string is `stopped_by`."""
         return self._release(self._decoder.decode(piece))
 
     def finish(self) -> str:
-        """Return the text still held back; an unfinished character becomes the replacement
-        character."""
+        """Return the text held back; an unfinished character becomes the replacement character."""
         text = self._release(self._decoder.decode(b"", final=True))
         rest, self._held = self._held, ""
         return text if self.stopped_by is not None else text + rest

@@ -88,8 +88,7 @@ def _add_bias(logits: Logits, params: SamplingParams) -> None:
 
 
 def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> None:
-    """Apply repeat (CTRL, Keskar et al. 2019, section 4.1), frequency and presence penalties in
-    place."""
+    """Apply repeat (CTRL, Keskar et al. 2019, section 4.1), frequency and presence penalties."""
     if not window or not params.has_penalties:
         return
     counts = Counter(token for token in window if token < len(logits))
@@ -106,8 +105,7 @@ def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
 
 
 def _truncated(logits: Logits, ids: IdArray | None, params: SamplingParams) -> Law:
-    """Return the law that top-k, top-p and min-p leave of `ids`, which hold the top k (None: of all
-    tokens).
+    """Return what top-k, top-p and min-p leave of `ids`, which hold the top k (None: of all).
 
     Where equal logits straddle a cut, the lower ids stay. Only values are sorted: what is kept is
     then found by comparison with the lowest of them, and stands in token order as it is.
@@ -158,8 +156,7 @@ def _tempered(values: FloatArray, temperature: float, ids: IdArray | None) -> La
 
 
 def _not_below_highest(logits: Logits, k: int) -> IdArray | None:
-    """Return the ids, ascending, of the k highest logits and of few others; None stands for all
-    ids.
+    """Return the ids, ascending, of the k highest logits and few others; None stands for all ids.
 
     A sort of the whole row would cost more than the rest of a round. Instead the row is cut into
     groups: the k-th highest group maximum is a bound that k entries reach and every one of the k

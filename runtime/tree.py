@@ -73,8 +73,7 @@ class DraftTree:
         return path
 
     def extends(self, other: DraftTree) -> bool:
-        """Whether the nodes of `other` are the first of this tree: what a drafter checks before it
-        reads rows."""
+        """Whether the nodes of `other` come first in this tree: asked before its rows are read."""
         n = len(other)
         return self is other or (
             self.tokens[:n] == other.tokens and self.parents[:n] == other.parents
@@ -82,8 +81,7 @@ class DraftTree:
 
     @staticmethod
     def of_points(tokens: Sequence[int], parents: tuple[int, ...]) -> DraftTree:
-        """Return a tree of point masses, its tokens below `parents`: no two siblings may be
-        equal."""
+        """Return a tree of point masses below `parents`: no two siblings may be equal."""
         return DraftTree(tuple(tokens), parents, *_structure(parents))
 
     @staticmethod
@@ -125,8 +123,7 @@ class TreeBuilder:
         return len(self._tokens)
 
     def add(self, parent: int, token: int, law: Law | None = None) -> int:
-        """Record a draw of `token` below `parent` and return its node, shared with an equal
-        sibling."""
+        """Record a draw of `token` below `parent`; return its node, that of an equal sibling."""
         node = self._children.get((parent, token))
         if node is None:
             node = self._children[parent, token] = self._append(parent, token, True)

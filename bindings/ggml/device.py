@@ -64,8 +64,7 @@ class ComputeDevice:
         return scheduler
 
     def supports(self, operation: int, *, writes_weights: bool = False) -> bool:
-        """Return whether one of the backends can compute a node (a tensor's native handle) where
-        its sources lie.
+        """Return whether a backend can compute a node (a native handle) where its sources lie.
 
         What `writes_weights` writes into the memory of `buffer_type`, and only the first backend
         reaches that.

@@ -24,8 +24,7 @@ _PARTS = 4  # tensors that one operation of the builder may need
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position embeddings as a model's metadata gives them; `neox` pairs the halves of a
-    head (Qwen, Gemma), otherwise neighbours are paired (GGUF's Llama layout)."""
+    """Rotary position embeddings; `neox` pairs halves of a head (Qwen, Gemma), not neighbours."""
 
     n_dims: int
     freq_base: float = 10000.0
@@ -70,8 +69,7 @@ class GraphBuilder:
         self.keep(tensor)
 
     def keep(self, tensor: Tensor) -> None:
-        """Have a node computed for its effect, such as `set_rows` into a cache, before everything
-        added later."""
+        """Have a node computed for its effect (`set_rows` into a cache) before later ones."""
         call("ggml_build_forward_expand")(self._graph, tensor.handle)
 
     def build(self) -> Graph:
@@ -90,8 +88,7 @@ class GraphBuilder:
     # -- operations --------------------------------------------------------------------------------
 
     def mul_mat(self, weight: Tensor, x: Tensor) -> Tensor:
-        """Return rows times a matrix: weight (k, m), x (k, n) -> (m, n); batches of x broadcast
-        over weight's."""
+        """Return rows times a matrix: weight (k, m), x (k, n) -> (m, n); batches of x broadcast."""
         w, s = weight.shape, x.shape
         fits = w[0] == s[0] and s[2] % w[2] == 0 and s[3] % w[3] == 0
         _require(fits, "mul_mat", weight, x)
@@ -137,8 +134,7 @@ class GraphBuilder:
         return self._add("ggml_get_rows", table, rows)
 
     def set_rows(self, table: Tensor, values: Tensor, rows: Tensor) -> Tensor:
-        """Write F32 rows into a table that lives longer than the graph: values (h, n), rows I64
-        (n). `keep` it.
+        """Write F32 values (h, n) to rows I64 (n) of a table that outlives the graph. `keep` it.
 
         Returns the table: what reads that comes after the writing.
         """
@@ -154,8 +150,7 @@ class GraphBuilder:
         return self._add("ggml_set_rows", table, values, rows, writes_weights=True)
 
     def copy(self, a: Tensor, place: Tensor) -> Tensor:
-        """Write all numbers of `a` into a tensor, or a view of one, that lives longer than the
-        graph. `keep` it."""
+        """Write all of `a` into a tensor, or a view of one, that outlives the graph. `keep` it."""
         fits = (
             a.type == place.type
             and a.shape == place.shape
@@ -239,8 +234,7 @@ class GraphBuilder:
         return self._add("ggml_rope_ext", a, positions, factors, rope.n_dims, mode, 0, *scaling)
 
     def soft_max(self, a: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
-        """Return softmax(scale a + mask) of each row; mask (k, n) F32 for all heads of a (k, n,
-        heads)."""
+        """Return softmax(scale a + mask) of each row of a (k, n, heads); mask (k, n) F32 or F16."""
         if mask is None:
             return self._add("ggml_soft_max", a if scale == 1.0 else self.scale(a, scale))
         fits = (
@@ -266,14 +260,12 @@ class GraphBuilder:
         return self._add("ggml_argmax", a)
 
     def top_k(self, a: Tensor, k: int) -> Tensor:
-        """Return the indices of the k largest of each row, in no particular order: (v, n) -> I32
-        (k, n)."""
+        """Return the indices of the k largest of each row, unordered: (v, n) -> I32 (k, n)."""
         _require(0 < k <= a.shape[0] and a.type == F32, "top_k", a)
         return self._add("ggml_top_k", a, k)
 
     def best(self, a: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return the k largest of each row in order, the largest first: indices I32 (k, n) and
-        elements (k, n)."""
+        """Return the k largest of each row, largest first: indices I32 (k, n), elements (k, n)."""
         n = a.shape[1]
         if k == 1:
             indices = self.reshape(self.argmax(a), 1, n)

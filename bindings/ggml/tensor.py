@@ -60,8 +60,7 @@ class Tensor:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether its elements lie in order without gaps; strides of dimensions of size 1 say
-        nothing."""
+        """Whether elements lie in order without gaps; strides of sizes 1 say nothing."""
         shape, strides = self.shape, self.strides
         # Quantized types pack blocks of a row: only the dimensions above it tell.
         expected = strides[0] * shape[0] if self.type in DTYPES else strides[1]

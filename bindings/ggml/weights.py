@@ -22,8 +22,7 @@ _PIECE = 16 << 20
 
 
 class TensorStore:
-    """Named tensors in one buffer of a device's memory, zero until they are written. Close it
-    before the device.
+    """Named tensors in one buffer of a device, zero until written. Close it before the device.
 
     `shapes` gives name -> (type name as in GGUF files, shape). Shapes are in ggml's order, fastest
     dimension first: a matrix of [rows, columns] is (columns, rows).

@@ -47,8 +47,7 @@ _GUESSED_FILE_TYPE = 1024  # a flag: the quantizer did not state the type, llama
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of the file: `shape` in ggml's order (row length first), `offset` from the file's
-    start."""
+    """A tensor of the file: `shape` as ggml has it (row length first), `offset` in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -64,8 +63,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """All that a GGUF file says about itself, checked; of a split model only what this one file
-    holds."""
+    """All that a GGUF file says about itself, checked; of a split model, this one file's share."""
 
     version: int
     file_size: int
@@ -90,8 +88,7 @@ class GGUFHeader:
 
     @property
     def file_type_name(self) -> str | None:
-        """The quantization the file was made with, such as "Q4_K_M"; None where the file does not
-        say."""
+        """The quantization it was made with, such as "Q4_K_M"; None where the file does not say."""
         value = self.metadata.get("general.file_type")
         if not isinstance(value, int) or isinstance(value, bool):
             return None
@@ -113,8 +110,7 @@ def read_header(path: str | os.PathLike[str]) -> GGUFHeader:
 
 
 def read_any_header(path: str | os.PathLike[str]) -> GGUFHeader:
-    """Read and check the header of a GGUF file that need not name an architecture: an importance
-    matrix.
+    """Read and check a GGUF header that need not name an architecture (an importance matrix's).
 
     Raises as `read_header`; `architecture` of the result raises KeyError where the file has none.
     """

@@ -55,8 +55,7 @@ _MARKUP = (b"<!doctype", b"<html", b"<head", b"<?xml")
 
 
 class HeaderReader:
-    """The beginning of the file, read as far as it is asked for and never further than its
-    limits."""
+    """The beginning of the file, read as far as asked for and never beyond the limits."""
 
     def __init__(self, file: FileIO, size: int, shown: str) -> None:
         self.size = size
@@ -75,8 +74,7 @@ class HeaderReader:
         self.fail(f"is damaged: {problem}")
 
     def require(self, end: int, what: str) -> int:
-        """Have the bytes up to `end` in memory, for reading `what`; return how many bytes are there
-        now."""
+        """Have the bytes up to `end` in memory, for reading `what`; return how many are there."""
         if end > self.size:
             needed, left = end - self.position, self.size - self.position
             self.fail(
@@ -128,8 +126,7 @@ class HeaderReader:
         return self.take(self.u64(f"the length of {what}"), what)
 
     def identifier(self, longest: int, what: str) -> str:
-        """Return a key or a name of at most `longest` bytes, which must be UTF-8 without zero
-        bytes."""
+        """Return a key or name of at most `longest` bytes: UTF-8 without zero bytes."""
         length = self.u64(f"the length of {what}")
         if length > longest:
             self.damaged(f"{what} has {length:,} bytes, more than {longest:,}")
@@ -143,8 +140,7 @@ class HeaderReader:
             self.damaged(f"{what} is not UTF-8")
 
     def string_array(self, count: int, what: str) -> ArrayValue:
-        """Walk over `count` strings, keeping their bytes and where each ends, and move behind
-        them."""
+        """Walk over `count` strings, keeping their bytes and ends, and move behind them."""
         self.strings_left -= count
         if self.strings_left < 0:
             self.damaged(f"{what} brings the file above {MAX_STRINGS:,} strings")

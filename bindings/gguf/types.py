@@ -106,8 +106,7 @@ BLOCK_SIZES: Mapping[str, int] = MappingProxyType(
 
 
 def stored_bytes(shape: Sequence[int], type_name: str) -> int:
-    """Return the bytes of a tensor in a type whose blocks divide its rows; the order of `shape` is
-    no matter."""
+    """Return a tensor's bytes in a type whose blocks divide its rows; `shape` in either order."""
     kind = _BY_NAME[type_name]
     return prod(shape) // kind.block_size * kind.block_bytes
 
@@ -170,8 +169,7 @@ FILE_TYPE_NAMES: Mapping[int, str] = MappingProxyType(
 
 
 class ArrayValue(Sequence[Scalar]):
-    """An array of the metadata, decoded only where it is asked for; equal when type and bytes are
-    equal."""
+    """An array of the metadata, decoded when asked for; equal where type and bytes are."""
 
     __slots__ = ("_ends", "element_type", "raw")
 

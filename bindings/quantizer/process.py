@@ -27,8 +27,7 @@ logger = logging.getLogger("specrun.llama")
 
 
 class QuantizerProcess:
-    """One quantization: `plan()` first, then `write()`; a context manager that leaves no process
-    behind.
+    """One quantization: `plan()`, then `write()`; a context manager that ends the process.
 
     Both yield llama.cpp's log line by line as it comes. Should this process be killed before
     `close()`, the other one removes what it wrote; so a file should get its final name before.

@@ -11,8 +11,7 @@ from specrun.bindings.gguf import FILE_TYPE_NAMES, TENSOR_TYPES
 
 
 class FileType(NamedTuple):
-    """A file type: llama.cpp's number (llama_ftype), the tensor type most matrices get, and its
-    size.
+    """A file type: llama.cpp's number (llama_ftype), the type of most matrices, and its size.
 
     `bits_per_weight` is what a Llama of 8 billion parameters takes (the shapes of Llama-3.1-8B), as
     the quantizer's own dry run counts it with an importance matrix. `needs_importance` says that
@@ -101,13 +100,11 @@ TENSOR_NUMBERS: Mapping[str, int] = MappingProxyType(
 _SMALLEST = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"}
 _SMALLEST_OF_ALL = {"IQ1_S", "IQ2_XXS", "IQ2_XS"}
 TOKEN_MATRICES = frozenset(("token_embd.weight", "per_layer_token_embd.weight", "output.weight"))
-"""The token embedding and output matrices, which importance matrices have no entries for by
-default."""
+"""Token embedding and output matrices: by default, importance matrices have no entries for them."""
 
 
 def needs_importance(tensor: str, type_name: str, file_type: str) -> bool:
-    """Return whether llama.cpp stores this tensor in this type only with an importance matrix for
-    it."""
+    """Return whether llama.cpp stores this tensor so only with an importance matrix for it."""
     if tensor in TOKEN_MATRICES:
         return type_name in _SMALLEST_OF_ALL
     return type_name in _SMALLEST or (type_name == "Q2_K" and file_type == "Q2_K_S")

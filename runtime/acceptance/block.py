@@ -39,8 +39,7 @@ from specrun.runtime.tree import ROOT, DraftTree, Draw
 
 
 class BlockRule:
-    """Block verification of the tree's leading chain, the exact rule for whatever branches below
-    it.
+    """Block verification of the tree's leading chain, the exact rule for what branches below.
 
     A tree that branches at its root is therefore left to the exact rule. So is one whose leading
     chain holds only point masses: there both rules have one law, and the exact one repeats plain
@@ -109,8 +108,7 @@ class _Level:
 
     @property
     def keep_probability(self) -> float:
-        """The paper's h_i: the probability of keeping exactly i tokens, given that no more are
-        kept."""
+        """The paper's h_i: the probability of keeping exactly i tokens, given no more are kept."""
         total = float(self.weights.sum())
         rest = total + (1.0 - self.share)
         return total / rest if rest > 0.0 else 1.0
@@ -132,8 +130,7 @@ def _leading_chain(tree: DraftTree) -> list[Draw]:
 
 
 def _levels(tree: DraftTree, chain: list[Draw], law_at: LawAt) -> tuple[list[_Level], float]:
-    """Return the levels above each draw of the chain and p_L; fewer of them and 0.0 once the share
-    is zero."""
+    """Return the levels above the chain's draws and p_L; once the share is 0, fewer and 0.0."""
     levels: list[_Level] = []
     share, node = 1.0, ROOT
     for draw in chain:

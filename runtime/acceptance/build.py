@@ -20,8 +20,7 @@ def rule_names() -> list[str]:
 
 
 def build_rule(text: str) -> AcceptanceRule:
-    """Return the rule that an `--accept` value names, such as "exact", "block" or
-    "cascade-opt(alpha=0.1)".
+    """Return the rule that `--accept` names, such as "exact" or "cascade-opt(alpha=0.1)".
 
     Raises `OptionError` for an unknown rule or option and for values that make no sense.
     """

@@ -69,8 +69,7 @@ class KSeq:
         return _expected_tries(min(1.0, float(self.passed.sum())), self._k)
 
     def residual(self) -> Law:
-        """Return the law after all k draws were rejected; the target's own if that is
-        impossible."""
+        """Return the law after k rejections; the target's own where these are impossible."""
         left = self._target.probs - self.passed * self._tries
         np.maximum(left, 0.0, out=left)
         total = float(left.sum())
@@ -120,8 +119,7 @@ def _decide(
 
 
 def _runs(draws: tuple[Draw, ...]) -> Iterator[list[Draw]]:
-    """Yield the draws in order, those that follow each other with one law together, point masses
-    one by one."""
+    """Yield the draws in order: neighbours of one law together, point masses one by one."""
     run: list[Draw] = []
     for draw in draws:
         if run and not _same_law(run[0].law, draw.law):
@@ -167,8 +165,7 @@ def _scale(target_probs: FloatArray, draft_probs: FloatArray, k: int) -> float:
 def _pass_probability(
     target_probs: FloatArray, draft_probs: FloatArray, k: int
 ) -> Callable[[float], float]:
-    """Return b(rho) for rho in [1, k] as a function that costs a binary search, not a pass over the
-    vocabulary.
+    """Return b(rho) for rho in [1, k] as a function that costs a binary search.
 
     min(Q, P / rho) is P / rho where P / Q <= rho and Q elsewhere; only ratios between 1 and k
     change sides.

@@ -48,8 +48,7 @@ class AcceptanceRule(Protocol):
 
 
 Decide = Callable[[DraftTree, tuple[Draw, ...], Law, NoiseSource], tuple[int | None, int]]
-"""From a node's draws and the target's law there to the accepted child (None: none) and the next
-token."""
+"""From a node's draws and the target's law to the accepted child (None: none) and next token."""
 
 
 def walk(

@@ -38,8 +38,7 @@ from specrun.runtime.noise import NoiseSource
 from specrun.runtime.tree import DraftTree
 
 TargetLaw = Callable[[Law, Law, float], Law]
-"""From the drafter's law Q, the target's P and alpha to the law pi that drafts are verified
-against."""
+"""From the drafter's law Q, the target's P and alpha to the law pi that drafts face."""
 
 
 def chow(draft: Law, target: Law, alpha: float) -> Law:
@@ -53,15 +52,13 @@ def diff(draft: Law, target: Law, alpha: float) -> Law:
 
 
 def opt(draft: Law, target: Law, alpha: float) -> Law:
-    """Return P where it is surer than Q by more than alpha times the share of drafts it would
-    reject; else Q."""
+    """Return P where m(Q) < m(P) - alpha TV(P, Q), else Q."""
     distance = float(np.maximum(0.0, target.probs - draft.aligned_to(target)).sum())  # TV(P, Q)
     return target if _largest(draft) < _largest(target) - alpha * distance else draft
 
 
 def token_specific(draft: Law, target: Law, alpha: float) -> Law:
-    """Return Q on the tokens that P finds nearly as good as its best, and P, scaled by the rest of
-    Q, everywhere."""
+    """Return Q on the tokens that P finds nearly best, plus P times the rest of Q's mass."""
     ids = _joint_support(draft, target)
     support = Law(np.zeros(len(ids)), ids)
     q, p = draft.aligned_to(support), target.aligned_to(support)
@@ -79,8 +76,7 @@ CASCADES: dict[str, TargetLaw] = {
 
 
 class SpecCascadeRule:
-    """Verifies drafts against the cascade's law; `exact` is False. `alpha` in [0, 1]: the larger,
-    the less is deferred.
+    """Tests drafts against the cascade's law, not `exact`. The larger `alpha`, the fewer defer.
 
     `kind` is a name of CASCADES.
     """
@@ -103,8 +99,7 @@ class SpecCascadeRule:
         )
 
     def _law(self, tree: DraftTree, node: int, target: Law) -> Law:
-        """Return pi below a node. Of several draws the first is from Q itself, later ones from what
-        is left of it."""
+        """Return pi below a node. Of several draws, the first is from Q itself."""
         draft = next((draw.law for draw in tree.draws.get(node, ()) if draw.law is not None), None)
         if draft is None or len(target.probs) == 1:
             return target

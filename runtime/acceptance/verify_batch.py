@@ -33,8 +33,7 @@ _TOLERANCE = 1e-4  # a float32 softmax over a vocabulary of 256k tokens sums to 
 
 
 class GeneratorNoise:
-    """A noise source over a numpy generator, for callers that keep one per sequence (vLLM's seeded
-    requests).
+    """A noise source over a numpy generator, kept per sequence (vLLM's seeded requests).
 
     Its numbers depend on the order of the calls, not on positions.
     """
@@ -68,8 +67,7 @@ def verify_batch(
     positions: TokenIds | None = None,
     strict: bool = False,
 ) -> OutputIds:
-    """Return what each sequence goes on with, int64 [batch, k + 1]: accepted tokens, one more, then
-    PADDING.
+    """Return each sequence's accepted tokens, one more, then PADDING: int64 [batch, k + 1].
 
     `target_probs` [batch, k + 1, vocab] are the target's transformed laws: row i decides drafted
     token i, the row behind the last drafted token the bonus token. `draft_probs` [batch, k, vocab]

@@ -71,8 +71,7 @@ class RoundCosts:
         return self.target.seconds(1) + self.per_round
 
     def depth_seconds(self, width: int, before: int | None) -> float:
-        """Return what the draft model takes for a depth of `width` nodes after one of `before`
-        (None: the root)."""
+        """Return what the draft model takes for `width` nodes after `before` (None: the root)."""
         rebuilt = before is not None and width != before
         return self.draft.seconds(width, rebuilt=rebuilt) + width * self.per_law
 

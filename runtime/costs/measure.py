@@ -81,8 +81,7 @@ def measure_cost_curve(
 def _worth_measuring(
     context: Context, batch: Batch, depth: int, sizes: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the sizes up to the first that costs far more than it could yield; also touches all
-    weights once."""
+    """Return the sizes up to the first that costs too much; touches all weights once."""
     _timed(context, batch, depth, sizes[0])
     single = _timed(context, batch, depth, sizes[0])
     for index, size in enumerate(sizes):

@@ -42,8 +42,7 @@ def typical_acceptance(sampling: str) -> tuple[float, ...]:
 
 
 def expected_tokens(topology: Topology, acceptance: Sequence[float]) -> float:
-    """Return F, the tokens that a round with this tree yields on average, the target's own
-    included."""
+    """Return F, the tokens a round with this tree yields on average, with the target's own."""
     values: list[float] = []
     ranks = {
         child: rank
@@ -122,8 +121,7 @@ class SequoiaProgramme:
 def _solve_level(
     acceptance: FloatArray, subtree: FloatArray
 ) -> tuple[FloatArray, np.ndarray[tuple[int, int], np.dtype[np.intp]]]:
-    """Return G[r, m] and how many nodes the child of rank r takes (0: none), for children worth
-    `subtree[n]`."""
+    """Return G[r, m] and the nodes of rank r's child (0: none), for children worth `subtree[n]`."""
     ranks, size = len(acceptance), len(subtree)
     forest = np.zeros((ranks + 1, size))
     taken = np.zeros((ranks + 1, size), np.intp)

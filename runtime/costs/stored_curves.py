@@ -49,8 +49,7 @@ def known_curve(target: Path, context: ContextOptions, n_gpu_layers: int) -> Cos
 def measured_or_typical(
     target: Path, context: ContextOptions, n_gpu_layers: int
 ) -> tuple[CostCurve, bool]:
-    """Return the curve measured for a file and these settings, or else a typical one, and whether
-    it was measured."""
+    """Return a curve for a file and these settings, and whether it was measured, not typical."""
     measured = load_curve(target, context, n_gpu_layers)
     return measured or typical_curve(n_gpu_layers), measured is not None
 
@@ -67,8 +66,7 @@ def save_curve(curve: CostCurve, target: Path, context: ContextOptions, n_gpu_la
 
 
 def load_curve(target: Path, context: ContextOptions, n_gpu_layers: int) -> CostCurve | None:
-    """Return the curve measured for this target, machine and settings; None if there is none that
-    applies."""
+    """Return the curve measured for this target, machine and settings; None without one."""
     try:
         with _curve_file(target).open("rb") as file:
             data = file.read(_MAX_FILE + 1)

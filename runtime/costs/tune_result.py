@@ -15,8 +15,7 @@ from specrun.runtime.offload import LayerCount
 from specrun.runtime.sampling import SamplingParams
 
 PlanKind = Literal["plain", "chain", "tree", "dynamic"]
-"""What a plan drafts: nothing, a chain, a tree of a fixed shape, or one that grows where the
-drafter is sure."""
+"""What a plan drafts: nothing, a chain, a fixed tree, or one that grows where it is sure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +75,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class TunedSetting:
-    """What was found for one sampling setting: first the candidates that were run, the fastest
-    first.
+    """What was found for one sampling setting: first the candidates that ran, fastest first.
 
     `acceptance` holds for each proposal scheme the share of positions at which the child of each
     rank is accepted, `theory` what the formulas say about chains whose acceptance is that of the

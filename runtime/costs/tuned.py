@@ -34,8 +34,7 @@ _AGAIN = "run specrun tune again"
 
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
-    """The fastest way to draft at one temperature; `options` is "" for plain decoding. Speeds in
-    tokens a second.
+    """The fastest way to draft at one temperature ("": plain decoding). Speeds in tokens a second.
 
     `alternatives` are the options of the best chain and trees of every proposal scheme, itself
     among them.
@@ -71,8 +70,7 @@ def tuned_expression(
     n_gpu_layers_draft: LayerCount = "auto",
     warn: Callable[[str], None] = lambda _: None,
 ) -> str | None:
-    """Return the drafter expression planned for this pair at about this temperature, None if there
-    is none.
+    """Return the drafter expression planned for this pair near this temperature, or None.
 
     A plan that does not apply is ignored; `warn` is told why in one sentence. Nothing here raises.
     """

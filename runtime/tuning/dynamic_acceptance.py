@@ -53,8 +53,7 @@ class DynamicAcceptance:
 
 
 def kept_nodes(grown: GrownTree, text: Sequence[int], max_depth: int, max_nodes: int) -> FloatArray:
-    """Return how many tokens of `text` each shape keeps: [max_depth + 1, max_nodes + 1] for depth
-    and best nodes."""
+    """Return how many tokens of `text` each shape keeps: [max_depth + 1, max_nodes + 1]."""
     path = _path_along(grown, text)
     depths = np.array(grown.depths, np.intp)
     order = np.array(grown.by_value(), np.intp)

@@ -78,8 +78,7 @@ class HeadCalibrationOptions:
 
 @dataclass(frozen=True, slots=True)
 class HeadCalibration:
-    """What was measured at `n_positions`: `accuracy` as trees are made from it, `alone` of each
-    depth by itself.
+    """What was measured at `n_positions`: `accuracy` along paths, `alone` for each depth by itself.
 
     `n_reached[k]` and `n_asked[k]` are the numbers of positions behind their rows k. `plan` is the
     tree that follows on this machine, `curve` the target's costs and `is_measured` whether they are
@@ -148,8 +147,7 @@ def calibrate_heads(
 def features_along(
     context: Context, tokens: Sequence[int], taps: Sequence[int] = ()
 ) -> npt.NDArray[np.float32]:
-    """Return what heads read of the target at all positions of a text, [n, ...]; the context is
-    left empty.
+    """Return what heads read of the target at all positions, [n, ...]; empties the context.
 
     That is its final hidden state, or the inputs of the layers `taps` one after another.
     """
@@ -185,8 +183,7 @@ def _curve(
     layers: int,
     progress: Progress,
 ) -> tuple[CostCurve, bool]:
-    """Return the target's cost curve, and whether it was measured on this machine, now or
-    before."""
+    """Return the target's cost curve, and whether it was measured on this machine."""
     if options.seconds > 0.0:
         with Context(target, dataclasses.replace(context, n_outputs=max(MEASURED_SIZES))) as wide:
             curve = measure_cost_curve(
@@ -205,8 +202,7 @@ def _written(
     texts: list[CalibrationText],
     progress: Progress,
 ) -> list[CalibrationText]:
-    """Return the texts with every prompt continued, all cut to the context and to the wanted number
-    of tokens."""
+    """Return the texts, prompts continued, all cut to the context and the number of tokens."""
     prompts = [text for text in texts if len(text.tokens) == text.n_prompt]
     found = [text for text in texts if len(text.tokens) > text.n_prompt]
     if prompts:

@@ -56,8 +56,7 @@ class HeadGuesses(Protocol):
 
 
 class MedusaGuesses:
-    """Medusa's heads, which see the hidden state alone: the tokens on the way make no
-    difference."""
+    """Medusa's heads, which see the hidden state alone and not the tokens on the way."""
 
     taps: tuple[int, ...] = ()
 
@@ -78,8 +77,7 @@ class MedusaGuesses:
 
 
 class EagleGuesses:
-    """An EAGLE head that goes on from its own predicted states with the text's tokens, as a chain
-    that is right does."""
+    """An EAGLE head that goes on from its own predicted states along the text's tokens."""
 
     def __init__(self, head: PairHead, n_cells: int, evaluated_params: float) -> None:
         self.n_depths = _EAGLE_DEPTHS
@@ -93,8 +91,7 @@ class EagleGuesses:
             raise
 
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
-        """Yield the head's tokens with 0, 1, ... predicted states before them; see
-        `HeadGuesses`."""
+        """Yield the head's tokens after 0, 1, ... predicted states; see `HeadGuesses`."""
         state = EagleState(self._cells)
         if begin:
             state.learn(0, features[:begin], tokens)
@@ -220,8 +217,7 @@ def _open_eagle3(
 
 
 def _evaluated(file: HeadFile, target: Model) -> float:
-    """Return how many weights a depth reads: the head's, and the target's output matrix where it
-    has none."""
+    """Return how many weights a depth reads: the head's, and the output matrix it uses."""
     return file.header.n_parameters + (
         0 if _OUTPUT in file else target.n_embd * target.vocabulary.size
     )

@@ -36,8 +36,7 @@ _REPEATS = 4
 
 @dataclass(frozen=True, slots=True)
 class LawPair:
-    """The laws of one position: the target's, the drafter's to draw from, and the one that ranks
-    its tokens."""
+    """The laws of one position: the target's, the drafter's, and the one that ranks tokens."""
 
     target: Law
     draft: Law
@@ -47,8 +46,7 @@ class LawPair:
 def acceptance_by_rank(
     pairs: Iterable[LawPair], sampling: TreeSampling, ranks: int, *, seed: int = 0
 ) -> FloatArray:
-    """Return for each of `ranks` siblings the share of positions at which it is accepted,
-    [ranks]."""
+    """Return the share of positions at which each sibling rank is accepted, [ranks]."""
     noise = SeededNoise(seed).for_drafting(0)
     total = np.zeros(ranks)
     count = 0
@@ -73,8 +71,7 @@ def acceptance_by_rank(
 
 
 def _accepted(pair: LawPair, sampling: TreeSampling, ranks: int, noise: SeededNoise) -> FloatArray:
-    """Propose siblings once and return the probability that each is accepted; duplicates count for
-    their node."""
+    """Propose siblings once; return the probability that each is accepted, duplicates added."""
     builder = TreeBuilder()
     proposal_scheme(sampling)(builder, ROOT, pair.draft, ranks, noise)
     tree = builder.build()
@@ -129,15 +126,13 @@ def law_pairs(
 def laws_along(
     context: Context, text: CalibrationText, settings: Sequence[SamplingParams]
 ) -> list[tuple[Law, ...]]:
-    """Return a model's laws that decided each token the target wrote, one for each of the
-    settings."""
+    """Return a model's laws for each token the target wrote, one for each of the settings."""
     rows = _rows(context, text.tokens[:-1], text.n_prompt - 1)
     return [tuple(transformed_law(row, params) for params in settings) for row in rows]
 
 
 def _rows(context: Context, tokens: Sequence[int], begin: int) -> Iterator[Logits]:
-    """Yield the logits after each token from index `begin` on; each is valid until the next is
-    asked for."""
+    """Yield the logits after each token from index `begin` on, valid until the next."""
     batch = Batch(context.n_batch, 1)
     size = context.model.vocabulary.size
     known = [token if token < size else 0 for token in tokens]

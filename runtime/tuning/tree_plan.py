@@ -51,8 +51,7 @@ def fastest_plan(
     tolerance: float,
     size: Callable[[Plan], tuple[int, ...]],
 ) -> Plan | None:
-    """Return the smallest plan that is at most the share `tolerance` slower than the fastest, of
-    equals the faster.
+    """Return the smallest plan at most `tolerance` (a share) slower than the fastest plan.
 
     None where plain decoding is at least as fast as any. Fewer nodes are fewer guesses about the
     machine.
@@ -79,8 +78,7 @@ class TreePlan:
 
 
 def tokens_per_second(topology: Topology, acceptance: Sequence[float], costs: RoundCosts) -> float:
-    """Return the tokens a second that rounds with this tree yield; an empty tree is plain
-    decoding."""
+    """Return the tokens a second that this tree yields; an empty tree is plain decoding."""
     if not len(topology):
         return float(1.0 / costs.plain_seconds)
     return float(expected_tokens(topology, acceptance) / costs.round_seconds(topology))
@@ -120,8 +118,7 @@ def plan_tree(
 
 @dataclass(slots=True)
 class _Beginning:
-    """All trees that evaluate `widths` nodes at their first depths, and take so many seconds to
-    draft.
+    """All trees that evaluate `widths` nodes at their first depths, drafted in `seconds`.
 
     `level` are the values of the nodes evaluated last. Evaluated nodes and the first child of each
     are in the tree, `n_fixed` of them worth `fixed` together; `free` are the values of the other
@@ -147,15 +144,13 @@ class _Beginning:
         self.children, self.is_first = values.ravel()[order], is_first.ravel()[order]
 
     def stopped(self) -> tuple[float, int, FloatArray]:
-        """Return `fixed`, `n_fixed` and `free` of the trees that evaluate none of these
-        children."""
+        """Return `fixed`, `n_fixed` and `free` of the trees that evaluate no more children."""
         first = self.is_first
         free = np.sort(np.concatenate([self.free, self.children[~first]]))[::-1]
         return self.fixed + float(self.children[first].sum()), self.n_fixed + int(first.sum()), free
 
     def longer(self, width: int, seconds: float, most: int) -> _Beginning:
-        """Return the trees that evaluate the best `width` of these children too; `most` is their
-        largest size."""
+        """Return the trees that evaluate the best `width` children too, of size `most` at most."""
         fixed = self.is_first.copy()
         fixed[:width] = True
         return _Beginning(

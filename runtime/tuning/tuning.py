@@ -148,8 +148,7 @@ class _Bench:
         params: SamplingParams,
         prompts: list[list[int]],
     ) -> TunedSetting:
-        """Let the target write texts and return the candidates for a setting; only plain decoding
-        has been run."""
+        """Let the target write; return the candidates, of which only plain decoding was run."""
         self._progress(f"writing a text at temperature {params.temperature:g}", 0.4)
         with self._session(DrafterWeights(NoDrafter.name, NoDrafter)) as session:
             texts, speed, _ = self._answers(session, prompts, params)
@@ -281,8 +280,7 @@ class _Bench:
     def _answers(
         self, session: Session, prompts: list[list[int]], params: SamplingParams
     ) -> tuple[list[CalibrationText], float | None, float | None]:
-        """Return what was answered, tokens a second, and tokens a round; a short answer first warms
-        up."""
+        """Return the answers, tokens a second, and tokens a round; a short answer warms up."""
         session.stream(prompts[0], params, seed=1, max_tokens=4).drain()
         most = max(8, self._options.n_tokens // len(prompts))
         results = [
@@ -310,8 +308,7 @@ class _Bench:
 
     @contextmanager
     def _session(self, weights: DrafterWeights) -> Iterator[Session]:
-        """Yield a session that is closed at the end of the block, with its drafter and the
-        weights."""
+        """Yield a session, closed after the block with its drafter and the weights."""
         with (
             closing(weights),
             Session.open(self._target, weights.start(), self._context, ExactRule()) as session,
@@ -336,6 +333,5 @@ def _candidate(
 
 
 def _tree_sizes(costs: RoundCosts) -> list[int]:
-    """Return the numbers of nodes whose evaluation was measured: with the root they are the curve's
-    sizes."""
+    """Return the numbers of nodes that were measured: the curve's sizes without the root."""
     return [size - 1 for size in costs.target.sizes[1:]]
