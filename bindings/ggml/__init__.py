@@ -11,20 +11,3 @@ from specrun.bindings.ggml.ready_graph import Graph
 from specrun.bindings.ggml.target_tensors import TargetTensors
 from specrun.bindings.ggml.tensor import Tensor
 from specrun.bindings.ggml.weights import TensorStore, load_tensors
-
-__all__ = [
-    "F16",
-    "F32",
-    "I32",
-    "I64",
-    "ComputeDevice",
-    "Graph",
-    "GraphBuilder",
-    "Rope",
-    "TargetTensors",
-    "Tensor",
-    "TensorStore",
-    "call",
-    "fields",
-    "load_tensors",
-]

@@ -27,24 +27,3 @@ from specrun.runtime.tuning.tree_plan import (
     tokens_per_second,
 )
 from specrun.runtime.tuning.tuning import tune
-
-__all__ = [
-    "CalibrationText",
-    "DynamicAcceptance",
-    "HeadCalibration",
-    "HeadCalibrationOptions",
-    "LawPair",
-    "acceptance_by_rank",
-    "calibrate_heads",
-    "dynamic_round_seconds",
-    "features_along",
-    "guess_kinds",
-    "kept_nodes",
-    "law_pairs",
-    "laws_along",
-    "measure_dynamic_acceptance",
-    "plan_dynamic_tree",
-    "plan_tree",
-    "tokens_per_second",
-    "tune",
-]
