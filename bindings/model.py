@@ -1,4 +1,4 @@
-"""A GGUF model: loaded by mmap after its header was checked, with metadata and vocabulary."""
+"""A GGUF model (llama_model): loaded after its header was checked, with metadata, vocabulary."""
 
 from __future__ import annotations
 
@@ -65,9 +65,8 @@ class Model:
         # Before any context exists, so that a context cannot be asked of a vocabulary-only file.
         if self.vocabulary.kind == "none" or self.vocabulary.size <= 0:
             self.close()
-            raise UnsupportedModelError(
-                f"{self.path} has no vocabulary: it cannot read or write text"
-            )
+            problem = f"{self.path} has no vocabulary: it cannot read or write text"
+            raise UnsupportedModelError(problem)
 
     def _load(
         self,
@@ -92,10 +91,8 @@ class Model:
             return handle
         reason = last_native_errors() or "llama.cpp gave no reason"
         if "alloc" in reason or "out of memory" in reason.lower():
-            raise OutOfMemoryError(
-                f"no memory to load {self.path}: {reason}. Use a smaller quantization or fewer "
-                "GPU layers (-ngl)"
-            )
+            advice = "Use a smaller quantization or fewer GPU layers (-ngl)"
+            raise OutOfMemoryError(f"no memory to load {self.path}: {reason}. {advice}")
         raise ModelLoadError(f"llama.cpp cannot load {self.path}: {reason}")
 
     @property
@@ -107,14 +104,15 @@ class Model:
 
     def close(self) -> None:
         """Free the native memory; calling it again does nothing. Contexts must be closed first."""
-        if self._handle is not None:
-            if self._children:
-                raise ClosedError(
-                    f"close the {self._children} contexts of {self.path} before the model"
-                )
-            handle, self._handle = self._handle, None
-            self.vocabulary.close()
-            self._native.llama_model_free(handle)
+        if self._handle is None:
+            return
+        if self._children:
+            raise ClosedError(
+                f"close the {self._children} contexts of {self.path} before the model"
+            )
+        handle, self._handle = self._handle, None
+        self.vocabulary.close()
+        self._native.llama_model_free(handle)
 
     def __enter__(self) -> Model:
         return self
@@ -123,8 +121,7 @@ class Model:
         self.close()
 
     def __del__(self) -> None:
-        # A context that still lives would read freed memory, so a forgotten model leaks rather than
-        # crashes.
+        # A context that still lives would read freed memory: better to leak than to crash.
         if getattr(self, "_handle", None) is not None and not self._children:
             self.close()
 
@@ -222,12 +219,10 @@ class Model:
 
     def _metadata_items(self) -> Iterator[tuple[str, str]]:
         native, handle = self._native, self.handle
+        readers = native.llama_model_meta_key_by_index, native.llama_model_meta_val_str_by_index
         for index in range(native.llama_model_meta_count(handle)):
             texts = []
-            for read in (
-                native.llama_model_meta_key_by_index,
-                native.llama_model_meta_val_str_by_index,
-            ):
+            for read in readers:
                 size = max(read(handle, index, ctypes.create_string_buffer(1), 1), 0) + 1
                 buffer = ctypes.create_string_buffer(size)
                 read(handle, index, buffer, size)
@@ -237,9 +232,8 @@ class Model:
     def require_weights(self) -> None:
         """Raise `OptionError` if only the vocabulary was loaded."""
         if self._vocab_only:
-            raise OptionError(
-                f"only the vocabulary of {self.path} was loaded: it cannot evaluate anything"
-            )
+            problem = f"only the vocabulary of {self.path} was loaded"
+            raise OptionError(f"{problem}: it cannot evaluate anything")
 
     # -- children ----------------------------------------------------------------------------------
 
@@ -262,8 +256,7 @@ def _check_tokens(header: GGUFHeader, path: Path) -> None:
         # As llama.cpp reads them: cut at a zero byte, empty ones with names of their own.
         text = tokens.bytes_at(token).split(b"\0", 1)[0] or b"[EMPTY_%d]" % token
         if first.setdefault(text, token) != token:
-            raise MalformedFileError(
-                f"{path} has the token {text.decode('utf-8', 'replace')!r} twice in its "
-                "vocabulary, "
-                f"as tokens {first[text]} and {token}: convert the model again"
-            )
+            shown = text.decode("utf-8", "replace")
+            places = f"as tokens {first[text]} and {token}: convert the model again"
+            problem = f"{path} has the token {shown!r} twice in its vocabulary, {places}"
+            raise MalformedFileError(problem)

@@ -48,11 +48,6 @@ class Vocabulary:
         return self._special("bos")
 
     @functools.cached_property
-    def adds_bos(self) -> bool:
-        """Whether texts begin with the token `bos`."""
-        return bool(llama().llama_vocab_get_add_bos(self._handle))
-
-    @functools.cached_property
     def eos(self) -> int | None:
         """The end-of-sequence token, or None."""
         return self._special("eos")

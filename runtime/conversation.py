@@ -1,5 +1,4 @@
-"""One conversation: its tokens, what of them the target has cached, its drafter, and the noise of
-its answer.
+"""A conversation: its tokens, what of them is cached, its drafter, and the noise of its answer.
 
 Whatever else decoding needs, such as models, heads, stores and measured costs, belongs to weights
 that any number of conversations may share.
@@ -27,7 +26,7 @@ class Conversation(CachedText):
     ) -> None:
         super().__init__(tokens)
         self.drafter = drafter
-        self.noise: NoiseSource = SeededNoise(0) if noise is None else noise
+        self.noise: NoiseSource = noise or SeededNoise(0)
 
     def begin(self, target: TargetModel, prompt: Sequence[int]) -> int:
         """Bring cache and drafter to a prompt; return how many of its tokens were cached before.

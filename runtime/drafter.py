@@ -1,4 +1,4 @@
-"""What every drafter is: propose a tree, then learn what became of it."""
+"""The drafter's interface: propose a draft tree, then learn what became of it."""
 
 from __future__ import annotations
 

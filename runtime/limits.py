@@ -1,4 +1,4 @@
-"""How much a round may draft, so that neither the context nor the answer overflows."""
+"""Limits of a round's draft tree, so that neither the context nor the answer overflows."""
 
 from __future__ import annotations
 

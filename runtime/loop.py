@@ -100,15 +100,9 @@ def _ask(
     conversation: Conversation, settings: DecodeSettings, allowance: Allowance
 ) -> DraftRequest:
     """Return what a drafter is told; its draws are independent of acceptance."""
-    tokens = conversation.tokens
-    return DraftRequest(
-        tokens,
-        settings.params,
-        conversation.noise.for_drafting(len(tokens)),
-        allowance.max_depth,
-        allowance.max_nodes,
-        settings.end_tokens,
-    )
+    tokens, most = conversation.tokens, (allowance.max_depth, allowance.max_nodes)
+    noise = conversation.noise.for_drafting(len(tokens))
+    return DraftRequest(tokens, settings.params, noise, *most, settings.end_tokens)
 
 
 def _target_laws(

@@ -1,5 +1,4 @@
-"""Where randomness comes from: two drawing methods, keyed so that a draw depends on its position
-alone.
+"""Random draws for acceptance and drafting, hashed from the seed and a token's position alone.
 
 The token at position p is decided once, by draws keyed with (seed, p). Plain decoding and every
 drafter of point masses therefore make the same choice from the same law: their texts agree at any
@@ -98,8 +97,7 @@ class SeededNoise:
             return best if law.ids is None else int(law.ids[best])
         best = int(law.probs.argmax())
         bound = -math.log1p(-float(uniforms[best])) / float(law.probs[best])
-        # -log(1 - u) >= u, so only these can arrive before the likeliest token: a few, without a
-        # logarithm.
+        # -log(1 - u) >= u, so only these few can arrive before the likeliest token.
         rivals = (uniforms < bound * law.probs).nonzero()[0]
         if len(rivals):
             times = -np.log1p(-uniforms[rivals]) / law.probs[rivals]
@@ -114,9 +112,8 @@ class SeededNoise:
         It depends on this source's own stream: a drafter that drafts for a drafter draws other
         numbers.
         """
-        digest = hashlib.blake2b(
-            struct.pack("<qq", self._stream, round_start), digest_size=8
-        ).digest()
+        key = struct.pack("<qq", self._stream, round_start)
+        digest = hashlib.blake2b(key, digest_size=8).digest()
         return DraftNoise(self.seed, int.from_bytes(digest, "little", signed=True))
 
     def _hash(self, index: int) -> int:
@@ -156,9 +153,9 @@ class DraftNoise(SeededNoise):
             if not total > 0.0:
                 break
             # A law of one token asks for no number, here as in `choose`.
-            place = (
-                bisect_right(cumulative, self._next_uniform() * total) if len(weights) > 1 else 0
-            )
+            place = 0
+            if len(weights) > 1:
+                place = bisect_right(cumulative, self._next_uniform() * total)
             if place == len(weights):  # by rounding
                 place = max(index for index, weight in enumerate(weights) if weight > 0.0)
             weights[place] = 0.0

@@ -1,4 +1,4 @@
-"""How many layers go to the GPU: as asked, or as many as its free memory holds."""
+"""GPU offload (-ngl): layers on the GPU, as asked or as many as its free memory holds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ _SHARE_FOR_WEIGHTS = 0.75
 
 def parse_layer_count(text: str) -> LayerCount:
     """Return the value of -ngl: a number, "auto" or "all"."""
-    if text == "auto":
-        return "auto"
-    if text == "all":
-        return "all"
+    if text == "auto" or text == "all":
+        return text
     try:
         return int(text)
     except ValueError:

@@ -91,9 +91,8 @@ class Runtime:
         rule = build_rule(options.accept)
         if options.reference is not None:
             drafter = with_reference(drafter, Path(options.reference))
-        with (
-            ExitStack() as opened
-        ):  # closes the last first, here if anything fails, else in `close`
+        # Closes the last opened first: here if anything fails, else in `close`.
+        with ExitStack() as opened:
             self.model = Model(
                 target,
                 n_gpu_layers=resolve_gpu_layers(options.n_gpu_layers, target),
@@ -132,9 +131,8 @@ class Runtime:
         model ends or the context is full.
         """
         params = params or SamplingParams()
-        tokens = (
-            self.vocabulary.tokenize(prompt) if isinstance(prompt, str) else self._checked(prompt)
-        )
+        is_text = isinstance(prompt, str)
+        tokens = self.vocabulary.tokenize(prompt) if is_text else self._checked(prompt)
         return self.session.stream(tokens, params, seed=self._seed(params), max_tokens=max_tokens)
 
     def generate(
@@ -206,18 +204,13 @@ class Runtime:
     def chat_template(self) -> ChatTemplate:
         """The chat template; raises `TemplateError` if the model has none and none was given."""
         if self._template is None:
-            from specrun.runtime.chat_template import ChatTemplate
+            from specrun.runtime.chat_template import template_of
 
             source = self.options.chat_template or self.model.chat_template
             if source is None:
-                raise TemplateError(
-                    f"{self.model.path} has no chat template: give one (--chat-template-file), "
-                    "or generate from text"
-                )
-            vocabulary = self.vocabulary
-            bos = vocabulary.text(vocabulary.bos) if vocabulary.bos is not None else ""
-            eos = vocabulary.text(vocabulary.eos) if vocabulary.eos is not None else ""
-            self._template = ChatTemplate(source, bos=bos, eos=eos)
+                advice = "give one (--chat-template-file), or generate from text"
+                raise TemplateError(f"{self.model.path} has no chat template: {advice}")
+            self._template = template_of(source, self.vocabulary)
         return self._template
 
     def close(self) -> None:
@@ -235,9 +228,8 @@ class Runtime:
         size = self.vocabulary.size
         for token in prompt:
             if not 0 <= token < size:
-                raise OptionError(
-                    f"prompt token {token} is outside the vocabulary of {size} tokens"
-                )
+                there = f"the vocabulary of {size} tokens"
+                raise OptionError(f"prompt token {token} is outside {there}")
         return list(prompt)
 
     def _seed(self, params: SamplingParams) -> int:
@@ -252,14 +244,13 @@ def _parse_options(values: dict[str, Any]) -> RuntimeOptions:
     for name in values:
         if name not in own and name not in of_context:
             raise unknown_option(name, [*of_context, *own], "Runtime")
-    for name, kind in (("rope", RopeScaling), ("context", ContextOptions)):
+    for name, kind, example in (
+        ("rope", RopeScaling, "RopeScaling('yarn', scale=2)"),
+        ("context", ContextOptions, "ContextOptions(n_ctx=8192)"),
+    ):
         if name in values and not isinstance(values[name], kind):
-            example = (
-                "RopeScaling('yarn', scale=2)" if name == "rope" else "ContextOptions(n_ctx=8192)"
-            )
-            raise OptionError(
-                f"{name} is {values[name]!r}: give a {kind.__name__}, such as {example}"
-            )
+            advice = f"give a {kind.__name__}, such as {example}"
+            raise OptionError(f"{name} is {values[name]!r}: {advice}")
     options = RuntimeOptions(**{name: value for name, value in values.items() if name in own})
     chosen = {name: value for name, value in values.items() if name in of_context}
     return dataclasses.replace(options, context=dataclasses.replace(options.context, **chosen))

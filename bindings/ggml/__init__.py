@@ -1,7 +1,6 @@
 """Small ggml graphs, built and run from Python over the ggml that llama.cpp already loaded.
 
-`device` says where to compute, `weights` holds tensors there, `graph` builds operations and runs
-them.
+`device` computes, `weights` holds tensors, `graph` builds operations, `ready_graph` runs them.
 """
 
 from specrun.bindings.ggml.device import ComputeDevice

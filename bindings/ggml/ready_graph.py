@@ -62,9 +62,8 @@ class Graph:
             end.write()
         status = self._compute(self._scheduler, self._graph)
         if status != 0:
-            raise DecodeFailedError(
-                f"ggml could not compute a head's graph (status {status})", status
-            )
+            problem = f"ggml could not compute a head's graph (status {status})"
+            raise DecodeFailedError(problem, status)
         self._device.native_seconds += time.perf_counter() - started
 
     def read(self, name: str) -> Array:
@@ -86,9 +85,8 @@ class Graph:
             elif given.size == array.size:
                 array[...] = given.reshape(array.shape)
             else:
-                raise ValueError(
-                    f"input {name} has shape {given.shape}, and the graph takes {array.shape}"
-                )
+                wanted = f"the graph takes {array.shape}"
+                raise ValueError(f"input {name} has shape {given.shape}, and {wanted}")
         self.compute()
         return {name: output.fetch().copy() for name, output in self._outputs.items()}
 

@@ -77,9 +77,8 @@ def _tensor_of(model: Model, name: str) -> Tensor | None:
     """Return a tensor of an open model, None where this build of llama.cpp does not show them."""
     try:
         # llama_model::get_tensor(const char *) const: not part of the C interface, but exported.
-        find = native_function(
-            "_ZNK11llama_model10get_tensorEPKc", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p
-        )
+        symbol, pointer = "_ZNK11llama_model10get_tensorEPKc", ctypes.c_void_p
+        find = native_function(symbol, pointer, pointer, ctypes.c_char_p)
     except AttributeError:
         return None
     handle: int | None = find(model.handle, name.encode())

@@ -1,4 +1,4 @@
-"""A node of a graph, or a weight that it reads: sizes, strides and type, as ggml keeps them."""
+"""A ggml tensor (ggml_tensor): sizes, strides and type of a graph's node or a weight."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ import numpy.typing as npt
 
 from specrun.bindings.ggml.functions import F16, F32, I32, I64, fields
 
-DTYPES: Mapping[int, npt.DTypeLike] = {
-    F32: np.float32,
-    F16: np.float16,
-    I32: np.int32,
-    I64: np.int64,
-}
+DTYPES: Mapping[int, npt.DTypeLike]
+DTYPES = {F32: np.float32, F16: np.float16, I32: np.int32, I64: np.int64}
 """numpy's types of ggml's plain ones."""
 
 

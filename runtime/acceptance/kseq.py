@@ -1,5 +1,4 @@
-"""SpecTr's k-SEQ: k i.i.d. draws tested against one scaled-down ratio, close to the best any rule
-can do.
+"""SpecTr's k-SEQ: k i.i.d. draws tested against one scaled-down ratio, near the best possible.
 
 Sun et al., "SpecTr: Fast Speculative Decoding via Optimal Transport" (NeurIPS 2023), k-sequential
 selection. For k draws from Q below a node with law P and a scale rho in [1, k]:
@@ -108,9 +107,8 @@ def _decide(
             token = tree.tokens[draw.node]
             draft_prob = draft.probability(token)
             if draft_prob <= 0.0:
-                raise OptionError(
-                    f"token {token} was drafted from a law that gives it probability 0"
-                )
+                problem = "was drafted from a law that gives it probability 0"
+                raise OptionError(f"token {token} {problem}")
             target_prob = remaining.probability(token)
             if target_prob > 0.0 and noise.accept(target_prob / (plan.scale * draft_prob)):
                 return draw.node, token

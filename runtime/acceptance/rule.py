@@ -1,7 +1,6 @@
-"""What every acceptance rule is: a walk down the draft tree that keeps a path and picks the next
-token.
+"""Acceptance rules (`AcceptanceRule`), and what token-wise ones share.
 
-What token-wise rules share: the walk down the tree, and the single draw that settles point masses.
+That is the walk down the draft tree, and the single draw that settles point masses.
 """
 
 from __future__ import annotations
