@@ -78,7 +78,6 @@ class BlockRule:
         last = chain[-1].node
         below = replace(tree, draws={**tree.draws, ROOT: tree.draws.get(last, ())})
 
-
         def law_below(node: int) -> Law:
             return law_at(last if node == ROOT else node)
 
