@@ -5,8 +5,8 @@ from __future__ import annotations
 from specrun.bindings.errors import PairError, UnsupportedModelError
 from specrun.bindings.model import Model
 
-# The constants of llama.cpp's speculative decoding: vocabularies may differ by this many tokens, and
-# the first ids (unknown, bos, eos, padding) may have other texts.
+# The constants of llama.cpp's speculative decoding: vocabularies may differ by this many tokens,
+# and the first ids (unknown, bos, eos, padding) may have other texts.
 _MAX_SIZE_DIFFERENCE = 128
 _FIRST_COMPARED_TOKEN = 5
 _CHAINS = "mtp, draft(small.gguf, n=5), jacobi or prompt-lookup(branches=1)"

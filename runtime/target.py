@@ -1,8 +1,8 @@
-"""The target model: evaluates a draft tree in one batch (tree attention) and keeps the accepted
-path's KV cache.
+"""The target model: tree attention in one batch, and the KV cache of the accepted path.
 
-How a draft tree becomes sequences: one id per root-to-leaf path, so llama.cpp's mask is the tree
-mask.
+A draft tree becomes sequences (`TreeLayout`): each root-to-leaf path has a sequence id, which all
+nodes on it carry, so that llama.cpp's causal mask by sequence is the tree's mask. After acceptance
+all ids are brought onto the accepted path again (`moves_onto`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from specrun.bindings.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.runtime.tree import ROOT, DraftTree
 
+# Prompts are evaluated in pieces, because Ctrl-C is only seen between evaluations.
+_PREFILL_CHUNK = 256
+# With hidden states every token of a prompt needs an output row: the least that pieces hold.
+_HIDDEN_STATE_ROWS = 64
+
 Number = TypeVar("Number", bound=np.generic)
+
+
+# -- trees as sequences ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +70,7 @@ def layout_tree(parents: tuple[int, ...], n_sequences: int) -> TreeLayout:
     for node, parent in enumerate(parents):
         depths[node] = 1 if parent == ROOT else depths[parent] + 1
     deepest = [0] * n_sequences
+    # Sequence s is the path to leaf s, walked from the leaf up.
     for sequence in range(n_sequences):
         node = leaves[sequence] if sequence < len(leaves) else leaves[0]
         deepest[sequence] = 0 if node == ROOT else depths[node]
@@ -119,12 +128,7 @@ def _constant(values: list[int], kind: type[Number]) -> npt.NDArray[Number]:
     return array
 
 
-# Prompts are evaluated in pieces, because Ctrl-C is only seen between evaluations.
-_PREFILL_CHUNK = 256
-
-# With hidden states every token of a prompt needs an output row: prompts go in pieces of at least
-# this size.
-_HIDDEN_STATE_ROWS = 64
+# -- texts and what evaluates them -----------------------------------------------------------------
 
 
 class EvaluatedRows(Protocol):
@@ -245,10 +249,8 @@ class TargetModel:
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
         """Evaluate the text's last token, the only one not cached, and `tree` below it at once."""
         if text.n_cached != len(text.tokens) - 1:
-            raise OptionError(
-                f"of {len(text.tokens)} tokens {text.n_cached} are cached: a tree grows from the "
-                "first that is not"
-            )
+            cached = f"of {len(text.tokens)} tokens {text.n_cached} are cached"
+            raise OptionError(f"{cached}: a tree grows from the first that is not")
         return self._evaluate_at(text.n_cached, text.tokens[-1], tree)
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
@@ -266,16 +268,10 @@ class TargetModel:
         if len(tree) and not self.context.model.can_branch:
             self._require_chain(len(tree), layout)
         if layout.n_leaves > self._n_sequences:
-            raise OptionError(
-                f"a draft tree with more leaves than the context's {self._n_sequences} sequences"
-            )
-        self._batch.fill(
-            self._fed([token, *tree.tokens]),
-            layout.depths + root,
-            layout.id_counts,
-            layout.flat_ids,
-            layout.outputs,
-        )
+            there = f"the context's {self._n_sequences} sequences"
+            raise OptionError(f"a draft tree with more leaves than {there}")
+        fed, positions = self._fed([token, *tree.tokens]), layout.depths + root
+        self._batch.fill(fed, positions, layout.id_counts, layout.flat_ids, layout.outputs)
         return self.context.decode(self._batch)
 
     def _keep_at(self, root: int, tree: DraftTree, path: Sequence[int]) -> None:
@@ -285,10 +281,9 @@ class TargetModel:
         end = root + 1 + len(path)
         memory = self.context.memory
         if tree.max_depth > len(path):
-            memory.truncate(
-                end
-            )  # one walk drops everything deeper than the path, for all sequences
+            memory.truncate(end)  # one walk drops what is deeper than the path, of all sequences
         if path:
+            # Its last node's sequences hold the whole path: the others take over what they lack.
             source = layout.ids[path[-1]][0]
             for sequence, shared, strays in moves:
                 if strays:
@@ -300,11 +295,9 @@ class TargetModel:
         context = self.context
         most = context.options.n_rollback if context.model.can_roll_back else 0
         if layout.n_leaves > 1 or n_nodes > most:
-            raise UnsupportedModelError(
-                f"{context.model.architecture} models keep a recurrent state: this context "
-                "verifies chains of at most "
-                f"{most} drafts"
-            )
+            kind = f"{context.model.architecture} models keep a recurrent state"
+            limit = f"this context verifies chains of at most {most} drafts"
+            raise UnsupportedModelError(f"{kind}: {limit}")
 
 
 def target_context_options(options: ContextOptions, drafter: DraftSize) -> ContextOptions:

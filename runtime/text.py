@@ -1,5 +1,4 @@
-"""Tokens to text as they arrive: characters split over tokens, and stop strings split over
-rounds."""
+"""Tokens to text as they arrive: split characters (UTF-8) and split stop strings."""
 
 from __future__ import annotations
 
@@ -36,14 +35,10 @@ class TextAssembler:
         if self.stopped_by is not None:
             return ""
         text = self._held + text
-        found = [
-            (index + len(stop), index, stop)
-            for stop in self._stop
-            if (index := text.find(stop)) >= 0
-        ]
+        places = ((text.find(stop), stop) for stop in self._stop)
+        found = [(index + len(stop), index, stop) for index, stop in places if index >= 0]
         if found:
-            # The one that is complete first, so that the answer does not depend on how the text was
-            # split.
+            # The one that is complete first: the answer must not depend on how the text was split.
             _, index, self.stopped_by = min(found)
             self._held = ""
             return text[:index]

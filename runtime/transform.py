@@ -67,9 +67,8 @@ def log_probability(logits: Logits, token: int) -> float:
 
 def _require_finite(value: float) -> None:
     if not math.isfinite(value):
-        raise DecodeFailedError(
-            f"the model gave logits of {value}: the file or the backend is broken", -3
-        )
+        problem = f"the model gave logits of {value}: the file or the backend is broken"
+        raise DecodeFailedError(problem, -3)
 
 
 def _adjusted(logits: Logits, params: SamplingParams, window: Sequence[int]) -> Logits:
@@ -99,9 +98,8 @@ def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
     values = logits[ids]
     scale = np.float32(params.repeat_penalty)
     values = np.where(values <= 0, values * scale, values / scale)
-    logits[ids] = (
-        values - times * np.float32(params.frequency_penalty) - np.float32(params.presence_penalty)
-    )
+    values -= times * np.float32(params.frequency_penalty)
+    logits[ids] = values - np.float32(params.presence_penalty)
 
 
 def _truncated(logits: Logits, ids: IdArray | None, params: SamplingParams) -> Law:
@@ -166,8 +164,7 @@ def _not_below_highest(logits: Logits, k: int) -> IdArray | None:
     groups = len(logits) // length
     if groups < 2 * k or length < 2:
         return None
-    # Entry j of every stretch of `groups` entries belongs to group j, so that numpy runs along
-    # whole stretches.
+    # Entry j of each stretch of `groups` entries is in group j: numpy runs along whole stretches.
     maxima = np.maximum.reduce(logits[: length * groups].reshape(length, groups), axis=0)
     maxima.partition(groups - k)
     candidates = logits < maxima[groups - k]

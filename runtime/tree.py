@@ -58,10 +58,8 @@ class DraftTree:
     @property
     def candidate_depth(self) -> int:
         """The depth of the deepest node that can be accepted, 0 without any."""
-        return max(
-            (depth for depth, counts in zip(self.depths, self.is_candidate, strict=True) if counts),
-            default=0,
-        )
+        pairs = zip(self.depths, self.is_candidate, strict=True)
+        return max((depth for depth, counts in pairs if counts), default=0)
 
     def path_to(self, node: int) -> list[int]:
         """Return the nodes from the first below the root down to `node`; empty for ROOT."""
@@ -75,9 +73,9 @@ class DraftTree:
     def extends(self, other: DraftTree) -> bool:
         """Whether the nodes of `other` come first in this tree: asked before its rows are read."""
         n = len(other)
-        return self is other or (
-            self.tokens[:n] == other.tokens and self.parents[:n] == other.parents
-        )
+        if self is other:
+            return True
+        return self.tokens[:n] == other.tokens and self.parents[:n] == other.parents
 
     @staticmethod
     def of_points(tokens: Sequence[int], parents: tuple[int, ...]) -> DraftTree:
@@ -154,9 +152,8 @@ class TreeBuilder:
             if not ROOT < parent < node:
                 raise OptionError(f"a tree of {node} nodes has no node {parent} to grow from")
             if candidate and not self._is_candidate[parent]:
-                raise OptionError(
-                    f"node {parent} cannot be accepted, so nothing below it can be a candidate"
-                )
+                problem = f"node {parent} cannot be accepted"
+                raise OptionError(f"{problem}, so nothing below it can be a candidate")
             depth = self._depths[parent] + 1
         self._tokens.append(token)
         self._parents.append(parent)

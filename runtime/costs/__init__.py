@@ -1,5 +1,4 @@
-"""What evaluations cost on this machine, and the trees that pay for them: Sequoia, Medusa's sparse
-tree."""
+"""Costs of evaluations on this machine, and trees that pay for them: Sequoia, Medusa's tree."""
 
 from specrun.runtime.costs.curves import CostCurve, RoundCosts
 from specrun.runtime.costs.measure import MEASURED_SIZES, measure_cost_curve, measure_target_costs

@@ -1,5 +1,4 @@
-"""Medusa's sparse tree (Cai et al. 2024, section 2.3.3): the nodes most likely to be right, one
-after another.
+"""Medusa's sparse tree (Cai et al. 2024, section 2.3.3): always the likeliest node next.
 
 `accuracy[k][r]` is the measured share of positions at which the token of rank r at depth k is the
 right one (see `heads.node_accuracy`). A node is right with the product of the accuracies on its
@@ -111,8 +110,7 @@ def _by_value(accuracy: Sequence[Sequence[float]]) -> Iterator[tuple[Path, float
 def _levelled(row: Sequence[float]) -> list[float]:
     """Return shares that do not rise with rank: runs that do, by noise, become their mean.
 
-    Whoever drafts the later token drafts the earlier ones too, so only the sum up to it counts, and
-    that stays.
+    Whoever drafts a later token drafts the earlier ones too: only the sum counts, which stays.
     """
     groups: list[tuple[float, int]] = []  # sum and length of runs of equal shares
     for share in row:

@@ -1,11 +1,10 @@
-"""What speculation should gain: the formulas of the papers, in one place, each with its source.
+"""Formulas of speculative decoding: expected tokens, speed-ups and acceptance, by their papers.
 
 Notation of the formulas: P the target's law, Q the drafter's, a (alpha) the probability that a
 drafted token is accepted, g (gamma) the drafted tokens of a round, c the cost of one drafter step
 over one plain target step, T(n) the measured time of a target evaluation of n tokens. "Leviathan"
 is Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023).
-
-What the formulas of the literature say about chains for a tuned setting, beside what was measured.
+`chain_theory` puts together what they say about chains of a tuned pair.
 """
 
 from __future__ import annotations
@@ -111,15 +110,12 @@ def best_measured_draft_length(
     T has steps where kernels change, so that the gain has several peaks: every length is tried.
     """
     _require_count("max_draft", max_draft)
-    return _best(
-        lambda n_draft: predicted_tokens_per_second(
-            expected_tokens(acceptance, n_draft),
-            n_draft,
-            target_seconds,
-            n_draft * drafter_step_seconds,
-        ),
-        max_draft,
-    )
+
+    def speed(n_draft: int) -> float:
+        tokens, drafting = expected_tokens(acceptance, n_draft), n_draft * drafter_step_seconds
+        return predicted_tokens_per_second(tokens, n_draft, target_seconds, drafting)
+
+    return _best(speed, max_draft)
 
 
 # -- what acceptance is made of --------------------------------------------------------------------
@@ -208,16 +204,14 @@ def tree_expected_tokens(parents: Sequence[int], acceptance_by_rank: Sequence[fl
     for share in acceptance_by_rank:
         _require_probability("acceptance_by_rank", share)
     if math.fsum(acceptance_by_rank) > 1.0 + _ROUNDING:
-        raise OptionError(
-            "acceptance_by_rank sums to more than 1, but at most one child of a node is accepted"
-        )
+        rule = "at most one child of a node is accepted"
+        raise OptionError(f"acceptance_by_rank sums to more than 1, but {rule}")
     n_children: dict[int, int] = {}
     reached: list[float] = []
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
-            raise OptionError(
-                f"node {node} has parent {parent}: parents come before their children"
-            )
+            rule = "parents come before their children"
+            raise OptionError(f"node {node} has parent {parent}: {rule}")
         rank = n_children.get(parent, 0)
         n_children[parent] = rank + 1
         accepted = acceptance_by_rank[rank] if rank < len(acceptance_by_rank) else 0.0
@@ -225,35 +219,7 @@ def tree_expected_tokens(parents: Sequence[int], acceptance_by_rank: Sequence[fl
     return 1.0 + math.fsum(reached)
 
 
-# -- what may be asked -----------------------------------------------------------------------------
-
-
-def _best(gain: Callable[[int], float], highest: int) -> int:
-    return max(range(highest + 1), key=lambda count: (gain(count), -count))
-
-
-def _seconds(target_seconds: SecondsOf, n_tokens: int) -> float:
-    seconds = target_seconds(n_tokens)
-    if not (math.isfinite(seconds) and seconds > 0.0):
-        raise OptionError(
-            f"the cost curve gives {seconds} seconds for {n_tokens} tokens: it must be above 0"
-        )
-    return seconds
-
-
-def _require_probability(name: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise OptionError(f"{name} is {value}: it must be between 0 and 1")
-
-
-def _require_count(name: str, value: int) -> None:
-    if value < 0:
-        raise OptionError(f"{name} is {value}: it must be 0 or more")
-
-
-def _require_cost(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0.0):
-        raise OptionError(f"{name} is {value}: it must be a number of 0 or more")
+# -- a tuned pair ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,3 +265,33 @@ def chain_theory(
         expected_tokens=tokens,
         operations=operation_ratio(acceptance, length, parameter_ratio),
     )
+
+
+# -- what may be asked -----------------------------------------------------------------------------
+
+
+def _best(gain: Callable[[int], float], highest: int) -> int:
+    return max(range(highest + 1), key=lambda count: (gain(count), -count))
+
+
+def _seconds(target_seconds: SecondsOf, n_tokens: int) -> float:
+    seconds = target_seconds(n_tokens)
+    if not (math.isfinite(seconds) and seconds > 0.0):
+        problem = f"the cost curve gives {seconds} seconds for {n_tokens} tokens"
+        raise OptionError(f"{problem}: it must be above 0")
+    return seconds
+
+
+def _require_probability(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise OptionError(f"{name} is {value}: it must be between 0 and 1")
+
+
+def _require_count(name: str, value: int) -> None:
+    if value < 0:
+        raise OptionError(f"{name} is {value}: it must be 0 or more")
+
+
+def _require_cost(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0.0):
+        raise OptionError(f"{name} is {value}: it must be a number of 0 or more")

@@ -1,4 +1,4 @@
-"""What tuning is asked and what it answers."""
+"""Options and results of `specrun tune`: candidates, their speeds, and theory beside them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ class TuneOptions:
         if not self.params:
             raise OptionError("no sampling settings are given to plan for")
         if self.n_tokens < 8:
-            raise OptionError(
-                f"{self.n_tokens} tokens say too little about acceptance: give 8 or more"
-            )
+            problem = f"{self.n_tokens} tokens say too little about acceptance"
+            raise OptionError(f"{problem}: give 8 or more")
         if not 1 <= self.max_depth <= 16:
             raise OptionError(f"the deepest tree is {self.max_depth}: plans are made for 1 to 16")
         if not self.seconds > 0.0:
@@ -97,6 +96,17 @@ class TunedSetting:
         """Plain decoding."""
         return next(candidate for candidate in self.candidates if not candidate.options)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the setting as a mapping, ready for JSON."""
+        names = ("temperature", "top_k", "top_p", "min_p")
+        return {
+            **{name: getattr(self.params, name) for name in names},
+            "acceptance_by_rank": self.acceptance,
+            "theory": dataclasses.asdict(self.theory),
+            "plans": [dataclasses.asdict(candidate) for candidate in self.candidates],
+            "best": self.best.options or "none",
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
@@ -112,18 +122,6 @@ class TuneResult:
         return {
             "target": dataclasses.asdict(self.target),
             "draft": dataclasses.asdict(self.draft),
-            "settings": [
-                {
-                    "temperature": setting.params.temperature,
-                    "top_k": setting.params.top_k,
-                    "top_p": setting.params.top_p,
-                    "min_p": setting.params.min_p,
-                    "acceptance_by_rank": setting.acceptance,
-                    "theory": dataclasses.asdict(setting.theory),
-                    "plans": [dataclasses.asdict(candidate) for candidate in setting.candidates],
-                    "best": setting.best.options or "none",
-                }
-                for setting in self.settings
-            ],
+            "settings": [setting.to_dict() for setting in self.settings],
             "seconds": self.seconds,
         }

@@ -1,5 +1,4 @@
-"""Planning: how much to draft, and where the layers go, from what the machine and the context
-allow."""
+"""Tuning: acceptance measured on texts, and the trees that are fastest on this machine."""
 
 from specrun.runtime.tuning.dynamic_acceptance import (
     DynamicAcceptance,

@@ -1,5 +1,4 @@
-"""Acceptance by rank: how often the child of each rank is the one that is accepted, measured on a
-text.
+"""Sequoia's acceptance by rank: shares of accepted children of each rank, measured on a text.
 
 At every position of a text the target's law P and the draft law Q are known. For a proposal scheme,
 siblings are proposed as a drafter would, and tested by the exact rule (`acceptance.exact`): sibling
@@ -10,8 +9,6 @@ accepted with P(x_r).
 
 This is Sequoia's acceptance vector (Chen et al. 2024, section 3.1): shares of all visits to a node,
 so that the ranks add up to the chance that any child is accepted.
-
-Both models' laws along texts: what acceptance by rank is measured on.
 """
 
 from __future__ import annotations
@@ -31,7 +28,8 @@ from specrun.runtime.transform import Logits, transformed_law
 from specrun.runtime.tree import ROOT, TreeBuilder
 from specrun.runtime.trees import TreeSampling, most_likely, proposal_scheme, ranking_params
 
-_REPEATS = 4
+_REPEATS = 4  # of a proposal that is drawn
+_RANKED = 40  # tokens that the draft model ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +55,9 @@ def acceptance_by_rank(
             for rank, (token, _) in enumerate(most_likely(pair.ranking, ranks)):
                 total[rank] += pair.target.probability(token)
             continue
-        shares: FloatArray = np.mean(
-            [_accepted(pair, sampling, ranks, noise) for _ in range(_REPEATS)], axis=0
-        )
-        # The first rank needs no draws: 1 - TV(P, Q), the sum of min(P, Q). The others share what
-        # it leaves.
+        trials = [_accepted(pair, sampling, ranks, noise) for _ in range(_REPEATS)]
+        shares: FloatArray = np.mean(trials, axis=0)
+        # The first rank needs no draws: 1 - TV(P, Q). The others share what it leaves.
         first = float(np.minimum(pair.target.probs, pair.draft.aligned_to(pair.target)).sum())
         if shares[0] < 1.0:
             shares[1:] *= (1.0 - first) / (1.0 - shares[0])
@@ -90,7 +86,7 @@ def _accepted(pair: LawPair, sampling: TreeSampling, ranks: int, noise: SeededNo
     return accepted
 
 
-_RANKED = 40
+# -- both models' laws along texts -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +136,8 @@ def _rows(context: Context, tokens: Sequence[int], begin: int) -> Iterator[Logit
     start = 0
     while start < len(known):
         wanted = start >= begin
-        n = (
-            min(context.n_outputs, len(known) - start)
-            if wanted
-            else min(context.n_batch, begin - start)
-        )
+        most, end = (context.n_outputs, len(known)) if wanted else (context.n_batch, begin)
+        n = min(most, end - start)
         batch.fill_chain(known[start : start + n], start, [0], n if wanted else 1)
         rows = context.decode(batch)
         for row in range(n if wanted else 0):

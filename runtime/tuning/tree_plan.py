@@ -10,13 +10,9 @@ all their children. What is left to search are the widths, depth by depth: all o
 trees, a beam of the most promising for large ones. A beginning is given up where even the dynamic
 programme's tree (`sequoia`), which ignores widths, could not make up for the time already spent.
 
-Which of several plans to take: the fastest, or a smaller one that is hardly slower.
-
-The dynamic tree that yields the most tokens a second on this machine.
-
-Sequoia's objective (Chen et al. 2024, section 3.3) for EAGLE-2's trees (Li et al. 2024): over depth
-d, `topk` k and n kept nodes, maximise (1 + accepted(d, k, n)) / (T(n + 1) + t(1) + (d - 1) t(k)).
-The draft model evaluates k nodes at each depth but the last.
+For EAGLE-2's dynamic trees (Li et al. 2024) the objective is the same: over depth d, `topk` k and n
+kept nodes, maximise (1 + accepted(d, k, n)) / (T(n + 1) + t(1) + (d - 1) t(k)). The draft model
+evaluates k nodes at each depth but the last.
 """
 
 from __future__ import annotations
@@ -34,6 +30,9 @@ from specrun.runtime.law import FloatArray
 from specrun.runtime.tree import ROOT
 from specrun.runtime.trees import DynamicShape, Topology
 from specrun.runtime.tuning.dynamic_acceptance import DynamicAcceptance
+
+_BEAM = 100  # more than there are beginnings of trees of 8 nodes: those are searched exhaustively
+_WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 
 
 class _Plan(Protocol):
@@ -62,10 +61,6 @@ def fastest_plan(
     fastest = max(plan.tokens_per_second for plan in worth)
     good = [plan for plan in worth if plan.tokens_per_second >= (1.0 - tolerance) * fastest]
     return min(good, key=lambda plan: (size(plan), -plan.tokens_per_second))
-
-
-_BEAM = 100  # more than there are beginnings of trees of 8 nodes: those are searched exhaustively
-_WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +100,9 @@ def plan_tree(
         return None
     search = _Search(levelled, costs, sorted(set(sizes)), max_depth, sorted(set(widths)), tolerance)
     search.run()
+    shares = levelled.tolist()
     plans = [
-        TreePlan(
-            tree,
-            expected_tokens(tree, levelled.tolist()),
-            tokens_per_second(tree, levelled.tolist(), costs),
-        )
+        TreePlan(tree, expected_tokens(tree, shares), tokens_per_second(tree, shares, costs))
         for tree in search.best_trees()
     ]
     return fastest_plan(plans, costs, tolerance=tolerance, size=lambda plan: (len(plan.topology),))
@@ -172,9 +164,8 @@ class _Search:
     widths: list[int]
     tolerance: float
     best_speed: float = 0.0
-    best: dict[int, tuple[float, list[int]]] = field(
-        default_factory=dict
-    )  # nodes -> (speed, widths by depth)
+    # By the number of nodes: speed, and widths by depth.
+    best: dict[int, tuple[float, list[int]]] = field(default_factory=dict)
     _verify: FloatArray = field(init=False)
     _bound: FloatArray = field(init=False)
     _cheapest: float = field(init=False)
@@ -183,12 +174,9 @@ class _Search:
         most = self.sizes[-1]
         programme = SequoiaProgramme(self.acceptance.tolist(), most, self.max_depth)
         self._verify = np.array([self.costs.verify_seconds(size) for size in self.sizes])
-        self._bound = np.array(
-            [
-                [programme.value(size, depth) for size in self.sizes]
-                for depth in range(self.max_depth + 1)
-            ]
-        )
+        depths = range(self.max_depth + 1)
+        bound = [[programme.value(size, depth) for size in self.sizes] for depth in depths]
+        self._bound = np.array(bound)
         self._cheapest = min(
             self.costs.depth_seconds(width, before)
             for width in self.widths
@@ -217,9 +205,8 @@ class _Search:
         for width in self.widths:
             if width > len(beginning.children):
                 return
-            longer = beginning.longer(
-                width, self.costs.depth_seconds(width, beginning.widths[-1]), most
-            )
+            seconds = self.costs.depth_seconds(width, beginning.widths[-1])
+            longer = beginning.longer(width, seconds, most)
             if longer.n_fixed + 1 > most:
                 return
             yield longer
@@ -307,10 +294,12 @@ def plan_dynamic_tree(
     `sizes` are the numbers of nodes it may keep. With a `tolerance` the smallest shape is taken
     that is at most this share slower than the best.
     """
+
+    def size(plan: DynamicPlan) -> tuple[int, int]:
+        return plan.shape.nodes, plan.shape.depth
+
     plans = [plan for acceptance in measured for plan in _plans(acceptance, costs, sizes)]
-    return fastest_plan(
-        plans, costs, tolerance=tolerance, size=lambda plan: (plan.shape.nodes, plan.shape.depth)
-    )
+    return fastest_plan(plans, costs, tolerance=tolerance, size=size)
 
 
 def _plans(
