@@ -26,7 +26,7 @@ class Conversation(CachedText):
     ) -> None:
         super().__init__(tokens)
         self.drafter = drafter
-        self.noise: NoiseSource = noise or SeededNoise(0)
+        self.noise: NoiseSource = SeededNoise(0) if noise is None else noise
 
     def begin(self, target: TargetModel, prompt: Sequence[int]) -> int:
         """Bring cache and drafter to a prompt; return how many of its tokens were cached before.

@@ -193,6 +193,9 @@ def make_all(makers: Iterable[Callable[[], _Part]]) -> list[_Part]:
     return made
 
 
+_EMPTY = DraftTree()
+
+
 class NoDrafter(Drafter):
     """Proposes nothing: plain decoding is the same loop with empty trees."""
 
@@ -201,6 +204,3 @@ class NoDrafter(Drafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the empty tree."""
         return _EMPTY
-
-
-_EMPTY = DraftTree()

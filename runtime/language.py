@@ -38,9 +38,8 @@ class Expression:
     is_call: bool = False
 
     def __str__(self) -> str:
-        inner = [str(argument) for argument in self.arguments] + [
-            f"{_atom(name)}={value}" for name, value in self.options
-        ]
+        named = (f"{_atom(name)}={value}" for name, value in self.options)
+        inner = [*map(str, self.arguments), *named]
         call = f"({', '.join(inner)})" if self.is_call else ""
         return f"{_atom(self.atom)}{call}" + (f"@{self.count}" if self.count is not None else "")
 

@@ -1,9 +1,7 @@
-"""A probability law over tokens, dense or on a small support, and the arithmetic acceptance needs.
+"""Probability laws over tokens, dense or on a small support, and the arithmetic acceptance needs.
 
-Laws are in float64: they come from float32 logits, but residuals subtract nearly equal numbers.
-
-A law of which only the best tokens are known: what a head names on its device, without its whole
-row.
+Laws are in float64: they come from float32 logits, but residuals subtract nearly equal numbers. Of
+a `RankedLaw` only the best tokens are known: what a head names on its device, without a whole row.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from specrun.bindings.errors import OptionError
 
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.intp]
-
 
 _CERTAIN = np.ones(1)
 _CERTAIN.flags.writeable = False
@@ -55,9 +52,7 @@ class Law:
             return float(self.probs[token]) if token < len(self.probs) else 0.0
         if len(self.ids) == 1:  # greedy decoding asks nothing else
             return 1.0 if self.ids[0] == token else 0.0
-        index = bisect_left(
-            self.ids, token
-        )  # a few comparisons, without the fixed cost of a numpy call
+        index = bisect_left(self.ids, token)  # a few comparisons, quicker than a numpy call
         if index < len(self.ids) and self.ids[index] == token:
             return float(self.probs[index])
         return 0.0

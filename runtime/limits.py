@@ -18,10 +18,9 @@ class Allowance:
     def check(self, tree: DraftTree, drafter: str) -> None:
         """Raise if a drafter proposed more than it was allowed."""
         if len(tree) > self.max_nodes or tree.max_depth > self.max_depth:
-            raise OptionError(
-                f"{drafter} proposed {len(tree)} nodes of depth {tree.max_depth} "
-                f"where {self.max_nodes} nodes of depth {self.max_depth} were allowed"
-            )
+            allowed = f"{self.max_nodes} nodes of depth {self.max_depth} were allowed"
+            proposed = f"{len(tree)} nodes of depth {tree.max_depth}"
+            raise OptionError(f"{drafter} proposed {proposed} where {allowed}")
 
 
 class RoundLimits:

@@ -1,4 +1,4 @@
-"""The draft tree: which tokens are evaluated, and which draws acceptance has to test."""
+"""The draft tree: the tokens that are evaluated, and the draws that acceptance has to test."""
 
 from __future__ import annotations
 

@@ -117,10 +117,8 @@ def _verify_row(
             if output[-1] != token:
                 return output
             continue
-        target_prob, draft_prob = (
-            float(target_probs[index, token]),
-            float(draft_probs[index, token]),
-        )
+        target_prob = float(target_probs[index, token])
+        draft_prob = float(draft_probs[index, token])
         if draft_prob <= 0.0:
             raise OptionError(f"token {token} was drafted from a law that gives it probability 0")
         if not (target_prob > 0.0 and noise.accept(target_prob / draft_prob)):
