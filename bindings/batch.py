@@ -53,8 +53,9 @@ class Batch:
         native = llama()
         struct = native.llama_batch()
         fields = dict(struct._fields_)
-        views = (self.tokens, self.positions, self.id_counts, self._pointers, self.outputs)
-        for name, view in zip(("token", "pos", "n_seq_id", "seq_id", "logits"), views, strict=True):
+        views: dict[str, npt.NDArray[Any]] = {"token": self.tokens, "pos": self.positions}
+        views |= {"n_seq_id": self.id_counts, "seq_id": self._pointers, "logits": self.outputs}
+        for name, view in views.items():
             setattr(struct, name, ctypes.cast(view.ctypes.data, fields[name]))
         return struct
 

@@ -43,7 +43,7 @@ def devices() -> list[Device]:
         name = _text("ggml_backend_dev_name", handle)
         description = _text("ggml_backend_dev_description", handle)
         number = kind_of(handle)
-        kind = _KINDS[number] if 0 <= number < len(_KINDS) else "accel"
+        kind: DeviceKind = _KINDS[number] if 0 <= number < len(_KINDS) else "accel"
         found.append(Device(name, description, kind, free.value, total.value))
     return found
 

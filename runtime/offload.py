@@ -16,8 +16,10 @@ _SHARE_FOR_WEIGHTS = 0.75
 
 def parse_layer_count(text: str) -> LayerCount:
     """Return the value of -ngl: a number, "auto" or "all"."""
-    if text == "auto" or text == "all":
-        return text
+    if text == "auto":
+        return "auto"
+    if text == "all":
+        return "all"
     try:
         return int(text)
     except ValueError:

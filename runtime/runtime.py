@@ -131,8 +131,7 @@ class Runtime:
         model ends or the context is full.
         """
         params = params or SamplingParams()
-        is_text = isinstance(prompt, str)
-        tokens = self.vocabulary.tokenize(prompt) if is_text else self._checked(prompt)
+        tokens = self._tokens_of(prompt)
         return self.session.stream(tokens, params, seed=self._seed(params), max_tokens=max_tokens)
 
     def generate(
@@ -224,7 +223,9 @@ class Runtime:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _checked(self, prompt: Sequence[int]) -> list[int]:
+    def _tokens_of(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.vocabulary.tokenize(prompt)
         size = self.vocabulary.size
         for token in prompt:
             if not 0 <= token < size:

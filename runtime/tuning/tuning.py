@@ -96,8 +96,10 @@ class _Bench:
         self._target = target
         self._progress = progress
         self._context = sized_to_measure(options.context, target)
-        loading = {"n_gpu_layers": options.n_gpu_layers_draft, "use_mmap": options.use_mmap}
-        self._environment = DraftEnvironment(target, self._context, **loading)
+        layers, use_mmap = options.n_gpu_layers_draft, options.use_mmap
+        self._environment = DraftEnvironment(
+            target, self._context, n_gpu_layers=layers, use_mmap=use_mmap
+        )
 
     def checked(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return the prompts, each of which must leave room for its text."""
